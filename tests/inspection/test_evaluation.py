@@ -1,0 +1,75 @@
+"""Measuring: intervals worked out by hand, and a real policy measured on held-out prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from workbench.dataset.task import Task
+from workbench.inspection.evaluation import Evaluation, evaluate, paired_difference, share_interval, summary
+from workbench.run.errors import DataError
+from workbench.tiny.task import task as arithmetic
+
+
+def test_paired_difference_by_hand():
+    # Differences 1 0 1 0 of four prompts: mean 0.5, std sqrt(1/3) = 0.57735, standard error 0.288675;
+    # Student's t with 3 degrees of freedom at 97.5 %: 3.182446. Half width 0.918693.
+    before = np.array([[0], [0], [0], [1]])
+    after = np.array([[1], [0], [1], [1]])
+    difference = paired_difference(before, after)
+    assert difference.mean == 0.5
+    assert difference.low == pytest.approx(0.5 - 0.918693, abs=1e-5)
+    assert difference.high == pytest.approx(0.5 + 0.918693, abs=1e-5)
+    assert difference.prompts == 4
+
+
+def test_a_prompt_counts_once_however_many_completions_it_has():
+    before, after = np.array([[0], [0], [1]]), np.array([[1], [0], [1]])
+    once = paired_difference(before, after)
+    assert paired_difference(np.repeat(before, 10, axis=1), np.repeat(after, 10, axis=1)) == once
+
+
+@pytest.mark.parametrize("shapes", [((3, 2), (4, 2)), ((1, 2), (1, 2))])
+def test_unpaired_or_too_few_prompts_are_refused(shapes):
+    with pytest.raises(ValueError, match="the same prompts to both, at least 2"):
+        paired_difference(np.zeros(shapes[0]), np.zeros(shapes[1]))
+
+
+def test_share_interval_stays_a_share():
+    assert share_interval(np.ones((10, 4))) == (1.0, 1.0, 1.0)
+    share, low, high = share_interval(np.array([[1, 1], [1, 0], [1, 1]]))
+    assert share == pytest.approx(5 / 6)
+    assert 0 <= low < share < high == 1.0
+
+
+def evaluation(lenient, form) -> Evaluation:
+    lenient, form = np.array(lenient, dtype=bool), np.array(form, dtype=bool)
+    return Evaluation([[]], lenient, form, np.ones_like(lenient), np.zeros(lenient.shape))
+
+
+def test_correct_needs_the_format_and_lenient_does_not():
+    before = evaluation([[1, 1], [0, 0]], [[1, 0], [1, 1]])
+    after = evaluation([[1, 1], [1, 0]], [[1, 1], [1, 1]])
+    found = summary(before, after)
+    assert found["before"] == {"correct": 0.25, "correct_lenient": 0.5, "format": 0.75, "finished": 1.0, "reward": 0.0}
+    assert found["after"]["correct"] == 0.75
+    assert found["gain"]["correct"] == pytest.approx(0.5)
+    assert found["prompts"] == found["samples"] == 2
+
+
+def test_the_embedded_policy_before_training(tiny_policy):
+    seen = []
+    found = evaluate(
+        tiny_policy, arithmetic(8, 24), samples=2, base=True, progress=lambda done, total: seen.append((done, total))
+    )
+    assert found.correct.shape == (24, 2)
+    assert 0 < found.correct.mean() < 0.7
+    assert found.lenient.mean() >= found.correct.mean()
+    assert found.shares()["finished"] > 0.8
+    assert seen[-1] == (24, 24)
+
+
+def test_no_held_out_prompts_is_an_error(tiny_policy):
+    task = Task("t", [{"prompt": "x"}], [lambda completions, **kwargs: [0.0]])
+    with pytest.raises(DataError, match="0 held-out prompts"):
+        evaluate(tiny_policy, task)

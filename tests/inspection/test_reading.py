@@ -1,0 +1,86 @@
+"""Reading a run: its groups, its steps, and whether the task is still the one that it was trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from workbench.dataset.split import fingerprint
+from workbench.dataset.task import Task
+from workbench.inspection.reading import by_step, changed_since, group, most_telling_group
+from workbench.rewards.suite import RewardSuite
+from workbench.run.directory import RunDirectory
+from workbench.run.errors import RunError
+from workbench.run.recipe import Recipe
+from workbench.run.rollouts import write_part
+
+ROW = {
+    "stage": "1", "prompt_id": "p", "prompt": "x", "length_tokens": 4, "finish_reason": "stop", "columns": "{}",
+    "group_mean": 1.0, "reward_hash": "h", "weight.a_reward": 1.0,
+}  # fmt: skip
+
+
+def a_reward(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+TASK = Task("t", [{"prompt": "x"}, {"prompt": "y"}], [a_reward], held_out=[{"prompt": "z"}])
+
+
+@pytest.fixture
+def run(home):
+    manifest = {
+        "rewards": {"hash": RewardSuite(TASK, 2).hash},
+        "task": {"rows": fingerprint(TASK.rows), "held_out": fingerprint(TASK.held_out)},
+    }
+    made = RunDirectory.create("r", Recipe(), manifest)
+    for index, std in ((0, 0.1), (1, 0.7)):
+        rows = [
+            {**ROW, "step": 1, "group": index, "generation": g, "completion": f"{index}{g}", "total": float(g),
+             "group_std": std, "advantage": float(g), "right": g == 1, "score.a_reward": float(g)}
+            for g in range(2)
+        ]  # fmt: skip
+        write_part(made.rollouts, 1, rows, ["a_reward"])
+    return made
+
+
+def test_the_widest_group_taught_most(run):
+    assert most_telling_group(run, 1) == 1
+    assert group(run, 1, 1)["completion"].tolist() == ["10", "11"]
+
+
+def test_what_is_not_recorded_is_an_error_that_says_what_is(run):
+    with pytest.raises(RunError, match=r"(?s)step 9, group 0.*steps 1 to 1 and the groups 0 to 1"):
+        group(run, 9)
+    with pytest.raises(RunError, match="step 9"):
+        most_telling_group(run, 9)
+
+
+def test_by_step(run):
+    [row] = by_step(run).to_dict("records")
+    assert row == {
+        "step": 1,
+        "reward": 0.5,
+        "share_right": 0.5,
+        "length_tokens": 4.0,
+        "clipped": 0.0,
+        "distinct_texts": 4,
+    }
+
+
+def test_an_unchanged_task_raises_no_warning(run):
+    assert changed_since(run, TASK) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reward_weights": [2.0]}, "reward functions or their weights"),
+        ({"held_out": [{"prompt": "x"}]}, "held-out prompts"),
+        ({"rows": [{"prompt": "q"}]}, "training prompts"),
+    ],
+)
+def test_a_changed_task_is_named(run, change, said):
+    [line] = changed_since(run, dataclasses.replace(TASK, **change))
+    assert said in line

@@ -1,0 +1,114 @@
+"""The five notebooks, executed in order in real kernels, on the embedded policy: the demo with fewer steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from workbench.demo import NOTEBOOKS, execute, notebooks_folder, run_notebooks
+from workbench.run.directory import RunDirectory
+from workbench.run.errors import RunError
+from workbench.run.rollouts import query
+
+PARAMETERS = {
+    "01_dataset": {"rows_wanted": 600},
+    "03_train": {"max_steps": 12},
+    "04_inspect": {"held_out": 60, "samples": 2},
+    "05_export": {"prompts_to_prove": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """(what `workbench demo --json` prints, its run, the cells that reported progress)."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_HOME", str(home))
+        cells = []
+        result = run_notebooks("demo", parameters=PARAMETERS, on_cell=lambda *progress: cells.append(progress))
+        yield result, RunDirectory.open("demo"), cells
+
+
+def outputs(run, stem):
+    cells = json.loads((run.path / "notebooks" / f"{stem}.ipynb").read_text())["cells"]
+    return [output for cell in cells for output in cell.get("outputs", [])]
+
+
+def test_all_five_ran_and_kept_their_outputs(demo):
+    _, run, cells = demo
+    assert list(dict.fromkeys(stem for stem, _, _ in cells)) == list(NOTEBOOKS)
+    for stem in NOTEBOOKS:
+        assert outputs(run, stem)
+        assert not [output for output in outputs(run, stem) if output["output_type"] == "error"]
+
+
+def test_the_result_has_the_documented_shape(demo):
+    result, run, _ = demo
+    assert set(result) == {"before", "after", "gain", "steps", "minutes", "run"}
+    assert set(result["before"]) == set(result["after"]) == {"correct", "format"}
+    assert set(result["gain"]) == {"correct", "low", "high"}
+    assert result["steps"] == 12
+    assert result["run"] == str(run.path)
+    gain = result["after"]["correct"] - result["before"]["correct"]
+    assert result["gain"]["correct"] == pytest.approx(gain, abs=1e-9)
+    assert result["gain"]["low"] <= gain <= result["gain"]["high"]
+
+
+def test_the_policy_had_begun_to_learn(demo):
+    result, _, _ = demo
+    assert 0.1 <= result["before"]["correct"] <= 0.5
+    assert result["gain"]["correct"] > 0
+
+
+def test_it_trained_4_bit_layers_through_unsloth(demo):
+    _, run, _ = demo
+    policy = run.manifest()["policy"]
+    assert policy["linear4bit"] > 0
+    assert policy["precision"] == "nf4"
+    assert policy["backend"].startswith("Unsloth")
+
+
+def test_the_record_holds_every_completion(demo):
+    _, run, _ = demo
+    counts = query(run.rollouts, 'select step, count(*) as n, count(distinct "group") as g from rollouts group by step')
+    in_force = run.manifest()["settings"]["in_force"]
+    assert len(counts) == 12
+    assert counts["n"].eq(in_force["per_device_train_batch_size"]).all()
+    assert counts["g"].eq(in_force["per_device_train_batch_size"] // in_force["num_generations"]).all()
+
+
+def test_the_live_plot_is_one_picture_at_a_bounded_price(demo):
+    _, run, _ = demo
+    pictures = [output for output in outputs(run, "03_train") if "image/png" in output.get("data", {})]
+    assert len(pictures) == 1
+    assert len(pictures[0]["data"]["image/png"]) < 300_000
+    assert "finished after 12 steps" in "".join(pictures[0]["data"]["text/plain"])
+    assert run.manifest()["result"]["drawing_s"] > 0
+
+
+def test_the_export_was_proved(demo):
+    _, run, _ = demo
+    proof = run.read_json("export/proof.json")
+    assert proof["agrees"]
+    assert proof["largest_difference_to_base"] > 4 * proof["largest_logit_difference"]
+    assert (run.export / "merged_16bit" / "model.safetensors").is_file()
+    text = "".join(output.get("text", "") if isinstance(output.get("text"), str) else "".join(output.get("text", [])) for output in outputs(run, "05_export"))
+    assert "What is 15 + 27?" in text
+
+
+def test_the_report_is_one_file_that_needs_no_network(demo):
+    _, run, _ = demo
+    html = (run.path / "report.html").read_text()
+    assert "data:image/png;base64" in html
+    assert "<script src=" not in html
+
+
+@pytest.mark.parametrize("stem", ["02_rewards", "03_train", "04_inspect", "05_export"])
+def test_alone_each_notebook_says_what_it_needs(stem, home):
+    with pytest.raises(RunError, match=stem):
+        execute(notebooks_folder() / f"{stem}.ipynb", home / "out.ipynb", {}, home, lambda done, total: None)
+    cells = json.loads((home / "out.ipynb").read_text())["cells"]
+    [error] = [o for cell in cells for o in cell.get("outputs", []) if o["output_type"] == "error"]
+    assert "remedy:" in error["evalue"]
+    assert len(error["traceback"]) <= 6, "three lines, not a traceback"

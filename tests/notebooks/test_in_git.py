@@ -1,0 +1,88 @@
+"""The notebooks as they lie in git: no outputs, stable cell ids, one parameters cell, short cells."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from workbench.demo import NOTEBOOKS, notebooks_folder, with_parameters
+from workbench.run.errors import RunError
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+LONGEST_CELL = 25
+
+
+def read(stem):
+    return json.loads((FOLDER / f"{stem}.ipynb").read_text(encoding="utf-8"))
+
+
+def source(cell) -> str:
+    return "".join(cell["source"])
+
+
+def test_these_five_and_no_others():
+    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(NOTEBOOKS)
+    assert notebooks_folder() == FOLDER
+
+
+@pytest.mark.parametrize("stem", NOTEBOOKS)
+class TestNotebook:
+    def test_is_valid(self, stem):
+        nbformat.validate(nbformat.reads(json.dumps(read(stem)), as_version=4))
+
+    def test_holds_no_outputs(self, stem):
+        code = [cell for cell in read(stem)["cells"] if cell["cell_type"] == "code"]
+        assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+    def test_cell_ids_are_stable_and_unique(self, stem):
+        ids = [cell["id"] for cell in read(stem)["cells"]]
+        assert len(set(ids)) == len(ids)
+        assert all(ident.startswith(f"{stem[:2]}-") for ident in ids)
+
+    def test_one_cell_of_parameters_each_with_its_comment_or_plain_name(self, stem):
+        [cell] = [cell for cell in read(stem)["cells"] if "parameters" in cell["metadata"].get("tags", [])]
+        assert all(isinstance(node, ast.Assign) for node in ast.parse(source(cell)).body)
+
+    def test_cells_are_short_and_the_prose_comes_first(self, stem):
+        cells = read(stem)["cells"]
+        assert cells[0]["cell_type"] == "markdown"
+        for word in ("You will", "Needs", "Leaves"):
+            assert f"**{word}**" in source(cells[0])
+        assert all(len(source(cell).splitlines()) <= LONGEST_CELL for cell in cells if cell["cell_type"] == "code")
+
+
+def notebook(text):
+    cell = nbformat.v4.new_code_cell(text, metadata={"tags": ["parameters"]})
+    return nbformat.v4.new_notebook(cells=[cell])
+
+
+def test_parameters_are_replaced_and_keep_their_comments():
+    changed = with_parameters(notebook('steps = 60\nname = "a"  # of the run'), {"steps": 3, "name": "b"}, "x")
+    assert changed.cells[0].source == "steps = 3\nname = 'b'  # of the run"
+
+
+def test_an_unknown_parameter_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(RunError, match=r"(?s)no parameter 'step'.*steps, name"):
+        with_parameters(notebook("steps = 60\nname = 1"), {"step": 3}, "x")
+
+
+def test_a_notebook_without_a_parameters_cell_is_an_error():
+    with pytest.raises(RunError, match="0 cells tagged"):
+        with_parameters(nbformat.v4.new_notebook(), {}, "x")
+
+
+def test_the_packaged_recipe_asks_for_what_notebook_03_asks():
+    from workbench.run.recipe import Recipe
+    from workbench.tiny import MODEL_DIR
+
+    recipe = Recipe.load(MODEL_DIR.parent / "recipe.yaml")
+    [cell] = [cell for cell in read("03_train")["cells"] if "parameters" in cell["metadata"].get("tags", [])]
+    parameters = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(source(cell)).body}
+    assert {name: parameters[name] for name in recipe.grpo} == recipe.grpo
+    for name in ("load_in_4bit", "max_seq_length"):
+        assert parameters[name] == getattr(recipe.policy, name)
+    assert parameters["policy_name"] == recipe.policy.name

@@ -1,0 +1,49 @@
+"""The stop button of a notebook, in a real kernel: one Interrupt ends the training cell normally, with its work saved."""
+
+from __future__ import annotations
+
+import time
+
+from workbench.run.directory import RunDirectory
+
+TRAIN = """
+from workbench.run.recipe import Recipe
+from workbench.tiny.task import task
+from workbench.train.trainer import train
+from workbench.views.live import LivePlot
+grpo = dict(max_steps=500, num_generations=4, per_device_train_batch_size=16, max_completion_length=48)
+run = train(Recipe.of({"run_name": "long", "grpo": grpo}), task=task(64, 8), watchers=[LivePlot()])
+"""
+
+
+def test_one_interrupt_ends_the_cell_normally_and_the_next_cell_runs(home):
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(home), extra_arguments=["--log-level=ERROR"])
+    said: list[str] = []
+    try:
+        request = client.execute(TRAIN)
+        lines = home / "runs" / "long" / "metrics.jsonl"
+        deadline = time.monotonic() + 240
+        while not (lines.is_file() and lines.read_bytes().count(b"\n") >= 3):
+            assert time.monotonic() < deadline, "training did not begin"
+            time.sleep(0.2)
+        manager.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=60)
+        while reply["parent_header"]["msg_id"] != request:  # the answer to the question that every client begins with
+            reply = client.get_shell_msg(timeout=60)
+        assert reply["content"]["status"] == "ok"
+        client.execute_interactive(
+            "print(run.manifest()['result']['status'])",
+            timeout=60,
+            output_hook=lambda message: said.append(message["content"].get("text", "")),
+        )
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    run = RunDirectory.open("long")
+    assert run.manifest()["result"]["status"] == "stopped"
+    assert run.manifest()["result"]["steps"] < 100
+    assert [event["event"] for event in run.events()] == ["started", "checkpoint", "stopped"]
+    assert (run.adapter / "adapter_model.safetensors").is_file()
+    assert "stopped" in "".join(said)

@@ -1,0 +1,94 @@
+"""Group statistics and advantages, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from workbench.rewards.groups import advantages, group_health
+
+
+def one(rewards, **kwargs):
+    return advantages(np.array(rewards, dtype=float)[:, None], [1.0], len(rewards), **kwargs)
+
+
+def test_the_blog_example():
+    # Rewards 0.5 0.9 0.6 0.4: mean 0.6; deviations -0.1 0.3 0 -0.2; sum of squares 0.14; /3 = 0.046667; root 0.216025.
+    groups = one([0.5, 0.9, 0.6, 0.4])
+    assert groups.means == pytest.approx([0.6] * 4)
+    assert groups.stds == pytest.approx([0.2160247] * 4)
+    # Divided by 0.216025 + 0.0001.
+    assert groups.advantages == pytest.approx([-0.462695, 1.388085, 0.0, -0.925390], abs=1e-5)
+
+
+def test_without_scaling_it_is_the_plain_difference():
+    assert one([0.5, 0.9, 0.6, 0.4], scale_rewards="none").advantages == pytest.approx([-0.1, 0.3, 0.0, -0.2])
+    assert one([0.5, 0.9, 0.6, 0.4], scale_rewards=False).advantages == pytest.approx([-0.1, 0.3, 0.0, -0.2])
+
+
+@pytest.mark.parametrize("rewards", [[0.0] * 4, [1.0] * 4])
+def test_a_dead_group_has_no_advantage(rewards):
+    assert one(rewards).advantages.tolist() == [0.0] * 4
+
+
+def test_scaling_all_rewards_changes_nothing_but_the_epsilon():
+    assert one([0, 0, 10, 0]).advantages == pytest.approx(one([0, 0, 1, 0]).advantages, abs=1e-3)
+
+
+def test_weights_and_two_groups():
+    # Weights 2 and 1; totals 2 1 | 3 0: means 1.5 | 1.5; stds 0.70711 | 2.12132.
+    scores = np.array([[1, 0], [0, 1], [1, 1], [0, 0]], dtype=float)
+    groups = advantages(scores, [2.0, 1.0], 2)
+    assert groups.totals.tolist() == [2, 1, 3, 0]
+    assert groups.advantages == pytest.approx([0.5 / 0.7072068, -0.5 / 0.7072068, 1.5 / 2.1214203, -1.5 / 2.1214203])
+
+
+def test_batch_scaling_divides_by_the_std_of_all():
+    scores = np.array([[2.0], [1.0], [3.0], [0.0]])
+    groups = advantages(scores, [1.0], 2, scale_rewards="batch")
+    batch_std = math.sqrt((0.25 + 0.25 + 2.25 + 2.25) / 3)
+    assert groups.advantages == pytest.approx(np.array([0.5, -0.5, 1.5, -1.5]) / (batch_std + 1e-4))
+
+
+def test_a_completion_that_no_function_scored_is_left_out():
+    nan = math.nan
+    groups = advantages(np.array([[1.0], [nan], [3.0], [2.0]]), [1.0], 4)
+    assert groups.means == pytest.approx([2.0] * 4)
+    assert groups.advantages[1] == 0.0
+    assert groups.advantages[0] == pytest.approx(-1 / 1.0001)
+
+
+def test_a_function_that_does_not_apply_adds_nothing():
+    groups = advantages(np.array([[1.0, math.nan], [1.0, 2.0]]), [1.0, 1.0], 2)
+    assert groups.totals.tolist() == [1.0, 3.0]
+
+
+def test_normalize_then_sum():
+    # Each function is normalised within the group, then summed, then normalised over the batch.
+    scores = np.array([[0.0, 10.0], [1.0, 30.0]])
+    groups = advantages(scores, [1.0, 1.0], 2, aggregation="normalize_then_sum")
+    first = 0.5 / (math.sqrt(0.5) + 1e-4) + 10 / (math.sqrt(200) + 1e-4)
+    assert groups.advantages == pytest.approx(np.array([-first, first]) / (math.sqrt(2) * first + 1e-4))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"scale_rewards": "twice"}, {"aggregation": "product"}, {"num_generations": 3}],
+    ids=["scale", "aggregation", "size"],
+)
+def test_bad_settings_are_named(bad):
+    with pytest.raises(ValueError, match=str(next(iter(bad.values())))):
+        advantages(np.zeros((4, 1)), [1.0], **{"num_generations": 2, **bad})
+
+
+def test_health():
+    scores = np.array([0, 0, 1, 1, 0, 1, 3, 1], dtype=float)[:, None]  # groups 00 11 01 31
+    groups = advantages(scores, [1.0], 2)
+    health = group_health(groups, [False, False, True, True, False, True, True, True], 2)
+    assert health.all_wrong == 0.25
+    assert health.all_right == 0.5
+    assert health.mixed == 0.25
+    assert health.dead == 0.5
+    assert health.std == pytest.approx((0 + 0 + math.sqrt(0.5) + math.sqrt(2)) / 4)

@@ -1,0 +1,226 @@
+"""What the suite lets through, what it refuses and in which words, and the batch that it joins."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from workbench.dataset.task import Task
+from workbench.rewards.suite import RewardSuite, reward_hash
+from workbench.run.errors import RecipeError, RewardError, TaskError
+
+ROWS = [{"prompt": [{"role": "user", "content": "What is 1 + 1?"}], "answer": "2"}]
+TEXT_ROWS = [{"prompt": "What is 1 + 1?", "answer": "2"}]
+
+
+def length_reward(completions, **kwargs):
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+def right_reward(completions, answer, **kwargs):
+    return [float(right in completion[0]["content"]) for completion, right in zip(completions, answer, strict=True)]
+
+
+def suite(*funcs, rows=ROWS, **kwargs) -> RewardSuite:
+    return RewardSuite(Task("t", rows=rows, reward_funcs=funcs), kwargs.pop("num_generations", 2), **kwargs)
+
+
+def as_trl(suite, texts):
+    """Call the wrapped functions as TRL does."""
+    call = {
+        "prompts": [ROWS[0]["prompt"]] * len(texts),
+        "completions": [[{"role": "assistant", "content": text}] for text in texts],
+        "completion_ids": [[1, 2]] * len(texts),
+        "answer": ["2"] * len(texts),
+        "trainer_state": None,
+        "log_extra": print,
+        "log_metric": print,
+    }
+    return [func(**call) for func in suite.funcs]
+
+
+def test_scores_pass_through_and_the_batch_is_joined():
+    seen = []
+    tested = suite(right_reward, length_reward, weights={"length_reward": 0.5}, on_batch=seen.append)
+    assert as_trl(tested, ["2", "1234"]) == [[1.0, 1.0], [1.0, 4.0]]
+    [batch] = seen
+    assert batch.scores.tolist() == [[1, 1], [1, 4]]
+    assert batch.groups.totals.tolist() == [1.5, 3.0]
+    assert batch.right == [True, True]
+    assert batch.columns == {"answer": ["2", "2"]}
+    as_trl(tested, ["2", "1234"])
+    assert len(seen) == 2
+
+
+def test_names_survive_wrapping_as_trl_reads_them():
+    assert [func.__name__ for func in suite(right_reward, functools.partial(length_reward)).funcs] == [
+        "right_reward",
+        "length_reward",
+    ]
+
+
+def test_score_by_hand_for_chat_and_text():
+    def plain_reward(completions, **kwargs):
+        return [float(len(completion)) for completion in completions]
+
+    assert suite(length_reward).score(ROWS * 2, ["a", "bc"]).tolist() == [[1.0], [2.0]]
+    assert suite(plain_reward, rows=TEXT_ROWS).score(TEXT_ROWS * 2, ["a", "bc"]).tolist() == [[1.0], [2.0]]
+
+
+def test_none_means_does_not_apply():
+    def some_reward(completions, **kwargs):
+        return [None, 1.0]
+
+    assert np.isnan(suite(some_reward).score(ROWS * 2, ["a", "b"])[0, 0])
+
+
+def test_async_functions_are_awaited():
+    async def slow_reward(completions, **kwargs):
+        return [1.0] * len(completions)
+
+    assert suite(slow_reward).score(ROWS * 2, ["a", "b"]).tolist() == [[1.0], [1.0]]
+
+
+def returning(value):
+    def bad_reward(completions, **kwargs):
+        return value
+
+    return bad_reward
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "returned NoneType"),
+        (1.0, "returned float"),
+        ("ab", "returned str"),
+        ({0: 1.0, 1: 2.0}, "returned dict"),
+        ([1.0], "returned 1 scores for 2 completions"),
+        ([1.0] * 3, "returned 3 scores for 2 completions"),
+        ([1.0, math.nan], "returned nan for the completion 'second' to the prompt 'What is 1 \\+ 1\\?'"),
+        ([math.inf, 1.0], "returned inf for the completion 'first'"),
+        ([1.0, "x"], "returned 'x' for the completion 'second'"),
+        ([1.0, [2.0]], "returned \\[2.0\\]"),
+        ([10**400, 1.0], "returned 1000"),
+    ],
+)
+def test_what_is_not_one_finite_number_a_completion_is_refused_by_name(value, said):
+    with pytest.raises(RewardError, match=f"bad_reward {said}"):
+        as_trl(suite(returning(value)), ["first", "second"])
+
+
+def test_an_exception_names_function_prompt_and_completion():
+    def fragile_reward(completions, **kwargs):
+        return [1 / len(completion[0]["content"]) for completion in completions]
+
+    with pytest.raises(
+        RewardError, match="fragile_reward raised ZeroDivisionError.*the completion '' to the prompt"
+    ) as caught:
+        as_trl(suite(fragile_reward), ["fine", ""])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "remedy" in str(caught.value)
+
+
+def test_one_function_cannot_spoil_the_lists_of_the_next():
+    def greedy_reward(completions, **kwargs):
+        scores = [1.0] * len(completions)
+        completions.clear()
+        return scores
+
+    assert as_trl(suite(greedy_reward, length_reward), ["a", "bc"])[1] == [1.0, 2.0]
+
+
+def test_a_missing_column_is_named():
+    def needs_reward(completions, solution, **kwargs):
+        return [1.0] * len(completions)
+
+    with pytest.raises(TaskError, match="needs_reward needs 'solution'; the rows have the columns prompt, answer"):
+        suite(needs_reward).rehearse(ROWS)
+
+
+def test_a_function_without_kwargs_is_named():
+    def closed_reward(completions):
+        return [1.0] * len(completions)
+
+    with pytest.raises(TaskError, match=r"closed_reward does not accept .*\n.*\n.*\*\*kwargs"):
+        suite(closed_reward).rehearse(ROWS)
+
+
+def test_rehearsal_finds_a_function_that_fails_on_silence():
+    def first_word_reward(completions, **kwargs):
+        return [float(len(completion[0]["content"].split()[0])) for completion in completions]
+
+    with pytest.raises(RewardError, match="first_word_reward raised IndexError.*the completion ''"):
+        suite(first_word_reward).rehearse(ROWS)
+
+
+def test_an_unknown_weight_is_named():
+    with pytest.raises(RecipeError, match="'lenght_reward'"):
+        suite(length_reward, weights={"lenght_reward": 1.0})
+
+
+def test_rehearsal_offers_what_the_trainer_offers():
+    def asking_reward(completions, trainer_state, log_extra, log_metric, **kwargs):
+        log_extra("column", [""] * len(completions))
+        log_metric(name="x", value=1.0)
+        return [float(trainer_state.global_step)] * len(completions)
+
+    suite(asking_reward).rehearse(ROWS)
+
+
+def test_a_column_that_one_row_lacks_is_named_with_the_row():
+    with pytest.raises(TaskError, match="right_reward needs 'answer', and 1 rows have none \\(the first is row 2\\)"):
+        suite(right_reward).rehearse([*ROWS, *ROWS, {"prompt": ROWS[0]["prompt"]}])
+
+
+def make_reward(bonus):
+    def made_reward(completions, **kwargs):
+        return [bonus] * len(completions)
+
+    return made_reward
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, completions, **kwargs):
+        return [self.factor] * len(completions)
+
+
+def weighed(completions, factor=1.0, **kwargs):
+    return [factor] * len(completions)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make_reward, Scale, lambda factor: functools.partial(weighed, factor=factor)],
+    ids=["factory", "instance", "partial"],
+)
+def test_the_hash_sees_what_a_function_was_made_with_and_no_address(make):
+    assert reward_hash(make(1.0)) == reward_hash(make(1.0))
+    assert reward_hash(make(1.0)) != reward_hash(make(2.0))
+
+
+def test_the_hash_sees_the_functions_beneath(monkeypatch):
+    from workbench.rewards import library
+
+    before = reward_hash(library.correctness_reward)
+    monkeypatch.setattr(library, "same_answer", lambda given, right: True)
+    assert reward_hash(library.correctness_reward) != before
+
+
+def test_the_hash_changes_with_source_and_weight():
+    def a_reward(completions, **kwargs):
+        return [1.0]
+
+    first = reward_hash(a_reward)
+
+    def a_reward(completions, **kwargs):
+        return [2.0]
+
+    assert reward_hash(a_reward) != first
+    assert suite(a_reward).hash != suite(a_reward, weights={"a_reward": 2.0}).hash

@@ -1,0 +1,124 @@
+"""The run directory: never written over, never half read, whole after a kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from workbench.run.directory import RunDirectory, append_line, read_lines, strict
+from workbench.run.errors import RunError
+from workbench.run.recipe import Recipe
+
+
+def test_a_second_run_of_the_same_name_gets_a_number(home):
+    first = RunDirectory.create("a", Recipe(), {})
+    second = RunDirectory.create("a", Recipe(), {})
+    assert [first.name, second.name] == ["a", "a-2"]
+    assert second.recipe().run_name == "a-2"
+    assert (home / "runs" / "a" / "lock").is_file()
+
+
+def test_released_runs_are_not_reused_either(home):
+    RunDirectory.create("a", Recipe(), {}).release()
+    assert RunDirectory.create("a", Recipe(), {}).name == "a-2"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b"])
+def test_a_name_that_is_no_folder_name_is_refused(home, name):
+    with pytest.raises(RunError, match="run_name = "):
+        RunDirectory.create(name, Recipe(), {})
+    assert not any(home.iterdir())
+
+
+def test_open_by_name_by_path_and_latest(home):
+    RunDirectory.create("old", Recipe(), {})
+    new = RunDirectory.create("new", Recipe(), {})
+    assert RunDirectory.open("old").name == "old"
+    assert RunDirectory.open("runs/old").name == "old"
+    assert RunDirectory.open(new.path).name == "new"
+    assert RunDirectory.open("latest").name == "new"
+
+
+def test_opening_what_is_not_there_says_what_is(home):
+    with pytest.raises(RunError, match="runs in runs: none"):
+        RunDirectory.open()
+    RunDirectory.create("a", Recipe(), {})
+    with pytest.raises(RunError, match=r"no run 'b' \(runs in runs: a\)"):
+        RunDirectory.open("b")
+
+
+def test_metrics_and_events_come_back(home):
+    run = RunDirectory.create("a", Recipe(), {"versions": {}})
+    run.log_metrics(1, {"reward": 0.5, "kl": float("nan"), "grad_norm": float("inf")})
+    run.log_event("stopped", 1, by="interrupt")
+    assert run.metrics() == [{"step": 1, "reward": 0.5, "kl": None, "grad_norm": "inf"}]
+    assert run.events()[0]["event"] == "stopped"
+    run.update_manifest(result={"steps": 1})
+    assert run.manifest() == {"versions": {}, "result": {"steps": 1}}
+
+
+def test_a_missing_file_names_the_notebook_way(home):
+    with pytest.raises(RunError, match="evaluation.json: no such file"):
+        RunDirectory.create("a", Recipe(), {}).read_json("evaluation.json")
+
+
+def test_a_torn_line_is_skipped_with_a_warning_and_the_next_is_kept(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    append_line(file, {"step": 1})
+    with file.open("ab") as lines:
+        lines.write(b'{"step": 2, "rew')
+    append_line(file, {"step": 3})
+    with pytest.warns(UserWarning, match="line 2: torn, skipped"):
+        assert [row["step"] for row in read_lines(file)] == [1, 3]
+
+
+def test_strict_makes_json_of_what_json_cannot_say():
+    import numpy as np
+
+    value = {"a": np.float32(0.5), "b": float("-inf"), 3: (1, None), "p": object}
+    assert json.loads(json.dumps(strict(value), allow_nan=False)) == {
+        "a": 0.5,
+        "b": "-inf",
+        "3": [1, None],
+        "p": str(object),
+    }
+
+
+def test_discard_takes_only_what_a_run_wrote(home):
+    run = RunDirectory.create("a", Recipe(), {})
+    (run.path / "notes.txt").write_text("mine")
+    run.discard()
+    assert [file.name for file in run.path.iterdir()] == ["notes.txt"]
+    other = RunDirectory.create("b", Recipe(), {})
+    other.discard()
+    assert not other.path.exists()
+
+
+WRITER = """
+import sys
+from workbench.run.directory import RunDirectory
+from workbench.run.recipe import Recipe
+run = RunDirectory.create("killed", Recipe(), {})
+print("ready", flush=True)
+step = 0
+while True:
+    step += 1
+    run.log_metrics(step, {"reward": "x" * 2000})
+    run.update_manifest(step=step)
+"""
+
+
+def test_a_kill_loses_at_most_the_line_in_flight(home):
+    process = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    run = RunDirectory.open("killed")
+    while len(run.metrics()) < 20:
+        pass
+    process.kill()
+    process.wait()
+    steps = [row["step"] for row in run.metrics()]
+    assert steps == list(range(1, len(steps) + 1))
+    assert run.manifest()["step"] in (steps[-1] - 1, steps[-1])

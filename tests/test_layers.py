@@ -1,0 +1,129 @@
+"""Imports go one way, and nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "workbench"
+ORDER = ["run", "dataset", "rewards", "tiny", "train", "inspection", "export", "views", "top"]
+HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
+
+
+def layer(module: str) -> str:
+    """The layer of `workbench.train.policy` is `train`; modules directly in the package are at the top."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ORDER else "top"
+
+
+def imported(path: Path) -> list[tuple[str, bool]]:
+    """(module, whether it is imported when the file is) for each import in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {
+        id(node)
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(outer)
+    }
+    inside |= {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }
+    found = []
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [
+                f"{node.module}.{alias.name}" if node.module == "workbench" else node.module for alias in node.names
+            ]
+        found += [(name, id(node) not in inside) for name in names]
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+# The script that made the embedded policy, and its parts: they need everything, and nothing needs them.
+BUILD = [PACKAGE / "tiny" / f"{stem}.py" for stem in ("build", "learning", "measuring", "vocabulary")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    own = layer(".".join(("workbench", *path.relative_to(PACKAGE).with_suffix("").parts)))
+    for module, _ in imported(path):
+        if not module.startswith("workbench."):
+            continue
+        other = layer(module)
+        assert ORDER.index(other) <= ORDER.index(own) or own == "top", f"{path.name} ({own}) imports {module} ({other})"
+        assert {own, other} != {"inspection", "export"}, f"{path.name} ({own}) imports {module} ({other})"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_heavy_libraries_are_imported_inside_functions(path):
+    if path in BUILD:
+        others = [other for other in FILES if other not in BUILD]
+        stem = f"workbench.tiny.{path.stem}"
+        assert not [other for other in others for module, _ in imported(other) if module == stem], "run, not imported"
+        return
+    heavy = [module for module, at_import in imported(path) if at_import and module.split(".")[0] in HEAVY]
+    assert not heavy
+
+
+def test_only_policy_imports_unsloth():
+    importers = {path.name for path in FILES for module, _ in imported(path) if module.startswith("unsloth")}
+    assert importers == {"policy.py"}
+
+
+def test_run_knows_no_trainer():
+    for path in (PACKAGE / "run").glob("*.py"):
+        assert not {module.split(".")[0] for module, _ in imported(path)} & {
+            "torch",
+            "trl",
+            "unsloth",
+            "transformers",
+            "peft",
+        }
+
+
+def test_nothing_but_the_top_imports_views():
+    importers = [
+        path
+        for path in FILES
+        for module, _ in imported(path)
+        if layer(module) == "views" and module.startswith("workbench.")
+    ]
+    assert all(path.parent in (PACKAGE, PACKAGE / "views") for path in importers)
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+
+
+def test_import_is_light_and_quick():
+    trace = run_python("-X", "importtime", "-c", "import workbench").stderr.splitlines()
+    names = {line.rpartition("|")[2].strip().split(".")[0] for line in trace}
+    assert not names & HEAVY
+    microseconds = [int(line.split("|")[1]) for line in trace if line.rpartition("|")[2].strip() == "workbench"]
+    assert microseconds[0] < 150_000
+
+
+def test_help_imports_nothing_heavy_and_answers_at_once():
+    import time
+
+    script = "import sys; sys.argv = ['workbench', '--help']\nfrom workbench.cli import main\n"
+    script += "try: main()\nexcept SystemExit: pass\n"
+    result = run_python("-c", script + "print(sorted(sys.modules))")
+    loaded = {name.strip("' []").split(".")[0] for name in result.stdout.splitlines()[-1].split(",")}
+    assert not loaded & HEAVY
+    fastest = min(_timed(time.perf_counter) for _ in range(3))
+    assert fastest < 0.5
+
+
+def _timed(clock) -> float:
+    started = clock()
+    run_python("-m", "workbench.cli", "--help")
+    return clock() - started

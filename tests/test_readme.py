@@ -1,0 +1,31 @@
+"""The README is true of the repository: what it links to exists, and nothing was left to be filled in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_link_and_picture_exists():
+    targets = [target for target in re.findall(r"\]\(([^)]+)\)", README) if "://" not in target]
+    assert len(targets) >= 7
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_nothing_is_left_to_fill_in():
+    assert "@@" not in README
+
+
+def test_ci_runs_the_readmes_test_command():
+    command = "pip install -q uv && uv run pytest"
+    assert command.replace(" -q", "") in README
+    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith(command)
+
+
+def test_the_tree_names_what_is_there():
+    tree = README[README.index("```\nnotebooks/") :]
+    for folder in sorted(path for path in (ROOT / "workbench").iterdir() if path.is_dir() and path.name[0] != "_"):
+        assert f"{folder.name}/" in tree

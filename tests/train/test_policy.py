@@ -1,0 +1,149 @@
+"""Loading a policy: real 4-bit layers, one line that says so, and an error with a remedy for every wrong name."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.run.errors import PolicyError
+from workbench.train.policy import find_model, linear4bit_layers, load_policy, load_tokenizer
+from workbench.train.sampling import sample
+
+PROMPT = [{"role": "user", "content": "What is 15 + 27?"}]
+
+
+def test_the_frozen_layers_are_linear4bit(tiny_policy):
+    import bitsandbytes
+
+    layers = tiny_policy.model.config.num_hidden_layers
+    assert tiny_policy.linear4bit == len(linear4bit_layers(tiny_policy.model)) == 7 * layers
+    quantised = linear4bit_layers(tiny_policy.model)
+    assert all(isinstance(module, bitsandbytes.nn.Linear4bit) for module in quantised)
+    assert all(module.weight.quant_state.quant_type == "nf4" for module in quantised)
+
+
+def test_lora_is_on_the_seven_projections_and_only_it_trains(tiny_policy):
+    trained = [name for name, parameter in tiny_policy.model.named_parameters() if parameter.requires_grad]
+    assert all("lora_" in name for name in trained)
+    projections = {name.split(".lora_")[0].rsplit(".", 1)[1] for name in trained}
+    assert projections == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_parameters_are_counted_unpacked(tiny_policy):
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(find_model("tiny"))
+    assert tiny_policy.parameters == plain.num_parameters()
+    assert tiny_policy.trainable == sum(p.numel() for p in tiny_policy.model.parameters() if p.requires_grad)
+
+
+def test_the_line_says_what_where_how_and_how_many(tiny_policy):
+    line = str(tiny_policy)
+    for part in ("tiny:", " parameters", "NF4", "Linear4bit", "through Unsloth", "LoRA trains"):
+        assert part in line
+    assert len(line.splitlines()) == 1
+
+
+def test_16_bit_loads_no_4bit_layer():
+    policy = load_policy("tiny", load_in_4bit=False)
+    assert policy.linear4bit == 0
+    assert policy.precision in ("float32", "bfloat16", "float16")
+
+
+def test_the_same_seed_samples_the_same_and_the_callers_random_state_is_kept(tiny_policy):
+    import torch
+
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    first = sample(tiny_policy, [PROMPT] * 3, num_generations=2, seed=1, max_completion_length=24)
+    assert torch.equal(torch.rand(1), expected)
+    assert first == sample(tiny_policy, [PROMPT] * 3, num_generations=2, seed=1, max_completion_length=24)
+    assert first != sample(tiny_policy, [PROMPT] * 3, num_generations=2, seed=2, max_completion_length=24)
+    assert [len(group) for group in first] == [2, 2, 2]
+
+
+def test_finished_means_ended_by_itself(tiny_policy):
+    [[cut]] = sample(tiny_policy, [PROMPT], max_completion_length=1)
+    assert not cut.finished or cut.ids[-1] == tiny_policy.tokenizer.eos_token_id
+    [group] = sample(tiny_policy, [PROMPT], num_generations=16, max_completion_length=120)
+    for completion in group:
+        assert completion.finished == (completion.ids[-1] == tiny_policy.tokenizer.eos_token_id)
+    assert any(completion.finished for completion in group)
+
+
+def test_the_base_is_the_policy_without_its_adapter(tiny_policy):
+    import torch
+
+    state = {name: p.detach().clone() for name, p in tiny_policy.model.named_parameters() if "lora_B" in name}
+    greedy = {"temperature": 0, "max_completion_length": 24}
+    base = sample(tiny_policy, [PROMPT], base=True, **greedy)
+    assert sample(tiny_policy, [PROMPT], **greedy) == base  # a fresh adapter adds nothing
+    try:
+        for name, parameter in tiny_policy.model.named_parameters():
+            if name in state:
+                torch.nn.init.normal_(parameter, std=0.5)
+        assert sample(tiny_policy, [PROMPT], **greedy) != base
+        assert sample(tiny_policy, [PROMPT], base=True, **greedy) == base
+    finally:
+        for name, parameter in tiny_policy.model.named_parameters():
+            if name in state:
+                parameter.data.copy_(state[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tinny", "policy 'tinny': unknown"),
+        ("./no/such/folder", "no such folder"),
+        ("/no/such/folder", "no such folder"),
+        ("unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", "the hub cannot be reached"),
+    ],
+)
+def test_wrong_names_say_what_to_do(name, said, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(PolicyError, match=f"(?s){said}.*rule:.*remedy:"):
+        load_policy(name)
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(PolicyError, match=r"no config.json"):
+        load_policy(tmp_path)
+
+
+def test_a_folder_with_a_broken_model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(PolicyError, match=r"(?s)policy .*rule:.*remedy:"):
+        load_policy(tmp_path)
+
+
+def test_a_local_folder_loads(tmp_path):
+    import shutil
+
+    shutil.copytree(find_model("tiny"), tmp_path / "copy")
+    assert load_policy(tmp_path / "copy").linear4bit > 0
+
+
+def test_a_missing_adapter(tmp_path):
+    with pytest.raises(PolicyError, match="no adapter_config.json"):
+        load_policy("tiny", adapter=tmp_path)
+
+
+def test_layers_that_cannot_be_4_bit_are_not_passed_over_in_silence(tmp_path):
+    """A model too narrow for NF4's blocks of 64 is loaded without a word, and fails when it is used."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = load_tokenizer("tiny")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(PolicyError, match=r"(?s)a 4-bit layer with 32 inputs.*remedy: set load_in_4bit = False"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_policy_is_there_and_in_4_bit():
+    policy = load_policy("tiny")
+    assert policy.model.device.type == "cuda"
+    assert policy.linear4bit > 0

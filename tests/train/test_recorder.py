@@ -1,0 +1,27 @@
+"""The recorder, by itself: what it lets through to the file."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.dataset.task import Task
+from workbench.rewards.suite import RewardSuite
+from workbench.run.directory import RunDirectory
+from workbench.run.metrics import KL
+from workbench.run.recipe import Recipe
+from workbench.train.recorder import Recorder
+
+
+def a_reward(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("measures_kl", "rows"), [(True, [{"step": 1, "loss": 0.0, "kl": 0.0}]), (False, [{"step": 1, "loss": 0.0}])]
+)
+def test_a_kl_that_nobody_measured_is_not_recorded_as_zero(home, measures_kl, rows):
+    """Unsloth's GPU trainer logs one when beta is 0."""
+    run = RunDirectory.create("r", Recipe(), {})
+    suite = RewardSuite(Task("t", [{"prompt": "x"}], [a_reward]), 2)
+    Recorder(run, suite, eos_token_id=2, measures_kl=measures_kl).log(1, {"loss": 0.0, KL: 0.0})
+    assert run.metrics() == rows

@@ -1,0 +1,332 @@
+"""Training for real: the record equals what the trainer used, interrupts save, and bad input leaves nothing behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from workbench.dataset.task import Task, load_task
+from workbench.run.directory import RunDirectory
+from workbench.run.errors import DataError, PolicyError, RecipeError, RewardError, TaskError
+from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, METRICS, MIXED, REWARD, REWARD_STD
+from workbench.run.recipe import Recipe
+from workbench.run.rollouts import query
+from workbench.tiny.task import REWARD_FUNCS
+from workbench.tiny.task import task as arithmetic
+from workbench.train import trainer as training
+from workbench.train.policy import load_policy
+from workbench.train.trainer import train
+
+GRPO = {
+    "max_steps": 2,
+    "num_generations": 4,
+    "per_device_train_batch_size": 16,
+    "max_completion_length": 48,
+    "learning_rate": 1e-3,
+}
+
+
+def recipe(name="t", *, weights=None, **grpo) -> Recipe:
+    return Recipe.of({"run_name": name, "grpo": {**GRPO, **grpo}, "reward_weights": weights or {}})
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """A policy of this module's own: the tests below train it."""
+    return load_policy("tiny")
+
+
+@pytest.fixture
+def trl_trainer(monkeypatch):
+    """The trainer that `train` builds, so that a test can look into it afterwards."""
+    built = []
+    original = training._trainer
+    monkeypatch.setattr(training, "_trainer", lambda *args: built.append(original(*args)) or built[-1])
+    return built
+
+
+@pytest.mark.parametrize(
+    ("grpo", "weights"),
+    [
+        ({"beta": 0.001}, None),
+        ({"scale_rewards": "batch"}, {"correctness_reward": 0.5}),
+        ({"scale_rewards": "none"}, {"length_reward": 0.0}),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, {"style_reward": 3.0}),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}, None),
+    ],
+    ids=["group", "batch", "none", "normalize", "accumulated"],
+)
+def test_the_recorded_advantages_are_those_that_trl_trained_on(home, policy, trl_trainer, grpo, weights):
+    run = train(recipe(weights=weights, **grpo), policy=policy, task=arithmetic(64, 8))
+    frame = query(run.rollouts)
+    [trainer] = trl_trainer
+    assert len(frame) == 2 * 16
+    # TRL keeps the latest generation batch.
+    last = frame[frame["step"] == 2]
+    assert last["advantage"].to_numpy() == pytest.approx(np.array(trainer._logs["advantages"]), abs=1e-5)
+    assert last["completion"].tolist() == list(trainer._logs["completion"])
+    for name, scores in trainer._logs["rewards"].items():
+        assert last[f"score.{name}"].tolist() == pytest.approx(list(scores))
+    assert np.abs(frame["advantage"]).max() > 0.1
+
+
+def test_a_run_leaves_its_whole_record(home, policy):
+    run = train(recipe(beta=0.001), policy=policy, task=arithmetic(64, 8))
+    assert {file.name for file in run.path.iterdir()} == {
+        "recipe.yaml", "manifest.json", "metrics.jsonl", "events.jsonl", "rollouts", "checkpoints",
+    }  # fmt: skip
+    manifest = run.manifest()
+    assert manifest["policy"]["linear4bit"] == 7 * policy.model.config.num_hidden_layers
+    assert manifest["policy"]["precision"] == "nf4"
+    assert "Unsloth" in manifest["policy"]["backend"]
+    assert manifest["settings"]["asked"]["beta"] == manifest["settings"]["in_force"]["beta"] == 0.001
+    assert manifest["result"]["status"] == "finished"
+    assert manifest["result"]["steps"] == 2
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [1, 2]
+    for key in (REWARD, REWARD_STD, GROUP_STD, KL, MIXED, ALL_RIGHT, ALL_WRONG, DEAD):
+        assert isinstance(rows[0][key], float), key
+        assert key in METRICS
+    assert rows[0][MIXED] + rows[0][ALL_RIGHT] + rows[0][ALL_WRONG] == pytest.approx(1)
+    assert [event["event"] for event in run.events()] == ["started", "checkpoint", "finished"]
+    assert (run.adapter / "adapter_model.safetensors").is_file()
+    assert_no_pickle(run)
+    frame = query(run.rollouts)
+    assert frame["columns"].str.contains('"answer"').all()
+    assert frame.groupby(["step", "group"])["prompt_id"].nunique().eq(1).all()
+    # The within-group std in the metrics is the one that the rollouts give.
+    first = frame[frame["step"] == 1].groupby("group")["total"].std().mean()
+    assert rows[0][GROUP_STD] == pytest.approx(first, abs=1e-5)
+
+
+def test_with_beta_0_no_kl_is_made_up(home, policy):
+    run = train(recipe(max_steps=1), policy=policy, task=arithmetic(64, 8))
+    assert all(KL not in row for row in run.metrics())
+
+
+def test_weights_reach_the_trainer(home, policy):
+    run = train(recipe(max_steps=1, weights={"length_reward": 0.0}), policy=policy, task=arithmetic(64, 8))
+    frame = query(run.rollouts)
+    others = [f.__name__ for f in REWARD_FUNCS if f.__name__ != "length_reward"]
+    assert frame["total"].to_numpy() == pytest.approx(
+        frame[[f"score.{name}" for name in others]].sum(axis=1).to_numpy()
+    )
+
+
+def assert_no_pickle(run):
+    assert not [file for file in run.path.rglob("*") if file.suffix in (".bin", ".pt", ".pth", ".pkl")]
+
+
+class InterruptAt:
+    """A watcher that sends the process an Interrupt after a step, as the notebook's stop button does."""
+
+    def __init__(self, step: int, times: int = 1) -> None:
+        self.step, self.times, self.message = step, times, None
+
+    def begin(self, run, total_steps, settings):
+        self.total = total_steps
+
+    def update(self, step, values):
+        if step == self.step:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def end(self, message):
+        self.message = message
+
+
+def test_the_first_interrupt_saves_and_returns(home, policy):
+    before = signal.getsignal(signal.SIGINT)
+    watcher = InterruptAt(2)
+    run = train(recipe(max_steps=50, logging_steps=1), policy=policy, task=arithmetic(64, 8), watchers=[watcher])
+    steps = run.manifest()["result"]["steps"]
+    assert 2 <= steps <= 4
+    assert run.manifest()["result"]["status"] == "stopped"
+    assert watcher.message == f"stopped after {steps} steps"
+    assert [e["event"] for e in run.events()] == ["started", "checkpoint", "stopped"]
+    assert (run.checkpoints / f"checkpoint-{steps}" / "trainer_state.json").is_file()
+    assert (run.adapter / "adapter_model.safetensors").is_file()
+    assert_no_pickle(run)
+    assert not (run.path / "lock").exists()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_second_interrupt_aborts_and_the_record_stays(home, policy):
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(max_steps=50), policy=policy, task=arithmetic(64, 8), watchers=[InterruptAt(2, times=2)])
+    run = RunDirectory.open("t")
+    assert [e["event"] for e in run.events()] == ["started", "aborted"]
+    assert run.manifest()["result"]["status"] == "aborted"
+    assert len(run.metrics()) == 2
+    assert not (run.path / "lock").exists()
+
+
+class BrokenWatcher(InterruptAt):
+    def update(self, step, values):
+        raise ZeroDivisionError("cannot draw")
+
+
+def test_a_watcher_that_fails_is_left_out_and_training_goes_on(home, policy):
+    with pytest.warns(UserWarning, match="BrokenWatcher failed and is left out, training goes on: ZeroDivisionError"):
+        run = train(recipe(), policy=policy, task=arithmetic(64, 8), watchers=[BrokenWatcher(1)])
+    assert run.manifest()["result"]["steps"] == 2
+    assert [e["event"] for e in run.events()] == ["started", "watcher_failed", "checkpoint", "finished"]
+
+
+def test_an_abort_between_two_log_lines_keeps_the_rollouts_of_the_steps_before(home, policy):
+    calls = []
+
+    def tiring_reward(completions, **kwargs):
+        calls.append(len(completions))
+        if calls.count(16) > 3:
+            raise RuntimeError("tired")
+        return [float(index % 3) for index in range(len(completions))]
+
+    with pytest.raises(RewardError, match="tired"):
+        train(recipe(max_steps=9, logging_steps=9), policy=policy, task=own_task(tiring_reward))
+    run = RunDirectory.open("t")
+    assert run.manifest()["result"]["steps"] == 3
+    assert query(run.rollouts)["step"].max() == 3
+
+
+def test_off_the_main_thread_training_still_works(home, policy):
+    # Only the main thread can handle signals.
+    done = []
+    thread = threading.Thread(
+        target=lambda: done.append(train(recipe(max_steps=1), policy=policy, task=arithmetic(64, 8)))
+    )
+    thread.start()
+    thread.join()
+    assert done[0].manifest()["result"]["status"] == "finished"
+
+
+def test_a_policy_can_be_trained_again_and_says_that_it_goes_on(home, capsys):
+    policy = load_policy("tiny")
+    first = train(recipe(max_steps=1, beta=0.001), policy=policy, task=arithmetic(64, 8))
+    assert "already trained" not in capsys.readouterr().out
+    second = train(recipe(max_steps=1, beta=0.001), policy=policy, task=arithmetic(64, 8))
+    assert "already trained in t; this run goes on from there" in capsys.readouterr().out
+    assert first.manifest()["policy"]["trained_in"] == []
+    assert second.manifest()["policy"]["trained_in"] == ["t"]
+    assert second.name == "t-2"
+    # Only the trained adapter is saved, not the reference's copy.
+    assert not (second.adapter / "ref").exists()
+
+
+def own_task(*funcs, rows=None) -> Task:
+    return Task("own", rows=rows or arithmetic(64, 8).rows, reward_funcs=funcs)
+
+
+def raising_reward(completions, **kwargs):
+    raise KeyError("solution")
+
+
+def nan_reward(completions, **kwargs):
+    return [math.nan] * len(completions)
+
+
+def short_reward(completions, **kwargs):
+    return [1.0] * (len(completions) - 1)
+
+
+def column_reward(completions, solution, **kwargs):
+    return [1.0] * len(completions)
+
+
+def fine_reward(completions, **kwargs):
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+LONG_ROWS = [{"prompt": [{"role": "user", "content": "1 + " * 400}], "answer": "2"} for _ in range(64)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "task", "error", "said"),
+    [
+        ({}, own_task(raising_reward), RewardError, "raising_reward raised KeyError.*the completion '' to the prompt"),
+        ({}, own_task(nan_reward), RewardError, "nan_reward returned nan for the completion ''"),
+        ({}, own_task(short_reward), RewardError, "short_reward returned 7 scores for 8 completions"),
+        ({}, own_task(column_reward), TaskError, "column_reward needs 'solution'; the rows have the columns prompt, answer"),
+        ({}, own_task(fine_reward, rows=arithmetic(64, 8).rows[:3]), RecipeError, "3 prompts.*takes 4 different prompts"),
+        ({"num_generations": 5}, own_task(fine_reward), RecipeError, "= 16 completions, and num_generations = 5"),
+        ({}, own_task(fine_reward, rows=LONG_ROWS), DataError, "the longest prompt has .* tokens.*max_seq_length = 256"),
+        ({"num_generations": "8"}, own_task(fine_reward), RecipeError, "num_generations = '8'.*whole number"),
+        ({"per_device_train_batch_size": 0}, own_task(fine_reward), RecipeError, "per_device_train_batch_size = 0"),
+        ({"learning_rat": 1e-3}, own_task(fine_reward), RecipeError, "grpo.learning_rat = 0.001.*did you mean 'learning_rate'"),
+        ({"generation_batch_size": 16, "steps_per_generation": 1}, own_task(fine_reward), RecipeError, "grpo: .*GRPOConfig"),
+    ],
+    ids=["raises", "nan", "short", "column", "prompts", "groups", "long", "text", "zero", "name", "value"],
+)  # fmt: skip
+def test_bad_input_is_named_and_leaves_nothing(home, policy, changes, task, error, said):
+    with pytest.raises(error, match=f"(?s){said}") as caught:
+        train(recipe(**changes), policy=policy, task=task)
+    assert "rule:" in str(caught.value)
+    assert "remedy:" in str(caught.value)
+    assert not list((home / "runs").glob("*")) if (home / "runs").exists() else True
+
+
+@pytest.mark.parametrize(("name", "said"), [("tinny", "unknown"), ("./none", "no such folder")])
+def test_an_unknown_policy_is_named_and_leaves_nothing(home, name, said):
+    asked = recipe().model_copy(update={"policy": recipe().policy.model_copy(update={"name": name})})
+    with pytest.raises(PolicyError, match=said):
+        train(asked, task=arithmetic(64, 8))
+    assert not (home / "runs").exists()
+
+
+def test_too_long_prompts_are_left_out_on_request_and_counted(home, policy, capsys):
+    rows = [*arithmetic(64, 8).rows, *LONG_ROWS[:3]]
+    asked = recipe(max_steps=1).model_copy(update={"max_prompt_length": 100})
+    run = train(asked, policy=policy, task=own_task(fine_reward, rows=rows))
+    assert run.manifest()["prompts"]["left_out_too_long"] == 3
+    assert run.manifest()["prompts"]["used"] == 64
+    assert "3 longer prompts left out, 64 kept" in capsys.readouterr().out
+
+
+def test_a_reward_that_fails_later_keeps_the_record_of_the_steps_before(home, policy):
+    calls = []
+
+    def tiring_reward(completions, **kwargs):
+        calls.append(len(completions))
+        if calls.count(16) > 2:
+            raise RuntimeError("tired")
+        return [float(index % 3) for index in range(len(completions))]
+
+    with pytest.raises(RewardError, match="tiring_reward raised RuntimeError: tired"):
+        train(recipe(max_steps=5), policy=policy, task=own_task(tiring_reward))
+    run = RunDirectory.open("t")
+    assert [event["event"] for event in run.events()] == ["started", "failed"]
+    assert "tiring_reward" in run.events()[-1]["error"]
+    assert len(run.metrics()) == 2
+
+
+def test_a_reward_that_fails_in_the_first_step_leaves_nothing(home, policy):
+    def picky_reward(completions, **kwargs):
+        if len(completions) == 16:
+            raise RuntimeError("too many")
+        return [1.0] * len(completions)
+
+    with pytest.raises(RewardError, match="too many"):
+        train(recipe(), policy=policy, task=own_task(picky_reward))
+    assert not list((home / "runs").glob("*"))
+
+
+def test_a_task_file_is_kept_with_the_run(home, policy):
+    file = home / "task.py"
+    file.write_text("from workbench.tiny.task import task as arithmetic\ntask = arithmetic(64, 8)\n")
+    run = train(recipe(max_steps=1).model_copy(update={"task": str(file)}), policy=policy)
+    assert (run.path / "task.py").read_text() == file.read_text()
+    assert load_task(run.recipe().task).name == "arithmetic"
+
+
+def test_the_same_seed_gives_the_same_run(home):
+    records = []
+    for _ in range(2):
+        run = train(recipe(beta=0.001), task=arithmetic(64, 8))
+        metrics = [{key: value for key, value in row.items() if key != "step_time"} for row in run.metrics()]
+        records.append((metrics, query(run.rollouts)["completion"].tolist()))
+    assert records[0] == records[1]

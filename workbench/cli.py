@@ -1,0 +1,194 @@
+"""The same stages without a notebook. A command and a notebook cell call the same functions.
+
+Nothing heavy is imported before a command needs it, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench import __version__
+from workbench.run.errors import WorkbenchError
+
+app = typer.Typer(
+    name="workbench",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train language models with GRPO on one GPU, and see why a run does or does not learn.\n\n"
+    "Start with `workbench demo`: it runs the five notebooks on a small policy that travels with the package, "
+    "on any machine, in minutes. Then `workbench lab` opens them for you.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, for scripts.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    name: Annotated[
+        str, typer.Option(help="Name of the run; its folder is runs/NAME (NAME-2, ... if it exists).")
+    ] = "demo",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same result on the same machine.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(help="Train this many steps instead of notebook 03's own number.", min=1)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Execute the five notebooks in order in real kernels, and report what the training bought.
+
+    The executed notebooks and an HTML of 04 stay under runs/NAME. Needs no GPU and no network.
+    """
+    from workbench.demo import NOTEBOOKS, run_notebooks
+    from workbench.views.terminal import progress_bar
+
+    parameters = {"03_train": {"max_steps": steps}} if steps else None
+    with progress_bar("cells", numbers=True) as bar:
+        tasks = {stem: bar.add_task(stem, total=None, start=False, numbers="") for stem in NOTEBOOKS}
+
+        def on_cell(stem: str, done: int, total: int) -> None:
+            bar.start_task(tasks[stem])
+            bar.update(tasks[stem], completed=done, total=total, numbers="")
+            if not bar.console.is_terminal and done == total:
+                print(f"{stem}: {total} cells", file=sys.stderr, flush=True)
+
+        def on_step(steps: int) -> None:
+            bar.update(tasks["03_train"], numbers=f"{steps} steps trained")
+
+        result = run_notebooks(name, seed=seed, parameters=parameters, on_cell=on_cell, on_step=on_step)
+    print(json.dumps(result) if as_json else _demo_table(result))
+
+
+def _demo_table(result: dict[str, Any]) -> str:
+    from workbench.run.workspace import shown
+    from workbench.views.tables import Table
+
+    before, after, gain = result["before"], result["after"], result["gain"]
+    rows = [
+        ["correct, in strict format", f"{before['correct']:.0%} -> {after['correct']:.0%}"],
+        [
+            "",
+            f"{100 * gain['correct']:+.0f} points, 95 % interval {100 * gain['low']:+.0f} to {100 * gain['high']:+.0f}",
+        ],
+        ["strict format", f"{before['format']:.0%} -> {after['format']:.0%}"],
+        ["steps", result["steps"]],
+        ["minutes", f"{result['minutes']:.1f}"],
+        ["run", shown(result["run"])],
+        ["report", shown(f"{result['run']}/report.html")],
+        ["notebooks", shown(f"{result['run']}/notebooks/")],
+        ["merged model", shown(f"{result['run']}/export/merged_16bit/")],
+    ]
+    return str(Table(["held-out prompts", "before -> after training"], rows))
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML). runs/demo/recipe.yaml is one to start from.")],
+    run_name: Annotated[str | None, typer.Option(help="Name of the run, instead of the recipe's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train as a recipe says, without a notebook. Ctrl-C stops after the step and saves; a second one aborts."""
+    from workbench.run.recipe import Recipe
+    from workbench.train.trainer import train as run_training
+    from workbench.views.terminal import TerminalProgress
+
+    asked = Recipe.load(recipe)
+    if run_name:
+        asked = asked.model_copy(update={"run_name": run_name})
+    with _output_to_stderr():
+        run = run_training(asked, watchers=[TerminalProgress()])
+    result = run.manifest()["result"]
+    found = {"run": str(run.path), "adapter": str(run.adapter), **result}
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print(
+            f"{result['status']} after {result['steps']} steps, {result['minutes']:.1f} minutes; adapter in {run.adapter}"
+        )
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Report versions, device, and what works here (4-bit, bf16, vLLM, widgets), with a remedy for what does not.
+
+    Exits with 1 if something that training needs does not work.
+    """
+    from workbench.doctor import examine
+
+    with _output_to_stderr():
+        found = examine()
+    if as_json:
+        print(json.dumps(found))
+    else:
+        from workbench.views.tables import Table
+
+        print(
+            Table(["library", "version"], [[key, value or "not installed"] for key, value in found["versions"].items()])
+        )
+        print()
+        rows = [
+            [finding["name"], "yes" if finding["works"] else "no", finding["detail"], finding["remedy"]]
+            for finding in found["findings"]
+        ]
+        print(Table(["", "works", "found", "what to do"], rows))
+    if any(finding["needed"] and not finding["works"] for finding in found["findings"]):
+        raise typer.Exit(1)
+
+
+@app.command()
+def lab(
+    port: Annotated[int, typer.Option(help="Port of the JupyterLab server.")] = 8888,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+) -> None:
+    """Open JupyterLab on the five notebooks.
+
+    Start with 01_dataset and go on in order; each notebook says what it needs and what it leaves. Stop with Ctrl-C.
+    """
+    import os
+
+    from workbench.demo import notebooks_folder
+
+    folder = notebooks_folder()
+    command = [sys.executable, "-m", "jupyterlab", str(folder / "01_dataset.ipynb"), f"--port={port}"]
+    command += [f"--ServerApp.root_dir={folder.parent}"] + ([] if browser else ["--no-browser"])
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    os.execv(command[0], command)
+
+
+class _output_to_stderr:
+    """Standard output is for results: what libraries print while they load goes to standard error."""
+
+    def __enter__(self) -> None:
+        self._stdout, sys.stdout = sys.stdout, sys.stderr
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout = self._stdout
+
+
+def main() -> None:
+    """Entry point: an error of the workbench's own is three lines and exit code 2, not a traceback."""
+    try:
+        app()
+    except WorkbenchError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("aborted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""01: rows -> a Task's prompts."""

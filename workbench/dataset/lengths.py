@@ -1,0 +1,64 @@
+"""Prompt lengths through the real chat template, and the filter that keeps prompts within a limit.
+
+TRL no longer truncates prompts, and Unsloth cuts the completion instead: what is too long must be left out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.dataset.task import Row
+from workbench.run.errors import DataError
+
+
+def prompt_text(prompt: Any, tokenizer: Any) -> str:
+    """The exact text that the model will see for a prompt, generation prompt included."""
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+
+
+def prompt_lengths_tokens(rows: Sequence[Row], tokenizer: Any) -> list[int]:
+    """Length of each row's prompt, in tokens, through the chat template."""
+    texts = [prompt_text(row["prompt"], tokenizer) for row in rows]
+    if not texts:
+        return []
+    # The template writes the special tokens itself; a plain prompt gets those that the tokenizer adds, as in TRL.
+    chat = not isinstance(rows[0]["prompt"], str)
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=not chat)["input_ids"]]
+
+
+def covering_lengths(lengths: Sequence[int], shares: Sequence[float] = (0.95, 0.99, 1.0)) -> dict[float, int]:
+    """For each share, the smallest limit (in tokens) that keeps at least that share of the rows.
+
+    >>> covering_lengths([10, 20, 30, 40], shares=(0.5, 0.75, 1.0))
+    {0.5: 20, 0.75: 30, 1.0: 40}
+    """
+    import math
+
+    ordered = sorted(lengths)
+    return {share: ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] for share in shares} if ordered else {}
+
+
+def keep_within(rows: Sequence[Row], lengths: Sequence[int], max_prompt_length: int) -> tuple[list[Row], int]:
+    """(the rows whose prompt has at most `max_prompt_length` tokens, how many were left out)."""
+    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= max_prompt_length]
+    return kept, len(rows) - len(kept)
+
+
+def check_budget(longest_prompt: int, max_completion_length: int, max_seq_length: int) -> None:
+    """Check that prompt and completion fit into the context together.
+
+    Raises:
+        DataError: if they do not, with the arithmetic.
+    """
+    if longest_prompt + max_completion_length > max_seq_length:
+        room = max_seq_length - max_completion_length
+        raise DataError(
+            f"the longest prompt has {longest_prompt} tokens, and max_completion_length = {max_completion_length}: "
+            f"{longest_prompt + max_completion_length} tokens",
+            rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
+            remedy=f"set policy.max_seq_length to at least {longest_prompt + max_completion_length}"
+            + (f", or max_prompt_length to {room} (longer prompts are then left out and counted)" if room > 0 else ""),
+        )

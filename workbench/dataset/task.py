@@ -1,0 +1,178 @@
+"""The task: prompts, the answer, the reward functions and their weights, in one place.
+
+A user's task is a Python file that binds `task = Task(...)`; notebook 02 writes one and notebook 03 imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.dataset.split import prompt_key
+from workbench.run.errors import TaskError
+from workbench.run.workspace import resolve, shown
+
+Row = dict[str, Any]
+
+EMBEDDED = {"arithmetic": "workbench.tiny.task"}
+
+# Names that TRL hands to a reward function itself or overwrites: a dataset column of that name breaks or vanishes.
+RESERVED_COLUMNS = frozenset(
+    {
+        "prompts",
+        "completions",
+        "completion",
+        "completion_ids",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+        "environments",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the policy is asked, and how its completions are scored.
+
+    Args:
+        name: shown in pictures and written into the manifest.
+        rows: training prompts; each row has `prompt` (chat messages or text) and whatever columns the rewards read.
+        reward_funcs: functions in TRL's signature, `(prompts, completions, **columns) -> list[float | None]`.
+        reward_weights: one number a function, in their order; None means 1.0 each.
+        held_out: prompts that are never trained on; notebook 04 measures on them.
+        answer_column: the column that holds the right answer.
+        right_by: name of the reward function that says whether a completion is right (a score above 0); None: the first.
+        format_by: name of the one that says whether it keeps the strict format (a score above 0); None: not measured.
+
+    Raises:
+        TaskError: if a part is missing or the parts do not fit together.
+    """
+
+    name: str
+    rows: Sequence[Row]
+    reward_funcs: Sequence[Callable[..., Any]]
+    reward_weights: Sequence[float] | None = None
+    held_out: Sequence[Row] = ()
+    answer_column: str = "answer"
+    right_by: str | None = None
+    format_by: str | None = None
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        names = self.function_names
+        if not names:
+            raise TaskError(
+                f"task {self.name!r}: no reward functions",
+                rule="GRPO learns from a number a completion",
+                remedy="give reward_funcs=[...]; notebook 02 shows how to write one",
+            )
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise TaskError(
+                f"task {self.name!r}: two reward functions are called {twice[0]!r}",
+                rule="a function's name is its curve's label and its column in the record",
+                remedy="give each a __name__ of its own",
+            )
+        if self.reward_weights is not None and len(self.reward_weights) != len(names):
+            raise TaskError(
+                f"task {self.name!r}: {len(self.reward_weights)} reward_weights for {len(names)} reward functions",
+                rule="one weight a function",
+                remedy=f"give {len(names)} weights, in the order {', '.join(names)}",
+            )
+        for which, named in (("right_by", self.right_by), ("format_by", self.format_by)):
+            if named is not None and named not in names:
+                raise TaskError(
+                    f"task {self.name!r}: {which} = {named!r}",
+                    rule=f"{which} names one of the task's reward functions",
+                    remedy=f"choose from {', '.join(names)}",
+                )
+        for split, rows in (("rows", self.rows), ("held_out", self.held_out)):
+            without = next((number for number, row in enumerate(rows) if "prompt" not in row), None)
+            if without is not None:
+                raise TaskError(
+                    f"task {self.name!r}: {split}[{without}] has the columns {', '.join(map(str, rows[without]))}",
+                    rule="the prompt is the column named `prompt`",
+                    remedy="rename your column, e.g. {'prompt': row.pop('question'), **row}",
+                )
+        reserved = sorted(
+            RESERVED_COLUMNS.intersection(*(row.keys() for row in self.rows[:1])) if len(self.rows) else []
+        )
+        if reserved:
+            raise TaskError(
+                f"task {self.name!r}: the rows have a column {reserved[0]!r}",
+                rule="TRL hands its own argument of that name to every reward function",
+                remedy="rename the column",
+            )
+
+    @property
+    def function_names(self) -> list[str]:
+        """The reward functions' names, as TRL will report them."""
+        return [function_name(function) for function in self.reward_funcs]
+
+    @property
+    def weights(self) -> list[float]:
+        """One weight a function, in order."""
+        return [float(weight) for weight in (self.reward_weights or [1.0] * len(self.reward_funcs))]
+
+    @property
+    def right_function(self) -> str:
+        """Name of the function whose score above 0 means that the completion is right."""
+        return self.right_by or self.function_names[0]
+
+    def with_ids(self, rows: Sequence[Row]) -> list[Row]:
+        """`rows`, each with a `prompt_id`: a stable short hash of its prompt, where it has none of its own."""
+        return [{**row, "prompt_id": str(row.get("prompt_id") or prompt_key(row["prompt"])[:12])} for row in rows]
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The name that TRL gives a reward function in its metrics."""
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def load_task(name: str | Path) -> Task:
+    """Load an embedded task by name (`"arithmetic"`) or a task file by path.
+
+    Raises:
+        TaskError: if there is no such task, if the file fails, or if it binds no `task`.
+    """
+    if str(name) in EMBEDDED:
+        module = importlib.import_module(EMBEDDED[str(name)])
+        return module.task()
+    path = resolve(name)
+    if not path.is_file():
+        raise TaskError(
+            f"task {str(name)!r}: no embedded task of that name and no such file",
+            rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
+            remedy="notebook 02 writes a task file; check the path",
+        )
+    # A name of its own for every load: a task edited and loaded again must not be answered from the module cache.
+    spec = importlib.util.spec_from_file_location(f"workbench_task_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"{shown(path)}: {type(error).__name__}: {error}",
+            rule="a task file runs when it is imported",
+            remedy="correct the line below",
+        ) from error
+    task = getattr(module, "task", None)
+    if not isinstance(task, Task):
+        raise TaskError(
+            f"{shown(path)}: `task` is {type(task).__name__ if task is not None else 'not bound'}",
+            rule="a task file binds `task = Task(...)`",
+            remedy="end the file with that line",
+        )
+    object.__setattr__(task, "source", str(path))
+    return task

@@ -1,0 +1,1 @@
+"""04: what the run bought, and how it got there."""

@@ -1,0 +1,238 @@
+"""The run directory: `recipe.yaml`, `manifest.json`, `metrics.jsonl`, `events.jsonl`, `rollouts/`, `checkpoints/`, `export/`.
+
+Lines are appended and flushed, whole files are renamed into place, nothing is a pickle or a database: a kill at any
+moment loses at most the step in flight of the record, and a network mount is as good as a disk. The weights are as
+old as the latest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from workbench.run.errors import RunError
+from workbench.run.recipe import Recipe
+from workbench.run.workspace import resolve, shown
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class RunDirectory:
+    """One run's folder. `create` starts a new one and owns it; `open` reads an old one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # -- where things lie ------------------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def adapter(self) -> Path:
+        """The adapter as it was when the run ended, stopped or not."""
+        return self.checkpoints / "final"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    # -- start and open --------------------------------------------------------------------------------------------
+    @classmethod
+    def create(cls, name: str, recipe: Recipe, manifest: dict[str, Any], root: str | Path = "runs") -> RunDirectory:
+        """Make `root/name`, lock it, and write the recipe and the manifest.
+
+        A folder that already holds a run is never written over: the new run is then called `name-2`, `name-3`, ….
+
+        Raises:
+            RunError: if `name` is not a plain file name.
+        """
+        check_name(name)
+        root = resolve(root)
+        run = cls(root / name)
+        count = 1
+        while not run._claim():
+            count += 1
+            run = cls(root / f"{name}-{count}")
+        recipe.model_copy(update={"run_name": run.name}).save(run.path / "recipe.yaml")
+        run.write_json("manifest.json", manifest)
+        return run
+
+    def _claim(self) -> bool:
+        # The lock is made with O_EXCL, so of two processes that want the same name exactly one gets it.
+        if self.path.is_file():
+            return False
+        self.path.mkdir(parents=True, exist_ok=True)
+        if (self.path / "recipe.yaml").exists():
+            return False
+        try:
+            handle = os.open(self.path / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return False
+        with os.fdopen(handle, "w") as lock:
+            json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, lock)
+        return True
+
+    @classmethod
+    def open(cls, path: str | Path = "latest", root: str | Path = "runs") -> RunDirectory:
+        """Open a run by path, by name under `root`, or `"latest"`: the one that was begun last.
+
+        Raises:
+            RunError: if there is none, saying which runs there are.
+        """
+        folder = resolve(root)
+        known = sorted(folder.glob("*/recipe.yaml"), key=lambda file: file.stat().st_mtime) if folder.is_dir() else []
+        latest = [file.parent for file in known[-1:]]
+        candidates = latest if str(path) == "latest" else [resolve(path), folder / str(path)]
+        for candidate in candidates:
+            if (candidate / "recipe.yaml").is_file():
+                return cls(candidate)
+        names = ", ".join(file.parent.name for file in known) or "none"
+        raise RunError(
+            f"no run {str(path)!r} (runs in {shown(folder)}: {names})",
+            rule="a run is a folder with a recipe.yaml",
+            remedy="train one with notebook 03 or `workbench train`, or make one with `workbench demo`",
+        )
+
+    def release(self) -> None:
+        """Give the lock back; the run is then nobody's."""
+        (self.path / "lock").unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Take away what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
+        for name in ("recipe.yaml", "manifest.json", "metrics.jsonl", "events.jsonl", "task.py", "lock"):
+            (self.path / name).unlink(missing_ok=True)
+        for folder in (self.rollouts, self.checkpoints):
+            shutil.rmtree(folder, ignore_errors=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    # -- files ------------------------------------------------------------------------------------------------------
+    def recipe(self) -> Recipe:
+        return Recipe.load(self.path / "recipe.yaml")
+
+    def manifest(self) -> dict[str, Any]:
+        return self.read_json("manifest.json")
+
+    def update_manifest(self, **found: Any) -> None:
+        """Add what was found later (shapes, timings, the result) to the manifest."""
+        self.write_json("manifest.json", {**self.manifest(), **found})
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read one of the run's JSON files.
+
+        Raises:
+            RunError: if the run has none.
+        """
+        file = self.path / name
+        if not file.is_file():
+            raise RunError(
+                f"{shown(file)}: no such file",
+                rule="each stage reads what an earlier one left",
+                remedy="run the notebook that writes it first",
+            )
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    def write_json(self, name: str, content: dict[str, Any]) -> Path:
+        """Write one of the run's JSON files, whole or not at all."""
+        return write_json(self.path / name, content)
+
+    # -- lines ------------------------------------------------------------------------------------------------------
+    def log_metrics(self, step: int, values: dict[str, Any]) -> None:
+        """Append one row of numbers to `metrics.jsonl`."""
+        append_line(self.path / "metrics.jsonl", {"step": step, **values})
+
+    def log_event(self, kind: str, step: int | None = None, **details: Any) -> None:
+        """Append one event (`started`, `stopped`, `checkpoint`, `finished`, `failed`, …) to `events.jsonl`."""
+        append_line(self.path / "events.jsonl", {"time": now(), "event": kind, "step": step, **details})
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(read_lines(self.path / "metrics.jsonl"))
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(read_lines(self.path / "events.jsonl"))
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({shown(self.path)!r})"
+
+
+def check_name(name: str) -> None:
+    """Check that a run's name is a plain folder name.
+
+    Raises:
+        RunError: if it is not.
+    """
+    if not _NAME.fullmatch(name):
+        raise RunError(
+            f"run_name = {name!r}",
+            rule="a run's name is a folder name: letters, digits, '.', '_', '-', beginning with a letter or digit",
+            remedy="choose another run_name",
+        )
+
+
+def now() -> str:
+    """The time, in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def strict(value: Any) -> Any:
+    """`value` with what JSON cannot say (NaN, infinities, paths, numpy numbers) made sayable; NaN becomes None."""
+    if isinstance(value, dict):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else (None if math.isnan(value) else ("inf" if value > 0 else "-inf"))
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def write_json(file: Path, content: dict[str, Any]) -> Path:
+    """Write a JSON file whole: beside its place first, then renamed into it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f".{file.name}.part")
+    text = json.dumps(strict(content), indent=2, ensure_ascii=False, allow_nan=False)
+    beside.write_text(text + "\n", encoding="utf-8")
+    os.replace(beside, file)
+    return file
+
+
+def append_line(file: Path, content: dict[str, Any]) -> None:
+    """Append one JSON object as a line, and flush it, so that a reader in another process sees it."""
+    with file.open("a+b") as lines:
+        # A line torn by a kill must not swallow the next one.
+        if lines.tell():
+            lines.seek(-1, os.SEEK_END)
+            if lines.read(1) != b"\n":
+                lines.write(b"\n")
+        lines.write(json.dumps(strict(content), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that says which."""
+    if not file.is_file():
+        return
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)

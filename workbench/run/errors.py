@@ -1,0 +1,58 @@
+"""Errors that say three things: the value that was met, the rule that it breaks, and what to do.
+
+To add one: subclass `WorkbenchError` and the standard exception that it refines, in one line.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+
+class WorkbenchError(Exception):
+    """Base of every error that the workbench raises on purpose.
+
+    Args:
+        value: what was met, with the offending value in it.
+        rule: the rule that it breaks.
+        remedy: what the reader can do about it.
+    """
+
+    def __init__(self, value: str, *, rule: str, remedy: str) -> None:
+        self.value, self.rule, self.remedy = value, rule, remedy
+        super().__init__(f"{value}\n  rule:   {rule}\n  remedy: {remedy}")
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints instead of a traceback: the message, and the user's own failing lines if there are any."""
+        lines = [f"{type(self).__name__}: {self}"]
+        if self.__cause__ is not None and not isinstance(self.__cause__, WorkbenchError):
+            lines += ["", "caused by:"]
+            lines += [line.rstrip() for line in traceback.format_exception(self.__cause__)[-6:]]
+        return lines
+
+
+class RecipeError(WorkbenchError, ValueError):
+    """A recipe asks for something that does not exist or cannot work."""
+
+
+class DataError(WorkbenchError, ValueError):
+    """Rows that cannot be read or used."""
+
+
+class TaskError(WorkbenchError, ValueError):
+    """A task that cannot be loaded, or whose parts do not fit together."""
+
+
+class RewardError(WorkbenchError, RuntimeError):
+    """A reward function that raised, or returned something that is not one finite number a completion."""
+
+
+class PolicyError(WorkbenchError, RuntimeError):
+    """A policy that cannot be loaded."""
+
+
+class RunError(WorkbenchError, RuntimeError):
+    """A run directory that is missing, busy or incomplete."""
+
+
+class ExportError(WorkbenchError, RuntimeError):
+    """An export that failed, or that did not prove equal to what was trained."""

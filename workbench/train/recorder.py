@@ -1,0 +1,120 @@
+"""What a run writes while it trains: rollouts as they are scored, metrics as they are logged, and the time that costs."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from workbench.rewards.groups import GroupHealth, group_health
+from workbench.rewards.suite import RewardSuite, ScoredBatch
+from workbench.run.directory import RunDirectory, strict
+from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, MIXED
+from workbench.run.rollouts import write_part
+
+
+class Watcher(Protocol):
+    """Something that shows a run while it trains: a live plot, a progress bar."""
+
+    def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None: ...
+
+    def update(self, step: int, values: dict[str, Any]) -> None: ...
+
+    def end(self, message: str) -> None: ...
+
+
+class Recorder:
+    """Writes a run's rollouts and metrics, and passes each row of metrics on to the watchers.
+
+    `seconds` adds up the wall time spent in here, watchers included: the price of watching.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        suite: RewardSuite,
+        eos_token_id: int,
+        watchers: Sequence[Watcher] = (),
+        measures_kl: bool = True,
+    ) -> None:
+        self.run, self.suite, self.eos_token_id, self.watchers = run, suite, eos_token_id, list(watchers)
+        self.measures_kl = measures_kl
+        self.seconds = 0.0
+        self.reward_s = 0.0
+        self._health: list[GroupHealth] = []
+
+    def batch(self, scored: ScoredBatch) -> None:
+        """Record one generation batch: every completion of every group."""
+        started = time.perf_counter()
+        write_part(self.run.rollouts, scored.step, self._rows(scored), self.suite.names)
+        self._health.append(group_health(scored.groups, scored.right, self.suite.num_generations))
+        self.reward_s += scored.seconds
+        self.seconds += time.perf_counter() - started
+
+    def log(self, step: int, logs: dict[str, Any]) -> None:
+        """Record one row of metrics: what the trainer logged, and what the groups of those steps were like."""
+        started = time.perf_counter()
+        values = dict(logs)
+        if not self.measures_kl:
+            # Unsloth's GPU trainer logs a kl of 0.0 when beta is 0, which reads as "the policy does not move".
+            values.pop(KL, None)
+        if self._health:
+            mean = np.mean(self._health, axis=0)
+            values.update(zip((GROUP_STD, MIXED, ALL_RIGHT, ALL_WRONG, DEAD), map(float, mean), strict=True))
+            self._health.clear()
+        self.run.log_metrics(step, values)
+        self.seconds += time.perf_counter() - started
+        self.tell("update", step, values)
+
+    def tell(self, what: str, *details: Any) -> None:
+        """Call a method of every watcher. One that fails is left out from then on: watching must not end a run."""
+        started = time.perf_counter()
+        for watcher in list(self.watchers):
+            try:
+                getattr(watcher, what)(*details)
+            except Exception as error:
+                self.watchers.remove(watcher)
+                name, reason = type(watcher).__name__, f"{type(error).__name__}: {error}"
+                self.run.log_event("watcher_failed", watcher=name, error=reason)
+                warnings.warn(f"{name} failed and is left out, training goes on: {reason}", stacklevel=2)
+        self.seconds += time.perf_counter() - started
+
+    def _rows(self, scored: ScoredBatch) -> list[dict[str, Any]]:
+        count, groups = self.suite.num_generations, scored.groups
+        ids = scored.columns.get("prompt_id") or [""] * len(scored.completions)
+        columns = {key: value for key, value in scored.columns.items() if key != "prompt_id"}
+        rows = []
+        for index, (prompt, completion, tokens) in enumerate(
+            zip(scored.prompts, scored.completions, scored.completion_ids, strict=True)
+        ):
+            row = {
+                "step": scored.step,
+                "stage": "1",
+                "group": index // count,
+                "prompt_id": str(ids[index]),
+                "generation": index % count,
+                "prompt": prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
+                "completion": completion,
+                "length_tokens": len(tokens),
+                "finish_reason": "stop" if len(tokens) and tokens[-1] == self.eos_token_id else "length",
+                "columns": json.dumps({k: strict(v[index]) for k, v in columns.items()}, ensure_ascii=False),
+                "total": _number(groups.totals[index]),
+                "group_mean": _number(groups.means[index]),
+                "group_std": _number(groups.stds[index]),
+                "advantage": float(groups.advantages[index]),
+                "right": scored.right[index],
+                "reward_hash": self.suite.hash,
+            }
+            for function, (name, weight) in enumerate(zip(self.suite.names, self.suite.weights, strict=True)):
+                row[f"score.{name}"] = _number(scored.scores[index, function])
+                row[f"weight.{name}"] = weight
+            rows.append(row)
+        return rows
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

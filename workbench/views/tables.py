@@ -1,0 +1,94 @@
+"""Tables of completions, scores and advantages.
+
+What a model wrote is shown as text and nothing else: escaped, inside `<pre>` (where neither HTML nor MathJax runs), with
+the characters that turn the direction of writing made visible.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+LONGEST_SHOWN = 2000
+_BIDI = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
+class Table:
+    """A small table: HTML in a notebook, aligned text elsewhere."""
+
+    def __init__(self, header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> None:
+        self.header, self.rows, self.caption = list(header), [list(row) for row in rows], caption
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th style='text-align:left'>{html.escape(str(name))}</th>" for name in self.header)
+        body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in self.rows)
+        caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
+        return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def __str__(self) -> str:
+        texts = [self.header, *([_text(value) for value in row] for row in self.rows)]
+        flat = [[text.replace("\n", "\\n") for text in row] for row in texts]
+        widths = [max(len(row[column]) for row in flat) for column in range(len(self.header))]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in flat]
+        return "\n".join([self.caption, *lines] if self.caption else lines)
+
+    __repr__ = __str__
+
+
+class Verbatim(str):
+    """Text written by a model or taken from a dataset: shown in `<pre>`."""
+
+
+def plain(text: str) -> str:
+    """`text` cut to a bounded length, with direction-turning characters made visible."""
+    if len(text) > LONGEST_SHOWN:
+        text = f"{text[:LONGEST_SHOWN]} … ({len(text) - LONGEST_SHOWN} more characters)"
+    return text.translate(_BIDI)
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return plain(str(value))
+
+
+def _cell(value: Any) -> str:
+    text = html.escape(_text(value), quote=True)
+    if isinstance(value, Verbatim):
+        return f"<td style='text-align:left'><pre style='margin:0;white-space:pre-wrap'>{text}</pre></td>"
+    side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
+    return f"<td style='text-align:{side};vertical-align:top'>{text}</td>"
+
+
+def score_table(suite: Any, completions: Sequence[str], scores: Any, groups: Any = None, caption: str = "") -> Table:
+    """Completions beside each function's score, their weighted total, and (with `groups`) their advantage.
+
+    Args:
+        suite: the `RewardSuite` that scored them.
+        completions: B texts.
+        scores: [B, F].
+        groups: the `Groups` that they form.
+    """
+    short = [name.removesuffix("_reward") for name in suite.names]
+    header = ["completion", *short, "total"] + (["advantage"] if groups is not None else [])
+    rows = []
+    for index, completion in enumerate(completions):
+        total = sum(
+            weight * score for weight, score in zip(suite.weights, scores[index], strict=True) if score == score
+        )
+        row = [Verbatim(completion), *map(float, scores[index]), float(total)]
+        rows.append(row + ([float(groups.advantages[index])] if groups is not None else []))
+    return Table(header, rows, caption)
+
+
+def group_table(rollouts: Any, functions: Sequence[str], caption: str = "") -> Table:
+    """One recorded group (a frame of rollouts), best completion first."""
+    short = [name.removesuffix("_reward") for name in functions]
+    rows = [
+        [Verbatim(row["completion"]), *(row[f"score.{name}"] for name in functions), row["total"], row["advantage"]]
+        for _, row in rollouts.sort_values("advantage", ascending=False).iterrows()
+    ]
+    return Table(["completion", *short, "total", "advantage"], rows, caption)
