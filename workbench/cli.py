@@ -52,7 +52,10 @@ def demo(
     The executed notebooks and an HTML of 04 stay under runs/NAME. Needs no GPU and no network.
     """
     from workbench.demo import NOTEBOOKS, run_notebooks
+    from workbench.run.directory import check_name
     from workbench.views.terminal import progress_bar
+
+    check_name(name)
 
     parameters = {"03_train": {"max_steps": steps}} if steps else None
     with progress_bar("cells", numbers=True) as bar:
@@ -95,12 +98,18 @@ def _demo_table(result: dict[str, Any]) -> str:
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML). runs/demo/recipe.yaml is one to start from.")],
+    recipe: Annotated[
+        Path, typer.Argument(help="Recipe file (YAML). workbench/tiny/recipe.yaml is one to start from.")
+    ],
     run_name: Annotated[str | None, typer.Option(help="Name of the run, instead of the recipe's.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train as a recipe says, without a notebook. Ctrl-C stops after the step and saves; a second one aborts."""
+    """Train as a recipe says, without a notebook. Ctrl-C stops after the step and saves; a second one aborts.
+
+    A run cannot be resumed yet: a new run starts from the base model.
+    """
     from workbench.run.recipe import Recipe
+    from workbench.run.workspace import shown
     from workbench.train.trainer import train as run_training
     from workbench.views.terminal import TerminalProgress
 
@@ -109,13 +118,13 @@ def train(
         asked = asked.model_copy(update={"run_name": run_name})
     with _output_to_stderr():
         run = run_training(asked, watchers=[TerminalProgress()])
-    result = run.manifest()["result"]
+    result = run.result()
     found = {"run": str(run.path), "adapter": str(run.adapter), **result}
     if as_json:
         print(json.dumps(found))
     else:
         print(
-            f"{result['status']} after {result['steps']} steps, {result['minutes']:.1f} minutes; adapter in {run.adapter}"
+            f"{result['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: notebook 04 on {shown(run.path)}"
         )
 
 

@@ -146,7 +146,7 @@ def run_notebooks(
         "before": {key: measured["before"][key] for key in ("correct", "format")},
         "after": {key: measured["after"][key] for key in ("correct", "format")},
         "gain": measured["gain"],
-        "steps": run.manifest()["result"]["steps"],
+        "steps": run.result()["steps"],
         "minutes": (time.monotonic() - started) / 60,
         "run": str(run.path),
     }

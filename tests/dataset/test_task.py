@@ -81,8 +81,9 @@ def test_a_task_file_is_loaded_and_loaded_again_when_edited(tmp_path):
     [
         ("x = 1", "`task` is not bound"),
         ("task = 1", "`task` is int"),
-        ("1 / 0", "ZeroDivisionError"),
-        ("def (", "SyntaxError"),
+        ("x = 1\n1 / 0", "ZeroDivisionError: division by zero \\(task.py:2: 1 / 0\\)"),
+        ("def (", "SyntaxError.*\\(task.py:1: def \\(\\)"),
+        ("import json\njson.loads('')", "task.py:2: json.loads"),
         ("from workbench.dataset.task import Task\ntask = Task('t', [], [])", "no reward functions"),
     ],
 )

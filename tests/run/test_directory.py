@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -106,7 +107,7 @@ print("ready", flush=True)
 step = 0
 while True:
     step += 1
-    run.log_metrics(step, {"reward": "x" * 2000})
+    run.log_metrics(step, {"step_time": 1.0, "reward": "x" * 2000})
     run.update_manifest(step=step)
 """
 
@@ -115,10 +116,47 @@ def test_a_kill_loses_at_most_the_line_in_flight(home):
     process = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
     run = RunDirectory.open("killed")
+    # Reading while another process writes: a line in flight is no torn line, and says nothing.
     while len(run.metrics()) < 20:
-        pass
+        assert run.result()["status"] == "running"
     process.kill()
     process.wait()
-    steps = [row["step"] for row in run.metrics()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # now the last line may be torn, and be reported
+        steps = [row["step"] for row in run.metrics()]
+        assert run.result() == {"status": "killed", "steps": len(steps), "minutes": len(steps) / 60}
     assert steps == list(range(1, len(steps) + 1))
     assert run.manifest()["step"] in (steps[-1] - 1, steps[-1])
+
+
+def test_the_last_line_is_torn_only_if_nobody_is_writing_it(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    append_line(file, {"step": 1})
+    with file.open("ab") as lines:
+        lines.write(b'{"step": 2, "rew')
+    assert [row["step"] for row in read_lines(file, being_written=True)] == [1]
+    with pytest.warns(UserWarning, match="line 2: torn, skipped"):
+        assert [row["step"] for row in read_lines(file)] == [1]
+
+
+def test_the_adapter_of_a_killed_run_is_its_latest_checkpoint(home):
+    run = RunDirectory.create("a", Recipe(), {})
+    with pytest.raises(RunError, match="(?s)checkpoints: no adapter.*save_steps"):
+        _ = run.adapter
+    for folder in ("checkpoint-20", "checkpoint-100", "checkpoint-3"):
+        (run.checkpoints / folder).mkdir(parents=True)
+        (run.checkpoints / folder / "adapter_config.json").write_text("{}")
+    (run.checkpoints / "checkpoint-200").mkdir()  # killed while it was being written
+    assert run.adapter.name == "checkpoint-100"
+    run.final.mkdir()
+    (run.final / "adapter_config.json").write_text("{}")
+    assert run.adapter == run.final
+
+
+def test_a_run_lives_while_its_owner_does(home):
+    run = RunDirectory.create("a", Recipe(), {})
+    assert run.live
+    (run.path / "lock").write_text('{"pid": 1, "host": "another machine"}')
+    assert run.live
+    run.release()
+    assert not run.live

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from pathlib import Path
+
 import pytest
 
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import Recipe
-from workbench.train.plan import DEFAULTS, Batch, batch, check_prompts, in_words, settings
+from workbench.train.plan import (
+    CHOICES,
+    DEFAULTS,
+    Batch,
+    batch,
+    check_prompts,
+    check_values,
+    field_kinds,
+    in_words,
+    settings,
+)
+from workbench.train.policy import trainer_classes
 
 FIELDS = {*DEFAULTS, "num_train_epochs", "loss_type", "steps_per_generation", "generation_batch_size", "top_p"}
 
@@ -128,6 +143,50 @@ def test_fewer_prompts_than_a_batch_are_refused(prompts, enough):
     else:
         with pytest.raises(RecipeError, match=r"(?s)7 prompts.*takes 8 different prompts.*no step is trained"):
             check_prompts(prompts, Batch(64, 8))
+
+
+@pytest.fixture(scope="module")
+def kinds():
+    return field_kinds(trainer_classes()[0])
+
+
+@pytest.mark.parametrize(
+    ("grpo", "said"),
+    [
+        ({"max_steps": "two"}, "max_steps = 'two'.*a whole number.*without quotes"),
+        ({"max_steps": "45"}, "max_steps = '45'.*a whole number.*without quotes"),
+        ({"max_steps": 0}, "max_steps = 0.*at least 1, or -1"),
+        ({"learning_rate": "abc"}, "learning_rate = 'abc'.*is a number"),
+        ({"learning_rate": -1}, "learning_rate = -1.*above 0.*1e-05 is the default"),
+        ({"temperature": 0}, "temperature = 0.*above 0"),
+        ({"beta": -1}, "beta = -1.*at least 0"),
+        ({"loss_type": "foo"}, "loss_type = 'foo'.*one of grpo, bnpo"),
+        ({"loss_type": "dapoo"}, "loss_type = 'dapoo'.*did you mean 'dapo'"),
+        ({"scale_rewards": 1}, "scale_rewards = 1.*one of group, batch"),
+        ({"gradient_checkpointing": "yes"}, "gradient_checkpointing = 'yes'.*true or false"),
+        ({"top_p": 1.5}, "top_p = 1.5.*at most 1"),
+        ({"max_steps": True}, "max_steps = True.*a whole number"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_before_anything_is_built(kinds, grpo, said):
+    with pytest.raises(RecipeError, match=f"(?s){said}"):
+        check_values(of(**grpo)[0], kinds)
+
+
+@pytest.mark.parametrize(
+    "grpo",
+    [{}, {"learning_rate": 1, "max_steps": -1, "scale_rewards": False, "loss_type": "dr_grpo", "warmup_steps": 0.1}],
+)
+def test_values_that_work_pass(kinds, grpo):
+    check_values(of(**grpo)[0], kinds)
+
+
+def test_the_choices_are_those_of_the_installed_trainer():
+    package = Path(importlib.util.find_spec("trl").origin).parent
+    source = (package / "trainer" / "grpo_trainer.py").read_text(encoding="utf-8")
+    compared = re.findall(r'self\.loss_type (?:==|in) (\[[^\]]+\]|"\w+")', source)
+    found = {word for text in compared for word in re.findall(r'"(\w+)"', text)}
+    assert found == set(CHOICES["loss_type"])
 
 
 def test_in_words():

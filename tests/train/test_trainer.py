@@ -156,6 +156,36 @@ def test_the_first_interrupt_saves_and_returns(home, policy):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+class TerminateAt(InterruptAt):
+    def update(self, step, values):
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_scheduler_that_ends_the_job_loses_nothing(home, policy):
+    run = train(recipe(max_steps=50), policy=policy, task=arithmetic(64, 8), watchers=[TerminateAt(1)])
+    assert run.result()["status"] == "stopped"
+    assert run.events()[-1]["by"] == "SIGTERM"
+    assert run.adapter == run.final
+
+
+def test_a_run_that_learns_nothing_says_so(home, policy, capsys):
+    def equal_reward(completions, **kwargs):
+        return [1.0] * len(completions)
+
+    watcher = InterruptAt(0)
+    train(recipe(), policy=policy, task=own_task(equal_reward), watchers=[watcher])
+    assert "finished after 2 steps: NOTHING LEARNT" in watcher.message
+    said = capsys.readouterr().out
+    assert "WARNING: the task names no right_by" in said
+    assert "WARNING: the task has no held_out prompts" in said
+
+
+def test_weights_that_are_all_0_are_refused(home, policy):
+    with pytest.raises(RecipeError, match="all 5 are 0"):
+        train(recipe(weights={f.__name__: 0 for f in REWARD_FUNCS}), policy=policy, task=arithmetic(64, 8))
+
+
 def test_the_second_interrupt_aborts_and_the_record_stays(home, policy):
     with pytest.raises(KeyboardInterrupt):
         train(recipe(max_steps=50), policy=policy, task=arithmetic(64, 8), watchers=[InterruptAt(2, times=2)])
@@ -226,6 +256,10 @@ def raising_reward(completions, **kwargs):
     raise KeyError("solution")
 
 
+def silent_reward(completions, **kwargs):
+    return [None] * len(completions)
+
+
 def nan_reward(completions, **kwargs):
     return [math.nan] * len(completions)
 
@@ -257,10 +291,14 @@ LONG_ROWS = [{"prompt": [{"role": "user", "content": "1 + " * 400}], "answer": "
         ({}, own_task(fine_reward, rows=LONG_ROWS), DataError, "the longest prompt has .* tokens.*max_seq_length = 256"),
         ({"num_generations": "8"}, own_task(fine_reward), RecipeError, "num_generations = '8'.*whole number"),
         ({"per_device_train_batch_size": 0}, own_task(fine_reward), RecipeError, "per_device_train_batch_size = 0"),
+        ({}, own_task(silent_reward), RewardError, "silent_reward returned None for 8 completions"),
+        ({"loss_type": "foo"}, own_task(fine_reward), RecipeError, "grpo.loss_type = 'foo'.*one of grpo"),
+        ({"learning_rate": "fast"}, own_task(fine_reward), RecipeError, "grpo.learning_rate = 'fast'.*a number"),
         ({"learning_rat": 1e-3}, own_task(fine_reward), RecipeError, "grpo.learning_rat = 0.001.*did you mean 'learning_rate'"),
         ({"generation_batch_size": 16, "steps_per_generation": 1}, own_task(fine_reward), RecipeError, "grpo: .*GRPOConfig"),
     ],
-    ids=["raises", "nan", "short", "column", "prompts", "groups", "long", "text", "zero", "name", "value"],
+    ids=["raises", "nan", "short", "column", "prompts", "groups", "long", "text", "zero", "none", "loss",
+         "word", "name", "value"],
 )  # fmt: skip
 def test_bad_input_is_named_and_leaves_nothing(home, policy, changes, task, error, said):
     with pytest.raises(error, match=f"(?s){said}") as caught:

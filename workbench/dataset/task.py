@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.dataset.split import prompt_key
-from workbench.run.errors import TaskError
+from workbench.run.errors import TaskError, fault_line
 from workbench.run.workspace import resolve, shown
 
 Row = dict[str, Any]
@@ -163,9 +163,9 @@ def load_task(name: str | Path) -> Task:
         raise
     except Exception as error:
         raise TaskError(
-            f"{shown(path)}: {type(error).__name__}: {error}",
+            f"{shown(path)}: {type(error).__name__}: {error}{fault_line(error, path)}",
             rule="a task file runs when it is imported",
-            remedy="correct the line below",
+            remedy="correct that line",
         ) from error
     task = getattr(module, "task", None)
     if not isinstance(task, Task):

@@ -1,4 +1,4 @@
-"""The five reward functions of the seeds, in corrected form, in TRL's own signature.
+"""The five reward functions, in TRL's own signature.
 
 Each takes chat or plain completions, returns one number a completion, and pays nothing for silence, empty tags or tag
 soup. They read one format::

@@ -22,7 +22,7 @@ import numpy as np
 from workbench.dataset.task import Row, Task
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import Groups, advantages
-from workbench.run.errors import RecipeError, RewardError, TaskError
+from workbench.run.errors import RecipeError, RewardError, TaskError, fault_line
 
 _FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 
@@ -77,6 +77,12 @@ class RewardSuite:
         self.weights = [
             float((weights or {}).get(name, own)) for name, own in zip(self.names, task.weights, strict=True)
         ]
+        if not any(self.weights):
+            raise RecipeError(
+                f"reward_weights: all {len(self.weights)} are 0",
+                rule="the reward is the weighted sum of the functions",
+                remedy="give at least one function a weight",
+            )
         self.num_generations, self.scale_rewards, self.aggregation = num_generations, scale_rewards, aggregation
         self.on_batch = on_batch
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
@@ -171,7 +177,8 @@ class RewardSuite:
 
         Raises:
             TaskError: if a function needs a column that the rows lack.
-            RewardError: if a function raises or returns something other than one finite number a completion.
+            RewardError: if a function raises or returns something other than one finite number a completion, or if
+                none of them returns a number at all.
         """
         self.check_signatures(rows)
         sample = [row for row in rows[:2] for _ in range(4)]
@@ -184,7 +191,13 @@ class RewardSuite:
                 f"<reasoning>\nthe working\n</reasoning>\n<answer>\n{answer}\n</answer>",
                 "The quick brown fox jumps over the lazy dog, 3 times.",
             ]
-        self.score(sample, texts)
+        scores = self.score(sample, texts)
+        if np.isnan(scores).all():
+            raise RewardError(
+                f"{' and '.join(self.names)} returned None for {len(texts)} completions of {len(rows[:2])} prompts",
+                rule="None means that a function does not apply; a completion to which none applies is not rewarded",
+                remedy="return a number where the function has something to say",
+            )
 
     def check_signatures(self, rows: Sequence[Row]) -> None:
         """Check that every function accepts TRL's keyword call and finds its columns in every row."""
@@ -338,7 +351,7 @@ def _raised(name: str, func: Callable[..., Any], call: dict[str, Any], error: Ex
                 where = _quote(call["prompts"][index], call["completions"][index])
                 break
     return RewardError(
-        f"{name} raised {type(error).__name__}: {error} on {where}",
+        f"{name} raised {type(error).__name__}: {error}{fault_line(error)} on {where}",
         rule="a reward function scores every completion; an exception never becomes 0",
         remedy="handle this completion in the function, or return None where it does not apply",
     )

@@ -46,9 +46,29 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
-    def adapter(self) -> Path:
-        """The adapter as it was when the run ended, stopped or not."""
+    def final(self) -> Path:
+        """Where the adapter is saved when the run ends, stopped or not."""
         return self.checkpoints / "final"
+
+    @property
+    def adapter(self) -> Path:
+        """The newest saved adapter: the final one, or that of the latest checkpoint if the run was killed.
+
+        Raises:
+            RunError: if the run was killed before it saved one.
+        """
+        saved = sorted(
+            (folder for folder in self.checkpoints.glob("checkpoint-*") if folder.name[11:].isdigit()),
+            key=lambda folder: int(folder.name[11:]),
+        )
+        for folder in (self.final, *reversed(saved)):
+            if (folder / "adapter_config.json").is_file():
+                return folder
+        raise RunError(
+            f"{shown(self.checkpoints)}: no adapter",
+            rule="a run saves its adapter when it ends or is stopped, and every save_steps steps on the way",
+            remedy="choose another run; to lose less next time, lower grpo.save_steps",
+        )
 
     @property
     def export(self) -> Path:
@@ -131,6 +151,31 @@ class RunDirectory:
     def manifest(self) -> dict[str, Any]:
         return self.read_json("manifest.json")
 
+    def result(self) -> dict[str, Any]:
+        """`status`, `steps` and `minutes`: from the manifest, or from the record of a run that has not ended by itself.
+
+        The status is then "running" while its process lives, and "killed" if it does not.
+        """
+        ended = self.manifest().get("result")
+        if ended is not None:
+            return ended
+        steps = self.metrics()
+        minutes = sum(row.get("step_time") or 0.0 for row in steps) / 60
+        return {"status": "running" if self.live else "killed", "steps": len(steps), "minutes": minutes}
+
+    @property
+    def live(self) -> bool:
+        """Whether the process that owns the run still lives; on another machine, whether it still holds the lock."""
+        try:
+            owner = json.loads((self.path / "lock").read_text(encoding="utf-8"))
+            if owner["host"] == socket.gethostname():
+                os.kill(owner["pid"], 0)
+        except PermissionError:
+            return True  # somebody else's process, and it is there
+        except (OSError, ValueError, KeyError):
+            return False
+        return True
+
     def update_manifest(self, **found: Any) -> None:
         """Add what was found later (shapes, timings, the result) to the manifest."""
         self.write_json("manifest.json", {**self.manifest(), **found})
@@ -164,10 +209,10 @@ class RunDirectory:
         append_line(self.path / "events.jsonl", {"time": now(), "event": kind, "step": step, **details})
 
     def metrics(self) -> list[dict[str, Any]]:
-        return list(read_lines(self.path / "metrics.jsonl"))
+        return list(read_lines(self.path / "metrics.jsonl", being_written=self.live))
 
     def events(self) -> list[dict[str, Any]]:
-        return list(read_lines(self.path / "events.jsonl"))
+        return list(read_lines(self.path / "events.jsonl", being_written=self.live))
 
     def __repr__(self) -> str:
         return f"RunDirectory({shown(self.path)!r})"
@@ -226,8 +271,12 @@ def append_line(file: Path, content: dict[str, Any]) -> None:
         lines.write(json.dumps(strict(content), ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
 
-def read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that says which."""
+def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, Any]]:
+    """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that says which.
+
+    Args:
+        being_written: another process is appending, so a last line without its end is not torn but in flight.
+    """
     if not file.is_file():
         return
     with file.open("rb") as lines:
@@ -235,4 +284,5 @@ def read_lines(file: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield json.loads(line)
             except ValueError:
-                warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)
+                if not (being_written and not line.endswith(b"\n")):
+                    warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)

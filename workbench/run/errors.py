@@ -5,7 +5,9 @@ To add one: subclass `WorkbenchError` and the standard exception that it refines
 
 from __future__ import annotations
 
+import os
 import traceback
+from pathlib import Path
 
 
 class WorkbenchError(Exception):
@@ -28,6 +30,22 @@ class WorkbenchError(Exception):
             lines += ["", "caused by:"]
             lines += [line.rstrip() for line in traceback.format_exception(self.__cause__)[-6:]]
         return lines
+
+
+def fault_line(error: BaseException, file: str | os.PathLike | None = None) -> str:
+    """` (task.py:12: the line)`: the user's own line that an exception came from; empty if there is none.
+
+    Args:
+        file: the user's file; None: the innermost frame that is neither a library's nor the workbench's.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({Path(error.filename).name}:{error.lineno}: {(error.text or '').strip()})"
+    own = str(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        elsewhere = frame.filename.startswith(own) or "site-packages" in frame.filename
+        if frame.filename == str(file) if file is not None else not elsewhere:
+            return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
+    return ""
 
 
 class RecipeError(WorkbenchError, ValueError):

@@ -76,12 +76,12 @@ class Recipe(_Part):
                 remedy="give the path of a recipe; `workbench demo` leaves one in runs/demo/recipe.yaml",
             )
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path}: {error}", rule="a recipe is valid YAML", remedy="correct that line") from error
         if not isinstance(content, dict):
             raise RecipeError(
-                f"{path}: holds a {type(content).__name__}",
+                f"{path}: " + ("empty" if content is None else f"holds a {type(content).__name__}"),
                 rule="a recipe is a mapping of field to value",
                 remedy=f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}",
             )

@@ -1,5 +1,7 @@
 """Stopping a run with its work saved: the first Interrupt ends it after the step in flight, the second at once.
 
+SIGTERM, which a scheduler sends before it kills, counts as an Interrupt.
+
 Interrupt is the one control that works in every front end while a cell is busy: a plain button's click waits in the
 queue behind the cell in most of them.
 """
@@ -12,11 +14,11 @@ from typing import Any
 
 
 class GracefulStop:
-    """While active, turns the first SIGINT into a request, and lets the second one through."""
+    """While active, turns the first SIGINT or SIGTERM into a request, and lets the second one through."""
 
     def __init__(self) -> None:
         self.requested: str | None = None
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def request(self, by: str) -> None:
         """Ask for a stop at the next step boundary."""
@@ -25,15 +27,16 @@ class GracefulStop:
     def __enter__(self) -> GracefulStop:
         # Python lets only the main thread handle signals; elsewhere the caller's own handling stays in force.
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._interrupted)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._interrupted)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _interrupted(self, signum: int, frame: Any) -> None:
         if self.requested is not None:
             raise KeyboardInterrupt
-        self.request("interrupt")
+        self.request("interrupt" if signum == signal.SIGINT else "SIGTERM")
         print("stopping after this step; interrupt again to abort at once", flush=True)

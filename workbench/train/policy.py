@@ -51,7 +51,12 @@ class Policy:
         stored = quantised if self.linear4bit else self.precision
         return (
             f"{self.name}: {_count(self.parameters)} parameters, {stored}, on {self.device} through {self.backend}; "
-            f"LoRA trains {_count(self.trainable)} ({self.trainable / self.parameters:.1%}); loaded in {self.load_s:.0f} s"
+            + (
+                f"LoRA trains {_count(self.trainable)} ({self.trainable / self.parameters:.1%})"
+                if self.trainable
+                else "with a trained adapter, frozen"
+            )
+            + f"; loaded in {self.load_s:.0f} s"
             + "".join(f"\n  note: {note}" for note in self.notes)
         )
 

@@ -46,12 +46,24 @@ class Recorder:
         self.seconds = 0.0
         self.reward_s = 0.0
         self._health: list[GroupHealth] = []
+        self._batches = self._dead_batches = 0
+
+    @property
+    def verdict(self) -> str:
+        """A few words on a run that cannot have learnt: every group of every step was dead. Else empty."""
+        if not self._batches or self._dead_batches < self._batches:
+            return ""
+        return (
+            ": NOTHING LEARNT, the completions of every group scored the same in every step (look at the rewards in 02)"
+        )
 
     def batch(self, scored: ScoredBatch) -> None:
         """Record one generation batch: every completion of every group."""
         started = time.perf_counter()
         write_part(self.run.rollouts, scored.step, self._rows(scored), self.suite.names)
         self._health.append(group_health(scored.groups, scored.right, self.suite.num_generations))
+        self._batches += 1
+        self._dead_batches += self._health[-1].dead == 1
         self.reward_s += scored.seconds
         self.seconds += time.perf_counter() - started
 

@@ -14,7 +14,7 @@ from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_
 from workbench.dataset.split import fingerprint
 from workbench.dataset.task import Task, load_task
 from workbench.rewards.suite import RewardSuite
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import RunDirectory, check_name
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import Recipe
 from workbench.run.versions import versions
@@ -57,12 +57,14 @@ def train(
     Raises:
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
     """
+    check_name(recipe.run_name)
     task = task or load_task(recipe.task)
     if not len(task.rows):
         raise RecipeError(f"task {task.name!r}: 0 prompts", rule="training needs prompts", remedy="give the task rows")
     config_class, trainer_class = trainer_classes()
     settings, notes = plan.settings(recipe, plan.field_names(config_class))
     planned = plan.batch(settings)
+    plan.check_values(settings, plan.field_kinds(config_class))
     rows = task.with_ids(task.rows)
     plan.check_prompts(len(rows), planned)
     suite = RewardSuite(
@@ -87,6 +89,7 @@ def train(
         notes.append(
             f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there"
         )
+    notes += _warnings(task)
     for line in (*notes, plan.in_words(planned, settings, len(rows))):
         print(line)
 
@@ -98,6 +101,20 @@ def train(
         trainer.args.output_dir = str(run.checkpoints)
         _run(trainer, run, suite, policy, settings, watchers, task.source)
     return run
+
+
+def _warnings(task: Task) -> list[str]:
+    warned = []
+    if task.right_by is None:
+        warned.append(
+            f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
+            "(the first function); this decides nothing but the groups panel and the measurement in 04"
+        )
+    if not len(task.held_out):
+        warned.append(
+            "WARNING: the task has no held_out prompts: what this run buys cannot be measured afterwards (notebook 04)"
+        )
+    return warned
 
 
 def _fitting(
@@ -140,19 +157,19 @@ def _trainer(
             reward_weights=suite.weights,
             disable_tqdm=True,  # the watchers show progress
         )
+        trainer = trainer_class(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            reward_funcs=suite.funcs,
+            args=config,
+            train_dataset=Dataset.from_list(rows),
+        )
     except (TypeError, ValueError) as error:
         raise RecipeError(
             f"grpo: {error}",
-            rule="GRPOConfig accepts these settings together",
+            rule="GRPOConfig and GRPOTrainer accept these settings together",
             remedy="change the setting that it names",
         ) from error
-    trainer = trainer_class(
-        model=policy.model,
-        processing_class=policy.tokenizer,
-        reward_funcs=suite.funcs,
-        args=config,
-        train_dataset=Dataset.from_list(rows),
-    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -180,14 +197,14 @@ def _run(
             trainer.train()
             status, details = ("stopped" if stop.requested else "finished"), {"by": stop.requested}
             # Still inside: an Interrupt that comes while the adapter is being saved must not lose it.
-            save_adapter(policy, run.adapter)
+            save_adapter(policy, run.final)
     except BaseException as error:
         status = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
         details = {"error": f"{type(error).__name__}: {error}"}
         raise
     finally:
         step = trainer.state.global_step
-        recorder.tell("end", f"{status} after {step} steps")
+        recorder.tell("end", f"{status} after {step} steps{recorder.verdict}")
         if step or status in ("finished", "stopped"):
             minutes = (time.monotonic() - started) / 60
             run.update_manifest(result=_result(status, step, minutes, recorder))
@@ -213,6 +230,8 @@ def save_adapter(policy: Policy, folder: Path) -> Path:
     """Save the trained adapter (and only it: not TRL's frozen copy for the reference) with the tokenizer."""
     policy.model.save_pretrained(str(folder), selected_adapters=["default"])
     policy.tokenizer.save_pretrained(str(folder))
+    # PEFT's model card is a form that nobody has filled in.
+    (folder / "README.md").unlink(missing_ok=True)
     return folder
 
 
@@ -235,6 +254,7 @@ def _callback(recorder: Recorder, stop: GracefulStop, run: RunDirectory, setting
             folder = run.checkpoints / f"checkpoint-{state.global_step}"
             # A pickle that nothing needs; a run holds none.
             (folder / "training_args.bin").unlink(missing_ok=True)
+            (folder / "README.md").unlink(missing_ok=True)
             run.log_event("checkpoint", state.global_step, folder=folder.name)
 
     return WorkbenchCallback()

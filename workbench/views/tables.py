@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST_SHOWN = 2000
+_PRE = "margin:0;white-space:pre-wrap;background:transparent;color:inherit"
 _BIDI = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
@@ -21,7 +22,9 @@ class Table:
         self.header, self.rows, self.caption = list(header), [list(row) for row in rows], caption
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th style='text-align:left'>{html.escape(str(name))}</th>" for name in self.header)
+        head = "".join(
+            f"<th style='text-align:left;white-space:nowrap'>{html.escape(str(name))}</th>" for name in self.header
+        )
         body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in self.rows)
         caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
         return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -58,7 +61,7 @@ def _text(value: Any) -> str:
 def _cell(value: Any) -> str:
     text = html.escape(_text(value), quote=True)
     if isinstance(value, Verbatim):
-        return f"<td style='text-align:left'><pre style='margin:0;white-space:pre-wrap'>{text}</pre></td>"
+        return f"<td style='text-align:left'><pre style='{_PRE}'>{text}</pre></td>"
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     return f"<td style='text-align:{side};vertical-align:top'>{text}</td>"
 

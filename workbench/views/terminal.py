@@ -1,4 +1,4 @@
-"""Progress in a terminal: one bar, with the same three numbers as the live plot."""
+"""Progress in a terminal: one bar, with the same numbers as the live plot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import GROUP_STD, KL, REWARD
+from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 
 
 def progress_bar(unit: str, numbers: bool = False) -> Progress:
@@ -21,7 +21,7 @@ def progress_bar(unit: str, numbers: bool = False) -> Progress:
 
 
 class TerminalProgress:
-    """Watches a run with a progress bar: reward, within-group std and KL beside it."""
+    """Watches a run with a progress bar: reward, within-group std, KL and dead groups beside it."""
 
     def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None:
         self.bar = progress_bar("steps", numbers=True)
@@ -41,9 +41,10 @@ class TerminalProgress:
 
 
 def numbers(values: dict[str, Any]) -> str:
-    """The three numbers of a step, as text."""
+    """The numbers of a step, as text."""
     shown = []
-    for label, key, form in (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f")):
+    columns = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead", DEAD, ".0%"))
+    for label, key, form in columns:
         value = values.get(key)
         shown.append(f"{label} {value:{form}}" if isinstance(value, (int, float)) else f"{label} -")
     return "  ".join(shown)
