@@ -281,8 +281,9 @@ def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, An
         return
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            if being_written and not line.endswith(b"\n"):
+                return  # to read on would find the rest of this line and take it for another
             try:
                 yield json.loads(line)
             except ValueError:
-                if not (being_written and not line.endswith(b"\n")):
-                    warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)
+                warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)
