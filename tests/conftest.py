@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+GSM8K = [
+    {
+        "question": f"Mia has {n} boxes with 4 pens each and gives 2 pens away. How many pens has she left?",
+        "answer": f"{n} boxes hold {n} * 4 = <<{n}*4={4 * n}>>{4 * n} pens.\n{4 * n} - 2 = {4 * n - 2}\n#### {4 * n - 2:,}",
+    }
+    for n in range(2, 300)
+]
 
 # A kernel or subprocess that a test starts must not go looking for a hub that is not there.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,3 +47,29 @@ def tiny_policy():
     from workbench.train.policy import load_policy
 
     return load_policy("tiny")
+
+
+@pytest.fixture
+def gsm8k_file(home) -> Path:
+    """298 rows in GSM8K's schema, as JSON lines."""
+    file = home / "gsm8k.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in GSM8K))
+    return file
+
+
+@pytest.fixture(scope="session")
+def hub_folder(tmp_path_factory) -> Path:
+    """A folder as the hub keeps a dataset: Parquet by subset and split, and a README that says which is which."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path_factory.mktemp("hub") / "gsm8k"
+    readme = ["---", "configs:"]
+    for subset in ("main", "socratic"):
+        (folder / subset).mkdir(parents=True)
+        readme += [f"- config_name: {subset}", "  data_files:"]
+        for split, rows in (("train", GSM8K[:280]), ("test", GSM8K[280:])):
+            pq.write_table(pa.Table.from_pylist(rows), folder / subset / f"{split}-00000-of-00001.parquet")
+            readme += [f"  - split: {split}", f"    path: {subset}/{split}-*"]
+    (folder / "README.md").write_text("\n".join([*readme, "---", ""]))
+    return folder

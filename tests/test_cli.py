@@ -20,11 +20,11 @@ def workbench(*arguments: str, home=None) -> subprocess.CompletedProcess:
 
 def test_help_names_every_command_and_where_to_start():
     text = workbench("--help").stdout
-    for word in ("demo", "train", "doctor", "lab", "Start with `workbench demo`"):
+    for word in ("demo", "train", "check", "doctor", "lab", "Start with `workbench demo`"):
         assert word in text
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "doctor", "lab"])
+@pytest.mark.parametrize("command", ["demo", "train", "check", "doctor", "lab"])
 def test_every_command_explains_itself(command):
     result = workbench(command, "--help")
     assert result.returncode == 0
@@ -56,6 +56,67 @@ def test_train_from_a_recipe_prints_one_json_object(tmp_path):
     found = json.loads(result.stdout)
     assert found["run"] == str(tmp_path / "runs" / "named")
     assert (found["status"], found["steps"]) == ("finished", 1)
+
+
+def check(home, *arguments) -> dict:
+    result = workbench("check", *map(str, arguments), "--json", home=home)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["read"] == found["kept"] + found["left_out"]
+    assert sum(reason["count"] for reason in found["reasons"]) == found["left_out"]
+    return found
+
+
+def test_check_a_file_in_gsm8ks_schema(gsm8k_file, home):
+    found = check(home, gsm8k_file, "--numbers", "--policy", "tiny", "--system", "tags", "--out", "kept.jsonl")
+    assert (found["read"], found["kept"]) == (298, 298)
+    assert found["columns"] == {"prompt": "question", "answer": "answer"}
+    assert found["lengths"]["covering"]["100%"] == found["lengths"]["longest_tokens"] > 40
+    kept = [json.loads(line) for line in (home / "kept.jsonl").read_text().splitlines()]
+    assert kept[0]["answer"] == "6"
+    assert [message["role"] for message in kept[0]["prompt"]] == ["system", "user"]
+
+
+def test_check_a_csv_with_a_byte_order_mark_and_crlf(home):
+    rows = "".join(f'"Town {n}, which code?",T{n}\r\n' for n in range(40))
+    (home / "a.csv").write_bytes(b"\xef\xbb\xbfquestion,expert_answer\r\n" + rows.encode() + b"only one field\r\n")
+    found = check(home, "a.csv")
+    assert (found["read"], found["kept"]) == (41, 40)
+    assert found["columns"] == {"prompt": "question", "answer": "expert_answer"}
+
+
+def test_check_json_lines_whose_last_line_is_half_written(home):
+    (home / "a.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "ans')
+    found = check(home, "a.jsonl")
+    assert (found["read"], found["kept"]) == (2, 1)
+    assert [reason["reason"] for reason in found["reasons"]] == ["last line is half-written"]
+
+
+def test_check_a_folder_in_the_hubs_layout(hub_folder, home):
+    found = check(home, hub_folder, "--split", "test")
+    assert (found["read"], found["kept"]) == (18, 18)
+    assert any("split 'test' of train, test" in note for note in found["notes"])
+
+
+def test_check_against_the_other_split(home, gsm8k_file):
+    lines = gsm8k_file.read_text().splitlines(keepends=True)
+    check(home, gsm8k_file, "--out", "other.jsonl")
+    (home / "some.jsonl").write_text("".join(lines[:5]) + '{"question": "new?", "answer": "#### 1"}\n')
+    found = check(home, "some.jsonl", "--other", "other.jsonl")
+    assert {reason["reason"]: reason["count"] for reason in found["reasons"]} == {
+        "prompt is also in the other split": 5
+    }
+
+
+def test_check_for_people_and_where_nothing_can_be_kept(home):
+    (home / "a.jsonl").write_text('{"prompt": "", "answer": "1"}\n')
+    result = workbench("check", "a.jsonl", home=home)
+    assert result.returncode == 1
+    assert "1 rows read, 0 kept, 1 left out" in result.stdout
+    assert "-> fill it in, or delete those rows" in result.stdout
+    missing = workbench("check", "none.jsonl", home=home)
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "DataError: none.jsonl: no such file" in missing.stderr
 
 
 def test_doctor_reports_and_its_exit_code_says_whether_training_can_work():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "workbench"
-ORDER = ["run", "dataset", "rewards", "tiny", "train", "inspection", "export", "views", "top"]
+ORDER = ["run", "dataset", "rewards", "tiny", "tasks", "train", "inspection", "export", "views", "top"]
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
 
 

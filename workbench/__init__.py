@@ -2,7 +2,7 @@
 
 The folders carry the notebooks' names, and imports go one way::
 
-    run <- dataset <- rewards <- tiny <- train <- (inspection, export) <- views <- cli, notebooks
+    run <- dataset <- rewards <- tiny <- tasks <- train <- (inspection, export) <- views <- cli, notebooks
 
 Importing this package imports no library; each stage brings its own when it is used.
 """

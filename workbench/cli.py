@@ -129,6 +129,52 @@ def train(
 
 
 @app.command()
+def check(
+    source: Annotated[
+        str, typer.Argument(help="A .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder, or owner/name.")
+    ],
+    prompt: Annotated[str | None, typer.Option(help="Column that holds the prompt, if it is not called so.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="Column that holds the right answer; none: the task has no answers.")
+    ] = None,
+    subset: Annotated[str | None, typer.Option(help="Subset (configuration) of a hub dataset.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of a hub dataset or folder; train if not said.")] = None,
+    numbers: Annotated[bool, typer.Option(help="Leave out rows whose answer is no number.")] = False,
+    other: Annotated[
+        Path | None, typer.Option(help="Rows of the other split: prompts that stand there too are left out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the rows that were kept here, as JSON lines.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure prompt lengths with this policy's template and tokenizer: tiny, owner/name, a folder."
+        ),
+    ] = None,
+    system: Annotated[
+        str, typer.Option(help="System message for prompts that are text: tags, think, mark, none, or the text itself.")
+    ] = "none",
+    as_json: AsJson = False,
+) -> None:
+    """Check a dataset: every row is kept, repaired by a stated rule, or listed with its reason. Nothing is loaded on a GPU.
+
+    Names like question or ground_truth are used for the prompt and the answer if there is no doubt, and the report says so;
+    --prompt and --answer choose. Exits with 1 if no row could be kept.
+
+    Examples: `workbench check train.jsonl`, `workbench check questions.csv --answer expert_answer --out tasks/mine/train.jsonl`,
+    `workbench check openai/gsm8k --numbers --policy tiny --system tags`.
+    """
+    from workbench.checking import check_source
+
+    found = check_source(
+        source, prompt_column=prompt, answer_column=answer, subset=subset, split=split, numbers=numbers, other=other, out=out,
+        policy=policy, system=system,
+    )  # fmt: skip
+    print(json.dumps(found.found()) if as_json else found)
+    if not found.report.kept_rows:
+        raise typer.Exit(1)
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Report versions, device, and what works here (4-bit, bf16, vLLM, widgets), with a remedy for what does not.
 

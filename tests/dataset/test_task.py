@@ -95,5 +95,5 @@ def test_bad_files(tmp_path, content, said):
 
 
 def test_an_unknown_task():
-    with pytest.raises(TaskError, match="task 'arithmetics': no embedded task of that name"):
+    with pytest.raises(TaskError, match="task 'arithmetics': no task of that name"):
         load_task("arithmetics")

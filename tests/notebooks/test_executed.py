@@ -12,7 +12,7 @@ from workbench.run.errors import RunError
 from workbench.run.rollouts import query
 
 PARAMETERS = {
-    "01_dataset": {"rows_wanted": 600},
+    "01_dataset": {"rows_wanted": 600, "profile_prompts": 8},
     "03_train": {"max_steps": 12},
     "04_inspect": {"held_out": 60, "samples": 2},
     "05_export": {"prompts_to_prove": 4},
@@ -102,6 +102,32 @@ def test_the_report_is_one_file_that_needs_no_network(demo):
     html = (run.path / "report.html").read_text()
     assert "data:image/png;base64" in html
     assert "<script src=" not in html
+
+
+def test_01_shows_how_hard_the_prompts_are(demo):
+    _, run, _ = demo
+    card = json.loads((run.path / "task" / "card.json").read_text())
+    assert card["difficulty"]["never"] + card["difficulty"]["sometimes"] + card["difficulty"]["always"] == pytest.approx(1)
+    assert card["difficulty"]["sometimes"] > 0
+    assert len((run.path / "task" / "difficulty.jsonl").read_text().splitlines()) == 1 + 8
+    text = "".join(output.get("text", "") for output in outputs(run, "01_dataset") if output["output_type"] == "stream")
+    assert "8 prompts, 8 completions each: solved" in text
+    # What the dataset was made of travels with the run.
+    assert run.manifest()["task"]["card"] == card
+
+
+def test_01_runs_on_a_file_in_gsm8ks_schema_by_changing_its_parameters_only(gsm8k_file, home):
+    parameters = {
+        "source": str(gsm8k_file), "task_dir": "tasks/gsm8k", "profile_prompts": 0, "max_prompt_length": 95,
+    }  # fmt: skip
+    execute(notebooks_folder() / "01_dataset.ipynb", home / "out.ipynb", parameters, home, lambda done, total: None)
+    folder = home / "tasks" / "gsm8k"
+    card = json.loads((folder / "card.json").read_text())
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    assert card["rows"]["train"] == len(rows) >= 200
+    assert sum(card["rows"].values()) == 298
+    assert rows[0]["answer"].isdigit()
+    assert rows[0]["rationale"].endswith(f"#### {int(rows[0]['answer']):,}")
 
 
 @pytest.mark.parametrize("stem", ["02_rewards", "03_train", "04_inspect", "05_export"])

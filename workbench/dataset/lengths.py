@@ -5,11 +5,15 @@ TRL no longer truncates prompts, and Unsloth cuts the completion instead: what i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from workbench.dataset.task import Row
 from workbench.run.errors import DataError
+
+_BATCH = 1000  # prompts tokenised together
 
 
 def prompt_text(prompt: Any, tokenizer: Any) -> str:
@@ -19,14 +23,40 @@ def prompt_text(prompt: Any, tokenizer: Any) -> str:
     return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
 
 
-def prompt_lengths_tokens(rows: Sequence[Row], tokenizer: Any) -> list[int]:
-    """Length of each row's prompt, in tokens, through the chat template."""
-    texts = [prompt_text(row["prompt"], tokenizer) for row in rows]
-    if not texts:
+def stream_lengths(rows: Iterable[Row], tokenizer: Any) -> Iterator[tuple[Row, int]]:
+    """Each row with the length of its prompt, in tokens; no more than a thousand rows are held at a time."""
+    batch: list[Row] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == _BATCH:
+            yield from zip(batch, _lengths(batch, tokenizer), strict=True)
+            batch = []
+    yield from zip(batch, _lengths(batch, tokenizer), strict=True)
+
+
+def _lengths(rows: Sequence[Row], tokenizer: Any) -> list[int]:
+    if not rows:
         return []
     # The template writes the special tokens itself; a plain prompt gets those that the tokenizer adds, as in TRL.
     chat = not isinstance(rows[0]["prompt"], str)
+    texts = [prompt_text(row["prompt"], tokenizer) for row in rows]
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=not chat)["input_ids"]]
+
+
+def prompt_lengths_tokens(
+    rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None
+) -> Sequence[int]:
+    """Length of each row's prompt, in tokens, through the chat template: one unsigned number a row.
+
+    Args:
+        progress: called with the number of prompts measured, now and then.
+    """
+    lengths = array("L")
+    for _, length in stream_lengths(rows, tokenizer):
+        lengths.append(length)
+        if progress is not None and len(lengths) % _BATCH == 0:
+            progress(len(lengths))
+    return lengths
 
 
 def covering_lengths(lengths: Sequence[int], shares: Sequence[float] = (0.95, 0.99, 1.0)) -> dict[float, int]:
@@ -35,16 +65,17 @@ def covering_lengths(lengths: Sequence[int], shares: Sequence[float] = (0.95, 0.
     >>> covering_lengths([10, 20, 30, 40], shares=(0.5, 0.75, 1.0))
     {0.5: 20, 0.75: 30, 1.0: 40}
     """
-    import math
-
     ordered = sorted(lengths)
     return {share: ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] for share in shares} if ordered else {}
 
 
-def keep_within(rows: Sequence[Row], lengths: Sequence[int], max_prompt_length: int) -> tuple[list[Row], int]:
-    """(the rows whose prompt has at most `max_prompt_length` tokens, how many were left out)."""
-    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= max_prompt_length]
-    return kept, len(rows) - len(kept)
+def keep_within(rows: Sequence[Row], lengths: Sequence[int], max_prompt_length: int) -> tuple[list[Row], list[Row]]:
+    """(the rows whose prompt has at most `max_prompt_length` tokens, the rows whose prompt is longer)."""
+    kept: list[Row] = []
+    longer: list[Row] = []
+    for row, length in zip(rows, lengths, strict=True):
+        (kept if length <= max_prompt_length else longer).append(row)
+    return kept, longer
 
 
 def check_budget(longest_prompt: int, max_completion_length: int, max_seq_length: int) -> None:
@@ -59,6 +90,6 @@ def check_budget(longest_prompt: int, max_completion_length: int, max_seq_length
             f"the longest prompt has {longest_prompt} tokens, and max_completion_length = {max_completion_length}: "
             f"{longest_prompt + max_completion_length} tokens",
             rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
-            remedy=f"set policy.max_seq_length to at least {longest_prompt + max_completion_length}"
+            remedy=f"set max_seq_length to at least {longest_prompt + max_completion_length}"
             + (f", or max_prompt_length to {room} (longer prompts are then left out and counted)" if room > 0 else ""),
         )

@@ -19,7 +19,14 @@ from workbench.run.workspace import resolve, shown
 
 Row = dict[str, Any]
 
-EMBEDDED = {"arithmetic": "workbench.tiny.task"}
+# Tasks that ship -> the module whose `task()` makes them, resolved when one is asked for.
+EMBEDDED = {
+    "arithmetic": "workbench.tiny.task",
+    "gsm8k": "workbench.tasks.gsm8k",
+    "countdown": "workbench.tasks.countdown",
+    "csv_qa": "workbench.tasks.csv_qa",
+    "json": "workbench.tasks.structured",
+}
 
 # Names that TRL hands to a reward function itself or overwrites: a dataset column of that name breaks or vanishes.
 RESERVED_COLUMNS = frozenset(
@@ -138,7 +145,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def load_task(name: str | Path) -> Task:
-    """Load an embedded task by name (`"arithmetic"`) or a task file by path.
+    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
 
     Raises:
         TaskError: if there is no such task, if the file fails, or if it binds no `task`.
@@ -149,7 +156,7 @@ def load_task(name: str | Path) -> Task:
     path = resolve(name)
     if not path.is_file():
         raise TaskError(
-            f"task {str(name)!r}: no embedded task of that name and no such file",
+            f"task {str(name)!r}: no task of that name and no such file",
             rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
             remedy="notebook 02 writes a task file; check the path",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workbench.dataset.sources import Source
 from workbench.dataset.task import Row, Task
 from workbench.rewards import library
 from workbench.tiny import arithmetic
@@ -27,6 +28,11 @@ def task(train: int = 2000, held_out: int = 200, seed: int = 0) -> Task:
         right_by="correctness_reward",
         format_by="strict_format_reward",
     )
+
+
+def source(limit: int | None = None, seed: int = 0) -> Source:
+    """The questions as a source, split by operand pair as the embedded policy was trained."""
+    return Source("arithmetic", lambda: iter(questions(limit or 2400, seed)), split_by="pair", salt=SPLIT_SALT)
 
 
 def questions(count: int = 2400, seed: int = 0) -> list[Row]:

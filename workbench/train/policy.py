@@ -8,6 +8,7 @@ imported, so every module that needs one of them in a training process goes thro
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -316,6 +317,8 @@ def _unsloth() -> Any:
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
         with quiet_imports():
             import unsloth
+        # It warns that an optional package is absent, in red, in every notebook.
+        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     import unsloth
 
     return unsloth
@@ -327,24 +330,23 @@ def bars_for(source: str) -> Iterator[None]:
 
     In a notebook such a bar is a widget, and a widget in a saved notebook is an empty place.
     """
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
     folder = Path(source)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else SMALL_BYTES
-    shown_before = logging.is_progress_bar_enabled()
+    shown_before = transformers_logging.is_progress_bar_enabled()
     if size < SMALL_BYTES:
-        logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown_before:
-            logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
 
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
     """Silence for what other libraries say of one another when they are imported: nothing that a reader could act on."""
-    import logging
     import warnings
 
     pytree = logging.getLogger("torch.utils._pytree")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import tempfile
@@ -122,7 +123,8 @@ def _fitting(
 ) -> tuple[list, list[int], int]:
     lengths, left_out = prompt_lengths_tokens(rows, policy.tokenizer), 0
     if recipe.max_prompt_length is not None:
-        rows, left_out = keep_within(rows, lengths, recipe.max_prompt_length)
+        rows, longer = keep_within(rows, lengths, recipe.max_prompt_length)
+        left_out = len(longer)
         lengths = [length for length in lengths if length <= recipe.max_prompt_length]
         if left_out:
             print(
@@ -279,6 +281,7 @@ def _manifest(
             "format_by": task.format_by,
             "rows": fingerprint(task.rows),
             "held_out": fingerprint(task.held_out),
+            "card": _dataset_card(task.source),
         },
         "rewards": {
             "hash": suite.hash,
@@ -288,6 +291,12 @@ def _manifest(
         "template": fingerprint([{"template": template}]),
         "settings": {"asked": recipe.grpo, "in_force": in_force, "translated": notes},
     }
+
+
+def _dataset_card(task_file: str) -> dict[str, Any] | None:
+    # What notebook 01 left beside the task file: the source, the split's rule, the fingerprints, the band.
+    card = Path(task_file).parent / "card.json" if task_file else None
+    return json.loads(card.read_text(encoding="utf-8")) if card is not None and card.is_file() else None
 
 
 def _plain(value: Any) -> Any:

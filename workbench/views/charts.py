@@ -8,17 +8,67 @@ from typing import Any
 from workbench.views.figure import BLUE, GREEN, GREY, ORANGE, RED, new_figure
 
 
-def length_histogram(lengths: Sequence[int], limits: dict[float, int]) -> Any:
-    """Distribution of prompt lengths (tokens), with the limit that keeps each share of the rows."""
+def length_histogram(lengths: Sequence[int], limits: dict[float, int], max_prompt_length: int | None = None) -> Any:
+    """Distribution of prompt lengths (tokens), with the limit that keeps each share of the rows.
+
+    Args:
+        limits: share -> tokens, as `covering_lengths` gives them.
+        max_prompt_length: the filter in force, shaded from there on; None: there is none.
+    """
+    from matplotlib.ticker import MaxNLocator
+
     figure, axis = new_figure(8, 2.6)
-    bins = range(min(lengths), max(lengths) + 2)
-    axis.hist(lengths, bins=bins if len(bins) < 60 else 60, color=BLUE, align="left" if len(bins) < 60 else "mid")
-    for (share, limit), style in zip(sorted(limits.items()), (":", "--", "-"), strict=False):
-        axis.axvline(
-            limit, color=ORANGE, linestyle=style, label=f"{share:.0%} of the prompts have at most {limit} tokens"
-        )
+    few = max(lengths) - min(lengths) < 60
+    axis.hist(lengths, bins=[edge - 0.5 for edge in range(min(lengths), max(lengths) + 2)] if few else 60, color=BLUE)
+    by_limit: dict[int, list[str]] = {}
+    for share, limit in sorted(limits.items()):
+        by_limit.setdefault(limit, []).append(f"{share:.0%}")
+    for (limit, shares), style in zip(by_limit.items(), (":", "--", "-"), strict=False):
+        label = f"at most {limit} tokens: {' and '.join(shares)} of the prompts"
+        axis.axvline(limit, color=ORANGE, linestyle=style, label=label)
+    if max_prompt_length is not None and max_prompt_length < max(lengths):
+        axis.axvspan(max_prompt_length + 0.5, max(lengths) + 0.5, color=RED, alpha=0.15, label="left out")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel("prompt length, tokens", fontsize=8)
     axis.set_ylabel("rows", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.tight_layout()
+    return figure
+
+
+def pass_rates(profile: Any, num_generations: int) -> Any:
+    """How often each prompt was solved: prompts by number of right completions; never, sometimes and always coloured.
+
+    Args:
+        profile: a `workbench.dataset.difficulty.Profile` that is not empty.
+        num_generations: size of the groups that dead ones are estimated for.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    rates = [solved.rate for solved in profile.solved.values()]
+    most = max(solved.of for solved in profile.solved.values())
+    figure, axis = new_figure(8, 2.6)
+    counts = [sum(round(rate * most) == right for rate in rates) for right in range(most + 1)]
+    shares = profile.shares
+    for which, places, colour in (
+        ("never", [0], ORANGE),
+        ("sometimes", range(1, most), BLUE),
+        ("always", [most], GREEN),
+    ):
+        axis.bar(
+            places,
+            [counts[place] for place in places],
+            color=colour,
+            width=0.85,
+            label=f"{which} solved: {shares[which]:.0%}",
+        )
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xlabel(f"right completions of {most}", fontsize=8)
+    axis.set_ylabel("prompts", fontsize=8)
+    title = f"about {profile.dead_groups(num_generations):.0%} of groups of {num_generations} would be all right or all wrong"
+    axis.set_title(title, fontsize=9, loc="left")
     axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     return figure

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
@@ -18,6 +28,18 @@ def progress_bar(unit: str, numbers: bool = False) -> Progress:
     if numbers:
         columns.append(TextColumn("{task.fields[numbers]}"))
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
+
+
+@contextlib.contextmanager
+def counter(unit: str) -> Iterator[Callable[[int], None]]:
+    """A running count on standard error, for work whose end is not known; nothing where no one is watching."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done: None
+        return
+    with Progress(SpinnerColumn(), TextColumn("{task.completed} " + unit), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done: bar.update(task, completed=done)
 
 
 class TerminalProgress:

@@ -1,0 +1,54 @@
+"""Columns: asked for, or taken by a well-known name and said; never guessed in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.dataset.columns import ANSWER_ALIASES, PROMPT_ALIASES, choose_columns
+from workbench.dataset.task import RESERVED_COLUMNS
+from workbench.run.errors import DataError
+
+
+def test_their_own_names_need_no_note():
+    assert choose_columns(["id", "prompt", "answer"]) == ("prompt", "answer", ())
+
+
+@pytest.mark.parametrize("alias", PROMPT_ALIASES)
+def test_a_well_known_prompt_is_taken_and_said(alias):
+    found = choose_columns([alias, "answer"])
+    assert found.prompt == alias
+    assert alias in found.notes[0]
+    assert "prompt_column" in found.notes[0]
+
+
+@pytest.mark.parametrize("alias", ANSWER_ALIASES)
+def test_a_well_known_answer_is_taken_and_said(alias):
+    found = choose_columns(["prompt", alias])
+    assert found.answer == alias
+    assert alias in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "said"),
+    [
+        (["query", "question", "answer"], {}, "'query' and 'question' could both be the prompt.*prompt_column='query'"),
+        (["prompt", "solution", "ground_truth"], {}, "could both be the answer.*answer_column='ground_truth'"),
+        (["text", "label"], {}, "no column 'prompt'; the rows have text, label.*prompt_column='text'"),
+        (["prompt", "text"], {}, "no column 'answer'.*answer_column='none' if no reward needs one"),
+        (["prompt", "answer"], {"prompt": "promt"}, "prompt_column = 'promt'.*did you mean 'prompt'"),
+        (["prompt", "answer"], {"answer": "solution"}, "answer_column = 'solution'; the rows have answer"),
+    ],
+)
+def test_what_is_not_clear_is_asked(names, asked, said):
+    with pytest.raises(DataError, match=f"(?s){said}"):
+        choose_columns(names, **asked)
+
+
+@pytest.mark.parametrize("reserved", sorted(RESERVED_COLUMNS))
+def test_reserved_names_are_refused(reserved):
+    with pytest.raises(DataError, match=f"a column is called '{reserved}'"):
+        choose_columns(["prompt", "answer", reserved])
+
+
+def test_a_task_without_answers():
+    assert choose_columns(["prompt"], answer="none").answer is None

@@ -1,0 +1,49 @@
+"""Split and fingerprint: the same row falls on the same side on every machine, in any order, for ever."""
+
+from __future__ import annotations
+
+import random
+
+from workbench.dataset.checks import Checked
+from workbench.dataset.prompts import SYSTEM_PROMPT
+from workbench.dataset.sources import open_source
+from workbench.dataset.split import fingerprint, percentile, split_rows
+from workbench.tiny import arithmetic
+
+
+def row(text="What is 1 + 1?", **columns):
+    return {"prompt": [{"role": "user", "content": text}], "answer": "2", **columns}
+
+
+def test_the_split_does_not_depend_on_order_and_keeps_keys_together():
+    rows = [row(str(index), pair=str(index % 50)) for index in range(500)]
+    train, held_out = split_rows(rows, 20, key="pair")
+    shuffled = rows.copy()
+    random.Random(0).shuffle(shuffled)
+    again, _ = split_rows(shuffled, 20, key="pair")
+    assert sorted(fingerprint([r]) for r in train) == sorted(fingerprint([r]) for r in again)
+    assert not {r["pair"] for r in train} & {r["pair"] for r in held_out}
+    assert len(train) + len(held_out) == 500
+
+
+def test_the_hash_is_the_same_on_every_machine():
+    # sha256("a") begins ca978112, which is 3398926610; its last two digits are 10.
+    assert percentile("a") == 10
+
+
+def test_notebook_01_splits_as_the_embedded_policy_was_trained():
+    source = open_source("arithmetic", limit=1000)
+    rows = Checked(source, system=SYSTEM_PROMPT).collect().kept
+    train, held_out = split_rows(rows, arithmetic.HELD_OUT_PERCENT, key=source.split_by, salt=source.salt)
+    of = {problem.question: arithmetic.is_held_out(problem) for problem in arithmetic.all_problems()}
+    assert not any(of[r["prompt"][-1]["content"]] for r in train)
+    assert all(of[r["prompt"][-1]["content"]] for r in held_out)
+    assert len(held_out) == 100
+    # And the prompts are those that it was trained on, to the letter.
+    assert train[0]["prompt"] == arithmetic.to_messages(train[0]["prompt"][-1]["content"])
+
+
+def test_fingerprint_sees_every_change():
+    assert fingerprint([row()]) == fingerprint([dict(reversed(row().items()))])
+    assert fingerprint([row()]) != fingerprint([row(), row()])
+    assert fingerprint([row()]) != fingerprint([row(answer="3")])

@@ -1,0 +1,105 @@
+"""Tasks that ship: rows that can be trained on, rewards that a right answer earns and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.dataset.prompts import EXAMPLES, SYSTEM_PROMPT, SYSTEM_PROMPTS, system_prompt, to_messages
+from workbench.dataset.split import prompt_key
+from workbench.dataset.task import EMBEDDED, Task, load_task
+from workbench.rewards.library import keeps_strict_format
+from workbench.rewards.suite import RewardSuite
+from workbench.run.errors import DataError
+from workbench.tasks import countdown, csv_qa, gsm8k
+from workbench.tiny import arithmetic
+
+TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
+
+
+def test_every_task_that_ships_is_tested_here():
+    assert set(EMBEDDED) == {"arithmetic", "gsm8k", "countdown", "csv_qa", "json"}
+
+
+@pytest.fixture(params=sorted(EMBEDDED))
+def task(request, hub_folder) -> Task:
+    if request.param == "gsm8k":
+        return gsm8k.task(hub_folder)  # the hub's own is not reachable: the same schema, in the same layout
+    return load_task(request.param)
+
+
+def test_its_rows_can_be_trained_on(task):
+    suite = RewardSuite(task, 4)
+    suite.rehearse(task.with_ids(task.rows))
+    assert len(task.held_out) >= 3
+    keys = [prompt_key(row["prompt"]) for row in (*task.rows, *task.held_out)]
+    assert len(set(keys)) == len(keys), "no prompt stands twice, or on both sides"
+    assert all(row["prompt"][0]["role"] == "system" for row in task.rows)
+
+
+def test_an_honest_answer_is_right_and_others_are_not(task):
+    rows = [*task.rows[:40], *task.held_out[:20]]
+    shape = "{}" if task.name == "json" else TAGGED
+    suite = RewardSuite(task, 4)
+    right = suite.names.index(task.right_function)
+    honest = suite.score(rows, [shape.format(row["answer"]) for row in rows])
+    assert (honest[:, right] > 0).all()
+    assert (honest[:, suite.names.index(task.format_by)] > 0).all()
+    for cheat in ("", "<reasoning></reasoning><answer></answer>", "{}", "I don't know.", shape.format("nothing")):
+        assert (suite.score(rows, [cheat] * len(rows))[:, right] == 0).all()
+    echo = suite.score(rows, [shape.format(row["prompt"][-1]["content"]) for row in rows])
+    assert (echo[:, right] == 0).all()
+    others = [rows[place - 1]["answer"] for place in range(len(rows))]
+    swapped = suite.score(rows, [shape.format(answer) for answer in others])[:, right]
+    assert all(score == 0 for score, row, answer in zip(swapped, rows, others, strict=True) if answer != row["answer"])
+
+
+def test_countdown_puzzles_have_the_solution_that_they_say():
+    from workbench.rewards.countdown import solves
+
+    rows = list(countdown.source(300, seed=3))
+    assert all(solves(row["answer"], row["numbers"], row["target"]) for row in rows)
+    assert all(solves(f"{row['answer']} = {row['target']}", row["numbers"], row["target"]) for row in rows)
+    assert all(row["answer"] not in row["question"] for row in rows)
+    assert keeps_strict_format(countdown.EXAMPLE[1])
+    assert solves("3 * 4 - 2", [2, 3, 4], 10)
+
+
+def test_a_csv_of_ones_own_becomes_a_task(home):
+    lines = [f'"What is the code of town {n}?",T{n}' for n in range(60)]
+    (home / "towns.csv").write_bytes(("\ufeff" + "\r\n".join(["question;x".replace(";x", ",code"), *lines])).encode())
+    task = csv_qa.task(home / "towns.csv", answer_column="code", system="You know the towns.")
+    assert (task.name, len(task.rows) + len(task.held_out)) == ("towns", 60)
+    assert task.rows[0]["prompt"][0]["content"] == "You know the towns."
+
+
+def test_the_system_prompt_is_the_one_that_the_embedded_policy_was_trained_with():
+    assert SYSTEM_PROMPT == arithmetic.SYSTEM_PROMPT
+
+
+@pytest.mark.parametrize("name", ["tags", "think", "mark"])
+def test_each_example_keeps_the_format_that_its_prompt_asks_for(name):
+    question, answer = EXAMPLES[name]
+    assert question.endswith("?")
+    if name == "tags":
+        assert keeps_strict_format(answer)
+    if name == "think":
+        assert keeps_strict_format(answer.replace("think>", "reasoning>"))
+    if name == "mark":
+        assert answer.splitlines()[-1] == "#### 10"
+
+
+def test_examples_as_text_and_as_turns():
+    text = to_messages("q", "s", [("a", "b")])
+    assert text == [{"role": "system", "content": "s\n\nFor example:\n\na\nb"}, {"role": "user", "content": "q"}]
+    turns = to_messages("q", "s", [("a", "b")], as_turns=True)
+    assert [message["role"] for message in turns] == ["system", "user", "assistant", "user"]
+    assert to_messages("q") == [{"role": "user", "content": "q"}]
+
+
+def test_system_prompts_by_name_and_a_slip_is_an_error():
+    assert system_prompt("tags") == SYSTEM_PROMPT
+    assert system_prompt("none") == system_prompt(None) == ""
+    assert system_prompt("Answer with one word.") == "Answer with one word."
+    with pytest.raises(DataError, match="system_prompt = 'tag'"):
+        system_prompt("tag")
+    assert set(EXAMPLES) == set(SYSTEM_PROMPTS) - {"none"}

@@ -1,0 +1,53 @@
+"""The difficulty profile with a real policy: the same rates as sampling by hand, and resumed as if never stopped."""
+
+from __future__ import annotations
+
+from workbench.dataset.difficulty import load_profile
+from workbench.rewards.suite import RewardSuite
+from workbench.tiny.task import task as arithmetic
+from workbench.train import profiling
+from workbench.train.profiling import profile_difficulty
+from workbench.train.sampling import sample
+
+SMALL = {"num_generations": 4, "max_completion_length": 64, "batch": 4}
+
+
+def test_the_embedded_policy_is_right_sometimes(home, tiny_policy):
+    task = arithmetic(64, 8)
+    profile = profile_difficulty(tiny_policy, task, task.rows[:16], "d.jsonl", **SMALL)
+    assert len(profile.solved) == 16
+    assert profile.shares["sometimes"] > 0.3
+    rate = sum(s.right for s in profile.solved.values()) / 64
+    assert 0.1 < rate < 0.7
+    assert profile.settings["policy"] == "tiny"
+    assert profile.settings["right_by"].startswith("correctness_reward ")
+    assert profile.finished > 0.8
+
+
+def test_interrupted_and_resumed_it_is_the_same_profile(home, tiny_policy, monkeypatch):
+    task, calls = arithmetic(64, 8), []
+
+    def interrupted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return sample(*args, **kwargs)
+
+    whole = profile_difficulty(tiny_policy, task, task.rows[:16], "whole.jsonl", **SMALL)
+    monkeypatch.setattr(profiling, "sample", interrupted)
+    part = profile_difficulty(tiny_policy, task, task.rows[:16], "part.jsonl", **SMALL)
+    assert len(part.solved) == 8
+    resumed = profile_difficulty(tiny_policy, task, task.rows[:16], "part.jsonl", **SMALL)
+    assert resumed.solved == whole.solved == load_profile("part.jsonl").solved
+
+
+def test_right_is_what_the_tasks_own_function_says(home, tiny_policy):
+    task = arithmetic(64, 8)
+    [row] = task.rows[:1]
+    profile = profile_difficulty(tiny_policy, task, [row], "d.jsonl", seed=3, **SMALL)
+    [solved] = profile.solved.values()
+    own_seed = 3 + int(next(iter(profile.solved))[:6], 16)
+    [group] = sample(tiny_policy, [row["prompt"]], num_generations=4, max_completion_length=64, seed=own_seed)
+    suite = RewardSuite(task, 4)
+    scores = suite.score([row] * 4, [completion.text for completion in group])
+    assert solved.right == int((scores[:, suite.names.index("correctness_reward")] > 0).sum())

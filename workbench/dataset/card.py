@@ -1,0 +1,45 @@
+"""What notebook 01 leaves in a task's folder: the two halves, what was set aside, and a card that says how it came about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.dataset.sources import save_rows
+from workbench.dataset.split import fingerprint
+from workbench.dataset.task import Row
+from workbench.run.directory import write_json
+
+
+def leave(
+    folder: str | Path,
+    train: Sequence[Row],
+    held_out: Sequence[Row],
+    set_aside: Mapping[str, Sequence[Row]],
+    card: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write `train.jsonl`, `held_out.jsonl`, `set_aside.jsonl` (if there is any) and `card.json`.
+
+    Args:
+        set_aside: rows that are kept out of training, by reason; each is written whole, beside its reason.
+        card: what is known of the dataset; counts and fingerprints are added.
+
+    Returns:
+        The card as it was written.
+    """
+    folder = Path(folder)
+    save_rows(train, folder / "train.jsonl")
+    save_rows(held_out, folder / "held_out.jsonl")
+    aside = [{"reason": reason, "row": row} for reason, rows in set_aside.items() for row in rows]
+    if aside:
+        save_rows(aside, folder / "set_aside.jsonl")
+    else:
+        (folder / "set_aside.jsonl").unlink(missing_ok=True)
+    whole = {
+        **card,
+        "rows": {"train": len(train), "held_out": len(held_out), "set_aside": len(aside)},
+        "fingerprint": {"train": fingerprint(train), "held_out": fingerprint(held_out)},
+    }
+    write_json(folder / "card.json", whole)
+    return whole

@@ -1,0 +1,106 @@
+"""Datasets in the hub's layout, from the hub, its cache or a local folder, through `datasets`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workbench.run.errors import DataError
+
+MOVED = {"gsm8k": "openai/gsm8k"}  # names from before the hub asked for an owner
+TIMEOUT_S = 10
+
+
+def load(name: str, said: str, subset: str | None = None) -> tuple[Any, list[str]]:
+    """(the dataset with all its splits, notes on what was chosen).
+
+    Args:
+        name: `owner/name`, or the path of a folder.
+        said: what to call it in messages.
+        subset: None: "main" where there is one, else the only one.
+
+    Raises:
+        DataError: if it is not there, cannot be reached, or has several subsets to choose from.
+    """
+    import datasets
+
+    folder = Path(name) if Path(name).is_dir() else None
+    try:
+        if folder is not None and any((folder / f).is_file() for f in ("dataset_info.json", "dataset_dict.json")):
+            return datasets.load_from_disk(name), []
+        with _quietly(datasets) if folder is not None else _hub(name, datasets):
+            subsets = datasets.get_dataset_config_names(name) if subset is None else [subset]
+            chosen = subset or ("main" if "main" in subsets else subsets[0] if len(subsets) == 1 else None)
+            if chosen is None:
+                raise DataError(
+                    f"{said}: {len(subsets)} subsets",
+                    rule="rows come from one subset",
+                    remedy=f"choose with subset (--subset): {', '.join(subsets[:12])}",
+                )
+            found = datasets.load_dataset(name, chosen)
+    except DataError:
+        raise
+    except Exception as error:
+        raise _explained(said, folder, error) from error
+    return found, [f"subset {chosen!r} of {', '.join(subsets)}"] if len(subsets) > 1 else []
+
+
+@contextlib.contextmanager
+def _quietly(datasets: Any) -> Iterator[None]:
+    # A bar for files that are read in a moment is a widget, and a widget in a saved notebook is an empty place.
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def _hub(name: str, datasets: Any) -> Iterator[None]:
+    # One question with a short deadline: without a network the libraries would ask five times before they give up.
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().dataset_info(name, timeout=TIMEOUT_S)
+        reachable = True
+    except HfHubHTTPError:
+        reachable = True  # it answered; what it says will be said again, in full
+    except Exception:
+        reachable = False
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if not reachable:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _explained(said: str, folder: Path | None, error: Exception) -> DataError:
+    first = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    if isinstance(error, ValueError) and "BuilderConfig" in str(error):
+        return DataError(
+            f"dataset {said!r}: {first}", rule="a subset is one of the dataset's", remedy="choose one of those"
+        )
+    if folder is not None:
+        return DataError(
+            f"{said}: {first}",
+            rule="a folder holds data files in the hub's layout (csv, json lines, parquet)",
+            remedy="put the files there, or name one file instead of the folder",
+        )
+    if type(error).__name__ in ("DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"):
+        return DataError(
+            f"dataset {said!r}: {first}",
+            rule="a hub name is owner/name, exactly as on its page",
+            remedy="check the spelling; a private or gated dataset needs HF_TOKEN",
+        )
+    return DataError(
+        f"dataset {said!r} is not on this machine, and the hub cannot be reached ({type(error).__name__})",
+        rule="a dataset that is not here is downloaded from the Hugging Face hub",
+        remedy="connect to the network, or give the path of a local file or folder",
+    )

@@ -1,0 +1,70 @@
+"""Why a row was left out, or should be looked at, and what to do about it: every such text, in one place."""
+
+from __future__ import annotations
+
+NOT_AN_OBJECT = "row is not an object"
+EMPTY = "prompt is empty"
+MIXED = "prompt is chat in some rows and text in others"
+NO_NUMBER = "answer is no number"
+LEAK = "the prompt gives the answer away"
+VERBATIM = "the prompt contains the answer word for word"
+DUPLICATE = "prompt is a duplicate of an earlier row"
+CONTRADICTS = "prompt is a duplicate of an earlier row, with another answer"
+CONTAMINATED = "prompt is also in the other split"
+REPLACED = "text holds U+FFFD: letters were lost when it was decoded"
+MOJIBAKE = "text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)"
+
+
+def reserved(column: str) -> str:
+    return f"column {column!r} is reserved by TRL"
+
+
+def too_long(characters: int) -> str:
+    return f"prompt has more than {characters} characters"
+
+
+def unmarked(mark: str) -> str:
+    return f"answer has no {mark}"
+
+
+def other_kind(column: str, kind: str, known: str) -> str:
+    return f"column {column!r} is {kind}, and {known} in earlier rows"
+
+
+_REMEDIES = {
+    "line is not UTF-8": "save the file as UTF-8",
+    "line is not JSON": "correct or delete those lines",
+    "last line is half-written": "the writer was cut off: write the file again, or delete that line",
+    "a quote is opened": "close the quote; everything after it was read as one field",
+    "row has": "quote the fields that hold the separator",
+    NOT_AN_OBJECT: 'write one object a row: {"prompt": ..., "answer": ...}',
+    "no prompt": "fill it in, or delete those rows",
+    EMPTY: "fill it in, or delete those rows",
+    "prompt is neither": 'give a text, or a list of {"role", "content"} messages',
+    "a message": 'write messages as {"role": "user", "content": "..."}',
+    "no message": "end the prompt with what the user asks",
+    "the last message": "cut the assistant's last message off: the policy writes it",
+    "a system message": "move it to the front",
+    MIXED: "make all prompts chat messages, or all text",
+    "prompt has more": "shorten them: no policy that fits one GPU reads so much",
+    "no answer": "fill it in, or delete those rows; or say that the task has no answers",
+    "answer has no": "correct those answers, or say that the whole column is the answer (answer_after=None)",
+    NO_NUMBER: "correct those answers, or allow texts (numbers=False)",
+    "answer is": "write the answer as one text",
+    LEAK: "take it out of the question: a policy that copies it learns nothing",
+    VERBATIM: "fine for questions about a text; otherwise the policy can copy it",
+    DUPLICATE: "nothing: the first of them was kept",
+    CONTRADICTS: "decide which answer is right; the first was kept",
+    CONTAMINATED: "nothing: it was kept in one split only, or the measurement would be of memory",
+    REPLACED: "get the text again from its source",
+    MOJIBAKE: "get the text again from its source, and read it as UTF-8",
+    "column": "rename the column, or give it one kind of value",
+}
+
+
+def remedy(reason: str) -> str:
+    """What to do about a reason."""
+    exact = _REMEDIES.get(reason)
+    return exact or next(
+        (text for start, text in _REMEDIES.items() if reason.startswith(start)), "correct or delete those rows"
+    )

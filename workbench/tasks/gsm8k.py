@@ -1,0 +1,38 @@
+"""GSM8K: grade-school word problems (`openai/gsm8k`, subset main), answers after `####`. Needs the hub, or its cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from workbench.dataset.checks import Checked
+from workbench.dataset.prompts import EXAMPLES, SYSTEM_PROMPT
+from workbench.dataset.sources import open_source
+from workbench.dataset.task import Row, Task
+from workbench.tiny.task import REWARD_FUNCS
+
+NAME = "openai/gsm8k"
+HELD_OUT = 200
+
+
+def rows(source: str | Path = NAME, split: str = "train", limit: int | None = None, **options: Any) -> list[Row]:
+    """Prompts of one split: columns `prompt`, `answer` (the number) and `rationale` (the whole worked answer).
+
+    Args:
+        source: the hub's dataset, or a local folder in its layout.
+        options: as for `Checked`.
+    """
+    opened = open_source(source, subset="main", split=split, limit=limit)
+    return Checked(opened, system=SYSTEM_PROMPT, examples=[EXAMPLES["tags"]], numbers=True, **options).collect().kept
+
+
+def task(source: str | Path = NAME, limit: int | None = None, held_out: int = HELD_OUT) -> Task:
+    """GSM8K with the five reward functions; the test split's first problems are held out."""
+    return Task(
+        name="gsm8k",
+        rows=rows(source, "train", limit),
+        held_out=rows(source, "test", held_out),
+        reward_funcs=REWARD_FUNCS,
+        right_by="correctness_reward",
+        format_by="strict_format_reward",
+    )

@@ -1,0 +1,20 @@
+"""From a source to the two halves of a task, the way notebook 01 does it, in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.dataset.checks import Checked
+from workbench.dataset.sources import Source
+from workbench.dataset.split import split_rows
+from workbench.dataset.task import Row
+
+
+def task_rows(source: Source, held_out_percent: int = 10, **options: Any) -> tuple[list[Row], list[Row]]:
+    """(training rows, held-out rows) of a source: checked, and split by a stable hash.
+
+    Args:
+        options: as for `Checked` (`system`, `examples`, `prompt_column`, ...).
+    """
+    kept = Checked(source, **options).collect().kept
+    return split_rows(kept, held_out_percent, key=source.split_by, salt=source.salt)
