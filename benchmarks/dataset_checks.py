@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LENGTHS = "workbench, with lengths"
+LENGTHS = "lengths"
 ARMS = ("workbench", "workbench again", "map", "map, batched")
 
 

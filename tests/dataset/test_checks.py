@@ -158,6 +158,13 @@ def test_what_looks_odd_is_kept_and_said(odd, said):
     assert list(report.warnings) == [said]
 
 
+def test_objects_whose_keys_differ_are_said():
+    rows = [{"prompt": f"q{n}", "answer": "1", "meta": {"a": 1} if n else {"b": 1}} for n in range(3)]
+    report = check_rows(rows)
+    assert report.kept_rows == 3
+    assert report.warnings == {"column 'meta' is an object with other keys than before": 2}
+
+
 @pytest.mark.parametrize("question", ["Tom has 12 eggs.", "Is 112 > 12?", "Answer: 120 or 121?", "the answer is what?"])
 def test_an_answer_that_only_happens_to_stand_in_the_question_is_no_leak(question):
     assert check_rows([{"prompt": question, "answer": "12"}]).kept_rows == 1

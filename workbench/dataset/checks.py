@@ -242,6 +242,7 @@ class Checked:
         """Begin a pass: nothing has been seen, and the report is empty but for its notes."""
         self._seen: dict[int, int] = {}
         self._kinds: dict[str, str] = {}
+        self._keys: dict[str, Any] = {}
         self._chat_rows: bool | None = None
         self.report = Report(self.source.name, notes=self.report.notes, columns=self.report.columns)
         return self.report
@@ -332,6 +333,8 @@ class Checked:
     def _column(self, name: str, value: Any) -> str | None:
         if value is None or (kind := _KINDS.get(type(value))) is None:
             return None
+        if kind == "an object" and self._keys.setdefault(name, value.keys()) != value.keys():
+            self._warnings.append(reasons.other_keys(name))
         known = self._kinds.get(name)
         return reasons.other_kind(name, kind, known) if known is not None and known != kind else None
 

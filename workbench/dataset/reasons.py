@@ -31,6 +31,10 @@ def other_kind(column: str, kind: str, known: str) -> str:
     return f"column {column!r} is {kind}, and {known} in earlier rows"
 
 
+def other_keys(column: str) -> str:
+    return f"column {column!r} is an object with other keys than before"
+
+
 _REMEDIES = {
     "line is not UTF-8": "save the file as UTF-8",
     "line is not JSON": "correct or delete those lines",
@@ -58,12 +62,16 @@ _REMEDIES = {
     CONTAMINATED: "nothing: it was kept in one split only, or the measurement would be of memory",
     REPLACED: "get the text again from its source",
     MOJIBAKE: "get the text again from its source, and read it as UTF-8",
-    "column": "rename the column, or give it one kind of value",
+    "column": "give the column one kind of value in every row",
 }
 
 
 def remedy(reason: str) -> str:
     """What to do about a reason."""
+    if reason.endswith("is reserved by TRL"):
+        return "rename the column"
+    if reason.endswith("other keys than before"):
+        return "`datasets` gives every row all keys, the missing ones as None: keep such a column as JSON text"
     exact = _REMEDIES.get(reason)
     return exact or next(
         (text for start, text in _REMEDIES.items() if reason.startswith(start)), "correct or delete those rows"

@@ -39,6 +39,8 @@ RESERVED_COLUMNS = frozenset(
         "log_extra",
         "log_metric",
         "environments",
+        "image",  # these two would switch TRL to vision mode
+        "images",
     }
 )
 
