@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +18,10 @@ GSM8K = [
     }
     for n in range(2, 300)
 ]
+
+# A shared machine stops now and then; how long things take has tests of its own.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 # A kernel or subprocess that a test starts must not go looking for a hub that is not there.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -73,3 +78,12 @@ def hub_folder(tmp_path_factory) -> Path:
             readme += [f"  - split: {split}", f"    path: {subset}/{split}-*"]
     (folder / "README.md").write_text("\n".join([*readme, "---", ""]))
     return folder
+
+
+@pytest.fixture
+def malformed(home) -> tuple[Path, dict[int, str]]:
+    """(a file of 1,000 malformed rows of every kind among 101 good ones, the reason of each bad one by its number)."""
+    import malformed
+
+    file = home / "malformed.jsonl"
+    return file, malformed.write(file)

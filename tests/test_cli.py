@@ -9,13 +9,14 @@ import sys
 
 import pytest
 
+from workbench.dataset import reasons
 from workbench.run.recipe import Recipe
 
 
 def workbench(*arguments: str, home=None) -> subprocess.CompletedProcess:
     environment = {**os.environ, **({"WORKBENCH_HOME": str(home)} if home else {})}
     command = [sys.executable, "-m", "workbench.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home)
 
 
 def test_help_names_every_command_and_where_to_start():
@@ -106,6 +107,33 @@ def test_check_against_the_other_split(home, gsm8k_file):
     assert {reason["reason"]: reason["count"] for reason in found["reasons"]} == {
         "prompt is also in the other split": 5
     }
+
+
+def test_check_the_malformed_set(home, malformed):
+    file, expected = malformed
+    found = check(home, file)
+    assert found["read"] == len(expected) + 101
+    listed = {number: reason["reason"] for reason in found["reasons"] for number in reason["rows"]}
+    # A prompt that is text becomes chat here, and so goes with the others; the first such row is kept.
+    became_chat = {number for number, why in expected.items() if why == reasons.MIXED}
+    assert listed.keys() <= expected.keys()
+    assert expected.keys() - listed.keys() <= became_chat
+    assert all(reason["do"] and reason["examples"] for reason in found["reasons"])
+
+
+def test_check_never_writes_over_what_it_reads_and_leaves_no_half_file(home, gsm8k_file):
+    before = gsm8k_file.read_bytes()
+    for out in (gsm8k_file, home):
+        result = workbench("check", str(gsm8k_file), "--out", str(out), home=home)
+        assert result.returncode == 2
+        assert "rule:" in result.stderr
+    assert gsm8k_file.read_bytes() == before
+    assert not list(home.glob(".*.part"))
+
+
+def test_what_a_script_prints_does_not_spoil_the_json(home):
+    (home / "rows.py").write_text("print('hello')\ndataset = [{'prompt': 'a', 'answer': 1}]\n")
+    assert check(home, "rows.py")["kept"] == 1
 
 
 def test_check_for_people_and_where_nothing_can_be_kept(home):

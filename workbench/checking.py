@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 from workbench.dataset.checks import Checked, Report
 from workbench.dataset.lengths import covering_lengths, stream_lengths
 from workbench.dataset.prompts import system_prompt
-from workbench.dataset.sources import load_rows, open_source
+from workbench.dataset.sources import json_line, open_source
 from workbench.dataset.task import Row
-from workbench.run.workspace import resolve, shown
+from workbench.run.errors import DataError
+from workbench.run.workspace import find, shown
 
 
 @dataclass
@@ -47,7 +48,7 @@ def check_source(
     *,
     subset: str | None = None,
     split: str | None = None,
-    other: Path | None = None,
+    other: Any = None,
     out: Path | None = None,
     policy: str | None = None,
     system: str = "none",
@@ -56,7 +57,7 @@ def check_source(
     """Go through a source once; no more than a thousand of its rows are held at a time.
 
     Args:
-        other: file with the rows of the other split.
+        other: the other split, anything that can be opened.
         out: where the kept rows go, as JSON lines; whole, or not at all.
         policy: whose tokenizer and template to measure prompt lengths with; None: they are not measured.
         system: a name from `workbench.dataset.prompts`, or a text.
@@ -65,14 +66,14 @@ def check_source(
     from workbench.views.terminal import counter
 
     opened = open_source(source, subset=subset, split=split)
-    rows_of_other = load_rows(other) if other is not None else ()
+    target = Path.cwd() / out if out is not None else None
+    _check_target(target, source, other)
     with counter("rows") as progress:
-        checked = Checked(opened, system=system_prompt(system), other=rows_of_other, progress=progress, **options)
+        checked = Checked(opened, system=system_prompt(system), other=other or (), progress=progress, **options)
         rows: Iterable[Row] = checked
         lengths = None
         if policy is not None:
             rows, lengths = _measured(rows, policy)
-        target = resolve(out) if out is not None else None
         with _written(rows, target) as written:
             for _ in written:
                 pass
@@ -83,9 +84,27 @@ def check_source(
     return Found(checked.report, found, target)
 
 
-def _measured(rows: Iterable[Row], policy: str) -> tuple[Iterator[Row], list[int]]:
-    from array import array
+def _check_target(target: Path | None, *inputs: Any) -> None:
+    if target is None:
+        return
+    read = [find(path) for path in inputs if isinstance(path, (str, Path))]
+    if target.is_dir() or any(path.exists() and path.resolve() == target.resolve() for path in read):
+        raise DataError(
+            f"out = {target}: " + ("a folder" if target.is_dir() else "it is read from"),
+            rule="kept rows go into a file of their own",
+            remedy="choose another file",
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(target.parent, os.W_OK):
+            raise PermissionError(f"{target.parent} cannot be written to")
+    except OSError as error:
+        raise DataError(
+            f"out = {target}: {error}", rule="a file is written into a folder", remedy="choose another file"
+        ) from error
 
+
+def _measured(rows: Iterable[Row], policy: str) -> tuple[Iterator[Row], Sequence[int]]:
     from workbench.train.policy import load_tokenizer
 
     lengths = array("L")
@@ -104,14 +123,16 @@ def _written(rows: Iterable[Row], target: Path | None) -> Iterator[Iterable[Row]
     if target is None:
         yield rows
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.part")
-    with beside.open("w", encoding="utf-8") as lines:
+    try:
+        with beside.open("w", encoding="utf-8") as lines:
 
-        def passed() -> Iterator[Row]:
-            for row in rows:
-                lines.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-                yield row
+            def passed() -> Iterator[Row]:
+                for row in rows:
+                    lines.write(json_line(row))
+                    yield row
 
-        yield passed()
-    os.replace(beside, target)
+            yield passed()
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -131,7 +131,10 @@ def train(
 @app.command()
 def check(
     source: Annotated[
-        str, typer.Argument(help="A .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder, or owner/name.")
+        str,
+        typer.Argument(
+            help="A .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder, owner/name, or a name that ships."
+        ),
     ],
     prompt: Annotated[str | None, typer.Option(help="Column that holds the prompt, if it is not called so.")] = None,
     answer: Annotated[
@@ -139,9 +142,12 @@ def check(
     ] = None,
     subset: Annotated[str | None, typer.Option(help="Subset (configuration) of a hub dataset.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of a hub dataset or folder; train if not said.")] = None,
+    answer_after: Annotated[
+        str, typer.Option(help="Mark that the answer stands after; auto: ####, if most answers end so; none: no mark.")
+    ] = "auto",
     numbers: Annotated[bool, typer.Option(help="Leave out rows whose answer is no number.")] = False,
     other: Annotated[
-        Path | None, typer.Option(help="Rows of the other split: prompts that stand there too are left out.")
+        str | None, typer.Option(help="Rows of the other split: prompts that stand there too are left out.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the rows that were kept here, as JSON lines.")] = None,
     policy: Annotated[
@@ -165,10 +171,20 @@ def check(
     """
     from workbench.checking import check_source
 
-    found = check_source(
-        source, prompt_column=prompt, answer_column=answer, subset=subset, split=split, numbers=numbers, other=other, out=out,
-        policy=policy, system=system,
-    )  # fmt: skip
+    with _output_to_stderr():
+        found = check_source(
+            source,
+            prompt_column=prompt,
+            answer_column=answer,
+            answer_after=None if answer_after == "none" else answer_after,
+            numbers=numbers,
+            subset=subset,
+            split=split,
+            other=other,
+            out=out,
+            policy=policy,
+            system=system,
+        )
     print(json.dumps(found.found()) if as_json else found)
     if not found.report.kept_rows:
         raise typer.Exit(1)
@@ -213,9 +229,9 @@ def lab(
     """
     import os
 
-    from workbench.demo import notebooks_folder
+    from workbench.demo import notebooks_to_edit
 
-    folder = notebooks_folder()
+    folder = notebooks_to_edit()
     command = [sys.executable, "-m", "jupyterlab", str(folder / "01_dataset.ipynb"), f"--port={port}"]
     command += [f"--ServerApp.root_dir={folder.parent}"] + ([] if browser else ["--no-browser"])
     if hasattr(os, "geteuid") and os.geteuid() == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,23 @@ def notebooks_folder() -> Path:
         rule="the five notebooks travel with the package",
         remedy="clone the repository, or install the package again",
     )
+
+
+def notebooks_to_edit() -> Path:
+    """The folder of notebooks that are the user's to change: the repository's, or a copy in the workspace.
+
+    The copies that an installed package carries are the package's: `workbench lab` puts its own beside `runs/`, and leaves
+    those that are there already as they are.
+    """
+    folder = notebooks_folder()
+    if folder.name != "_notebooks":
+        return folder
+    own = resolve("notebooks")
+    own.mkdir(parents=True, exist_ok=True)
+    for file in folder.glob("*.ipynb"):
+        if not (own / file.name).exists():
+            shutil.copyfile(file, own / file.name)
+    return own
 
 
 def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any:

@@ -3,69 +3,18 @@
 from __future__ import annotations
 
 import json
-import random
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from malformed import BAD, GOOD, OTHER, chat, row
 
 from workbench.dataset import reasons
 from workbench.dataset.checks import Checked, check_rows
 from workbench.dataset.prompts import SYSTEM_PROMPT
+from workbench.dataset.sources import json_line
 from workbench.run.errors import DataError
-
-
-def chat(*messages):
-    return [{"role": role, "content": content} for role, content in messages]
-
-
-def row(text="What is 1 + 1?", **columns):
-    return {"prompt": chat(("user", text)), "answer": "2", **columns}
-
-
-# One row of each kind that must be left out, and the beginning of its reason.
-BAD = [
-    ("not a dict", reasons.NOT_AN_OBJECT),
-    (None, reasons.NOT_AN_OBJECT),
-    ([1, 2], reasons.NOT_AN_OBJECT),
-    ({"answer": "2"}, "no prompt"),
-    ({"prompt": None, "answer": "2"}, "no prompt"),
-    ({"prompt": " \n ", "answer": "2"}, reasons.EMPTY),
-    ({"prompt": chat(("user", " ")), "answer": "2"}, reasons.EMPTY),
-    ({"prompt": "\ufeff\u200b", "answer": "2"}, reasons.EMPTY),
-    ({"prompt": [], "answer": "2"}, "prompt is neither"),
-    ({"prompt": 7, "answer": "2"}, "prompt is neither"),
-    ({"prompt": {"text": "x"}, "answer": "2"}, "prompt is neither"),
-    ({"prompt": ["hello"], "answer": "2"}, "a message is not"),
-    ({"prompt": [{"role": "user"}], "answer": "2"}, "a message is not"),
-    ({"prompt": [{"content": "x"}], "answer": "2"}, "a message is not"),
-    ({"prompt": chat(("user", None)), "answer": "2"}, "a message's content is not text"),
-    ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "2"}, "a message holds something other"),
-    ({"prompt": chat(("robot", "x")), "answer": "2"}, "a message's role"),
-    ({"prompt": chat((["user"], "x")), "answer": "2"}, "a message's role"),
-    ({"prompt": chat(("user", "x"), ("assistant", "y")), "answer": "2"}, "the last message is the assistant's"),
-    ({"prompt": chat(("system", "x")), "answer": "2"}, "no message is the user's"),
-    ({"prompt": chat(("user", "x"), ("system", "y"), ("user", "z")), "answer": "2"}, "a system message stands"),
-    ({"prompt": chat(("user", "q1"))}, "no answer"),
-    ({"prompt": chat(("user", "q2")), "answer": " "}, "answer is empty"),
-    ({"prompt": chat(("user", "q3")), "answer": float("nan")}, "answer is not a finite number"),
-    ({"prompt": chat(("user", "q4")), "answer": True}, "answer is true or false"),
-    ({"prompt": chat(("user", "q5")), "answer": []}, "answer is an empty list"),
-    ({"prompt": chat(("user", "q6")), "answer": ["1", "2"]}, "answer is a list of several"),
-    ({"prompt": chat(("user", "q7")), "answer": {"value": 1}}, "answer is an object"),
-    ({"prompt": chat(("user", "q8")), "answer": "1", "completions": []}, "column 'completions' is reserved"),
-    ({"prompt": chat(("user", "q9")), "answer": "1", "trainer_state": 1}, "column 'trainer_state' is reserved"),
-    ({"prompt": chat(("user", "q10 Answer: 12")), "answer": "12"}, reasons.LEAK),
-    ({"prompt": chat(("user", "q11 #### 12")), "answer": "12"}, reasons.LEAK),
-    ({"prompt": chat(("user", "y" * 100_001)), "answer": "1"}, "prompt has more than 100000 characters"),
-    ({"prompt": chat(("user", "q12")), "answer": "1", "level": [1]}, "column 'level' is a list, and a number"),
-    ({"prompt": "plain text", "answer": "1"}, reasons.MIXED),
-    (row(), reasons.DUPLICATE),
-    (row(answer="3"), reasons.CONTRADICTS),
-    (row("held  out"), reasons.CONTAMINATED),
-]
-GOOD = row(level=1)
-OTHER = [row("held out")]
 
 
 @pytest.mark.parametrize(("bad", "reason"), BAD, ids=[str(place) for place in range(len(BAD))])
@@ -78,39 +27,22 @@ def test_each_fault_has_its_reason_and_a_remedy(bad, reason):
     assert len(report.kept) == 2
 
 
-def test_a_thousand_malformed_rows_of_many_kinds_are_all_accounted_for(home):
+def test_a_thousand_malformed_rows_of_many_kinds_are_all_accounted_for(malformed):
     """Every kind above, and every kind of broken line, in a file: each row is found under its own reason."""
-    draw = random.Random(0)
-    kinds = [(json.dumps(bad), reason) for bad, reason in BAD]
-    kinds += [("{torn", "line is not JSON"), ("\xff", "line is not UTF-8"), ("[" * 50_000, "line is nested too deeply")]
-    assert len({reason for _, reason in kinds}) >= 20
-    lines, expected = [json.dumps(GOOD)], {}
-    for number in range(1, 1001):
-        text, reason = kinds[number % len(kinds)] if number < 100 else draw.choice(kinds)
-        lines.append(text)
-        expected[number] = reason
-    for number in range(1001, 1101):
-        lines.append(json.dumps(row(f"good {number}")))
-    file = home / "malformed.jsonl"
-    file.write_bytes(
-        b"\n".join(line.encode("latin-1" if line == "\xff" else "utf-8") for line in lines) + b'\n{"prompt": "half'
-    )
+    file, expected = malformed
+    assert len(set(expected.values())) >= 20
     report = check_rows(file, other=OTHER)
-    assert report.read == 1102 == report.kept_rows + len(report.left_out)
+    assert report.read == len(expected) + 101 == report.kept_rows + len(report.left_out)
     assert len(report.kept) == 101
     found = dict(report.left_out)
-    assert found.pop(1101) == "last line is half-written"
     assert found.keys() == expected.keys()
-    wrong = {
-        number: (found[number], reason) for number, reason in expected.items() if not found[number].startswith(reason)
-    }
-    # A second empty-answer row and its like never become duplicates: only rows that were kept are remembered.
+    wrong = {number: (found[number], why) for number, why in expected.items() if not found[number].startswith(why)}
+    # A second row without an answer and its like never become duplicates: only rows that were kept are remembered.
     assert not wrong
-    assert sum(report.reasons.values()) == 1001
     machine = report.found()
     assert machine["kept"] + machine["left_out"] == machine["read"]
-    assert sum(reason["count"] for reason in machine["reasons"]) == machine["left_out"]
-    assert sorted(number for reason in machine["reasons"] for number in reason["rows"]) == sorted({*expected, 1101})
+    assert sum(reason["count"] for reason in machine["reasons"]) == machine["left_out"] == 1001
+    assert sorted(number for reason in machine["reasons"] for number in reason["rows"]) == sorted(expected)
     json.dumps(machine, allow_nan=False)
 
 
@@ -158,6 +90,22 @@ def test_what_looks_odd_is_kept_and_said(odd, said):
     assert list(report.warnings) == [said]
 
 
+def test_columns_of_other_types_can_be_written(home):
+    from datetime import date
+    from decimal import Decimal
+
+    import numpy as np
+
+    from workbench.dataset.sources import load_rows, save_rows
+
+    odd = {"day": date(2026, 1, 2), "price": Decimal("1.5"), "raw": b"x", "point": np.array([1, 2]), "n": np.int64(3)}
+    report = check_rows([{"prompt": "q", "answer": "1", "note": "a\ud800", "deep": ["\ud800"], **odd}])
+    [row] = load_rows(save_rows(report.kept, "rows.jsonl"))
+    assert {key: row[key] for key in odd} == {"day": "2026-01-02", "price": "1.5", "raw": None, "point": [1, 2], "n": 3}
+    assert row["note"] == "a\ufffd"
+    assert "column 'raw': bytes left out of the row" in report.repairs
+
+
 def test_objects_whose_keys_differ_are_said():
     rows = [{"prompt": f"q{n}", "answer": "1", "meta": {"a": 1} if n else {"b": 1}} for n in range(3)]
     report = check_rows(rows)
@@ -165,7 +113,18 @@ def test_objects_whose_keys_differ_are_said():
     assert report.warnings == {"column 'meta' is an object with other keys than before": 2}
 
 
-@pytest.mark.parametrize("question", ["Tom has 12 eggs.", "Is 112 > 12?", "Answer: 120 or 121?", "the answer is what?"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Tom has 12 eggs.",
+        "Is 112 > 12?",
+        "Answer: 120 or 121?",
+        "the answer is what?",
+        "Answer: 12 or 13",
+        "Answer: 12,000 or 13?",
+        "Answer: 12 eggs",
+    ],
+)
 def test_an_answer_that_only_happens_to_stand_in_the_question_is_no_leak(question):
     assert check_rows([{"prompt": question, "answer": "12"}]).kept_rows == 1
 
@@ -220,10 +179,18 @@ def test_a_task_without_answers_needs_none():
     assert len(check_rows([{"prompt": "x"}], answer_column=None).kept) == 1
 
 
-@pytest.mark.parametrize("rows", [[], [1, 2]])
-def test_no_rows_at_all(rows):
-    with pytest.raises(DataError, match="no rows|no row of the first"):
-        Checked(rows)
+def test_no_rows_at_all():
+    with pytest.raises(DataError, match="no rows"):
+        Checked([])
+
+
+def test_rows_none_of_which_can_be_read_are_listed_all_the_same(home):
+    report = Checked([1, None]).collect()
+    assert (report.read, report.reasons) == (2, {reasons.NOT_AN_OBJECT: 2})
+    with pytest.raises(DataError, match="none of 2 rows could be kept; 2 times: row is not an object"):
+        report.require()
+    (home / "a.jsonl").write_bytes('{"prompt": "é'.encode()[:-1])
+    assert Checked("a.jsonl").collect().reasons == {"last line is half-written": 1}
 
 
 def test_a_pass_can_be_made_again():
@@ -262,9 +229,73 @@ anything = st.recursive(
 def test_any_rows_add_up_and_those_kept_can_be_written_and_trained_on(rows):
     report = check_rows([GOOD, *rows])
     assert report.read == len(rows) + 1 == report.kept_rows + len(report.left_out)
+    assert json_line({"rows": report.kept}).encode()
+    pyarrow.Table.from_pylist(report.kept)  # what a trainer's dataset is made of
     for kept in report.kept:
-        json.dumps(kept["prompt"], ensure_ascii=False).encode()
         assert kept["answer"].strip() == kept["answer"] != ""
+
+
+def test_the_checks_are_linear_in_the_text():
+    import time
+
+    def seconds(size):
+        hostile = ["answer " * size, "answer is " * size, "####" * size, "<answer>" * size, "12 " * size, "Ã" * size]
+        rows = [{"prompt": f"{text} 12 {n}", "answer": "12"} for n, text in enumerate(hostile)]
+        started = time.perf_counter()
+        check_rows(rows)
+        return time.perf_counter() - started
+
+    seconds(100)
+    assert min(seconds(8_000) for _ in range(3)) < 0.5
+
+
+def test_a_worked_example_in_the_prompt_is_no_leak_but_is_said():
+    report = check_rows([{"prompt": "Example. 2 + 2? Answer: 4\nNow: 4 * 1?", "answer": "4"}])
+    assert report.warnings == {reasons.EARLIER: 1}
+    labels = [{"prompt": f"Is {n} prime? Answer: yes or no", "answer": ("yes", "no")[n % 2]} for n in range(10)]
+    assert check_rows(labels).kept_rows == 10
+
+
+def test_the_other_split_may_be_raw_and_asked_in_another_format():
+    rows = [{"question": "same?", "answer": "1"}, {"question": "new?", "answer": "2"}]
+    for other in ([{"question": " same?"}], [{"prompt": chat(("system", "x"), ("user", "same?"))}]):
+        report = Checked(rows, system=SYSTEM_PROMPT, other=other).collect()
+        assert report.left_out == [(0, reasons.CONTAMINATED)]
+
+
+def test_columns_that_give_way_keep_a_free_name():
+    rows = [{"query": "q", "prompt": "old", "original_prompt": "older", "rationale": "mine", "answer": "so\n#### 4"}]
+    [kept] = Checked(rows, prompt_column="query").collect().kept
+    assert kept == {
+        "prompt": chat(("user", "q")), "answer": "4", "original_prompt": "older", "original_prompt_2": "old",
+        "rationale": "mine", "rationale_2": "so\n#### 4",
+    }  # fmt: skip
+
+
+def test_what_was_asked_for_and_does_not_apply_is_said():
+    own = [{"prompt": chat(("system", "mine"), ("user", "q")), "answer": "1"}]
+    report = Checked(own, system=SYSTEM_PROMPT, examples=[("a", "b")]).collect()
+    assert report.warnings == {reasons.OWN_SYSTEM: 1, reasons.NO_EXAMPLE: 1}
+    with pytest.raises(DataError, match="chat = False"):
+        Checked([{"prompt": "q", "answer": "1"}], system="x", chat=False)
+
+
+def test_a_mark_that_only_some_answers_have_is_said():
+    rows = [{"prompt": f"q{n}", "answer": "4"} for n in range(9)] + [{"prompt": "q", "answer": "so\n#### 4"}]
+    assert Checked(rows).collect().warnings == {reasons.MARKED: 1}
+
+
+def test_a_frame_of_chat_prompts_read_from_parquet(home):
+    import pandas
+
+    pandas.DataFrame([{"prompt": chat(("user", "q")), "answer": "1"}]).to_parquet(home / "a.parquet")
+    assert Checked(pandas.read_parquet(home / "a.parquet")).collect().kept_rows == 1
+
+
+def test_a_dataset_whose_every_row_has_a_reserved_column_is_refused():
+    with pytest.raises(DataError, match="a column is called 'prompts'"):
+        Checked([{"prompts": "q", "prompt": "q", "answer": "1"}])
+    assert Checked([{"prompt": "q", "completion": "1"}], answer_column="completion").collect().kept[0]["answer"] == "1"
 
 
 def test_memory_does_not_grow_with_the_rows_themselves():

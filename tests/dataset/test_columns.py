@@ -32,7 +32,7 @@ def test_a_well_known_answer_is_taken_and_said(alias):
     ("names", "asked", "said"),
     [
         (["query", "question", "answer"], {}, "'query' and 'question' could both be the prompt.*prompt_column='query'"),
-        (["prompt", "solution", "ground_truth"], {}, "could both be the answer.*answer_column='ground_truth'"),
+        (["prompt", "solution", "ground_truth"], {}, "could both be the answer.*answer_column='solution'"),
         (["text", "label"], {}, "no column 'prompt'; the rows have text, label.*prompt_column='text'"),
         (["prompt", "text"], {}, "no column 'answer'.*answer_column='none' if no reward needs one"),
         (["prompt", "answer"], {"prompt": "promt"}, "prompt_column = 'promt'.*did you mean 'prompt'"),
@@ -48,6 +48,10 @@ def test_what_is_not_clear_is_asked(names, asked, said):
 def test_reserved_names_are_refused(reserved):
     with pytest.raises(DataError, match=f"a column is called '{reserved}'"):
         choose_columns(["prompt", "answer", reserved])
+
+
+def test_capital_letters_do_not_matter():
+    assert choose_columns(["Question", "Answer"])[:2] == ("Question", "Answer")
 
 
 def test_a_task_without_answers():

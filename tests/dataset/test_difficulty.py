@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from workbench.dataset.difficulty import Profile, Solved, dead_share, load_profile, measure, pick, within_band
-from workbench.dataset.split import prompt_key
+from workbench.dataset.difficulty import Profile, Solved, dead_share, load_profile, measure, pick, row_key, within_band
 from workbench.run.errors import DataError
 
 ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(20)]
@@ -72,6 +71,12 @@ def test_an_interrupt_keeps_what_was_measured_and_the_next_call_goes_on(home, ca
     assert whole.solved == measure(ROWS, by_number, "other.jsonl", {"policy": "a"}, batch=4).solved
 
 
+def test_a_corrected_answer_is_measured_anew(home):
+    measure([{"prompt": "p", "answer": "0"}], by_number, "d.jsonl", {})
+    [solved] = measure([{"prompt": "p", "answer": "19"}], by_number, "d.jsonl", {}).solved.values()
+    assert solved.rate == 1
+
+
 def test_a_torn_line_is_measured_again(home):
     measure(ROWS[:4], by_number, "d.jsonl", {}, batch=2)
     text = (home / "d.jsonl").read_text()
@@ -90,7 +95,7 @@ def test_another_policys_profile_is_refused_by_name(home):
 
 
 def test_a_band_keeps_what_was_not_measured_and_loses_nothing():
-    profile = Profile({}, {prompt_key(row["prompt"]): Solved(number, 10, 10) for number, row in enumerate(ROWS[:11])})
+    profile = Profile({}, {row_key(row): Solved(number, 10, 10) for number, row in enumerate(ROWS[:11])})
     band = within_band(ROWS, profile, 0.01, 0.99)
     assert [row["answer"] for row in band.set_aside] == ["0", "10"]
     assert len(band.kept) == 18

@@ -56,6 +56,14 @@ def test_keep_within_returns_both_sides():
     assert keep_within([a, b, c], [5, 6, 7], 6) == ([a, b], [c])
 
 
+def test_a_limit_that_no_prompt_is_within_is_an_error():
+    with pytest.raises(DataError, match=r"(?s)all 2 prompts are longer, the shortest has 5.*7 keeps all"):
+        keep_within([chat("a"), chat("b")], [5, 7], 4)
+    with pytest.raises(DataError) as caught:
+        check_budget(48, 96, 100, shortest_prompt=40)
+    assert "max_prompt_length" not in str(caught.value), "a limit of 4 tokens would help nobody"
+
+
 @pytest.mark.parametrize(("longest", "fits"), [(159, True), (160, True), (161, False)])
 def test_budget_at_its_limit(longest, fits):
     if fits:

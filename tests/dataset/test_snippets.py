@@ -157,7 +157,7 @@ def test_query_and_ground_truth_are_taken_and_said(home):
 
 def test_a_whole_rationale_as_ground_truth_is_parsed(home):
     text = f"{ROWS}train_dataset = raw\nformat_prompt = 'Solve: {{}}'.format\n{FORMAT_FOR_GRPO}"
-    with pytest.raises(DataError, match="'question' could both be the prompt"):
+    with pytest.raises(DataError, match="'question' and 'query' could both be the prompt"):
         # `map` keeps the old columns, so there are two that could be meant.
         read(home, text)
     report = Checked(home / "snippet.py", prompt_column="query", answer_column="ground_truth").collect()

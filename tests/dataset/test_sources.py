@@ -44,6 +44,9 @@ MADE = {
     "csv": lambda folder: write(folder / "a.csv", as_csv(ROWS)),
     "csv, BOM, CRLF": lambda folder: write(folder / "a.csv", BOM + as_csv(ROWS, end="\r\n").encode()),
     "csv, semicolons": lambda folder: write(folder / "a.csv", as_csv(ROWS, ";")),
+    "json lines, UTF-16": lambda folder: write(folder / "a.jsonl", LINES.encode("utf-16")),
+    "csv, Excel's first line": lambda folder: write(folder / "a.csv", "sep=;\n" + as_csv(ROWS, ";")),
+    "csv, blank lines first": lambda folder: write(folder / "a.csv", "\n\n" + as_csv(ROWS)),
     "csv, UTF-16": lambda folder: write(folder / "a.csv", as_csv(ROWS).encode("utf-16")),
     "tsv": lambda folder: write(folder / "a.tsv", as_csv(ROWS, "\t")),
     "parquet": lambda folder: parquet(folder / "a.parquet"),
@@ -129,11 +132,12 @@ def test_shipped_sources_are_the_same_for_the_same_seed():
         ("a.jsonl", b'{"a": 1}\nnot json\n{"a": 2}\n', {1: "line is not JSON"}),
         ("a.jsonl", b'{"a": 1}\n{"a": ', {1: "last line is half-written"}),
         ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', {1: "line is not UTF-8"}),
+        ("a.jsonl", b'{"a": 1}\n{"a": "\xc3', {1: "last line is half-written"}),
         ("a.jsonl", b'{"a": 1}\n' + b"[" * 100_000 + b"\n", {1: "line is nested too deeply"}),
         ("a.csv", b"a,b\n1,2\n1\n1,2,3\n3,4\n", {1: "row has fewer fields", 2: "row has more fields"}),
         ("a.csv", b'a,b\n1,2\n3,"never closed\n5,6\n', {1: "a quote is opened and never closed"}),
     ],
-    ids=["json", "torn", "bytes", "deep", "fields", "quote"],
+    ids=["json", "torn", "bytes", "torn letter", "deep", "fields", "quote"],
 )
 def test_what_cannot_be_read_stands_in_its_place(home, name, content, places):
     rows = list(open_source(write(home / name, content)))
@@ -170,8 +174,46 @@ def test_files_that_are_none_are_errors_with_a_remedy(home, name, content, said)
 
 @pytest.mark.parametrize("name", ["none.jsonl", "nowhere", "./x/y", "a/b/c"])
 def test_a_missing_file(home, name):
-    with pytest.raises(DataError, match=r"(?s)no such file.*relative paths start from the workspace"):
+    with pytest.raises(DataError, match=r"(?s)no such file.*looked in .* and in "):
         open_source(name)
+
+
+def test_a_split_that_cannot_be_honoured_is_refused(home):
+    write(home / "a.jsonl", LINES)
+    for source in ("a.jsonl", ROWS, "arithmetic", {"question": ["a"]}):
+        with pytest.raises(DataError, match="split 'test'"):
+            open_source(source, split="test")
+
+
+def test_a_json_object_of_splits(home):
+    write(home / "a.json", json.dumps({"train": ROWS, "test": ROWS[:1]}))
+    assert list(open_source("a.json")) == ROWS
+    assert list(open_source("a.json", split="test")) == ROWS[:1]
+    with pytest.raises(DataError, match="(?s)no split 'dev'.*train, test"):
+        open_source("a.json", split="dev")
+
+
+def test_a_file_is_found_from_the_current_folder_too(home, monkeypatch):
+    (home / "here").mkdir()
+    write(home / "here" / "a.jsonl", LINES)
+    monkeypatch.chdir(home / "here")
+    assert list(open_source("a.jsonl")) == ROWS
+
+
+def test_a_folder_with_a_torn_file_names_the_way_to_find_the_line(home):
+    (home / "data").mkdir()
+    write(home / "data" / "train.jsonl", LINES + '{"question": "ha')
+    with pytest.raises(DataError, match=r"(?s)workbench check data/train.jsonl"):
+        open_source("data")
+
+
+def test_a_script_that_exits_or_whose_rows_fail_is_explained(home):
+    write(home / "a.py", "import sys\nsys.exit(3)")
+    with pytest.raises(DataError, match="SystemExit: 3"):
+        open_source("a.py")
+    write(home / "b.py", "def get_dataset():\n    yield {}['boom']\n")
+    with pytest.raises(DataError, match="boom"):
+        open_source("b.py")
 
 
 @pytest.mark.parametrize("thing", [7, b"bytes", {"a": 1}, {"a": [1], "b": [1, 2]}, {}])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from workbench.dataset.checks import Checked
 from workbench.dataset.prompts import SYSTEM_PROMPT
 from workbench.dataset.sources import open_source
-from workbench.dataset.split import fingerprint, percentile, split_rows
+from workbench.dataset.split import fingerprint, percentile, shared_questions, split_rows
+from workbench.run.errors import DataError
 from workbench.tiny import arithmetic
 
 
@@ -41,6 +44,32 @@ def test_notebook_01_splits_as_the_embedded_policy_was_trained():
     assert len(held_out) == 100
     # And the prompts are those that it was trained on, to the letter.
     assert train[0]["prompt"] == arithmetic.to_messages(train[0]["prompt"][-1]["content"])
+
+
+def test_asking_for_another_format_does_not_split_anew():
+    questions = [str(n) for n in range(200)]
+    sides = []
+    for system in ("", "a", "b"):
+        head = [{"role": "system", "content": system}] if system else []
+        rows = [{"prompt": [*head, {"role": "user", "content": text}]} for text in questions]
+        sides.append([row["prompt"][-1]["content"] for row in split_rows(rows, 20)[1]])
+    assert sides[0] == sides[1] == sides[2] != []
+
+
+@pytest.mark.parametrize("percent", [-5, 0.1, 100, 150])
+def test_percentages_that_are_none(percent):
+    with pytest.raises(DataError, match="held_out_percent = "):
+        split_rows([row()], percent)
+
+
+def test_a_key_that_a_row_lacks():
+    with pytest.raises(DataError, match="row 1 has no column 'pair'"):
+        split_rows([row(pair=1), row()], key="pair")
+
+
+def test_questions_that_differ_in_case_and_closing_marks_are_shared():
+    held_out, train = [row("What is  1?"), row("Other?")], [row("what is 1")]
+    assert shared_questions(held_out, train) == held_out[:1]
 
 
 def test_fingerprint_sees_every_change():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.dataset.template import template_card
+from workbench.dataset.lengths import prompt_lengths_tokens
+from workbench.dataset.prompts import SYSTEM_PROMPT, THINK_PROMPT
+from workbench.dataset.template import tags_in, template_card
+from workbench.run.errors import DataError
 from workbench.train.policy import load_tokenizer
 from workbench.views.template import CardView
 
-PROMPT = [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 1 + 1?"}]
+PROMPT = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "What is 1 + 1?"}]
 TURN = "{% for m in messages %}<|user|>{{ m.content }}"
 END = "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>"
 
@@ -44,11 +47,11 @@ def test_tags_that_are_special_tokens_vanish():
     assert "<answer> </answer>: special tokens, which vanish" in found.problems[0]
 
 
-@pytest.mark.parametrize("opening", ["<think>", "<think>\n"])
+@pytest.mark.parametrize("opening", ["<think>", "<think>\n", "<think>\n\n</think>\n\n"])
 def test_a_template_that_opens_a_tag_is_found(opening):
     found = card(f"{TURN}{END}{opening}{{% endif %}}")
     assert found.prefilled == "think"
-    assert any("opens <think> by itself" in problem for problem in found.problems)
+    assert any("writes <think> by itself" in problem for problem in found.problems)
 
 
 def test_a_template_that_drops_the_system_message_is_found():
@@ -61,6 +64,39 @@ def test_a_template_whose_turns_end_otherwise_is_found():
     found = card(TURN + "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
     assert found.ends_turns is False
     assert any("does not close the assistant's turn with EOS (</s>)" in problem for problem in found.problems)
+
+
+def test_the_text_is_shown_to_the_letter():
+    question = "Où est l'été, 漢🙂?  Two  spaces."
+    found = card(prompt=[{"role": "user", "content": question}])
+    assert question in "".join(token.text for token in found.tokens) == found.text
+
+
+def test_a_role_in_angle_brackets_is_no_tag():
+    assert card(TURN + END + "<assistant>{% endif %}").prefilled is None
+
+
+def test_the_tags_are_those_that_the_prompt_asks_for():
+    assert tags_in([{"role": "system", "content": THINK_PROMPT}]) == ("<think>", "</think>", "<answer>", "</answer>")
+    assert tags_in([{"role": "user", "content": "<a>x</a>"}]) == ()
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('System role not supported') }}", "refuses messages of system, user: System role"),
+        (None, "no chat template"),
+    ],
+)
+def test_a_template_that_refuses_or_is_not_there_is_an_error_with_a_remedy(template, said):
+    tokenizer = load_tokenizer()
+    tokenizer.chat_template = template
+    for look in (
+        lambda: template_card(tokenizer, PROMPT),
+        lambda: prompt_lengths_tokens([{"prompt": PROMPT}], tokenizer),
+    ):
+        with pytest.raises(DataError, match=said):
+            look()
 
 
 def test_a_doubled_bos_is_found():

@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from workbench import demo
 from workbench.demo import NOTEBOOKS, notebooks_folder, with_parameters
 from workbench.run.errors import RunError
 
@@ -27,6 +28,20 @@ def source(cell) -> str:
 def test_these_five_and_no_others():
     assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(NOTEBOOKS)
     assert notebooks_folder() == FOLDER
+
+
+def test_an_installed_packages_notebooks_are_copied_before_they_are_edited(home, monkeypatch):
+    carried = home / "site-packages" / "_notebooks"
+    carried.mkdir(parents=True)
+    (carried / "01_dataset.ipynb").write_text("new")
+    (carried / "02_rewards.ipynb").write_text("new")
+    (home / "notebooks").mkdir()
+    (home / "notebooks" / "02_rewards.ipynb").write_text("mine")
+    monkeypatch.setattr(demo, "notebooks_folder", lambda: carried)
+    assert demo.notebooks_to_edit() == home / "notebooks"
+    assert [file.read_text() for file in sorted((home / "notebooks").iterdir())] == ["new", "mine"]
+    monkeypatch.undo()
+    assert demo.notebooks_to_edit() == FOLDER
 
 
 @pytest.mark.parametrize("stem", NOTEBOOKS)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.dataset.prompts import EXAMPLES, SYSTEM_PROMPT, SYSTEM_PROMPTS, system_prompt, to_messages
+from workbench.dataset.prompts import (
+    EXAMPLES,
+    SYSTEM_PROMPT,
+    SYSTEM_PROMPTS,
+    examples_for,
+    system_prompt,
+    to_messages,
+)
 from workbench.dataset.split import prompt_key
 from workbench.dataset.task import EMBEDDED, Task, load_task
 from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
 from workbench.run.errors import DataError
 from workbench.tasks import countdown, csv_qa, gsm8k
+from workbench.tasks.judging import advice, judge_for
 from workbench.tiny import arithmetic
 
 TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
@@ -70,6 +78,46 @@ def test_a_csv_of_ones_own_becomes_a_task(home):
     task = csv_qa.task(home / "towns.csv", answer_column="code", system="You know the towns.")
     assert (task.name, len(task.rows) + len(task.held_out)) == ("towns", 60)
     assert task.rows[0]["prompt"][0]["content"] == "You know the towns."
+
+
+def judged(row, text):
+    columns = {key: [value] for key, value in row.items() if key != "prompt"}
+    return judge_for(row)(prompts=[row["prompt"]], completions=[text], **columns)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("system", "right", "wrong"),
+    [
+        ("tags", "<reasoning>x</reasoning><answer>42</answer>", "42"),
+        ("think", "<think>x</think><answer>42</answer>", "<answer>4</answer>"),
+        ("mark", "so it is\n#### 42", "<answer>42</answer>"),
+        ("none", "It is 40 + 2.\nSo the answer is 42", "42 is not it, but 41"),
+    ],
+)
+def test_difficulty_is_judged_by_the_format_that_was_asked_for(system, right, wrong):
+    row = {"prompt": to_messages("What is 40 + 2?", system_prompt(system)), "answer": "42"}
+    assert judged(row, right)
+    assert not judged(row, wrong)
+    assert (advice(row) == "") == (system == "tags")
+
+
+def test_countdown_and_json_rows_are_judged_by_their_own_functions():
+    for name, shape in (("countdown", TAGGED), ("json", "{}")):
+        row = load_task(name).rows[0]
+        text = row["answer"].replace(" ", "") if name == "countdown" else row["answer"]
+        assert judged(row, shape.format(text))
+        assert f"task: {name}" in advice(row)
+
+
+def test_rows_without_answers_cannot_be_judged():
+    with pytest.raises(DataError, match="the rows have no answer"):
+        judge_for({"prompt": "q"})
+    assert "no answer" in advice({"prompt": "q"})
+
+
+def test_an_example_that_does_not_ship():
+    with pytest.raises(DataError, match="no worked example for system_prompt = 'none'"):
+        examples_for("none")
 
 
 def test_the_system_prompt_is_the_one_that_the_embedded_policy_was_trained_with():

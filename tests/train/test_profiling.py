@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.dataset.difficulty import load_profile
+from workbench.dataset.difficulty import load_profile, row_key
 from workbench.rewards.suite import RewardSuite
 from workbench.tiny.task import task as arithmetic
 from workbench.train import profiling
@@ -46,7 +46,7 @@ def test_right_is_what_the_tasks_own_function_says(home, tiny_policy):
     [row] = task.rows[:1]
     profile = profile_difficulty(tiny_policy, task, [row], "d.jsonl", seed=3, **SMALL)
     [solved] = profile.solved.values()
-    own_seed = 3 + int(next(iter(profile.solved))[:6], 16)
+    own_seed = 3 + int(row_key(row)[:6], 16)
     [group] = sample(tiny_policy, [row["prompt"]], num_generations=4, max_completion_length=64, seed=own_seed)
     suite = RewardSuite(task, 4)
     scores = suite.score([row] * 4, [completion.text for completion in group])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 MARK = "####"
+_LONGEST = 60  # digits of an answer that is a number
 _NUMBER = re.compile(r"[+-]?\$?[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?(/\d+)?%?", re.ASCII)
 
 
@@ -34,6 +37,43 @@ def is_number(text: str) -> bool:
     return len(text) <= 60 and any(map(str.isdigit, text)) and _NUMBER.fullmatch(text) is not None
 
 
+def is_marked(answer: Any, mark: str = MARK) -> bool:
+    """Whether a text ends with a line that begins with the mark, as GSM8K's answers do."""
+    return isinstance(answer, str) and answer.rstrip().rpartition("\n")[2].lstrip().startswith(mark)
+
+
+def says(line: str, answer: str) -> bool:
+    """Whether a line says the answer: `Answer: 12`, `The answer is $12.`, `#### 12`, `\\boxed{12}`.
+
+    Only where nothing else follows: "Answer: yes or no" says nothing. Linear in the line's length.
+
+    >>> says("Answer: 12 eggs", "12"), says("The answer is: **12**.", "12")
+    (False, True)
+    """
+    line, wanted = line.casefold(), _bare(answer)
+    for mark in (*_NOUNS, MARK, "<answer>", "\\boxed"):
+        place = line.rfind(mark)
+        if place < 0:
+            continue
+        rest = line[place + len(mark) :]
+        if mark in _NOUNS:
+            rest = rest.lstrip("* \t")
+            if not rest.startswith(("is ", "is:", ":", "=")):
+                continue
+            rest = rest.removeprefix("is")
+        if _bare(rest) == wanted:
+            return True
+    return False
+
+
+_NOUNS = ("answer", "solution", "result")
+
+
+def _bare(text: str) -> str:
+    text = text.strip().casefold().replace("</answer>", "").replace("\\boxed", "").strip(" \t*\"'`{}()$.!:=")
+    return text.replace(",", "") if is_number(text) else text
+
+
 def as_text(answer: Any) -> tuple[str | None, str | None, str | None]:
     """(the answer as text, the repair that made it so, the reason why it cannot be one); unneeded parts are None.
 
@@ -47,21 +87,45 @@ def as_text(answer: Any) -> tuple[str | None, str | None, str | None]:
         return stripped, None if stripped == answer else "answer: surrounding white space taken off", None
     if answer is None:
         return None, None, "no answer"
+    if hasattr(answer, "tolist"):  # numpy's numbers and arrays
+        return as_text(answer.tolist())
     if isinstance(answer, bool):
         return None, None, "answer is true or false, not text"
     if isinstance(answer, (int, float)):
-        if not math.isfinite(answer):
-            return None, None, "answer is not a finite number"
-        # A spreadsheet and JSON both make 4.0 of a whole number now and then.
-        text = str(int(answer)) if answer == int(answer) and abs(answer) < 1e15 else repr(answer)
-        return text, "answer: number written as text", None
-    if isinstance(answer, (list, tuple)) and len(answer) == 1 and isinstance(answer[0], (str, int, float)):
-        text, _, reason = as_text(answer[0])
-        return text, "answer: taken out of a list of one", reason
+        return _number_as_text(answer)
     if isinstance(answer, (list, tuple)):
-        return None, None, "answer is a list of several" if answer else "answer is an empty list"
+        return _list_as_text(answer)
     if isinstance(answer, dict):
         return None, None, "answer is an object, not text"
-    if hasattr(answer, "item"):  # numpy's numbers
-        return as_text(answer.item())
-    return str(answer), "answer: written as text", None
+    if isinstance(answer, (bytes, bytearray)):
+        try:
+            text, _, reason = as_text(bytes(answer).decode("utf-8"))
+        except UnicodeDecodeError:
+            return None, None, "answer is bytes that are not UTF-8"
+        return text, "answer: bytes read as UTF-8", reason
+    if isinstance(answer, (Decimal, date)):  # a datetime is a date
+        return str(answer), f"answer: {type(answer).__name__} written as text", None
+    return None, None, f"answer is a {type(answer).__name__}, not text"
+
+
+def _number_as_text(answer: int | float) -> tuple[str | None, str | None, str | None]:
+    if isinstance(answer, float) and not math.isfinite(answer):
+        return None, None, "answer is not a finite number"
+    # A spreadsheet and JSON both make 4.0 of a whole number now and then.
+    exact = int(answer) if isinstance(answer, int) or (answer == int(answer) and abs(answer) < 1e15) else answer
+    if isinstance(exact, int) and abs(exact) >= 10**_LONGEST:
+        return None, None, f"answer is a number of more than {_LONGEST} digits"
+    return repr(exact), "answer: number written as text", None
+
+
+def _list_as_text(answer: Any) -> tuple[str | None, str | None, str | None]:
+    if len(answer) == 1 and isinstance(answer[0], (str, int, float)):
+        text, _, reason = as_text(answer[0])
+        return text, "answer: taken out of a list of one", reason
+    return (
+        None,
+        None,
+        ("answer is a list of several" if len(answer) > 1 else "answer is a list without a text in it")
+        if answer
+        else "answer is an empty list",
+    )

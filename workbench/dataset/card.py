@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.dataset.report import Report
 from workbench.dataset.sources import save_rows
 from workbench.dataset.split import fingerprint
 from workbench.dataset.task import Row
@@ -17,12 +18,14 @@ def leave(
     train: Sequence[Row],
     held_out: Sequence[Row],
     set_aside: Mapping[str, Sequence[Row]],
+    report: Report,
     card: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Write `train.jsonl`, `held_out.jsonl`, `set_aside.jsonl` (if there is any) and `card.json`.
+    """Write `train.jsonl`, `held_out.jsonl`, `set_aside.jsonl` (if there is any), `checks.json` and `card.json`.
 
     Args:
         set_aside: rows that are kept out of training, by reason; each is written whole, beside its reason.
+        report: what the checks found; every row goes into `checks.json`, the counts into the card.
         card: what is known of the dataset; counts and fingerprints are added.
 
     Returns:
@@ -36,8 +39,13 @@ def leave(
         save_rows(aside, folder / "set_aside.jsonl")
     else:
         (folder / "set_aside.jsonl").unlink(missing_ok=True)
+    found = report.found()
+    write_json(folder / "checks.json", found)
     whole = {
         **card,
+        "checked": {key: found[key] for key in ("read", "kept", "repaired", "left_out", "columns", "notes")},
+        "left_out": dict(report.reasons),
+        "repairs": dict(report.repairs),
         "rows": {"train": len(train), "held_out": len(held_out), "set_aside": len(aside)},
         "fingerprint": {"train": fingerprint(train), "held_out": fingerprint(held_out)},
     }

@@ -1,141 +1,27 @@
 """Checks on rows, one by one: each is kept, repaired by a stated rule and kept, or left out and listed with its reason.
 
-Rows stream through: what is remembered of a million rows is a hash of each prompt, and the numbers of those that were
+Rows stream through: what is remembered of a row is a hash of its prompt and one of its answer, and its number if it was
 repaired or left out.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from workbench.dataset import reasons
-from workbench.dataset.answer_column import MARK, as_text, extract_answer, is_number
+from workbench.dataset.answer_column import MARK, as_text, extract_answer, is_marked, is_number, says
 from workbench.dataset.columns import Columns, choose_columns
-from workbench.dataset.messages import clean, comparable, messages_of
-from workbench.dataset.prompts import question_of, to_messages
+from workbench.dataset.kinds import Kinds
+from workbench.dataset.messages import clean, comparable, messages_of, plain, question_text, whole
+from workbench.dataset.prompts import to_messages
+from workbench.dataset.report import Report
 from workbench.dataset.sources import Source, Unreadable, open_source
 from workbench.dataset.task import RESERVED_COLUMNS, Row
 from workbench.run.errors import DataError
 
 LONGEST_CHARACTERS = 100_000  # of one prompt; no context of a single GPU's policy holds more
-SHORTEST_LEAK = 20  # characters: shorter answers stand in many a question by chance
-_GIVES_IT_AWAY = ("answer:", "answer is", "answer:**", "solution:", "####", "<answer>", "result:")
-_EXCERPTS = 3
-
-
-@dataclass
-class Report:
-    """What was read, what was kept, and why the rest was not: `kept_rows + len(left_out)` always adds up to `read`.
-
-    Rows are counted from 0, in the order of the source. `kept` holds the rows themselves where they were collected.
-    """
-
-    source: str = ""
-    read: int = 0
-    kept_rows: int = 0
-    kept: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    columns: dict[str, str | None] = field(default_factory=dict)
-    _left_out: dict[str, array] = field(default_factory=dict)
-    _repaired: dict[str, array] = field(default_factory=dict)
-    _warned: dict[str, array] = field(default_factory=dict)
-    _excerpts: dict[str, list[str]] = field(default_factory=dict)
-    repaired_rows: int = 0
-
-    @property
-    def left_out(self) -> list[tuple[int, str]]:
-        """(row number, reason) of every row that was left out, in order."""
-        return sorted((number, reason) for reason, numbers in self._left_out.items() for number in numbers)
-
-    @property
-    def reasons(self) -> Counter[str]:
-        return Counter({reason: len(numbers) for reason, numbers in self._left_out.items()})
-
-    @property
-    def repairs(self) -> Counter[str]:
-        return Counter({rule: len(numbers) for rule, numbers in self._repaired.items()})
-
-    @property
-    def warnings(self) -> Counter[str]:
-        return Counter({what: len(numbers) for what, numbers in self._warned.items()})
-
-    def leave_out(self, number: int, reason: str, excerpt: str = "") -> None:
-        _note(self._left_out, reason, number)
-        shown = self._excerpts.setdefault(reason, [])
-        if excerpt and len(shown) < _EXCERPTS:
-            shown.append(excerpt)
-
-    def repair(self, number: int, rule: str) -> None:
-        _note(self._repaired, rule, number)
-
-    def warn(self, number: int, what: str) -> None:
-        _note(self._warned, what, number)
-
-    def found(self) -> dict[str, Any]:
-        """For `workbench check --json` and the dataset's card: every number, every row."""
-        return {
-            "source": self.source,
-            "read": self.read,
-            "kept": self.kept_rows,
-            "repaired": self.repaired_rows,
-            "left_out": self.read - self.kept_rows,
-            "columns": self.columns,
-            "notes": self.notes,
-            "reasons": [
-                {
-                    "reason": why,
-                    "count": len(rows),
-                    "rows": rows.tolist(),
-                    "do": reasons.remedy(why),
-                    "examples": self._excerpts[why],
-                }
-                for why, rows in _by_count(self._left_out)
-            ],
-            "repairs": [
-                {"rule": why, "count": len(rows), "rows": rows.tolist()} for why, rows in _by_count(self._repaired)
-            ],
-            "warnings": [
-                {"warning": why, "count": len(rows), "rows": rows.tolist(), "do": reasons.remedy(why)}
-                for why, rows in _by_count(self._warned)
-            ],
-        }
-
-    def __str__(self) -> str:
-        left = self.read - self.kept_rows
-        repaired = f" ({self.repaired_rows} of them repaired)" if self.repaired_rows else ""
-        lines = [f"{self.read} rows read, {self.kept_rows} kept{repaired}, {left} left out"]
-        lines[0] += "; rows are counted from 0" if left or self.repaired_rows else ""
-        lines += [f"  note: {note}" for note in self.notes]
-        for title, found in (
-            ("left out", self._left_out),
-            ("repaired and kept", self._repaired),
-            ("kept, but look", self._warned),
-        ):
-            lines += [f"{title}:"] if found else []
-            for why, rows in _by_count(found):
-                lines.append(f"  {len(rows):>7}  {why}  (row{'s' if len(rows) > 1 else ''} {_some(rows)})")
-                lines += [f"           e.g. {excerpt}" for excerpt in self._excerpts.get(why, [])[:1]]
-                todo = reasons.remedy(why) if found is not self._repaired else ""
-                lines += [f"           -> {todo}"] if todo else []
-        return "\n".join(lines)
-
-
-def _note(found: dict[str, array], key: str, number: int) -> None:
-    if key not in found:
-        found[key] = array("Q")
-    found[key].append(number)
-
-
-def _by_count(found: dict[str, array]) -> list[tuple[str, array]]:
-    return sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
-
-
-def _some(numbers: Sequence[int], most: int = 5) -> str:
-    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
+SHORTEST_COPY = 20  # characters: shorter answers stand in many a question by chance
 
 
 class Checked:
@@ -148,19 +34,19 @@ class Checked:
         source: anything that `open_source` takes.
         prompt_column, answer_column: None: `prompt` and `answer`, or a well-known other name, which is then said.
             `answer_column="none"` for a task without answers.
-        system: text of a system message; empty: none.
-        examples: worked (question, answer) pairs to show first.
+        system: text of a system message for prompts that bring none; empty: none.
+        examples: worked (question, answer) pairs to show before a prompt that is text.
         as_turns: show the examples as turns of the chat, not in the system message.
         chat: make chat messages of prompts that are text; False keeps them text.
-        answer_after: the mark that the answer stands after in a longer text; "auto": `####`, if the first answers have
-            it; None: the whole column is the answer.
+        answer_after: the mark that the answer stands after in a longer text; "auto": `####`, if most of the first answers
+            end with a line that begins with it; None: the whole column is the answer.
         numbers: an answer that is no number cannot be right, so its row is left out.
-        other: rows of the other split: a prompt that stands there too is contamination.
+        other: the other split, anything that `open_source` takes: a prompt that stands there too is contamination.
         longest: characters that a prompt may have.
         progress: called with the number of rows read, now and then.
 
     Raises:
-        DataError: if the columns cannot be told, before the first row is read.
+        DataError: if the columns cannot be told, or there are no rows, before the first row is given out.
     """
 
     def __init__(
@@ -175,47 +61,55 @@ class Checked:
         chat: bool = True,
         answer_after: str | None = "auto",
         numbers: bool = False,
-        other: Iterable[Row] = (),
+        other: Any = (),
         longest: int = LONGEST_CHARACTERS,
         progress: Callable[[int], None] | None = None,
     ) -> None:
+        if not chat and (system or examples):
+            raise DataError(
+                "chat = False, and a system message or examples",
+                rule="only chat messages have a system message",
+                remedy="leave chat as it is, or write both into the prompts yourself",
+            )
         self.source = source if isinstance(source, Source) else open_source(source)
         first = self.source.first()
-        if not first:
-            nothing = next(iter(self.source), None) is None
-            raise DataError(
-                f"{self.source.name}: " + ("no rows" if nothing else "no row of the first ones can be read"),
-                rule="a dataset has rows, each one object",
-                remedy="check the file",
-            )
-        names = list(dict.fromkeys(name for row in first for name in row))
-        names = [name for name in names if name not in RESERVED_COLUMNS]  # such rows are listed, one by one
-        self.columns: Columns = choose_columns(names, prompt_column, answer_column)
-        self.report = Report(self.source.name, notes=[*self.source.notes, *self.columns.notes])
-        for role, chosen in (("prompt", self.columns.prompt), ("answer", self.columns.answer)):
-            if role in names and chosen != role:
-                self.report.notes.append(
-                    f"the column {role!r} gives way to {chosen!r}, and is kept as 'original_{role}'"
-                )
+        self.columns = self._columns(first, prompt_column, answer_column)
+        self.names = _free_names(first, self.columns)
+        self.reserved = RESERVED_COLUMNS - {self.columns.prompt, self.columns.answer}
+        self.mark = _mark(first, self.columns.answer, answer_after)
+        self.report = Report(
+            self.source.name, notes=[*self.source.notes, *self.columns.notes, *self._notes(answer_after)]
+        )
         self.report.columns = {"prompt": self.columns.prompt, "answer": self.columns.answer}
-        self.mark = self._mark(first, answer_after)
         self.system, self.examples, self.as_turns, self.chat = system, tuple(examples), as_turns, chat
         self.numbers, self.longest, self.progress = numbers, longest, progress
-        self.elsewhere = {hash(comparable(row["prompt"])) for row in other}
+        self.elsewhere = _questions(other)
 
-    def _mark(self, first: list[Row], asked: str | None) -> str | None:
-        if asked != "auto" or self.columns.answer is None:
-            return None if asked == "auto" else asked
-        answers = [row.get(self.columns.answer) for row in first]
-        marked = sum(isinstance(answer, str) and MARK in answer for answer in answers)
-        if marked * 2 <= len(answers):
-            return None
-        self.report.notes.append(f"answer: what stands after {MARK}; the whole text is kept as `rationale`")
-        return MARK
+    def _columns(self, first: list[Row], prompt: str | None, answer: str | None) -> Columns:
+        if not first:
+            if next(iter(self.source), self) is self:
+                raise DataError(f"{self.source.name}: no rows", rule="a dataset has rows", remedy="check the file")
+            return Columns("prompt", "answer")  # nothing can be read: every row is listed with its reason
+        names = list(dict.fromkeys(name for row in first for name in row))
+        # A reserved name in some rows is those rows' fault; in all of them it is the dataset's.
+        everywhere = set.intersection(*(set(row) for row in first))
+        names = [
+            name for name in names if name in everywhere or name not in RESERVED_COLUMNS or name in (prompt, answer)
+        ]
+        return choose_columns(names, prompt, answer)
+
+    def _notes(self, answer_after: str | None) -> list[str]:
+        notes = [
+            f"the column {old!r} is kept as {new!r}" for old, new in self.names.items() if old in ("prompt", "answer")
+        ]
+        if self.mark is not None and answer_after == "auto":
+            notes.append(f"answer: what stands after {self.mark}; the whole text is kept as {self.names['']!r}")
+        return notes
 
     def collect(self) -> Report:
         """Go through all rows and keep them in the report."""
-        self.report.kept = list(self)
+        rows = list(self)
+        self.report.kept = rows
         return self.report
 
     def __iter__(self) -> Iterator[Row]:
@@ -224,15 +118,10 @@ class Checked:
             report.read += 1
             row, reason = self.look(raw)
             if reason is None:
-                report.kept_rows += 1
-                report.repaired_rows += bool(self._repairs)
-                for rule in self._repairs:
-                    report.repair(number, rule)
-                for what in self._warnings:
-                    report.warn(number, what)
+                report.keep(number, self._repairs, self._warnings)
                 yield row
             else:
-                report.leave_out(number, reason, _excerpt(raw))
+                report.leave_out(number, reason, raw)
             if self.progress is not None and number % 1000 == 999:
                 self.progress(number + 1)
         if self.progress is not None:
@@ -241,8 +130,7 @@ class Checked:
     def begin(self) -> Report:
         """Begin a pass: nothing has been seen, and the report is empty but for its notes."""
         self._seen: dict[int, int] = {}
-        self._kinds: dict[str, str] = {}
-        self._keys: dict[str, Any] = {}
+        self._kinds = Kinds()
         self._chat_rows: bool | None = None
         self.report = Report(self.source.name, notes=self.report.notes, columns=self.report.columns)
         return self.report
@@ -251,48 +139,53 @@ class Checked:
         """(the row as it can be used, the reason why it cannot); what this pass has seen before is remembered."""
         self._repairs: list[str] = []
         self._warnings: list[str] = []
-        return self._check(raw)
-
-    def _check(self, raw: Any) -> tuple[Row, str | None]:
         if isinstance(raw, Unreadable):
             return {}, raw.reason
         if not isinstance(raw, dict):
             return {}, reasons.NOT_AN_OBJECT
-        if not RESERVED_COLUMNS.isdisjoint(raw):
-            return {}, reasons.reserved(sorted(RESERVED_COLUMNS.intersection(raw))[0])
+        if not self.reserved.isdisjoint(raw):
+            return {}, reasons.reserved(sorted(self.reserved.intersection(raw))[0])
         prompt, reason = self._prompt(raw.get(self.columns.prompt))
-        if reason is not None:
-            return {}, reason
         row: Row = {"prompt": prompt}
-        if self.columns.answer is not None:
+        if reason is None and self.columns.answer is not None:
             reason = self._answer(raw, row)
-            if reason is not None:
-                return {}, reason
-        for name, value in raw.items():
-            if name not in (self.columns.prompt, self.columns.answer):
-                reason = self._column(name, value)
-                if reason is not None:
-                    return {}, reason
-                row[f"original_{name}" if name in ("prompt", "answer") else name] = value
-        return row, self._twice(row) or self._learn_kinds(row)
+        if reason is None:
+            reason = self._others(raw, row) or self._twice(row)
+        if reason is None:
+            self._kinds.learn()
+            self._chat_rows = not isinstance(prompt, str)
+        return row, reason
 
     def _prompt(self, value: Any) -> tuple[Any, str | None]:
+        if hasattr(value, "tolist"):  # a frame's array of messages
+            value = value.tolist()
         if isinstance(value, str):
-            text = clean(value, self._repairs, self._warnings)
-            reason = None if text.strip() else reasons.EMPTY
-            size = len(text)
-            prompt = to_messages(text, self.system, self.examples, as_turns=self.as_turns) if self.chat else text
+            prompt: Any = clean(value, self._repairs, self._warnings)
+            reason = None if prompt.strip() else reasons.EMPTY
+            size = len(prompt)
+            if self.chat:
+                prompt = to_messages(prompt, self.system, self.examples, as_turns=self.as_turns)
         else:
             prompt, reason = messages_of(value, self._repairs, self._warnings)
-            if reason is None and self.system and prompt[0]["role"] != "system":
-                prompt = [{"role": "system", "content": self.system}, *prompt]
             size = 0 if reason else sum(len(message["content"]) for message in prompt)
+            if reason is None:
+                prompt = self._with_system(prompt)
         if reason is None and size > self.longest:
             reason = reasons.too_long(self.longest)
-        is_chat = not isinstance(prompt, str)
-        if reason is None and self._chat_rows is not None and is_chat != self._chat_rows:
+        if reason is None and self._chat_rows is not None and isinstance(prompt, str) is self._chat_rows:
             reason = reasons.MIXED
         return prompt, reason
+
+    def _with_system(self, prompt: list[Row]) -> list[Row]:
+        if self.examples:
+            self._warnings.append(reasons.NO_EXAMPLE)
+        if not self.system:
+            return prompt
+        if prompt[0]["role"] != "system":
+            return [{"role": "system", "content": self.system}, *prompt]
+        if prompt[0]["content"] != self.system:
+            self._warnings.append(reasons.OWN_SYSTEM)
+        return prompt
 
     def _answer(self, raw: Row, row: Row) -> str | None:
         value = raw.get(self.columns.answer)
@@ -300,8 +193,7 @@ class Checked:
             given = extract_answer(value, self.mark) if isinstance(value, str) else None
             if given is None:
                 return reasons.unmarked(self.mark) if value not in (None, "") else "no answer"
-            if "rationale" not in raw:
-                row["rationale"] = value
+            row[self.names[""]] = whole(value, self._repairs)
             value = given
         text, repair, reason = as_text(value)
         if reason is not None:
@@ -310,85 +202,84 @@ class Checked:
             self._repairs.append(repair)
         if self.numbers and not is_number(text):
             return reasons.NO_NUMBER
-        cleaned = clean(text, self._repairs, self._warnings).strip()
-        row["answer"] = cleaned
-        return self._leak(question_of(row["prompt"]), cleaned) if cleaned else "answer is empty"
-
-    def _leak(self, question: str, answer: str) -> str | None:
-        place = question.find(answer)
-        if place < 0:
-            return None
-        while place >= 0:
-            before, after = (
-                question[max(0, place - 30) : place].rstrip(" *\n\t").casefold(),
-                question[place + len(answer) :][:1],
-            )
-            if before.endswith(_GIVES_IT_AWAY) and not after.isalnum():
+        if self.mark is None and MARK in text:
+            self._warnings.append(reasons.MARKED)
+        row["answer"] = answer = clean(text, self._repairs, self._warnings).strip()
+        if not answer:
+            return "answer is empty"
+        question = question_text(row["prompt"])
+        folded, wanted = question.casefold(), answer.casefold()
+        if wanted in folded or ("," in folded and wanted in folded.replace(",", "")):
+            *earlier, last = question.rstrip().splitlines()
+            if says(last, answer):
                 return reasons.LEAK
-            place = question.find(answer, place + 1)
-        if len(answer) >= SHORTEST_LEAK:
-            self._warnings.append(reasons.VERBATIM)
+            if any(says(line, answer) for line in earlier):
+                self._warnings.append(reasons.EARLIER)
+            elif len(answer) >= SHORTEST_COPY:
+                self._warnings.append(reasons.VERBATIM)
         return None
 
-    def _column(self, name: str, value: Any) -> str | None:
-        if value is None or (kind := _KINDS.get(type(value))) is None:
+    def _others(self, raw: Row, row: Row) -> str | None:
+        for name, value in raw.items():
+            if name in (self.columns.prompt, self.columns.answer):
+                continue
+            value = plain(name, value, self._repairs)
+            reason = self._kinds.look(name, value, self._warnings)
+            if reason is not None:
+                return reason
+            row[self.names.get(name, name)] = value
+        if isinstance(row["prompt"], str):
             return None
-        if kind == "an object" and self._keys.setdefault(name, value.keys()) != value.keys():
-            self._warnings.append(reasons.other_keys(name))
-        known = self._kinds.get(name)
-        return reasons.other_kind(name, kind, known) if known is not None and known != kind else None
+        return self._kinds.look_at_messages(row["prompt"])
 
     def _twice(self, row: Row) -> str | None:
-        key = hash(comparable(row["prompt"]))
-        if key in self.elsewhere:
+        if self.elsewhere and hash(comparable(row["prompt"], system=False)) in self.elsewhere:
             return reasons.CONTAMINATED
-        answer = hash(row.get("answer"))
+        key, answer = hash(comparable(row["prompt"])), hash(row.get("answer"))
         if key not in self._seen:
             self._seen[key] = answer
             return None
         return reasons.DUPLICATE if self._seen[key] == answer else reasons.CONTRADICTS
 
-    def _learn_kinds(self, row: Row) -> str | None:
-        if self._chat_rows is None:
-            self._chat_rows = not isinstance(row["prompt"], str)
-        for name, value in row.items():
-            if name not in self._kinds and name not in ("prompt", "answer"):
-                kind = None if value is None else _KINDS.get(type(value))
-                if kind is not None:
-                    self._kinds[name] = kind
-        return None
+
+def _free_names(first: list[Row], columns: Columns) -> dict[str, str]:
+    # What the row's own `prompt` and `answer` displace goes on under a name that no column has; "" is the worked answer.
+    taken = {name for row in first for name in row}
+    found = {}
+    for old, wish in (("prompt", "original_prompt"), ("answer", "original_answer"), ("", "rationale")):
+        if old and (old not in taken or old in (columns.prompt, columns.answer)):
+            continue
+        name = next(n for n in (wish, *(f"{wish}_{count}" for count in range(2, 1000))) if n not in taken)
+        found[old] = name
+        taken.add(name)
+    return found
 
 
-# A column holds one kind; whole numbers and fractions are one, as they are for pyarrow.
-_KINDS = {
-    str: "text",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    tuple: "a list",
-    dict: "an object",
-}
+def _mark(first: list[Row], column: str | None, asked: str | None) -> str | None:
+    if asked != "auto" or column is None:
+        return None if asked == "auto" else asked
+    marked = sum(is_marked(row.get(column)) for row in first)
+    return MARK if first and marked * 2 > len(first) else None
 
 
-def _excerpt(raw: Any, longest: int = 100) -> str:
-    if isinstance(raw, Unreadable):
-        return raw.where
-    text = (
-        repr(raw)
-        if not isinstance(raw, (str, dict, list)) or len(raw) < 1000
-        else f"{type(raw).__name__} of {len(raw)}"
-    )
-    return text if len(text) <= longest else f"{text[:longest]}…"
+def _questions(other: Any) -> set[int]:
+    """Hashes of the questions of the other split: what they ask, without system messages."""
+    if isinstance(other, (list, tuple)) and not other:
+        return set()
+    source = open_source(other)
+    if not source.first(1):
+        return set()
+    rows = Checked(source, answer_column="none")
+    return {hash(comparable(row["prompt"], system=False)) for row in rows}
 
 
-def check_rows(rows: Any, answer_column: str | None = "answer", other: Iterable[Row] = (), **options: Any) -> Report:
+def check_rows(rows: Any, answer_column: str | None = "answer", other: Any = (), **options: Any) -> Report:
     """Check rows that are prompts already, and collect those that can be used.
 
     Args:
         rows: anything that `open_source` takes.
         answer_column: None if the task has no answers.
-        other: rows of the other split; a prompt that also stands there is contamination.
+        other: the other split; a prompt that also stands there is contamination.
         options: as for `Checked`.
     """
     options = {"prompt_column": "prompt", "answer_after": None, "chat": False, **options}

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from workbench.dataset.task import RESERVED_COLUMNS
 from workbench.run.errors import DataError
 
-PROMPT_ALIASES = ("query", "question", "problem", "instruction", "input")
-ANSWER_ALIASES = ("ground_truth", "solution", "answers", "expert_answer", "raw_answer", "target")
+PROMPT_ALIASES = ("query", "question", "problem", "instruction", "input", "messages", "conversations")
+ANSWER_ALIASES = ("ground_truth", "solution", "answers", "expert_answer", "raw_answer", "target", "output")
 NO_ANSWER = "none"
 
 
@@ -37,7 +37,7 @@ def choose_columns(names: Sequence[str], prompt: str | None = None, answer: str 
         DataError: if there is no such column, several could be meant, or a column has a name that TRL reserves.
     """
     reserved = sorted(RESERVED_COLUMNS.intersection(names) - {prompt, answer})
-    if reserved:
+    if reserved:  # in every row; a row that alone has such a column is left out by the checks
         raise DataError(
             f"a column is called {reserved[0]!r}",
             rule="TRL hands its own argument of that name to every reward function",
@@ -63,7 +63,7 @@ def _one(names: Sequence[str], role: str, asked: str | None, aliases: Sequence[s
         return asked, ()
     if role in names:
         return role, ()
-    found = [alias for alias in aliases if alias in names]
+    found = [name for name in names if str(name).strip().casefold() in (role, *aliases)]
     if len(found) == 1:
         note = f"{role}: taken from the column {found[0]!r} (--{role} or {role}_column chooses another)"
         return found[0], (note,)

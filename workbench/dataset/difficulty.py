@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.dataset.split import prompt_key
+from workbench.dataset.split import fingerprint
 from workbench.dataset.task import Row
 from workbench.run.directory import append_line, read_lines
 from workbench.run.errors import DataError
@@ -32,9 +32,14 @@ class Solved(NamedTuple):
         return self.right / self.of
 
 
+def row_key(row: Row) -> str:
+    """What a measurement belongs to: the whole row, so that a corrected answer is measured anew."""
+    return fingerprint([row])
+
+
 @dataclass
 class Profile:
-    """What a policy makes of a number of prompts. `solved` is by prompt key, in the order of measuring."""
+    """What a policy makes of a number of prompts. `solved` is by `row_key`, in the order of measuring."""
 
     settings: dict[str, Any]
     solved: dict[str, Solved]
@@ -44,8 +49,8 @@ class Profile:
         """Shares of the prompts that were solved `never`, `sometimes` and `always`."""
         rates = [solved.rate for solved in self.solved.values()]
         count = max(1, len(rates))
-        never, always = sum(rate == 0 for rate in rates) / count, sum(rate == 1 for rate in rates) / count
-        return {"never": never, "sometimes": 1 - never - always if rates else 0.0, "always": always}
+        never, always = sum(rate == 0 for rate in rates), sum(rate == 1 for rate in rates)
+        return {"never": never / count, "sometimes": (len(rates) - never - always) / count, "always": always / count}
 
     @property
     def finished(self) -> float:
@@ -61,7 +66,8 @@ class Profile:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{share:.0%} {which}" for which, share in self.shares.items())
-        return f"{len(self.solved)} prompts, {self.settings.get('num_generations')} completions each: solved {parts}"
+        each = max((solved.of for solved in self.solved.values()), default=0)
+        return f"{len(self.solved)} prompts, {each} completions each: solved {parts}"
 
 
 def dead_share(right: int, of: int, size: int) -> float:
@@ -108,7 +114,7 @@ def measure(
     """
     path = resolve(file)
     settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
-    profile = load_profile(path) if path.is_file() else None
+    profile = load_profile(path) if path.is_file() and path.stat().st_size else None
     if profile is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         append_line(path, {"settings": settings})
@@ -120,14 +126,14 @@ def measure(
             rule="one profile holds measurements of one kind",
             remedy="delete the file to measure anew, or choose another file",
         )
-    wanted = {prompt_key(row["prompt"]): row for row in rows}
+    wanted = {row_key(row): row for row in rows}
     missing = [key for key in wanted if key not in profile.solved]
     done = len(wanted) - len(missing)
     try:
         for start in range(0, len(missing), batch):
             keys = missing[start : start + batch]
             for key, solved in zip(keys, attempt([wanted[key] for key in keys]), strict=True):
-                append_line(path, {"prompt": key, **solved._asdict()})
+                append_line(path, {"row": key, **solved._asdict()})
                 profile.solved[key] = solved
             done += len(keys)
             if progress is not None:
@@ -139,7 +145,7 @@ def measure(
 
 def pick(rows: Sequence[Row], count: int) -> list[Row]:
     """`count` rows spread over all of them, the same ones wherever and whenever it is asked."""
-    return sorted(rows, key=lambda row: prompt_key(row["prompt"]))[:count]
+    return sorted(rows, key=lambda row: row_key(row))[:count]
 
 
 def load_profile(file: str | Path) -> Profile:
@@ -156,7 +162,7 @@ def load_profile(file: str | Path) -> Profile:
             rule="its first line holds the settings",
             remedy="measure one with notebook 01",
         )
-    solved = {line["prompt"]: Solved(line["right"], line["of"], line["finished"]) for line in lines[1:]}
+    solved = {line["row"]: Solved(line["right"], line["of"], line["finished"]) for line in lines[1:]}
     return Profile(lines[0]["settings"], solved)
 
 
@@ -190,7 +196,7 @@ def within_band(rows: Iterable[Row], profile: Profile, lowest: float = 0.0, high
         )
     kept, set_aside, unmeasured = [], [], 0
     for row in rows:
-        solved = profile.solved.get(prompt_key(row["prompt"]))
+        solved = profile.solved.get(row_key(row))
         if solved is None or lowest <= solved.rate <= highest:
             kept.append(row)
             unmeasured += solved is None

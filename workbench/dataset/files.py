@@ -1,6 +1,6 @@
 """Readers of data files: each returns (a function that begins a pass over the rows, notes).
 
-A pass yields dicts, and `Unread` for what stands where a row should and is none. Blank lines are no rows.
+A pass yields dicts, and `Unreadable` for what stands where a row should and is none. Blank lines are no rows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from workbench.run.errors import DataError
 from workbench.run.workspace import shown
 
 BOM = b"\xef\xbb\xbf"
-LONGEST_FIELD = 64 * 2**20  # bytes; Python's csv stops at 128 KiB
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+LONGEST_FIELD = 64 * 2**20  # characters; Python's csv stops at 128 Ki
 _BLOCK = 2**20
+_BOM_NOTE = "a byte order mark at the start of the file was left out"
+_UTF_16_NOTE = "read as UTF-16, as its byte order mark says"
+# Of the 256 bytes, Windows-1252 gives no meaning to these.
+_NOT_IN_1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
 
 
-class Unread(NamedTuple):
-    """What could not be read: (where, why)."""
+class Unreadable(NamedTuple):
+    """A row that could not be read: where it stands, and why."""
 
     where: str
     reason: str
@@ -31,67 +36,101 @@ Opened = tuple[Callable[[], Iterator[Any]], list[str]]
 
 
 def json_lines(path: Path) -> Opened:
-    """One JSON object a line, UTF-8 with or without a byte order mark."""
-    with path.open("rb") as lines:
-        notes = ["a byte order mark at the start of the file was left out"] if lines.read(3) == BOM else []
-
+    """One JSON object a line, UTF-8 (with or without a byte order mark) or UTF-16."""
+    with path.open("rb") as data:
+        start = data.read(3)
+    if start.startswith(UTF_16):
+        encoding, notes = "utf-16", [_UTF_16_NOTE]
+    else:
+        encoding, notes = "utf-8", [_BOM_NOTE] if start == BOM else []
     # `json.loads` would look at each line's first bytes to guess an encoding.
     decode = json.JSONDecoder().decode
 
     def rows() -> Iterator[Any]:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if number == 1:
+        with path.open("rb") as data:
+            lines = data if encoding == "utf-8" else codecs.iterdecode(_blocks(data), "utf-16", errors="replace")
+            for number, line in enumerate(lines if encoding == "utf-8" else _lines(lines), start=1):
+                if number == 1 and encoding == "utf-8":
                     line = line.removeprefix(BOM)
                 if not line.strip():
                     continue
                 try:
-                    yield decode(line.decode("utf-8"))
-                except UnicodeDecodeError:
-                    yield Unread(f"line {number}", "line is not UTF-8")
+                    yield decode(line.decode("utf-8") if encoding == "utf-8" else line)
                 except RecursionError:
-                    yield Unread(f"line {number}", "line is nested too deeply")
-                except ValueError:
-                    torn = not line.endswith(b"\n")
-                    yield Unread(f"line {number}", "last line is half-written" if torn else "line is not JSON")
+                    yield Unreadable(f"line {number}", "line is nested too deeply")
+                except ValueError as error:
+                    torn = not line.endswith(b"\n" if encoding == "utf-8" else "\n")
+                    reason = "line is not UTF-8" if isinstance(error, UnicodeDecodeError) else "line is not JSON"
+                    yield Unreadable(f"line {number}", "last line is half-written" if torn else reason)
 
     return rows, notes
 
 
-def json_file(path: Path) -> Opened:
-    """One JSON document: a list of objects, an object that holds one such list, or an object of columns.
+def _blocks(data: Any) -> Iterator[bytes]:
+    return iter(lambda: data.read(_BLOCK), b"")
+
+
+def _lines(texts: Iterator[str]) -> Iterator[str]:
+    rest = ""
+    for text in texts:
+        *whole, rest = (rest + text).split("\n")
+        yield from (f"{line}\n" for line in whole)
+    if rest:
+        yield rest
+
+
+def json_file(path: Path, split: str | None = None) -> Opened:
+    """One JSON document: a list of objects, an object that holds such lists (of which `split` names one), or of columns.
 
     The document is read whole: for millions of rows, JSON lines or Parquet are the better form.
 
     Raises:
-        DataError: if it is not JSON, or of another shape.
+        DataError: if it is not JSON, or of another shape, or has no such split.
     """
     try:
         document = json.loads(path.read_bytes().removeprefix(BOM))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         hint = "; it looks like JSON lines: call it .jsonl" if "Extra data" in str(error) else ""
         raise DataError(
             f"{shown(path)}: {error}",
             rule="a .json file is one JSON document",
             remedy=f"correct it at that place{hint}",
         ) from None
-    if isinstance(document, list):
+    if isinstance(document, list) and split is None:
         return lambda: iter(document), []
     lists = (
         {key: value for key, value in document.items() if isinstance(value, list)} if isinstance(document, dict) else {}
     )
     of_objects = [key for key, value in lists.items() if value and all(isinstance(row, dict) for row in value[:10])]
-    if len(of_objects) == 1:
-        return lambda: iter(lists[of_objects[0]]), [f"the rows are the list {of_objects[0]!r} of the document"]
-    if lists and len(lists) == len(document) and len({len(value) for value in lists.values()}) == 1:
+    if of_objects:
+        chosen = split or ("train" if "train" in of_objects else of_objects[0] if len(of_objects) == 1 else None)
+        if chosen not in of_objects:
+            raise DataError(
+                f"{shown(path)}: " + (f"no split {split!r}" if split else f"{len(of_objects)} lists of objects"),
+                rule="rows come from one of the lists",
+                remedy=f"choose with split (--split): {', '.join(of_objects)}",
+            )
+        return lambda: iter(lists[chosen]), [f"the rows are the list {chosen!r} of {', '.join(of_objects)}"]
+    if split is None and lists and len(lists) == len(document) and len({len(value) for value in lists.values()}) == 1:
         return lambda: (dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)), [
             f"the document holds columns: {', '.join(lists)}"
         ]
+    if split is not None:
+        raise no_splits(shown(path), split)
+    holds = f" with {', '.join(map(repr, list(document)[:8]))}" if isinstance(document, dict) else ""
     raise DataError(
-        f"{shown(path)}: a {type(document).__name__}"
-        + (f" with {', '.join(map(repr, list(document)[:8]))}" if isinstance(document, dict) else ""),
+        f"{shown(path)}: a {type(document).__name__}{holds}",
         rule="a .json file holds a list of objects, or columns of one length",
         remedy='write [{"prompt": ..., "answer": ...}, ...]',
+    )
+
+
+def no_splits(name: str, split: str) -> DataError:
+    """The error for a split that was asked of something that has none."""
+    return DataError(
+        f"{name}: split {split!r}",
+        rule="only hub datasets, folders, DatasetDicts and JSON objects of lists have splits",
+        remedy="leave split out, or name the file that holds that split",
     )
 
 
@@ -102,55 +141,59 @@ def csv_file(path: Path) -> Opened:
         DataError: if there is no header, or two columns have one name.
     """
     encoding, notes = _encoding(path)
-    with path.open(encoding=encoding, newline="") as text:
+    csv.field_size_limit(LONGEST_FIELD)
+    with path.open(encoding=encoding, errors="replace", newline="") as text:
         head = text.read(8192)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(head)
+    first = next((line for line in head.splitlines() if line.strip()), "")
+    told = first[4:5] if first.lower().startswith("sep=") else ""  # a line that Excel writes and reads
+    delimiter = told or ("\t" if path.suffix.lower() == ".tsv" else _delimiter(first))
     if delimiter != ",":
         notes.append(f"columns are separated by {delimiter!r}")
-    previous = csv.field_size_limit(LONGEST_FIELD)
-    try:
-        header = next(iter(csv.reader(head.splitlines(keepends=True)[:50], delimiter=delimiter)), [])
-    finally:
-        csv.field_size_limit(previous)
-    names = [name.strip() or f"unnamed_{place}" for place, name in enumerate(header)]
+
+    def records() -> Iterator[tuple[int, list[str] | str]]:
+        with path.open(encoding=encoding, errors="replace", newline="") as text:
+            reader = csv.reader(text, delimiter=delimiter, strict=True)
+            skipped = not told
+            while True:
+                began = reader.line_num + 1
+                try:
+                    values = next(reader)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    unclosed = "end of data" in str(error)
+                    yield began, "a quote is opened and never closed" if unclosed else f"not CSV ({error})"
+                    continue
+                if values and not skipped:
+                    skipped = True
+                elif any(values) or len(values) > 1:
+                    yield began, values
+
+    _, header = next(records(), (0, []))
+    names = (
+        [name.strip() or f"unnamed_{place}" for place, name in enumerate(header)] if isinstance(header, list) else []
+    )
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
         raise DataError(
-            f"{shown(path)}: " + (f"two columns are called {twice[0]!r}" if twice else "empty"),
+            f"{shown(path)}: "
+            + (f"two columns are called {twice[0]!r}" if twice else "empty" if not header else str(header)),
             rule="the first line names the columns, each once",
             remedy="correct the header line",
         )
 
     def rows() -> Iterator[Any]:
-        before = csv.field_size_limit(LONGEST_FIELD)
-        try:
-            with path.open(encoding=encoding, newline="") as text:
-                reader = csv.reader(text, delimiter=delimiter, strict=True)
-                next(reader, None)
-                while True:
-                    began = reader.line_num + 1
-                    try:
-                        values = next(reader)
-                    except StopIteration:
-                        return
-                    except csv.Error as error:
-                        reason = (
-                            "a quote is opened and never closed"
-                            if "end of data" in str(error)
-                            else f"not CSV ({error})"
-                        )
-                        yield Unread(f"line {began}", reason)
-                        continue
-                    if not values:
-                        continue
-                    if len(values) != len(names):
-                        fewer = "fewer" if len(values) < len(names) else "more"
-                        yield Unread(f"line {began}", f"row has {fewer} fields than the header")
-                        continue
-                    # An empty field says that there is no value; CSV has no other way to say it.
-                    yield {name: value if value != "" else None for name, value in zip(names, values, strict=True)}
-        finally:
-            csv.field_size_limit(before)
+        found = records()
+        next(found)
+        for began, values in found:
+            if isinstance(values, str):
+                yield Unreadable(f"line {began}", values)
+            elif len(values) != len(names):
+                fewer = "fewer" if len(values) < len(names) else "more"
+                yield Unreadable(f"line {began}", f"row has {fewer} fields than the header")
+            else:
+                # An empty field says that there is no value; CSV has no other way to say it.
+                yield {name: value if value != "" else None for name, value in zip(names, values, strict=True)}
 
     return rows, notes
 
@@ -158,33 +201,25 @@ def csv_file(path: Path) -> Opened:
 def _encoding(path: Path) -> tuple[str, list[str]]:
     with path.open("rb") as data:
         start = data.read(4)
-        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return "utf-16", ["read as UTF-16, as its byte order mark says"]
-        notes = ["a byte order mark at the start of the file was left out"] if start.startswith(BOM) else []
+        if start.startswith(UTF_16):
+            return "utf-16", [_UTF_16_NOTE]
         data.seek(0)
         decoder = codecs.getincrementaldecoder("utf-8")()
         try:
-            while block := data.read(_BLOCK):
+            for block in _blocks(data):
                 decoder.decode(block)
             decoder.decode(b"", final=True)
+            return "utf-8-sig", [_BOM_NOTE] if start.startswith(BOM) else []
         except UnicodeDecodeError:
             # The only other encoding that spreadsheets commonly write; every byte means something in Latin-1.
-            return "latin-1" if _has_undefined(path) else "cp1252", [
-                "the file is not UTF-8: read as Windows-1252, as spreadsheets write it; look at its accents"
-            ]
-    return "utf-8-sig", notes
+            data.seek(0)
+            undefined = any(byte in block for block in _blocks(data) for byte in _NOT_IN_1252)
+            note = "the file is not UTF-8: read as Windows-1252, as spreadsheets write it; look at its accents"
+            return "latin-1" if undefined else "cp1252", [note]
 
 
-def _has_undefined(path: Path) -> bool:
-    with path.open("rb") as data:
-        return any(
-            byte in block for block in iter(lambda: data.read(_BLOCK), b"") for byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D)
-        )
-
-
-def _delimiter(head: str) -> str:
-    first = head.splitlines()[0] if head.strip() else ""
-    counts = {mark: first.count(mark) for mark in ",;\t|"}
+def _delimiter(header: str) -> str:
+    counts = {mark: header.count(mark) for mark in ",;\t|"}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] > counts[","] else ","
 

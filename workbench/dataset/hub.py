@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.run.errors import DataError
+from workbench.run.workspace import shown
 
 MOVED = {"gsm8k": "openai/gsm8k"}  # names from before the hub asked for an owner
 TIMEOUT_S = 10
@@ -30,7 +31,7 @@ def load(name: str, said: str, subset: str | None = None) -> tuple[Any, list[str
     try:
         if folder is not None and any((folder / f).is_file() for f in ("dataset_info.json", "dataset_dict.json")):
             return datasets.load_from_disk(name), []
-        with _quietly(datasets) if folder is not None else _hub(name, datasets):
+        with _quietly(datasets) if folder is not None else without_waiting():
             subsets = datasets.get_dataset_config_names(name) if subset is None else [subset]
             chosen = subset or ("main" if "main" in subsets else subsets[0] if len(subsets) == 1 else None)
             if chosen is None:
@@ -60,16 +61,17 @@ def _quietly(datasets: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hub(name: str, datasets: Any) -> Iterator[None]:
-    # One question with a short deadline: without a network the libraries would ask five times before they give up.
+def without_waiting() -> Iterator[None]:
+    """Where the hub cannot be reached, its cache alone is asked, instead of the hub five times over half a minute."""
+    import datasets
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        HfApi().dataset_info(name, timeout=TIMEOUT_S)
+        HfApi(endpoint=constants.ENDPOINT).dataset_info("openai/gsm8k", timeout=TIMEOUT_S)
         reachable = True
     except HfHubHTTPError:
-        reachable = True  # it answered; what it says will be said again, in full
+        reachable = True  # it answered, whatever it said
     except Exception:
         reachable = False
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
@@ -88,10 +90,16 @@ def _explained(said: str, folder: Path | None, error: Exception) -> DataError:
             f"dataset {said!r}: {first}", rule="a subset is one of the dataset's", remedy="choose one of those"
         )
     if folder is not None:
+        cause = (
+            f" ({type(error.__cause__).__name__}: {error.__cause__})".splitlines()[0][:300] if error.__cause__ else ""
+        )
+        files = sorted(file for file in folder.rglob("*") if file.suffix in (".jsonl", ".json", ".csv", ".parquet"))
         return DataError(
-            f"{said}: {first}",
-            rule="a folder holds data files in the hub's layout (csv, json lines, parquet)",
-            remedy="put the files there, or name one file instead of the folder",
+            f"{said}: {first}{cause}",
+            rule="a folder holds whole data files in the hub's layout (csv, json lines, parquet)",
+            remedy=f"check its files one by one, `workbench check {shown(files[0])}` lists what is wrong row by row"
+            if files
+            else "put the files there, or name one file instead of the folder",
         )
     if type(error).__name__ in ("DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"):
         return DataError(

@@ -18,9 +18,32 @@ _BATCH = 1000  # prompts tokenised together
 
 def prompt_text(prompt: Any, tokenizer: Any) -> str:
     """The exact text that the model will see for a prompt, generation prompt included."""
-    if isinstance(prompt, str):
-        return prompt
-    return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
+
+
+def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
+    """Chat messages through the tokenizer's template.
+
+    Raises:
+        DataError: if there is no template, or it refuses these messages (some refuse a system message).
+    """
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        raise DataError(
+            f"{tokenizer.name_or_path}: no chat template",
+            rule="chat messages become text through the tokenizer's template",
+            remedy="use an instruct model, or keep prompts as text (chat=False)",
+        )
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise DataError(
+            f"{tokenizer.name_or_path}: the chat template refuses messages of {roles}: {error}",
+            rule="a prompt is made of messages that the policy's template takes",
+            remedy='where it takes no system message, use system_prompt = "none" and say the format in the question',
+        ) from error
 
 
 def stream_lengths(rows: Iterable[Row], tokenizer: Any) -> Iterator[tuple[Row, int]]:
@@ -70,7 +93,17 @@ def covering_lengths(lengths: Sequence[int], shares: Sequence[float] = (0.95, 0.
 
 
 def keep_within(rows: Sequence[Row], lengths: Sequence[int], max_prompt_length: int) -> tuple[list[Row], list[Row]]:
-    """(the rows whose prompt has at most `max_prompt_length` tokens, the rows whose prompt is longer)."""
+    """(the rows whose prompt has at most `max_prompt_length` tokens, the rows whose prompt is longer).
+
+    Raises:
+        DataError: if all are longer.
+    """
+    if len(rows) and min(lengths) > max_prompt_length:
+        raise DataError(
+            f"max_prompt_length = {max_prompt_length}: all {len(rows)} prompts are longer, the shortest has {min(lengths)}",
+            rule="some prompts must be within the limit, in tokens",
+            remedy=f"raise it to at least {min(lengths)}; {max(lengths)} keeps all",
+        )
     kept: list[Row] = []
     longer: list[Row] = []
     for row, length in zip(rows, lengths, strict=True):
@@ -78,8 +111,10 @@ def keep_within(rows: Sequence[Row], lengths: Sequence[int], max_prompt_length: 
     return kept, longer
 
 
-def check_budget(longest_prompt: int, max_completion_length: int, max_seq_length: int) -> None:
-    """Check that prompt and completion fit into the context together.
+def check_budget(
+    longest_prompt: int, max_completion_length: int, max_seq_length: int, shortest_prompt: int = 1
+) -> None:
+    """Check that prompt and completion fit into the context together. Lengths in tokens.
 
     Raises:
         DataError: if they do not, with the arithmetic.
@@ -91,5 +126,9 @@ def check_budget(longest_prompt: int, max_completion_length: int, max_seq_length
             f"{longest_prompt + max_completion_length} tokens",
             rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
             remedy=f"set max_seq_length to at least {longest_prompt + max_completion_length}"
-            + (f", or max_prompt_length to {room} (longer prompts are then left out and counted)" if room > 0 else ""),
+            + (
+                f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
+                if room >= shortest_prompt
+                else ""
+            ),
         )

@@ -10,7 +10,8 @@ from workbench.dataset import reasons
 ROLES = ("system", "user", "assistant", "tool")
 # As other chat formats call them.
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
-_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]|Ã[\x80-\xbf]|â€")
+_MISREAD = "Ã[\x80-\xbf‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€"
+_ODD = re.compile(f"[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]|{_MISREAD}")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _INVISIBLE = re.compile("[\ufeff\u200b\u2060]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -31,9 +32,39 @@ def clean(text: str, repairs: list[str], warnings: list[str]) -> str:
             repairs.append(rule)
     if "\ufffd" in text and reasons.REPLACED not in warnings:
         warnings.append(reasons.REPLACED)
-    if re.search("Ã[\x80-\xbf]|â€", text) and reasons.MOJIBAKE not in warnings:
+    if re.search(_MISREAD, text) and reasons.MOJIBAKE not in warnings:
         warnings.append(reasons.MOJIBAKE)
     return text
+
+
+def whole(text: str, repairs: list[str]) -> str:
+    """`text` without half surrogate pairs, which neither UTF-8 nor Arrow can hold."""
+    if _SURROGATE.search(text) is None:
+        return text
+    _once(repairs, "text: half a surrogate pair replaced by U+FFFD")
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def plain(column: str, value: Any, repairs: list[str]) -> Any:
+    """A column's value as JSON can hold it: arrays as lists, numpy's numbers as numbers, dates and the like as text."""
+    kind = type(value)
+    if kind is str:
+        return whole(value, repairs)
+    if value is None or kind is int or kind is bool:
+        return value
+    if kind is float:
+        return value if value == value else None  # not a number: there is no value
+    if kind is list or kind is tuple:
+        return [plain(column, inner, repairs) for inner in value]
+    if kind is dict:
+        return {str(key): plain(column, inner, repairs) for key, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(column, value.tolist(), repairs)
+    if isinstance(value, (bytes, bytearray)):
+        _once(repairs, f"column {column!r}: bytes left out of the row")
+        return None
+    _once(repairs, f"column {column!r}: {type(value).__name__} written as text")
+    return str(value)
 
 
 def messages_of(value: Any, repairs: list[str], warnings: list[str]) -> tuple[list[dict[str, str]], str | None]:
@@ -70,9 +101,12 @@ def _message(raw: Any, repairs: list[str], warnings: list[str]) -> tuple[dict[st
     if "role" not in raw or "content" not in raw:
         return {}, "a message is not {role, content}"
     role, content = raw["role"], raw["content"]
-    if isinstance(role, str) and role in _OTHER_ROLES:
-        _once(repairs, f"prompt: role {role!r} written as {_OTHER_ROLES[role]!r}")
-        role = _OTHER_ROLES[role]
+    if isinstance(role, str) and role not in ROLES:
+        known = role.strip().lower()
+        known = _OTHER_ROLES.get(known, known)
+        if known in ROLES:
+            _once(repairs, f"prompt: role {role!r} written as {known!r}")
+            role = known
     if not isinstance(role, str) or role not in ROLES:
         return {}, f"a message's role is not one of {', '.join(ROLES)}"
     if isinstance(content, list):
@@ -93,8 +127,22 @@ def _once(found: list[str], rule: str) -> None:
         found.append(rule)
 
 
-def comparable(prompt: Any) -> str:
-    """What two prompts are compared by: their messages, with every run of white space as one space."""
+def comparable(prompt: Any, system: bool = True) -> str:
+    """What two prompts are compared by: their messages, with every run of white space as one space.
+
+    Args:
+        system: False leaves system messages out, and a single question reads the same as chat and as text.
+    """
     if isinstance(prompt, str):
         return " ".join(prompt.split())
-    return "\x1e".join(f"{message['role']}\x1f{' '.join(message['content'].split())}" for message in prompt)
+    told = [message for message in prompt if system or message["role"] != "system"]
+    if len(told) == 1 and not system:
+        return " ".join(told[0]["content"].split())
+    return "\x1e".join(f"{message['role']}\x1f{' '.join(message['content'].split())}" for message in told)
+
+
+def question_text(prompt: Any) -> str:
+    """Everything that the user says in a prompt."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(message["content"] for message in prompt if message["role"] == "user")

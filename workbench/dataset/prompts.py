@@ -6,7 +6,6 @@ The system prompt says which format the reward functions will look for, so each 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from workbench.run.errors import DataError
 
@@ -69,6 +68,21 @@ def system_prompt(which: str | None) -> str:
     return which
 
 
+def examples_for(which: str | None) -> list[tuple[str, str]]:
+    """The worked example of a named system prompt, as a list of one.
+
+    Raises:
+        DataError: if that system prompt has none.
+    """
+    if which not in EXAMPLES:
+        raise DataError(
+            f"no worked example for system_prompt = {str(which)[:40]!r}",
+            rule=f"an example ships for each of {', '.join(EXAMPLES)}",
+            remedy="choose one of those, or give examples=[(question, answer)] of your own",
+        )
+    return [EXAMPLES[which]]
+
+
 def to_messages(
     question: str, system: str = "", examples: Sequence[tuple[str, str]] = (), *, as_turns: bool = False
 ) -> list[Message]:
@@ -89,13 +103,3 @@ def to_messages(
         system = f"{system}\n\n{heading}\n\n{shown}".strip()
     first: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*first, *turns, {"role": "user", "content": question}]
-
-
-def question_of(prompt: Any) -> str:
-    """What a prompt asks: its last user message, or the text itself."""
-    if isinstance(prompt, str):
-        return prompt
-    for message in reversed(prompt):
-        if message.get("role") == "user":
-            return str(message.get("content") or "")
-    return ""

@@ -6,11 +6,15 @@ NOT_AN_OBJECT = "row is not an object"
 EMPTY = "prompt is empty"
 MIXED = "prompt is chat in some rows and text in others"
 NO_NUMBER = "answer is no number"
-LEAK = "the prompt gives the answer away"
+LEAK = "the prompt's last line says the answer"
+EARLIER = "an earlier line of the prompt says the answer"
+MARKED = "answer contains ####, and all of it was kept"
 VERBATIM = "the prompt contains the answer word for word"
 DUPLICATE = "prompt is a duplicate of an earlier row"
 CONTRADICTS = "prompt is a duplicate of an earlier row, with another answer"
 CONTAMINATED = "prompt is also in the other split"
+OWN_SYSTEM = "prompt brings a system message of its own, which was kept instead of the one given"
+NO_EXAMPLE = "prompt is chat already: no worked example was added"
 REPLACED = "text holds U+FFFD: letters were lost when it was decoded"
 MOJIBAKE = "text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)"
 
@@ -29,6 +33,10 @@ def unmarked(mark: str) -> str:
 
 def other_kind(column: str, kind: str, known: str) -> str:
     return f"column {column!r} is {kind}, and {known} in earlier rows"
+
+
+def too_large(column: str) -> str:
+    return f"column {column!r} holds a whole number beyond 64 bits"
 
 
 def other_keys(column: str) -> str:
@@ -52,17 +60,21 @@ _REMEDIES = {
     MIXED: "make all prompts chat messages, or all text",
     "prompt has more": "shorten them: no policy that fits one GPU reads so much",
     "no answer": "fill it in, or delete those rows; or say that the task has no answers",
-    "answer has no": "correct those answers, or say that the whole column is the answer (answer_after=None)",
-    NO_NUMBER: "correct those answers, or allow texts (numbers=False)",
+    "answer has no": "correct those answers, or say that the whole column is the answer (--answer-after none, answer_after=None)",
+    NO_NUMBER: "correct those answers, or allow texts (without --numbers)",
     "answer is": "write the answer as one text",
     LEAK: "take it out of the question: a policy that copies it learns nothing",
+    EARLIER: "fine for a worked example; otherwise the policy can copy it",
+    MARKED: "if the answer is what stands after it, say so: --answer-after '####' or answer_after",
     VERBATIM: "fine for questions about a text; otherwise the policy can copy it",
     DUPLICATE: "nothing: the first of them was kept",
     CONTRADICTS: "decide which answer is right; the first was kept",
     CONTAMINATED: "nothing: it was kept in one split only, or the measurement would be of memory",
+    OWN_SYSTEM: "check that it asks for the format that the rewards look for",
+    NO_EXAMPLE: "write the example into those prompts, or give them as text",
     REPLACED: "get the text again from its source",
     MOJIBAKE: "get the text again from its source, and read it as UTF-8",
-    "column": "give the column one kind of value in every row",
+    "column": "give the column one kind of value in every row, or keep it as text",
 }
 
 

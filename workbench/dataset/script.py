@@ -9,9 +9,11 @@ import difflib
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from workbench.dataset.hub import without_waiting
 from workbench.run.errors import DataError, WorkbenchError, fault_line
 from workbench.run.workspace import shown
 
@@ -63,15 +65,21 @@ def rows_of_script(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"workbench_rows_{abs(hash(path))}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    around = (
+        without_waiting() if "load_dataset" in path.read_text(encoding="utf-8", errors="replace") else nullcontext()
+    )
     try:
-        spec.loader.exec_module(module)
+        with around:
+            spec.loader.exec_module(module)
         bound = next((getattr(module, name) for name in BINDINGS if hasattr(module, name)), None)
         found = bound() if callable(bound) and not hasattr(bound, "iter") else bound
+        if hasattr(found, "__next__"):
+            found = list(found)  # here, where what it raises can be explained
     except WorkbenchError:
         raise
     except (KeyError, NameError) as error:
         raise _explain(error, _columns_in_sight(error), f"{shown(path)}: ", path) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"{shown(path)}: {type(error).__name__}: {str(error)[:300]}{fault_line(error, path)}",
             rule="a data file in Python runs when it is read",
@@ -88,7 +96,7 @@ def rows_of_script(path: Path) -> Any:
     return found
 
 
-def _remedy(error: Exception) -> str:
+def _remedy(error: BaseException) -> str:
     if any(word in f"{type(error).__name__} {error}" for word in ("Connection", "Offline", "offline", "reach")):
         return "the hub cannot be reached: connect, or load a local file or folder instead"
     return "correct that line"
@@ -122,9 +130,15 @@ def _explain(
             remedy=HELPERS.get(name, f"define {name}, or import it"),
         )
     word = str(error.args[0]) if error.args else "?"
-    near = _nearest(word, columns or [])
+    if columns is None:
+        return DataError(
+            f"{prefix}KeyError: {word!r}{where}",
+            rule="a key is asked of something that has it",
+            remedy="correct that line",
+        )
+    near = _nearest(word, columns)
     return DataError(
-        f"{prefix}no column {word!r}{where}; the rows have {', '.join(columns) if columns else 'others'}",
+        f"{prefix}no column {word!r}{where}; the rows have {', '.join(columns)}",
         rule="a row is asked for columns that it has",
         remedy=f"use {near!r}" if near else "use one of those",
     )

@@ -12,13 +12,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.dataset import files, hub
+from workbench.dataset.files import Unreadable
 from workbench.dataset.script import explained, rows_of_script
 from workbench.dataset.task import Row
 from workbench.run.errors import DataError
-from workbench.run.workspace import resolve, shown
+from workbench.run.workspace import find, resolve, shown, workspace
 
 # Questions that travel with the package -> the module that makes them, with a function `source(limit, seed)`.
 SHIPPED = {
@@ -28,13 +29,6 @@ SHIPPED = {
     "json": "workbench.tasks.structured",
 }
 KINDS = "a .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder in the hub's layout, or a hub name (owner/name)"
-
-
-class Unreadable(NamedTuple):
-    """A row that could not be read: where it stands, and why."""
-
-    where: str
-    reason: str
 
 
 @dataclass
@@ -113,17 +107,19 @@ def open_source(
 
 
 def _opened(source: Any, subset: str | None, split: str | None, limit: int | None, seed: int) -> Source:
-    if isinstance(source, Source):
-        return source
     if isinstance(source, (str, Path)):
         if str(source) in SHIPPED:
+            if split or subset:
+                raise files.no_splits(str(source), split or subset)
             return importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
         return _from_path(str(source), subset, split)
+    if subset is not None:
+        raise files.no_splits(f"a {type(source).__name__}", subset)
     return _from_object(source, split)
 
 
 def _from_path(text: str, subset: str | None, split: str | None) -> Source:
-    path = resolve(text)
+    path = find(text)
     readers = {
         ".jsonl": files.json_lines,
         ".ndjson": files.json_lines,
@@ -134,7 +130,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     }
     if path.is_file():
         if path.suffix == ".py":
-            inner = _opened(rows_of_script(path), None, split, None, 0)
+            inner = _opened(rows_of_script(path), subset, split, None, 0)
             return Source(shown(path), inner.open, inner.notes, inner.split_by, inner.salt)
         if path.suffix.lower() not in readers:
             raise DataError(
@@ -142,8 +138,11 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
                 rule=f"rows come from {KINDS}",
                 remedy="convert it, or read it yourself and give the rows as a list",
             )
-        open_rows, notes = readers[path.suffix.lower()](path)
-        return Source(shown(path), lambda: _wrapped(open_rows()), notes)
+        kind = path.suffix.lower()
+        if subset is not None or (split is not None and kind != ".json"):
+            raise files.no_splits(shown(path), split or subset)
+        open_rows, notes = files.json_file(path, split) if kind == ".json" else readers[kind](path)
+        return Source(shown(path), open_rows, notes)
     if path.is_dir():
         return _from_datasets(str(path), shown(path), subset, split)
     name = hub.MOVED.get(text, text)
@@ -151,17 +150,12 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
         raise DataError(
             f"{shown(path)}: no such file",
             rule=f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}",
-            remedy="check the path; relative paths start from the workspace",
+            remedy=f"check the path; looked in {Path.cwd()} and in {workspace()}",
         )
     opened = _from_datasets(name, name, subset, split)
     if name != text:
         opened.notes.insert(0, f"{text} is called {name} on the hub")
     return opened
-
-
-def _wrapped(rows: Iterable[Any]) -> Iterator[Any]:
-    for row in rows:
-        yield Unreadable(*row) if type(row) is files.Unread else row
 
 
 def _from_datasets(name: str, said: str, subset: str | None, split: str | None) -> Source:
@@ -179,10 +173,14 @@ def _from_object(found: Any, split: str | None, name: str = "") -> Source:
             raise DataError(
                 f"{name or kind}: no split {chosen or 'train'!r}",
                 rule="rows come from one split",
-                remedy=f"choose with split=...: {', '.join(found)}",
+                remedy=f"choose with split (--split): {', '.join(found)}",
             )
         notes = [f"split {chosen!r} of {', '.join(found)}"] if len(found) > 1 else []
         return Source(name or kind, lambda: _batches(found[chosen]), notes)
+    if split is not None:
+        raise files.no_splits(name or f"a {kind}", split)
+    if isinstance(found, Source):
+        return found
     if hasattr(found, "iter") and hasattr(found, "features"):
         return Source(name or f"a {kind}", lambda: _batches(found))
     if hasattr(found, "to_dict") and hasattr(found, "iloc"):
@@ -224,6 +222,14 @@ def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
 def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
     import pandas
 
+    twice = sorted({str(name) for name in frame.columns if list(frame.columns).count(name) > 1})
+    if twice:
+        raise DataError(
+            f"a pandas frame with two columns {twice[0]!r}",
+            rule="each column has a name of its own",
+            remedy="rename one of them",
+        )
+
     for start in range(0, len(frame), size):
         for row in frame.iloc[start : start + size].to_dict("records"):
             # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
@@ -250,12 +256,22 @@ def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
     return rows
 
 
+def json_line(row: Row) -> str:
+    """A row as one line of JSON that any reader takes; what JSON has no form for becomes text."""
+    text = json.dumps(row, ensure_ascii=False, default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(row, default=str)
+    return text + "\n"
+
+
 def save_rows(rows: Iterable[Row], path: str | Path) -> Path:
     """Write rows as JSON lines, whole or not at all."""
     path = resolve(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
     with beside.open("w", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        lines.writelines(json_line(row) for row in rows)
     os.replace(beside, path)
     return path

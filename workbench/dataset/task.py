@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench.dataset.split import prompt_key
 from workbench.run.errors import TaskError, fault_line
-from workbench.run.workspace import resolve, shown
+from workbench.run.workspace import find, shown, workspace
 
 Row = dict[str, Any]
 
@@ -155,12 +155,12 @@ def load_task(name: str | Path) -> Task:
     if str(name) in EMBEDDED:
         module = importlib.import_module(EMBEDDED[str(name)])
         return module.task()
-    path = resolve(name)
+    path = find(name)
     if not path.is_file():
         raise TaskError(
             f"task {str(name)!r}: no task of that name and no such file",
             rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
-            remedy="notebook 02 writes a task file; check the path",
+            remedy=f"notebook 02 writes a task file; looked in {Path.cwd()} and in {workspace()}",
         )
     # A name of its own for every load: a task edited and loaded again must not be answered from the module cache.
     spec = importlib.util.spec_from_file_location(f"workbench_task_{path.stem}", path)

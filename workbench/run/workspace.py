@@ -25,6 +25,12 @@ def resolve(path: str | os.PathLike) -> Path:
     return path if path.is_absolute() else workspace() / path
 
 
+def find(path: str | os.PathLike) -> Path:
+    """A file that is to be read: from the current folder if it is there, else from the workspace."""
+    here = Path(path).expanduser()
+    return here.absolute() if here.exists() else resolve(path)
+
+
 def shown(path: str | os.PathLike) -> str:
     """`path` as a reader wants it: relative to the workspace where it lies inside it."""
     path = Path(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from workbench.dataset.prompts import EXAMPLES, SYSTEM_PROMPT
+from workbench.dataset.prompts import SYSTEM_PROMPT
 from workbench.dataset.sources import Source
 from workbench.dataset.task import Row, Task
 from workbench.rewards.countdown import countdown_reward, numbers_used_reward
@@ -17,9 +17,7 @@ LARGEST_TARGET = 999
 QUESTIONS = 2400
 EXAMPLE = (
     "Reach 10 from the numbers 2, 3 and 4: use each once, with + - * / and parentheses.",
-    EXAMPLES["tags"][1]
-    .replace("3 boxes with 4 pens are 3 * 4 = 12 pens. 12 - 2 = 10.", "3 * 4 = 12, and 12 - 2 = 10.")
-    .replace("\n10\n", "\n3 * 4 - 2\n"),
+    "<reasoning>\n3 * 4 = 12, and 12 - 2 = 10.\n</reasoning>\n<answer>\n3 * 4 - 2\n</answer>",
 )
 
 

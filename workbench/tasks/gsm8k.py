@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.dataset.checks import Checked
-from workbench.dataset.prompts import EXAMPLES, SYSTEM_PROMPT
+from workbench.dataset.prompts import SYSTEM_PROMPT, examples_for
 from workbench.dataset.sources import open_source
 from workbench.dataset.task import Row, Task
 from workbench.tiny.task import REWARD_FUNCS
@@ -23,15 +23,16 @@ def rows(source: str | Path = NAME, split: str = "train", limit: int | None = No
         options: as for `Checked`.
     """
     opened = open_source(source, subset="main", split=split, limit=limit)
-    return Checked(opened, system=SYSTEM_PROMPT, examples=[EXAMPLES["tags"]], numbers=True, **options).collect().kept
+    return Checked(opened, system=SYSTEM_PROMPT, examples=examples_for("tags"), numbers=True, **options).collect().kept
 
 
 def task(source: str | Path = NAME, limit: int | None = None, held_out: int = HELD_OUT) -> Task:
     """GSM8K with the five reward functions; the test split's first problems are held out."""
+    train = rows(source, "train", limit)
     return Task(
         name="gsm8k",
-        rows=rows(source, "train", limit),
-        held_out=rows(source, "test", held_out),
+        rows=train,
+        held_out=rows(source, "test", held_out, other=train),
         reward_funcs=REWARD_FUNCS,
         right_by="correctness_reward",
         format_by="strict_format_reward",

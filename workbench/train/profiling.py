@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from workbench.dataset.difficulty import Profile, Solved, measure
-from workbench.dataset.split import prompt_key
+from workbench.dataset.difficulty import Profile, Solved, measure, row_key
 from workbench.dataset.task import Row, Task
 from workbench.rewards.suite import RewardSuite
 from workbench.train.policy import Policy
@@ -45,7 +44,7 @@ def profile_difficulty(
 
     def attempt(some: Sequence[Row]) -> list[Solved]:
         # A seed of the batch's own: a profile that was interrupted between two batches ends as if it had not been.
-        own_seed = seed + int(prompt_key(some[0]["prompt"])[:6], 16)
+        own_seed = seed + int(row_key(some[0])[:6], 16)
         groups = sample(
             policy,
             [row["prompt"] for row in some],

@@ -131,7 +131,7 @@ def _fitting(
                 f"max_prompt_length = {recipe.max_prompt_length}: {left_out} longer prompts left out, {len(rows)} kept"
             )
         plan.check_prompts(len(rows), planned)
-    check_budget(max(lengths), settings["max_completion_length"], policy.max_seq_length)
+    check_budget(max(lengths), settings["max_completion_length"], policy.max_seq_length, min(lengths))
     return rows, lengths, left_out
 
 

@@ -95,6 +95,26 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
+SLOW_S = 2.0
+
+
+def count_line(unit: str) -> Callable[[int], None]:
+    """A running count in a notebook cell, for work whose end is not known; nothing for work that is done in a moment."""
+    from IPython.display import display
+
+    started, handle = time.monotonic(), None
+
+    def update(done: int) -> None:
+        nonlocal handle
+        elapsed = time.monotonic() - started
+        if handle is None and elapsed > SLOW_S:
+            handle = display({"text/plain": ""}, raw=True, display_id=True)
+        if handle is not None:
+            handle.update({"text/plain": f"{done} {unit}, {clock(elapsed)}"}, raw=True)
+
+    return update
+
+
 def progress_line(label: str) -> Callable[[int, int], None]:
     """A progress bar in a notebook cell: returns a function to call with (done, in all)."""
     from IPython.display import display

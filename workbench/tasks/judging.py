@@ -1,0 +1,73 @@
+"""Which function says that a completion is right, where a task has not said so yet: for the difficulty profile of 01."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workbench.dataset.answer_column import MARK, extract_answer
+from workbench.dataset.task import Row
+from workbench.rewards.answers import completion_text, same_answer
+from workbench.rewards.countdown import countdown_reward
+from workbench.rewards.library import correctness_reward
+from workbench.rewards.structured import json_right_reward
+from workbench.run.errors import DataError
+
+
+def mark_correctness_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
+    """2.0 if the right answer stands after the last `####`, else 0.0."""
+    found = [extract_answer(completion_text(completion)) for completion in completions]
+    return [
+        2.0 if given is not None and same_answer(given, right) else 0.0
+        for given, right in zip(found, answer, strict=True)
+    ]
+
+
+def last_line_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
+    """2.0 if the last line that is not empty is the right answer, or ends with it as a word of its own, else 0.0."""
+    scores = []
+    for completion, right in zip(completions, answer, strict=True):
+        last = next((line.strip() for line in reversed(completion_text(completion).splitlines()) if line.strip()), "")
+        word = last.rpartition(" ")[2]
+        scores.append(2.0 if same_answer(last, right) or same_answer(word, right) else 0.0)
+    return scores
+
+
+def judge_for(row: Row) -> Callable[..., list[float]]:
+    """The function that judges completions of a row, by what the row holds and by the format that its prompt asks for.
+
+    Raises:
+        DataError: if the row has no answer: nothing then says what is right.
+    """
+    if "answer" not in row:
+        raise DataError(
+            "the rows have no answer",
+            rule="a pass rate needs a right answer",
+            remedy="measure without one (profile_prompts = 0), or with a reward function of your own",
+        )
+    if "numbers" in row and "target" in row:
+        return countdown_reward
+    if "schema" in row:
+        return json_right_reward
+    prompt = row["prompt"]
+    asked = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    if "<answer>" in asked:
+        return correctness_reward
+    return mark_correctness_reward if MARK in asked else last_line_reward
+
+
+def advice(row: Row) -> str:
+    """A line for rows that the five reward functions of notebook 02 do not fit, with what does; empty where they fit."""
+    if "answer" not in row:
+        return (
+            "these rows have no answer: in 02, leave correctness_reward out and write reward functions that need none"
+        )
+    named = {countdown_reward: ("countdown", "countdown"), json_right_reward: ("json", "structured")}
+    found = named.get(judge_for(row))
+    if found is not None:
+        task, module = found
+        return f"these rows need other rewards than 02's: `task: {task}` in a recipe, or import from workbench.rewards.{module}"
+    system = row["prompt"][0]["content"] if not isinstance(row["prompt"], str) else row["prompt"]
+    if "<reasoning>" in system and "<answer>" in system:
+        return ""
+    return "02's reward functions look for <reasoning> and <answer> ('tags'); for this format write your own there"
