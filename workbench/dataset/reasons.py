@@ -62,6 +62,7 @@ _REMEDIES = {
     "no answer": "fill it in, or delete those rows; or say that the task has no answers",
     "answer has no": "correct those answers, or say that the whole column is the answer (--answer-after none, answer_after=None)",
     NO_NUMBER: "correct those answers, or allow texts (without --numbers)",
+    "answer is empty": "fill it in, or delete those rows; or say that the task has no answers",
     "answer is": "write the answer as one text",
     LEAK: "take it out of the question: a policy that copies it learns nothing",
     EARLIER: "fine for a worked example; otherwise the policy can copy it",
