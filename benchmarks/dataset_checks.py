@@ -88,6 +88,13 @@ def by_map(path: str, batched: bool) -> dict[str, float]:
         return {"seconds": seconds, "load_s": loaded, "kept": sum(reason is None for reason in done["reason"])}
 
 
+def run_arm(arm: str, path: Path) -> dict[str, float]:
+    """`measure` in a process of its own."""
+    command = [sys.executable, __file__, "--arm", arm, "--file", str(path)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(output.splitlines()[-1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -104,18 +111,17 @@ def main() -> None:
         make(path, asked.rows)
         for turn in range(asked.rounds):
             for arm in (*ARMS[turn % len(ARMS) :], *ARMS[: turn % len(ARMS)]):
-                command = [sys.executable, __file__, "--arm", arm, "--file", str(path)]
-                output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-                results[arm].append(json.loads(output.splitlines()[-1]))
+                results[arm].append(run_arm(arm, path))
                 print(f"round {turn + 1}, {arm}: {results[arm][-1]['seconds']:.1f} s", file=sys.stderr, flush=True)
-        command = [sys.executable, __file__, "--arm", LENGTHS, "--file", str(path)]
-        with_lengths = json.loads(
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-        )
+        with_lengths = run_arm(LENGTHS, path)
+        few = Path(folder) / "few.jsonl"
+        peaks = {}
+        for count, arm in ((1_000, LENGTHS), (100_000, "workbench"), (2 * asked.rows, "workbench")):
+            make(few, count)
+            peaks[f"{arm}, {count} rows"] = run_arm(arm, few)["peak_mb"]
     kept = {run["kept"] for runs in results.values() for run in runs}
     assert len(kept) == 1, f"the arms disagree on what they kept: {kept}"
     best = {arm: min(run["seconds"] for run in runs) for arm, runs in results.items()}
-    ours = min(best["workbench"], best["workbench again"])
     pairs = [a["seconds"] / b["seconds"] for a, b in zip(results["workbench"], results["workbench again"], strict=True)]
     from workbench.run.versions import versions
 
@@ -128,10 +134,11 @@ def main() -> None:
         "rounds": asked.rounds,
         "seconds_best": best,
         "rows_per_s": {arm: asked.rows / seconds for arm, seconds in best.items()},
-        "map_over_workbench": {arm: best[arm] / ours for arm in ("map", "map, batched")},
+        "map_over_workbench": {arm: best[arm] / best["workbench"] for arm in ("map", "map, batched")},
         "a_over_a": [min(pairs), max(pairs)],
         "peak_mb": {arm: max(run["peak_mb"] for run in runs) for arm, runs in results.items()},
         "with_lengths": with_lengths,  # once, through the embedded policy's chat template and tokenizer
+        "peak_mb_by_rows": peaks,
         "load_s": min(run["load_s"] for run in results["map"]),
     }
     (HERE / "results").mkdir(exist_ok=True)
