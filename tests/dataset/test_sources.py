@@ -106,6 +106,19 @@ def test_a_split_or_subset_that_is_not_there(hub_folder, options, said):
         open_source(hub_folder, **options)
 
 
+def test_a_folder_that_has_changed_is_read_anew(home, hub_folder):
+    import shutil
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = shutil.copytree(hub_folder, home / "gsm8k")
+    assert len(list(open_source(folder, split="test"))) == 18
+    changed = pa.Table.from_pylist([{"question": "new?", "answer": "#### 1"}])
+    pq.write_table(changed, folder / "main" / "test-00000-of-00001.parquet")
+    assert list(open_source(folder, split="test")) == [{"question": "new?", "answer": "#### 1"}]
+
+
 def test_a_saved_dataset_is_read(home):
     import datasets
 

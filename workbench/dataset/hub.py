@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,12 +42,27 @@ def load(name: str, said: str, subset: str | None = None) -> tuple[Any, list[str
                     rule="rows come from one subset",
                     remedy=f"choose with subset (--subset): {', '.join(subsets[:12])}",
                 )
-            found = datasets.load_dataset(name, chosen)
+            found = datasets.load_dataset(name, chosen, cache_dir=_own_cache(folder))
     except DataError:
         raise
     except Exception as error:
         raise _explained(said, folder, error) from error
     return found, [f"subset {chosen!r} of {', '.join(subsets)}"] if len(subsets) > 1 else []
+
+
+def _own_cache(folder: Path | None) -> str | None:
+    # `datasets` keeps what it read of a folder under the folder's last name: it would answer for a folder that has changed
+    # since, and for another one of that name. So each state of each folder has a cache of its own.
+    if folder is None:
+        return None
+    state = [
+        (str(file), file.stat().st_size, file.stat().st_mtime_ns)
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    ]
+    name = hashlib.sha256(repr((str(folder.resolve()), state)).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return str(cache / "grpo-workbench" / "datasets" / name)
 
 
 @contextlib.contextmanager

@@ -315,10 +315,10 @@ def _unsloth() -> Any:
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
         os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
-        with quiet_imports():
-            import unsloth
         # It warns that an optional package is absent, in red, in every notebook.
         logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+        with quiet_imports():
+            import unsloth
     import unsloth
 
     return unsloth
