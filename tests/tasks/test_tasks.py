@@ -121,7 +121,9 @@ def test_an_example_that_does_not_ship():
 
 
 def test_the_system_prompt_is_the_one_that_the_embedded_policy_was_trained_with():
-    assert SYSTEM_PROMPT == arithmetic.SYSTEM_PROMPT
+    tags = "<reasoning>\n[Your step-by-step thinking]\n</reasoning>\n<answer>\n[Final answer]\n</answer>"
+    assert SYSTEM_PROMPT == f"Respond in the following format:\n{tags}"
+    assert arithmetic.to_messages("q")[0]["content"] == SYSTEM_PROMPT
 
 
 @pytest.mark.parametrize("name", ["tags", "think", "mark"])

@@ -2,7 +2,7 @@
 
 Two things live here. The *task*: problems, the held-out split, and rows that a trainer can use. And the *habits*:
 the ways of answering that the embedded policy was taught, good and bad, so that a fresh copy of it is right only
-sometimes and GRPO has something to teach. Standard library only.
+sometimes and GRPO has something to teach. No library is needed.
 """
 
 import hashlib
@@ -11,17 +11,11 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from workbench.dataset.prompts import SYSTEM_PROMPT
+
 LIMIT = 100  # operands run from 0 to 99
 HELD_OUT_PERCENT = 10
 LONG_REASONING_CHARS = 100  # a right completion reasons in about 20 characters; the rambling ones take 120 and more
-
-SYSTEM_PROMPT = """Respond in the following format:
-<reasoning>
-[Your step-by-step thinking]
-</reasoning>
-<answer>
-[Final answer]
-</answer>"""
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
