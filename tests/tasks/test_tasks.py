@@ -122,7 +122,7 @@ def test_an_example_that_does_not_ship():
 
 def test_the_system_prompt_is_the_one_that_the_embedded_policy_was_trained_with():
     tags = "<reasoning>\n[Your step-by-step thinking]\n</reasoning>\n<answer>\n[Final answer]\n</answer>"
-    assert SYSTEM_PROMPT == f"Respond in the following format:\n{tags}"
+    assert f"Respond in the following format:\n{tags}" == SYSTEM_PROMPT
     assert arithmetic.to_messages("q")[0]["content"] == SYSTEM_PROMPT
 
 

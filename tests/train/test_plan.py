@@ -98,7 +98,7 @@ def test_prompts_of_a_batch():
 @pytest.mark.parametrize(
     ("grpo", "said"),
     [
-        # The seeds' small-GPU and large-GPU presets, and the blog's: each a batch that its groups do not divide.
+        # Presets that are passed around for small and large GPUs: each a batch that its groups do not divide.
         (
             dict(per_device_train_batch_size=1, gradient_accumulation_steps=4, num_generations=8),
             "= 4 completions, and num_generations = 8",
