@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from workbench.dataset.checks import Checked, Report
 from workbench.dataset.lengths import covering_lengths, stream_lengths
 from workbench.dataset.prompts import system_prompt
-from workbench.dataset.sources import json_line, open_source
+from workbench.dataset.sources import open_source, save_rows
 from workbench.dataset.task import Row
 from workbench.run.errors import DataError
 from workbench.run.workspace import find, shown
@@ -74,9 +74,10 @@ def check_source(
         lengths = None
         if policy is not None:
             rows, lengths = _measured(rows, policy)
-        with _written(rows, target) as written:
-            for _ in written:
-                pass
+        if target is not None:
+            save_rows(rows, target)
+        else:
+            deque(rows, maxlen=0)  # gone through for its report
     found = None
     if lengths is not None:
         covering = {f"{share:.0%}": limit for share, limit in covering_lengths(lengths).items()}
@@ -116,23 +117,3 @@ def _measured(rows: Iterable[Row], policy: str) -> tuple[Iterator[Row], Sequence
             yield row
 
     return measured(), lengths
-
-
-@contextlib.contextmanager
-def _written(rows: Iterable[Row], target: Path | None) -> Iterator[Iterable[Row]]:
-    if target is None:
-        yield rows
-        return
-    beside = target.with_name(f".{target.name}.part")
-    try:
-        with beside.open("w", encoding="utf-8") as lines:
-
-            def passed() -> Iterator[Row]:
-                for row in rows:
-                    lines.write(json_line(row))
-                    yield row
-
-            yield passed()
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -39,27 +39,24 @@ def json_lines(path: Path) -> Opened:
     """One JSON object a line, UTF-8 (with or without a byte order mark) or UTF-16."""
     with path.open("rb") as data:
         start = data.read(3)
-    if start.startswith(UTF_16):
-        encoding, notes = "utf-16", [_UTF_16_NOTE]
-    else:
-        encoding, notes = "utf-8", [_BOM_NOTE] if start == BOM else []
+    wide = start.startswith(UTF_16)
+    notes = [_UTF_16_NOTE] if wide else [_BOM_NOTE] if start == BOM else []
     # `json.loads` would look at each line's first bytes to guess an encoding.
     decode = json.JSONDecoder().decode
 
     def rows() -> Iterator[Any]:
         with path.open("rb") as data:
-            lines = data if encoding == "utf-8" else codecs.iterdecode(_blocks(data), "utf-16", errors="replace")
-            for number, line in enumerate(lines if encoding == "utf-8" else _lines(lines), start=1):
-                if number == 1 and encoding == "utf-8":
+            for number, line in enumerate(_lines_of_utf_16(data) if wide else data, start=1):
+                if number == 1:
                     line = line.removeprefix(BOM)
                 if not line.strip():
                     continue
                 try:
-                    yield decode(line.decode("utf-8") if encoding == "utf-8" else line)
+                    yield decode(line.decode("utf-8"))
                 except RecursionError:
                     yield Unreadable(f"line {number}", "line is nested too deeply")
                 except ValueError as error:
-                    torn = not line.endswith(b"\n" if encoding == "utf-8" else "\n")
+                    torn = not line.endswith(b"\n")
                     reason = "line is not UTF-8" if isinstance(error, UnicodeDecodeError) else "line is not JSON"
                     yield Unreadable(f"line {number}", "last line is half-written" if torn else reason)
 
@@ -70,13 +67,14 @@ def _blocks(data: Any) -> Iterator[bytes]:
     return iter(lambda: data.read(_BLOCK), b"")
 
 
-def _lines(texts: Iterator[str]) -> Iterator[str]:
+def _lines_of_utf_16(data: Any) -> Iterator[bytes]:
+    # As UTF-8, so that one loop reads both.
     rest = ""
-    for text in texts:
+    for text in codecs.iterdecode(_blocks(data), "utf-16", errors="replace"):
         *whole, rest = (rest + text).split("\n")
-        yield from (f"{line}\n" for line in whole)
+        yield from (f"{line}\n".encode() for line in whole)
     if rest:
-        yield rest
+        yield rest.encode()
 
 
 def json_file(path: Path, split: str | None = None) -> Opened:

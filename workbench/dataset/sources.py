@@ -271,7 +271,10 @@ def save_rows(rows: Iterable[Row], path: str | Path) -> Path:
     path = resolve(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
-    with beside.open("w", encoding="utf-8") as lines:
-        lines.writelines(json_line(row) for row in rows)
-    os.replace(beside, path)
+    try:
+        with beside.open("w", encoding="utf-8") as lines:
+            lines.writelines(json_line(row) for row in rows)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
     return path

@@ -167,15 +167,12 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
     """
     for name, value in settings.items():
         said = f"grpo.{name} = {value!r}"
+        default = f"; {DEFAULTS[name]!r} is the default" if name in DEFAULTS else ""
         if name in CHOICES:
             if not any(value is choice or (isinstance(value, str) and value == choice) for choice in CHOICES[name]):
                 near = difflib.get_close_matches(str(value), [c for c in CHOICES[name] if isinstance(c, str)], n=1)
                 words = ", ".join(map(str, CHOICES[name]))
-                remedy = (
-                    f"did you mean {near[0]!r}?"
-                    if near
-                    else f"choose one of them; {DEFAULTS.get(name)!r} is the default"
-                )
+                remedy = f"did you mean {near[0]!r}?" if near else f"choose one of them{default}"
                 raise RecipeError(said, rule=f"{name} is one of {words}", remedy=remedy)
             continue
         wanted = kinds.get(name)
@@ -187,7 +184,6 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
         if name in _RULES and isinstance(value, (int, float)) and not isinstance(value, bool):
             allowed, words = _RULES[name]
             if not allowed(value):
-                default = f"; {DEFAULTS[name]!r} is the default" if name in DEFAULTS else ""
                 raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")
 
 
