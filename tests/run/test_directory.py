@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
@@ -120,6 +121,11 @@ def test_a_kill_loses_at_most_the_line_in_flight(home):
     while len(run.metrics()) < 20:
         assert run.result()["status"] == "running"
     process.kill()
+    # Dead, though nobody has waited for it yet, as in a container.
+    deadline = time.monotonic() + 10
+    while run.live and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not run.live
     process.wait()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # now the last line may be torn, and be reported

@@ -170,6 +170,7 @@ class RunDirectory:
             owner = json.loads((self.path / "lock").read_text(encoding="utf-8"))
             if owner["host"] == socket.gethostname():
                 os.kill(owner["pid"], 0)
+                return not _is_zombie(owner["pid"])
         except PermissionError:
             return True  # somebody else's process, and it is there
         except (OSError, ValueError, KeyError):
@@ -216,6 +217,14 @@ class RunDirectory:
 
     def __repr__(self) -> str:
         return f"RunDirectory({shown(self.path)!r})"
+
+
+def _is_zombie(pid: int) -> bool:
+    # Killed, but nobody has asked how it ended: common in containers, whose first process often never asks.
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False  # no such file on other systems
 
 
 def check_name(name: str) -> None:
