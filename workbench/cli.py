@@ -191,6 +191,90 @@ def check(
 
 
 @app.command()
+def probe(
+    task: Annotated[str, typer.Argument(help="A task file, or the name of a task that ships.")],
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Send the honest answer through this policy's tokenizer and template: tiny, owner/name, a folder."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts to try, spread over the task's.", min=1)] = 6,
+    weight: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE: another weight for a function; may be given several times.")
+    ] = None,
+    max_completion_length: Annotated[int, typer.Option(help="Tokens that a completion may have.", min=1)] = 512,
+    cases: Annotated[
+        str | None, typer.Option(help="File of golden cases; if not said, cases.jsonl beside the task file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Can these rewards pay, and what do cheats earn? Seconds on a CPU, before any training.
+
+    From the task's own prompts it makes the completion that an honest policy would write, and some twenty that a policy
+    would love to get away with (empty tags, several answers, padding, refusal, cut before the closing tag, ...), and
+    scores them all. It names the function that cannot pay, with the line that nothing reaches, and the cheat that earns
+    as much as an honest answer. Golden cases (completion -> expected scores) are checked too.
+
+    Exits with 1 if a reward cannot pay or fails, if a cheat earns at least what an honest answer earns, or if a golden
+    case does not hold.
+
+    Examples: `workbench probe arithmetic --policy tiny`, `workbench probe tasks/mine/task.py --json`.
+    """
+    from workbench.probing import probe_task
+    from workbench.replaying import read_weights
+    from workbench.views.probing import Report
+
+    with _output_to_stderr():
+        found = probe_task(
+            task,
+            policy=policy,
+            rows=prompts,
+            weights=read_weights(weight or []),
+            max_completion_length=max_completion_length,
+            cases=cases,
+        )
+    print(json.dumps(found.found()) if as_json else Report(found))
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")],
+    task: Annotated[str, typer.Option(help="The edited task: a task file, or the name of a task that ships.")],
+    weight: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE: another weight for a function; may be given several times.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write old and new advantage of every completion here, side by side (Parquet).")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Stop once this many completions are replayed, from the first step on.", min=1)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a run's recorded completions anew with an edited task: which advantages would have been others?
+
+    Tells which advantages change sign, which dead groups come alive, how far the order within groups is kept, and which
+    function now decides, with the reward hashes old and new. Nothing is trained, and no GPU is needed.
+
+    It shows what the gradients of these batches would have favoured, not what a new run would reach: a policy trained
+    under the new rewards would have written other completions.
+
+    Examples: `workbench replay latest --task tasks/mine/task.py`, `workbench replay demo --task arithmetic
+    --weight length_reward=0 --out changed.parquet`.
+    """
+    from workbench.replaying import read_weights, replay_run
+    from workbench.views.groups import replay_tables
+
+    with _output_to_stderr():
+        found = replay_run(run, task, weights=read_weights(weight or []), out=out, limit=limit)
+    if as_json:
+        print(json.dumps(found.found()))
+    else:
+        print("\n\n".join(map(str, [*replay_tables(found), found])))
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Report versions, device, and what works here (4-bit, bf16, vLLM, widgets), with a remedy for what does not.
 

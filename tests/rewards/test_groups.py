@@ -7,7 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from workbench.rewards.groups import advantages, group_health
+from workbench.rewards.groups import (
+    advantages,
+    attribution,
+    contributions,
+    dead_groups,
+    dead_kinds,
+    every_scale,
+    explain,
+    group_health,
+)
 
 
 def one(rewards, **kwargs):
@@ -92,3 +101,97 @@ def test_health():
     assert health.mixed == 0.25
     assert health.dead == 0.5
     assert health.std == pytest.approx((0 + 0 + math.sqrt(0.5) + math.sqrt(2)) / 4)
+
+
+SETTINGS = [
+    {"scale_rewards": "group"},
+    {"scale_rewards": "batch"},
+    {"scale_rewards": "none"},
+    {"aggregation": "normalize_then_sum"},
+]
+
+
+def drawn(seed, prompts=6, generations=4, functions=3):
+    """Scores with dead groups, functions that do not apply, and completions that nobody scored."""
+    draw = np.random.default_rng(seed)
+    scores = draw.choice([0.0, 0.25, 1.0, 2.0], size=(prompts * generations, functions))
+    scores[draw.random(scores.shape) < 0.15] = math.nan
+    scores[draw.random(len(scores)) < 0.1] = math.nan
+    scores[:generations] = 0.3
+    return scores
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("seed", range(20))
+def test_contributions_add_up_to_the_advantage(seed, settings):
+    scores, weights = drawn(seed), [1.0, 0.5, -2.0]
+    expected = advantages(scores, weights, 4, **settings).advantages
+    assert contributions(scores, weights, 4, **settings).sum(axis=1) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_shares_add_up_to_one_and_dead_groups_have_none(settings):
+    scores = drawn(3)
+    found = attribution(scores, [1.0, 0.5, -2.0], 4, **settings)
+    assert np.isnan(found.shares[0]).all()
+    assert found.deciders[0] == -1
+    alive = found.deciders >= 0
+    assert alive.any()
+    assert found.shares[alive].sum(axis=1) == pytest.approx(1.0)
+
+
+def test_the_function_that_decides_by_hand():
+    # Weighted deviations: first -1 1, second 0.25 -0.25; sums -0.75 0.75. Shares 1/0.75 and -0.25/0.75.
+    scores = np.array([[0.0, 0.5], [2.0, 0.0]])
+    found = attribution(scores, [1.0, 1.0], 2, scale_rewards="none")
+    assert found.contributions.tolist() == [[-1.0, 0.25], [1.0, -0.25]]
+    assert found.shares[0] == pytest.approx([4 / 3, -1 / 3])
+    assert found.deciders.tolist() == [0]
+
+
+def test_rounding_does_not_choose_between_functions_that_say_the_same():
+    scores = np.array([[0.1, 0.3, 0.0], [0.7, 0.9, 0.0], [0.2, 0.4, 0.1]])
+    both = [attribution(scores[:, order], [1.0, 1.0, 1.0], 3).deciders.tolist() for order in ([0, 1, 2], [1, 0, 2])]
+    assert both == [[0], [0]]
+
+
+def test_every_scale_side_by_side():
+    scores = np.array([[2.0], [1.0], [3.0], [0.0]])
+    found = every_scale(scores, [1.0], 2)
+    assert list(found) == ["group", "batch", "none"]
+    assert found["none"].tolist() == [0.5, -0.5, 1.5, -1.5]
+    assert found["group"] == pytest.approx(advantages(scores, [1.0], 2).advantages)
+
+
+def test_why_a_group_is_dead():
+    nan = math.nan
+    scores = np.array([1, 1, 1, 1, 0, 0, 0.5, 0.5, nan, nan, 0, 1])[:, None]
+    groups = advantages(scores, [1.0], 2)
+    right = [True] * 4 + [False] * 2 + [True, False] + [False] * 4
+    texts = ["same", "same", *"abcdefghij"]
+    assert dead_kinds(groups, right, texts, 2) == [
+        "identical texts", "all right", "all wrong", "same score", "not scored", None,
+    ]  # fmt: skip
+
+
+def test_equal_totals_can_hide_unequal_advantages_where_functions_are_normalised_first():
+    scores = np.array([[0.0, 2.0], [1.0, 0.0]])  # totals 2 2; z-scores -+0.7 and +-0.7, of which the first counts twice
+    groups = advantages(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum")
+    assert dead_groups(groups, 2).tolist() == [True]
+    assert dead_groups(groups, 2, "normalize_then_sum").tolist() == [False]
+    assert attribution(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum").deciders.tolist() == [0]
+
+
+def test_explain_says_who_decided():
+    names = ["right_reward", "length_reward"]
+    scores = np.array([[1, 0], [1, 0], [1, 0.5], [1, 0.0]])
+    found = explain(names, scores, [2.0, 1.0], list("abcd"), [True] * 4, 2, index=1)
+    assert (found.decider, found.dead) == ("length_reward", None)
+    assert found.verdict == "length_reward decided this group: 100% of the advantages' variance"
+    assert found.totals.tolist() == [2.5, 2.0]
+    assert found.contributions.sum(axis=1) == pytest.approx(found.advantages)
+    assert found.by_scale["batch"][0] == pytest.approx(0.25 / (0.25 + 1e-4))
+    dead = explain(names, scores, [2.0, 1.0], list("abcd"), [True] * 4, 2)
+    assert dead.verdict == "dead (all right): nothing is learnt from this group"
+    with pytest.raises(IndexError):
+        explain(names, scores, [2.0, 1.0], list("abcd"), [True] * 4, 2, index=2)

@@ -5,10 +5,11 @@ A user's task is a Python file that binds `task = Task(...)`; notebook 02 writes
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,9 @@ class Task:
         answer_column: the column that holds the right answer.
         right_by: name of the reward function that says whether a completion is right (a score above 0); None: the first.
         format_by: name of the one that says whether it keeps the strict format (a score above 0); None: not measured.
+        ideal: row -> the completion of an honest policy, where it cannot be read off the prompt (`workbench probe`).
+        probes: cheats of your own, name -> text or a function of the row, beside those that are made from the prompt.
+        cases: file of completions with the scores that they must get; None: `cases.jsonl` beside the task file.
 
     Raises:
         TaskError: if a part is missing or the parts do not fit together.
@@ -71,6 +75,9 @@ class Task:
     answer_column: str = "answer"
     right_by: str | None = None
     format_by: str | None = None
+    ideal: Callable[[Row], str] | None = None
+    probes: Mapping[str, str | Callable[[Row], str]] = field(default_factory=dict)
+    cases: str | Path | None = None
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -141,8 +148,13 @@ class Task:
 
 def function_name(function: Callable[..., Any]) -> str:
     """The name that TRL gives a reward function in its metrics."""
-    while hasattr(function, "func"):  # functools.partial
+    while isinstance(function, functools.partial):
         function = function.func
+    if isinstance(function, str):  # a reward model, by its hub name or folder
+        return function.rstrip("/").rpartition("/")[2]
+    path = getattr(getattr(function, "config", None), "_name_or_path", None)
+    if path and not isinstance(function, type):
+        return str(path).rstrip("/").rpartition("/")[2]
     return getattr(function, "__name__", None) or type(function).__name__
 
 

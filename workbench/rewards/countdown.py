@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from workbench.rewards.answers import completion_text, extract_answer
+from workbench.rewards.stated import pays
 
 LONGEST = 200  # characters of an expression
 _TOKEN = re.compile(r"\s*(?:(\d{1,9})|([-+*/()]))", re.ASCII)
@@ -91,6 +92,7 @@ def solves(answer: str, numbers: Sequence[int], target: int) -> bool:
     return found is not None and found[0] == target and Counter(found[1]) == Counter(numbers)
 
 
+@pays(2.0)
 def countdown_reward(
     completions: Sequence[Any], numbers: Sequence[Sequence[int]], target: Sequence[int], **kwargs: Any
 ) -> list[float]:
@@ -101,6 +103,7 @@ def countdown_reward(
     ]
 
 
+@pays(0.5)
 def numbers_used_reward(completions: Sequence[Any], numbers: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
     """0.5 if the answer block holds an expression that uses each number once, whatever it comes to; else 0.0."""
     scores = []

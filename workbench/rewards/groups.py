@@ -8,11 +8,22 @@ holds it against the running trainer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
+SCALES = ("group", "batch", "none")
+NO_SPREAD = 1e-8  # a std below this is rounding: the completions score the same
+
+IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED = DEAD_KINDS = (
+    "identical texts",
+    "all right",
+    "all wrong",
+    "same score",
+    "not scored",
+)
 
 
 class Groups(NamedTuple):
@@ -43,31 +54,80 @@ def advantages(
     Raises:
         ValueError: if B is not a multiple of G, or a setting is unknown.
     """
-    scores = np.asarray(scores, dtype=np.float64)
-    weights = np.asarray(weights, dtype=np.float64)
-    scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
-    if scale not in ("group", "batch", "none"):
-        raise ValueError(f"scale_rewards = {scale_rewards!r}: must be 'group', 'batch' or 'none'")
-    if len(scores) % num_generations:
-        raise ValueError(f"{len(scores)} completions are not a multiple of num_generations = {num_generations}")
+    scores, weights, scale = _checked(scores, weights, num_generations, scale_rewards, aggregation)
     unscored = np.isnan(scores).all(axis=1)
     totals = np.where(unscored, np.nan, np.nansum(scores * weights, axis=1))
     grouped = totals.reshape(-1, num_generations)
     means, stds = (np.repeat(stat, num_generations) for stat in (_mean(grouped, 1), _std(grouped, 1)))
     if aggregation == "sum_then_normalize":
-        spread = {"group": stds + EPSILON, "batch": _std(totals[None], 1)[0] + EPSILON, "none": 1.0}[scale]
-        result = (totals - means) / spread
-    elif aggregation == "normalize_then_sum":
-        by_function = scores.reshape(-1, num_generations, scores.shape[1])
-        normal = (by_function - _mean(by_function, 1)[:, None]) / (_std(by_function, 1)[:, None] + EPSILON)
-        summed = np.nansum(normal.reshape(scores.shape) * weights, axis=1)
-        summed = np.where(unscored, np.nan, summed)
-        result = (summed - _mean(summed[None], 1)[0]) / (_std(summed[None], 1)[0] + EPSILON)
+        result = (totals - means) / _spread(totals, stds, scale)
     else:
+        summed = np.where(unscored, np.nan, np.nansum(_normal(scores, num_generations) * weights, axis=1))
+        result = (summed - _mean(summed[None], 1)[0]) / (_std(summed[None], 1)[0] + EPSILON)
+    return Groups(totals, means, stds, np.nan_to_num(result, nan=0.0))
+
+
+def every_scale(scores: np.ndarray, weights: Sequence[float], num_generations: int) -> dict[str, np.ndarray]:
+    """The advantages [B] under each `scale_rewards`, side by side; arguments as for `advantages`."""
+    return {scale: advantages(scores, weights, num_generations, scale).advantages for scale in SCALES}
+
+
+def contributions(
+    scores: np.ndarray,
+    weights: Sequence[float],
+    num_generations: int,
+    scale_rewards: str | bool = "group",
+    aggregation: str = "sum_then_normalize",
+) -> np.ndarray:
+    """What each function adds to each completion's advantage: [B, F], whose rows add up to the advantages.
+
+    Exact, as the advantage is linear in the functions once the spread that divides it is given. A function that does not
+    apply counts as 0, as in TRL's sum, and so adds the distance of that 0 from its mean. Arguments and errors as for
+    `advantages`.
+    """
+    scores, weights, scale = _checked(scores, weights, num_generations, scale_rewards, aggregation)
+    unscored = np.isnan(scores).all(axis=1)
+    values = scores if aggregation == "sum_then_normalize" else _normal(scores, num_generations)
+    terms = np.where(np.isnan(values), 0.0, values) * weights
+    terms[unscored] = np.nan
+    summed = terms.sum(axis=1)
+    if aggregation == "sum_then_normalize":
+        by_group = terms.reshape(-1, num_generations, terms.shape[1])
+        centre = np.repeat(_mean(by_group, 1), num_generations, axis=0)
+        stds = np.repeat(_std(summed.reshape(-1, num_generations), 1), num_generations)
+        spread = np.broadcast_to(_spread(summed, stds, scale), summed.shape)[:, None]
+    else:
+        centre, spread = _mean(terms[None], 1)[0], _std(summed[None], 1)[0] + EPSILON
+    return np.nan_to_num((terms - centre) / spread, nan=0.0)
+
+
+def _checked(
+    scores: np.ndarray, weights: Sequence[float], num_generations: int, scale_rewards: str | bool, aggregation: str
+) -> tuple[np.ndarray, np.ndarray, str]:
+    scores, weights = np.asarray(scores, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
+    if scale not in SCALES:
+        raise ValueError(f"scale_rewards = {scale_rewards!r}: must be 'group', 'batch' or 'none'")
+    if aggregation not in ("sum_then_normalize", "normalize_then_sum"):
         raise ValueError(
             f"multi_objective_aggregation = {aggregation!r}: must be 'sum_then_normalize' or 'normalize_then_sum'"
         )
-    return Groups(totals, means, stds, np.nan_to_num(result, nan=0.0))
+    if len(scores) % num_generations:
+        raise ValueError(f"{len(scores)} completions are not a multiple of num_generations = {num_generations}")
+    return scores, weights, scale
+
+
+def _spread(totals: np.ndarray, stds: np.ndarray, scale: str) -> np.ndarray | float:
+    if scale == "none":
+        return 1.0
+    return (stds if scale == "group" else _std(totals[None], 1)[0]) + EPSILON
+
+
+def _normal(scores: np.ndarray, num_generations: int) -> np.ndarray:
+    # Each function's scores as z-scores within the group: [B, F].
+    by_group = scores.reshape(-1, num_generations, scores.shape[1])
+    normal = (by_group - _mean(by_group, 1)[:, None]) / (_std(by_group, 1)[:, None] + EPSILON)
+    return normal.reshape(scores.shape)
 
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:
@@ -102,5 +162,152 @@ def group_health(groups: Groups, right: Sequence[bool], num_generations: int) ->
         mixed=float(np.mean((share_right > 0) & (share_right < 1))),
         all_right=float(np.mean(share_right == 1)),
         all_wrong=float(np.mean(share_right == 0)),
-        dead=float(np.mean(np.nan_to_num(stds) < 1e-8)),
+        dead=float(np.mean(dead_groups(groups, num_generations))),
+    )
+
+
+def dead_groups(groups: Groups, num_generations: int, aggregation: str = "sum_then_normalize") -> np.ndarray:
+    """Which of the P groups nothing is learnt from: [P] bool.
+
+    When functions are normalised first, equal totals can hide unequal advantages, so there the advantages decide.
+    """
+    if aggregation == "normalize_then_sum":
+        return np.abs(groups.advantages).reshape(-1, num_generations).max(axis=1) < NO_SPREAD
+    return np.nan_to_num(groups.stds[::num_generations]) < NO_SPREAD
+
+
+def dead_kinds(
+    groups: Groups,
+    right: Sequence[bool],
+    texts: Sequence[str],
+    num_generations: int,
+    aggregation: str = "sum_then_normalize",
+) -> list[str | None]:
+    """Why each of the P groups is dead, one of `DEAD_KINDS`; None for a group that is not.
+
+    The first that holds of: no function scored any completion, all texts are the same, all are right, all are wrong, or
+    just the same total.
+    """
+    kinds: list[str | None] = []
+    for group, dead in enumerate(dead_groups(groups, num_generations, aggregation)):
+        own = slice(group * num_generations, (group + 1) * num_generations)
+        kinds.append(_kind(groups.totals[own], right[own], texts[own]) if dead else None)
+    return kinds
+
+
+def _kind(totals: np.ndarray, right: Sequence[bool], texts: Sequence[str]) -> str:
+    if np.isnan(totals).all():
+        return NOT_SCORED
+    if len(set(texts)) == 1:
+        return IDENTICAL
+    return ALL_RIGHT if all(right) else SAME_SCORE if any(right) else ALL_WRONG
+
+
+class Attribution(NamedTuple):
+    """Which function made the advantages what they are; B = P * G completions, F functions."""
+
+    contributions: np.ndarray  # [B, F]; rows add up to the advantages
+    shares: np.ndarray  # [P, F] of the group's advantage variance; rows add up to 1, NaN in a dead group
+    deciders: np.ndarray  # [P] index of the function with the largest share; -1 in a dead group
+
+
+def attribution(
+    scores: np.ndarray,
+    weights: Sequence[float],
+    num_generations: int,
+    scale_rewards: str | bool = "group",
+    aggregation: str = "sum_then_normalize",
+) -> Attribution:
+    """Attribute the advantages to the functions, exactly; arguments and errors as for `advantages`.
+
+    A function's share is the covariance of what it adds with the advantage, over the advantage's variance. It is negative
+    where the function pulled against the others and lost, and another's is then above 1.
+    """
+    settings = (num_generations, scale_rewards, aggregation)
+    parts = contributions(scores, weights, *settings)
+    dead = dead_groups(advantages(scores, weights, *settings), num_generations, aggregation)
+    by_group = parts.reshape(len(dead), num_generations, parts.shape[1])
+    whole = by_group.sum(axis=2)
+    whole = whole - whole.mean(axis=1, keepdims=True)
+    variance = np.where(dead, np.nan, (whole**2).sum(axis=1))
+    shares = np.einsum("pgf,pg->pf", by_group, whole) / variance[:, None]
+    # Two functions that say the same share evenly but for rounding, and that must not choose between them.
+    deciders = np.where(dead, -1, np.nan_to_num(shares).round(9).argmax(axis=1))
+    return Attribution(parts, shares, deciders)
+
+
+@dataclass(frozen=True)
+class ExplainedGroup:
+    """One group, with where its advantages come from. G completions, F functions."""
+
+    names: list[str]
+    weights: list[float]
+    texts: list[str]
+    scores: np.ndarray  # [G, F], NaN where a function did not apply
+    totals: np.ndarray  # [G]
+    mean: float
+    std: float
+    advantages: np.ndarray  # [G] under the settings that were asked for
+    by_scale: dict[str, np.ndarray]  # scale_rewards -> [G]
+    contributions: np.ndarray  # [G, F]; rows add up to `advantages`
+    shares: np.ndarray  # [F], NaN in a dead group
+    decider: str | None  # the function with the largest share; None in a dead group
+    dead: str | None  # one of DEAD_KINDS; None if something is learnt from the group
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: which function decided the group, or why nothing is learnt from it."""
+        if self.decider is None:
+            return f"dead ({self.dead}): nothing is learnt from this group"
+        order = np.argsort(-self.shares, kind="stable")
+        others = [f"{self.names[f]} {self.shares[f]:.0%}" for f in order[1:] if abs(self.shares[f]) >= 0.005]
+        rest = f" ({', '.join(others)})" if others else ""
+        return f"{self.decider} decided this group: {max(self.shares):.0%} of the advantages' variance{rest}"
+
+
+def explain(
+    names: Sequence[str],
+    scores: np.ndarray,
+    weights: Sequence[float],
+    texts: Sequence[str],
+    right: Sequence[bool],
+    num_generations: int,
+    index: int = 0,
+    scale_rewards: str | bool = "group",
+    aggregation: str = "sum_then_normalize",
+) -> ExplainedGroup:
+    """Explain one group of a batch: its scores, its advantages under every scaling, and which function decided it.
+
+    Args:
+        names: [F].
+        scores: [B, F] of the whole batch, as "batch" divides by the std of all; NaN where a function did not apply.
+        texts: [B] completions.
+        right: [B].
+        index: which of the groups.
+        weights, num_generations, scale_rewards, aggregation: as for `advantages`.
+
+    Raises:
+        ValueError: as `advantages`.
+        IndexError: if there is no such group.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    groups = advantages(scores, weights, num_generations, scale_rewards, aggregation)
+    if not 0 <= index < len(scores) // num_generations:
+        raise IndexError(f"group {index} of {len(scores) // num_generations}")
+    found = attribution(scores, weights, num_generations, scale_rewards, aggregation)
+    own, decider = slice(index * num_generations, (index + 1) * num_generations), int(found.deciders[index])
+    return ExplainedGroup(
+        names=list(names),
+        weights=[float(weight) for weight in weights],
+        texts=list(texts[own]),
+        scores=scores[own],
+        totals=groups.totals[own],
+        mean=float(groups.means[own][0]),
+        std=float(groups.stds[own][0]),
+        advantages=groups.advantages[own],
+        by_scale={scale: values[own] for scale, values in every_scale(scores, weights, num_generations).items()},
+        contributions=found.contributions[own],
+        shares=found.shares[index],
+        decider=names[decider] if decider >= 0 else None,
+        dead=dead_kinds(groups, right, texts, num_generations, aggregation)[index],
     )

@@ -1,98 +1,125 @@
-"""The five reward functions, in TRL's own signature.
+"""Reward functions for text with one right answer, in TRL's own signature: correct, in format, short, bare.
 
-Each takes chat or plain completions, returns one number a completion, and pays nothing for silence, empty tags or tag
-soup. They read one format::
+Each takes chat or plain completions and returns one number a completion, or None where it cannot say. It states the most
+that it pays (`maximum`) and pays nothing for silence, empty tags or tag soup. The five of the embedded task read
+`<reasoning>` and `<answer>` (see `formats`, where the format rewards are); others look elsewhere for the answer.
 
-    <reasoning>
-    the working
-    </reasoning>
-    <answer>
-    42
-    </answer>
+To reward something else: `factories` makes functions for tags, patterns, places of the answer and schemas, `shaping`
+for length, repetition, running over and nearness to a number.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.rewards.answers import TAGS, blocks, completion_text, extract_answer, same_answer
+from workbench.rewards.answers import completion_text, extract_answer, find_answer, quick_same
+from workbench.rewards.formats import (
+    incremental_format_reward,
+    keeps_strict_format,
+    strict_format_reward,
+    think_answer_format_reward,
+)
+from workbench.rewards.mathematics import same_answers
+from workbench.rewards.shaping import number_of
+from workbench.rewards.stated import pays
 
-_MARKS = tuple(mark for tag in TAGS for mark in (f"<{tag}>", f"</{tag}>"))
+__all__ = [
+    "answer_scores",
+    "boxed_correctness_reward",
+    "correctness_reward",
+    "incremental_format_reward",
+    "keeps_strict_format",
+    "last_line_reward",
+    "length_reward",
+    "lenient_correctness_reward",
+    "mark_correctness_reward",
+    "strict_format_reward",
+    "style_reward",
+    "think_answer_format_reward",
+]
+
+_ONE_NUMBER = re.compile(r"\d[\d.,]*(?:[eE][-+]?\d+)?")
 
 
-def _parts(text: str) -> list[tuple[int, str]] | None:
-    """(place, tag) of the four tags, if each stands there exactly once; None otherwise."""
-    places = []
-    for mark in _MARKS:
-        place = text.find(mark)
-        if place < 0 or text.find(mark, place + 1) >= 0:
-            return None
-        places.append((place, mark))
-    return places
+def answer_scores(
+    given: Sequence[str | None], right: Sequence[Any], maximum: float, bare: bool = False
+) -> list[float | None]:
+    """`maximum` for each answer that is the right one, else 0.0; None where a formula was not judged in time.
+
+    Where a whole number is right, a text with several numbers is wrong: a sum or a division that was copied from the
+    question and left undone, or a hedge.
+
+    Args:
+        given: [B]; None where no answer was found.
+        right: [B].
+        bare: whether a right number has to stand alone, without a unit or words.
+    """
+    stated = [None if _says_too_much(one, other, bare) else one for one, other in zip(given, right, strict=True)]
+    return [None if same is None else maximum * same for same in same_answers(stated, right)]
 
 
-def keeps_strict_format(text: str) -> bool:
-    """Whether the text is one non-empty reasoning block, then one non-empty answer block, and nothing else."""
-    places = _parts(text)
-    if places is None or places != sorted(places):
+def _says_too_much(given: str | None, right: Any, bare: bool) -> bool:
+    wanted = number_of(right)
+    if given is None or wanted is None:
         return False
-    _, (end_reasoning, close_reasoning), (start_answer, _), (end_answer, close_answer) = places
-    before = text[: places[0][0]]
-    between = text[end_reasoning + len(close_reasoning) : start_answer]
-    after = text[end_answer + len(close_answer) :]
-    if before.strip() or between.strip() or after.strip():
-        return False
-    return all(block.strip() for tag in TAGS for block in blocks(text, tag))
+    several, whole = len(_ONE_NUMBER.findall(given)) > 1, wanted.denominator == 1
+    if quick_same(given, right) is not None:
+        return several and whole
+    # Two numbers that are no whole ones may be the same but for rounding, which is not judged here.
+    return (bare or several) and (whole or number_of(given) is None)
 
 
+@pays(2.0)
 def correctness_reward(
     prompts: Sequence[Any], completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any
-) -> list[float]:
+) -> list[float | None]:
     """2.0 if the one answer block holds the right answer, else 0.0. Fills `rewards/correctness_reward/mean`."""
-    return [
-        2.0 if (given := extract_answer(completion_text(completion))) is not None and same_answer(given, right) else 0.0
-        for completion, right in zip(completions, answer, strict=True)
-    ]
+    return answer_scores(
+        [extract_answer(completion_text(completion)) for completion in completions], answer, 2.0, bare=True
+    )
 
 
-def strict_format_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
-    """1.0 if the whole completion is one reasoning block and one answer block, both non-empty, else 0.0."""
-    return [1.0 if keeps_strict_format(completion_text(completion)) else 0.0 for completion in completions]
+@pays(2.0)
+def lenient_correctness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    """2.0 if the answer is right wherever it stands, with a unit or words around it, else 0.0.
 
-
-def incremental_format_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
-    """0.25 for each of the four tags that stands once and in its place; text after the last tag costs up to 0.25.
-
-    A block counts only with something in it, so empty tags earn nothing; a tag that stands twice earns nothing, and
-    so does one out of order.
+    It is looked for in the last answer block, then after the last `####`, then in the last `\\boxed{}`, then it is the
+    last number of the text.
     """
-    return [_incremental(completion_text(completion)) for completion in completions]
+    return answer_scores([find_answer(completion_text(completion), "any") for completion in completions], answer, 2.0)
 
 
-def _incremental(text: str) -> float:
-    score, last = 0.0, -1
-    for tag in TAGS:
-        opening, closing = f"<{tag}>", f"</{tag}>"
-        if text.count(opening) != 1 or (start := text.find(opening)) <= last:
-            continue
-        last = start
-        content = text[start + len(opening) :]
-        end = content.find(closing)
-        inside = content if end < 0 else content[:end]
-        if not inside.strip() or any(mark in inside for mark in _MARKS):
-            continue
-        score += 0.25
-        if end >= 0 and text.count(closing) == 1:
-            score += 0.25
-            last = start + len(opening) + end
-    junk = len(text.rpartition("</answer>")[2].strip()) if "</answer>" in text else 0
-    return max(0.0, score - min(0.25, 0.001 * junk)) if score else 0.0
+@pays(2.0)
+def mark_correctness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    """2.0 if the right answer stands after the last `####`, else 0.0."""
+    return answer_scores(
+        [find_answer(completion_text(completion), "mark") for completion in completions], answer, 2.0, bare=True
+    )
+
+
+@pays(2.0)
+def boxed_correctness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    """2.0 if the right answer stands in the last `\\boxed{}`, else 0.0."""
+    return answer_scores([find_answer(completion_text(completion), "boxed") for completion in completions], answer, 2.0)
+
+
+@pays(2.0)
+def last_line_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    """2.0 if the last line that is not empty is the right answer, or ends with it as a word of its own, else 0.0."""
+    lines = [find_answer(completion_text(completion), "plain") or "" for completion in completions]
+    # A line of prose is not searched for formulas: it may hold several, and one of them be right.
+    given = [
+        line if quick_same(line, right) else line.rpartition(" ")[2] for line, right in zip(lines, answer, strict=True)
+    ]
+    return answer_scores(given, answer, 2.0, bare=True)
 
 
 TARGET_LENGTH_CHARACTERS = 120
 
 
+@pays(0.5)
 def length_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
     """Up to 0.5 for a short completion that has an answer: 0.5 within 120 characters, falling to 0 at 240.
 
@@ -106,6 +133,7 @@ def length_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
     return scores
 
 
+@pays(0.25)
 def style_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
     """0.25 if the answer block holds the bare answer: one line, no sentence, at most 20 characters; else 0.0."""
     scores = []

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.rewards.answers import completion_text, extract_answer
+from workbench.rewards.stated import pays
 
 LONGEST = 20_000  # characters of one JSON answer
 _FENCE = "```"
@@ -40,6 +41,7 @@ def _validator(schema: str) -> Any:
     return Draft202012Validator(json.loads(schema))
 
 
+@pays(1.0)
 def json_schema_reward(completions: Sequence[Any], schema: Sequence[str], **kwargs: Any) -> list[float]:
     """1.0 if the answer is JSON and keeps to the row's schema, else 0.0."""
     found = [json_of(completion_text(completion)) for completion in completions]
@@ -49,6 +51,7 @@ def json_schema_reward(completions: Sequence[Any], schema: Sequence[str], **kwar
     ]
 
 
+@pays(2.0)
 def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
     """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against."""
     scores = []
@@ -62,6 +65,7 @@ def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwar
     return scores
 
 
+@pays(1.0)
 def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
     """1.0 if the answer is exactly the right object, else 0.0."""
     return [

@@ -1,30 +1,34 @@
 """The suite: a task's reward functions as the trainer calls them, checked, and joined into one record a batch.
 
-TRL calls each function in turn; the suite passes each call through unchanged, checks what comes back before any
-gradient sees it, and, when the last function has answered, hands over the batch with its totals and advantages.
+TRL calls each function in turn; the suite hands each call on (in the shape that the function understands, with a
+deadline), checks what comes back before any gradient sees it, and, when the last function has answered, hands over the
+batch with its totals and advantages.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
-import math
-import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import CodeType, SimpleNamespace
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from workbench.dataset.task import Row, Task
 from workbench.rewards.answers import completion_text
+from workbench.rewards.calls import DEADLINE_S, FROM_TRL, Call, Functions, Scored, check_scores, quote, score_batch
+from workbench.rewards.calls import Failed as _Failed
 from workbench.rewards.groups import Groups, advantages
-from workbench.run.errors import RecipeError, RewardError, TaskError, fault_line
+from workbench.rewards.hashing import reward_hash
+from workbench.rewards.models import as_function
+from workbench.rewards.shapes import Reading, is_chat, positional_reward, reading, responses_parameter, shaped
+from workbench.rewards.tracing import Trace
+from workbench.run.errors import RecipeError, RewardError, TaskError
 
-_FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
+POLICIES = ("stop", "skip")
 
 
 @dataclass(frozen=True)
@@ -35,26 +39,33 @@ class ScoredBatch:
     completions: list[str]
     completion_ids: list[list[int]]
     columns: dict[str, list[Any]]
-    scores: np.ndarray  # [B, F], NaN where a function did not apply
+    scores: np.ndarray  # [B, F], NaN where a function did not apply or failed
     groups: Groups
     right: list[bool]
     step: int
-    seconds: float  # time inside the reward functions
+    seconds: dict[str, float]  # wall time of each function
+    errors: dict[str, dict[int, str]] = field(
+        default_factory=dict
+    )  # function -> index of the completion -> what it did
 
 
 class RewardSuite:
     """A task's functions, ready for the trainer (`funcs`, `weights`) or for scoring by hand (`score`).
 
     Args:
-        task: whose functions, weights and `right_by`.
+        task: whose functions, weights and `right_by`. A model, or its name, scores as in TRL; a function written as
+            `(prompts, responses)` is adapted.
         num_generations: G, the size of a group.
         weights: by function name, where they differ from the task's.
         scale_rewards: TRL's setting, needed for the advantages.
         aggregation: TRL's `multi_objective_aggregation`.
         on_batch: called with each complete `ScoredBatch`.
+        deadline_s: for one function and one batch; None: none.
+        on_error: what a function that raises or is late does: "stop" is an error that names the completion; "skip" leaves
+            that completion without this function's score, and counts it.
 
     Raises:
-        RecipeError: if `weights` names a function that the task does not have.
+        RecipeError: if `weights` names a function that the task does not have, all weights are 0, or `on_error` is unknown.
     """
 
     def __init__(
@@ -65,6 +76,8 @@ class RewardSuite:
         scale_rewards: str | bool = "group",
         aggregation: str = "sum_then_normalize",
         on_batch: Callable[[ScoredBatch], None] | None = None,
+        deadline_s: float | None = DEADLINE_S,
+        on_error: str = "stop",
     ) -> None:
         self.task, self.names = task, task.function_names
         unknown = sorted(set(weights or {}) - set(self.names))
@@ -83,11 +96,29 @@ class RewardSuite:
                 rule="the reward is the weighted sum of the functions",
                 remedy="give at least one function a weight",
             )
+        if on_error not in POLICIES:
+            raise RecipeError(
+                f"on_error = {on_error!r}", rule="a reward error stops the run or is skipped", remedy="stop or skip"
+            )
         self.num_generations, self.scale_rewards, self.aggregation = num_generations, scale_rewards, aggregation
-        self.on_batch = on_batch
+        self.on_batch, self.deadline_s, self.on_error = on_batch, deadline_s, on_error
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
-        self._pending: dict[str, list[float]] = {}
-        self._seconds = 0.0
+        self.notes: list[str] = []  # what was adapted, in words
+        self.functions = Functions(self._adapted())
+        self._readings: dict[str, Reading] = {}
+        self._pending: dict[str, Scored] = {}
+        self._seconds: dict[str, float] = {}
+
+    def _adapted(self) -> dict[str, Callable[..., Any]]:
+        columns = list(self.task.rows[0]) if len(self.task.rows) else []
+        found = {}
+        for name, func in zip(self.names, map(as_function, self.task.reward_funcs), strict=True):
+            responses = responses_parameter(func, columns)
+            if responses:
+                self.notes.append(f"{name} is written as (prompts, {responses}): it is handed both as plain text")
+                func = positional_reward(func)
+            found[name] = func
+        return found
 
     @property
     def hash(self) -> str:
@@ -100,53 +131,98 @@ class RewardSuite:
     @property
     def funcs(self) -> list[Callable[..., Any]]:
         """The functions for `GRPOTrainer(reward_funcs=...)`, under their own names."""
-        return [self._wrap(name, func) for name, func in zip(self.names, self.task.reward_funcs, strict=True)]
+        return [self._wrap(name) for name in self.names]
 
-    def _wrap(self, name: str, func: Callable[..., Any]) -> Callable[..., Any]:
-        if inspect.iscoroutinefunction(func):
+    def close(self) -> None:
+        """End the worker process, if there is one. Scoring again starts another."""
+        self.functions.close()
+
+    def _wrap(self, name: str) -> Callable[..., Any]:
+        if self.functions.is_async(name):
 
             async def scored(**call: Any) -> list[float]:
                 started = time.perf_counter()
-                result = await _attempt_async(name, func, call)
-                return self._take(name, result, call, started)
+                return self._take(name, await self._await(name, call), call, started)
 
         else:
 
             def scored(**call: Any) -> list[float]:
                 started = time.perf_counter()
-                result = _attempt(name, func, call)
-                return self._take(name, result, call, started)
+                return self._take(name, self._score(name, call), call, started)
 
-        functools.update_wrapper(scored, func, assigned=("__doc__",), updated=())
-        del scored.__wrapped__  # or TRL would look through to the function beneath
         scored.__name__ = name
+        scored.__doc__ = self.functions[name].__doc__
         return scored
 
-    def _take(self, name: str, result: Any, call: dict[str, Any], started: float) -> list[float]:
-        scores = check_scores(name, result, call["prompts"], call["completions"])
-        self._seconds += time.perf_counter() - started
-        self._pending[name] = scores
+    def _score(self, name: str, call: Call, quiet: bool = False) -> Scored:
+        call = self._in_shape(name, call)
+        return score_batch(self.functions, name, call, self.deadline_s, self.on_error == "skip", quiet)
+
+    def _in_shape(self, name: str, call: Call) -> Call:
+        shape = self._reading(name, call).shape
+        if shape != "either" and is_chat(call["prompts"][0]) != (shape == "chat"):
+            return shaped(call, to_chat=shape == "chat")
+        return call
+
+    async def _await(self, name: str, call: Call) -> Scored:
+        # Completions are not tried one by one: a judge's calls may cost, and the batch's error says what was wrong.
+        try:
+            result = await self.functions.acall(name, call, self.deadline_s)
+        except _Failed as error:
+            count = len(call["completions"])
+            if self.on_error == "skip":
+                return Scored([np.nan] * count, dict.fromkeys(range(count), error.text))
+            raise RewardError(
+                f"{name} {error.text} on a batch of {count} completions, the first being "
+                + quote(call["prompts"][0], call["completions"][0]),
+                rule="a reward function scores every completion in time; an exception never becomes 0",
+                remedy="handle it in the function, return None where it does not apply, or let on_error be skip",
+            ) from error.__cause__
+        return Scored(check_scores(name, result, call["prompts"], call["completions"]), {})
+
+    def _reading(self, name: str, call: Call) -> Reading:
+        if name not in self._readings and len(call["completions"]):
+            one = {
+                key: value[:1] if isinstance(value, list) and len(value) == len(call["completions"]) else value
+                for key, value in call.items()
+                if key not in ("trainer_state", "log_extra", "log_metric")
+            }
+            found = self._readings[name] = reading(self.functions, name, {**one, **_before_training()})
+            wrong = found.shape != "either" and is_chat(call["prompts"][0]) != (found.shape == "chat")
+            if found.note and (wrong or found.shape == "either"):
+                self.notes.append(f"{name}: {found.note}" + ("; it is handed what it reads" if wrong else ""))
+        return self._readings.get(name) or Reading("either", "")
+
+    def readings(self, rows: Sequence[Row]) -> dict[str, Reading]:
+        """How each function reads messages and plain text, tried on the first row."""
+        call = _call(rows[:1], [""], None)
+        return {name: self._reading(name, call) for name in self.names}
+
+    def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
+        self._seconds[name] = time.perf_counter() - started
+        self._pending[name] = scored
         if len(self._pending) == len(self.names):
             batch = self._join(call)
-            self._pending, self._seconds = {}, 0.0
+            self._pending, self._seconds = {}, {}
             if self.on_batch is not None:
                 self.on_batch(batch)
-        return scores
+        return scored.scores
 
-    def _join(self, call: dict[str, Any]) -> ScoredBatch:
-        scores = np.array([self._pending[name] for name in self.names], dtype=np.float64).T
+    def _join(self, call: Call) -> ScoredBatch:
+        scores = np.array([self._pending[name].scores for name in self.names], dtype=np.float64).T
         groups = advantages(scores, self.weights, self.num_generations, self.scale_rewards, self.aggregation)
         state = call.get("trainer_state")
         return ScoredBatch(
             prompts=list(call["prompts"]),
             completions=[completion_text(completion) for completion in call["completions"]],
             completion_ids=call.get("completion_ids") or [[] for _ in call["completions"]],
-            columns={key: value for key, value in call.items() if key not in _FROM_TRL},
+            columns={key: value for key, value in call.items() if key not in FROM_TRL},
             scores=scores,
             groups=groups,
-            right=[bool(score > 0) for score in self._pending[self.task.right_function]],
+            right=[score > 0 for score in self._pending[self.task.right_function].scores],
             step=state.global_step + 1 if state is not None else 0,
-            seconds=self._seconds,
+            seconds=dict(self._seconds),
+            errors={name: scored.errors for name, scored in self._pending.items() if scored.errors},
         )
 
     def score(
@@ -159,16 +235,32 @@ class RewardSuite:
             completions: texts; turned into chat messages where the prompt is chat.
             completion_ids: their tokens; without them a function that counts tokens is given the text's bytes.
         """
+        scored = self.score_each(rows, completions, completion_ids)
+        return np.array([scored[name].scores for name in self.names], dtype=np.float64).T.reshape(
+            len(rows), len(self.names)
+        )
+
+    def score_each(
+        self,
+        rows: Sequence[Row],
+        completions: Sequence[str],
+        completion_ids: Sequence[list[int]] | None = None,
+        names: Sequence[str] | None = None,
+        quiet: bool = False,
+    ) -> dict[str, Scored]:
+        """`score` with each function's errors: function -> `Scored`.
+
+        Args:
+            names: the functions to ask; None: all.
+            quiet: what the functions print is not shown.
+        """
         call = _call(rows, completions, completion_ids)
-        columns = []
-        for name, func in zip(self.names, self.task.reward_funcs, strict=True):
-            result = (
-                _run(_attempt_async(name, func, call))
-                if inspect.iscoroutinefunction(func)
-                else _attempt(name, func, call)
-            )
-            columns.append(check_scores(name, result, call["prompts"], call["completions"]))
-        return np.array(columns, dtype=np.float64).T.reshape(len(rows), len(self.names))
+        return {name: self._score(name, call, quiet) for name in (self.names if names is None else names)}
+
+    def trace(self, name: str, rows: Sequence[Row], completions: Sequence[str]) -> Trace | None:
+        """Which parts of a function these completions reach, and what it matched in them; None if that cannot be said."""
+        call = _call(rows, completions, None)
+        return self.functions.trace(name, self._in_shape(name, call), self.deadline_s)
 
     def rehearse(self, rows: Sequence[Row]) -> None:
         """Call every function once, as the trainer will, before anything is loaded: what would fail later fails now.
@@ -201,166 +293,42 @@ class RewardSuite:
 
     def check_signatures(self, rows: Sequence[Row]) -> None:
         """Check that every function accepts TRL's keyword call and finds its columns in every row."""
+        for name in self.names:
+            self.check_signature(name, rows)
+
+    def check_signature(self, name: str, rows: Sequence[Row]) -> None:
+        """`check_signatures` for one function."""
         row = rows[0]
-        for name, func in zip(self.names, self.task.reward_funcs, strict=True):
-            parameters = inspect.signature(func).parameters.values()
-            keywords = (_FROM_TRL | set(row)) - {"prompt"}
-            open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-            named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-            needed = [
-                p.name
-                for p in parameters
-                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty
-            ]
-            missing = [parameter for parameter in needed if parameter not in keywords]
-            if missing:
-                raise TaskError(
-                    f"{name} needs {missing[0]!r}; the rows have the columns {', '.join(map(str, row))}",
-                    rule="a reward function gets `prompts`, `completions` and the dataset's columns, by keyword",
-                    remedy=f"add a column {missing[0]!r} to the rows, or rename the parameter to one that is there",
-                )
-            for column in sorted(set(needed) - _FROM_TRL):
-                empty = [number for number, other in enumerate(rows) if other.get(column) is None]
-                if empty:
-                    raise TaskError(
-                        f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})",
-                        rule="a column that a reward function reads holds a value in every row",
-                        remedy="fill it in or leave those rows out; check_rows in notebook 01 lists them",
-                    )
-            if not open_ended and (extra := sorted(keywords - named)):
-                raise TaskError(
-                    f"{name} does not accept {extra[0]!r}",
-                    rule="TRL passes every column and a few objects of its own by keyword",
-                    remedy=f"end its signature with **kwargs: def {name}(completions, **kwargs)",
-                )
-
-
-def reward_hash(func: Callable[..., Any]) -> str:
-    """12 hex digits that change when what a reward function does changes, and are the same in every process.
-
-    They cover its source, its defaults, the values that it closes over or was made with (factories, partials,
-    instances), and the functions that it calls by name.
-    """
-    return hashlib.sha256("\n".join(_parts_of(func, set())).encode("utf-8", "backslashreplace")).hexdigest()[:12]
-
-
-def _parts_of(value: Any, seen: set[int]) -> list[str]:
-    if id(value) in seen:
-        return []
-    seen.add(id(value))
-    if isinstance(value, functools.partial):
-        arguments = [value.func, *value.args, *(part for item in sorted(value.keywords.items()) for part in item)]
-        return [part for argument in arguments for part in _parts_of(argument, seen)]
-    if inspect.ismethod(value):
-        return _parts_of(value.__self__, seen) + _parts_of(value.__func__, seen)
-    if inspect.isfunction(value):
-        code = value.__code__
-        own = _source(value) or code.co_code.hex() + repr(code.co_consts)
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        called = [value.__globals__.get(name) for name in sorted(_names_in(code))]
-        called = [other for other in called if inspect.isfunction(other) or isinstance(other, (str, int, float, tuple))]
-        others = [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *called]
-        return [own] + [part for other in others for part in _parts_of(other, seen)]
-    if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-        state = [part for item in sorted(vars(value).items()) for part in item]
-        return [_source(type(value)) or type(value).__qualname__] + [p for part in state for p in _parts_of(part, seen)]
-    return [re.sub(r" at 0x[0-9a-f]+", "", repr(value))]
-
-
-def _names_in(code: CodeType) -> set[str]:
-    # A comprehension or an inner function is a code object among the constants.
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return {*code.co_names, *(name for other in inner for name in _names_in(other))}
-
-
-def _source(thing: Any) -> str | None:
-    try:
-        return inspect.getsource(thing)
-    except (OSError, TypeError):
-        return None
-
-
-def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
-    """What a reward function returned, as floats (None becomes NaN: "does not apply").
-
-    Raises:
-        RewardError: if it is not one finite number (or None) a completion, naming function, prompt and completion.
-    """
-    if result is None or isinstance(result, (dict, str, bytes)) or not hasattr(result, "__iter__"):
-        raise RewardError(
-            f"{name} returned {type(result).__name__}"
-            + (f" {result!r}" if isinstance(result, (int, float, str)) else ""),
-            rule="a reward function returns a list with one number (or None) a completion",
-            remedy="return [score for completion in completions]"
-            + ("; is a `return` missing?" if result is None else ""),
-        )
-    values = list(result)
-    if len(values) != len(completions):
-        raise RewardError(
-            f"{name} returned {len(values)} scores for {len(completions)} completions",
-            rule="a reward function returns one score a completion, in order",
-            remedy="score every completion, and use None where the function does not apply",
-        )
-    scores = []
-    for value, prompt, completion in zip(values, prompts, completions, strict=True):
-        try:
-            score = math.nan if value is None else float(value)
-        except (TypeError, ValueError, OverflowError):
-            score = math.inf
-        if value is not None and not math.isfinite(score):
-            raise RewardError(
-                f"{name} returned {value!r} for {_quote(prompt, completion)}",
-                rule="a score is a finite number, or None where the function does not apply",
-                remedy="correct the function for this completion; a NaN or infinity would destroy the weights or be lost",
+        keywords = (FROM_TRL | set(row)) - {"prompt"}
+        parameters = inspect.signature(self.functions[name]).parameters.values()
+        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        needed = [
+            p.name
+            for p in parameters
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty
+        ]
+        missing = [parameter for parameter in needed if parameter not in keywords]
+        if missing:
+            raise TaskError(
+                f"{name} needs {missing[0]!r}; the rows have the columns {', '.join(map(str, row))}",
+                rule="a reward function gets `prompts`, `completions` and the dataset's columns, by keyword",
+                remedy=f"add a column {missing[0]!r} to the rows, or rename the parameter to one that is there",
             )
-        scores.append(score)
-    return scores
-
-
-def _attempt(name: str, func: Callable[..., Any], call: dict[str, Any]) -> Any:
-    try:
-        return func(**_own_copy(call))
-    except Exception as error:
-        raise _raised(name, func, call, error) from error
-
-
-async def _attempt_async(name: str, func: Callable[..., Any], call: dict[str, Any]) -> Any:
-    try:
-        return await func(**_own_copy(call))
-    except Exception as error:
-        raise _raised(name, func, call, error) from error
-
-
-def _own_copy(call: dict[str, Any]) -> dict[str, Any]:
-    # TRL hands the same lists to every function and to its log: one that clears or edits them would harm the others.
-    return {key: list(value) if isinstance(value, list) else value for key, value in call.items()}
-
-
-def _raised(name: str, func: Callable[..., Any], call: dict[str, Any], error: Exception) -> RewardError:
-    # A function that fails on a batch usually fails on one completion: find it, so that the message can name it.
-    where = f"a batch of {len(call['completions'])} completions"
-    if not inspect.iscoroutinefunction(func):
-        for index in range(len(call["completions"])):
-            single = {
-                key: [value[index]] if isinstance(value, list) and len(value) == len(call["completions"]) else value
-                for key, value in _own_copy(call).items()
-            }
-            try:
-                func(**single)
-            except Exception:
-                where = _quote(call["prompts"][index], call["completions"][index])
-                break
-    return RewardError(
-        f"{name} raised {type(error).__name__}: {error}{fault_line(error)} on {where}",
-        rule="a reward function scores every completion; an exception never becomes 0",
-        remedy="handle this completion in the function, or return None where it does not apply",
-    )
-
-
-def _quote(prompt: Any, completion: Any, limit: int = 200) -> str:
-    question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    text = completion_text(completion)
-    return f"the completion {text[:limit]!r}{'…' if len(text) > limit else ''} to the prompt {question[:limit]!r}"
+        for column in sorted(set(needed) - FROM_TRL):
+            empty = [number for number, other in enumerate(rows) if other.get(column) is None]
+            if empty:
+                raise TaskError(
+                    f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})",
+                    rule="a column that a reward function reads holds a value in every row",
+                    remedy="fill it in or leave those rows out; check_rows in notebook 01 lists them",
+                )
+        if not open_ended and (extra := sorted(keywords - named)):
+            raise TaskError(
+                f"{name} does not accept {extra[0]!r}",
+                rule="TRL passes every column and a few objects of its own by keyword",
+                remedy=f"end its signature with **kwargs: def {name}(completions, **kwargs)",
+            )
 
 
 def _call(
@@ -378,17 +346,14 @@ def _call(
         "completions": shaped,
         "completion_ids": list(completion_ids or [list(text.encode("utf-8", "replace")) for text in completions]),
         **columns,
-        # What a function may ask of these before there is a trainer: the step, and two calls that go nowhere.
+        **_before_training(),
+    }
+
+
+def _before_training() -> Call:
+    # What a function may ask of these before there is a trainer: the step, and two calls that go nowhere.
+    return {
         "trainer_state": SimpleNamespace(global_step=0, max_steps=1, epoch=0.0),
         "log_extra": lambda *_, **__: None,
         "log_metric": lambda *_, **__: None,
     }
-
-
-def _run(coroutine: Any) -> Any:
-    # A notebook's own event loop is running, and a running loop cannot be entered again: use a thread's.
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()

@@ -36,13 +36,13 @@ def fault_line(error: BaseException, file: str | os.PathLike | None = None) -> s
     """` (task.py:12: the line)`: the user's own line that an exception came from; empty if there is none.
 
     Args:
-        file: the user's file; None: the innermost frame that is neither a library's nor the workbench's.
+        file: the user's file; None: the innermost frame that is neither a library's (nor Python's) nor the workbench's.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({Path(error.filename).name}:{error.lineno}: {(error.text or '').strip()})"
-    own = str(Path(__file__).parents[1])
+    own, python = str(Path(__file__).parents[1]), os.path.dirname(os.__file__)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        elsewhere = frame.filename.startswith(own) or "site-packages" in frame.filename
+        elsewhere = frame.filename.startswith((own, python)) or "site-packages" in frame.filename
         if frame.filename == str(file) if file is not None else not elsewhere:
             return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
     return ""

@@ -38,6 +38,18 @@ class LoraPart(_Part):
     target_modules: list[str] = list(SEVEN_PROJECTIONS)
 
 
+class RewardsPart(_Part):
+    """What a reward function that fails does to the run."""
+
+    deadline_s: float | None = Field(
+        60.0, gt=0, description="for one function and one batch of completions; None: it may take as long as it likes"
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        "stop",
+        description="stop: save a checkpoint and end; skip: that completion gets no score from this function, and is counted",
+    )
+
+
 class Recipe(_Part):
     """Everything asked for. `grpo` takes any field of the installed `trl.GRPOConfig` under its own name."""
 
@@ -46,6 +58,7 @@ class Recipe(_Part):
     policy: PolicyPart = PolicyPart()
     lora: LoraPart = LoraPart()
     grpo: dict[str, Any] = Field(default_factory=dict)
+    rewards: RewardsPart = RewardsPart()
     reward_weights: dict[str, float] = Field(
         default_factory=dict, description="by reward function; others keep the task's"
     )
@@ -106,7 +119,7 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] != "extra_forbidden":
         return RecipeError(f"{source}: {where} = {first['input']!r}", rule=first["msg"], remedy=f"correct {where}")
-    part = {"policy": PolicyPart, "lora": LoraPart}.get(str(first["loc"][0]) if len(first["loc"]) > 1 else "", Recipe)
+    part = {"policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart}.get(str(first["loc"][0]) if len(first["loc"]) > 1 else "", Recipe)
     word = str(first["loc"][-1])
     near = difflib.get_close_matches(word, part.model_fields, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(part.model_fields)}"

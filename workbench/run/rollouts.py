@@ -6,21 +6,28 @@ Read back with DuckDB, so a query over millions of rows needs no more memory tha
 Columns: `step`, `stage`, `group` (index of the prompt within its step), `prompt_id`, `generation` (index within the
 group), `prompt` (JSON of the messages, or the text), `completion` (text), `length_tokens`, `finish_reason` ("stop" or
 "length"), `columns` (JSON of the dataset columns that the rewards saw), `score.<function>` (None where the function
-did not apply), `weight.<function>`, `total`, `group_mean`, `group_std`, `advantage`, `right`, `reward_hash`.
+did not apply or failed), `error.<function>` (what it did instead, None if nothing), `weight.<function>`, `total`, `group_mean`, `group_std`, `advantage`, `right`, `reward_hash`.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from workbench.run.errors import RunError
 from workbench.run.workspace import shown
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow
 
+_NUMBER = re.compile(r"\d+")
+_PLACE = ("step", "group", "generation")
 _FIXED = {
     "step": "int32",
     "stage": "string",
@@ -49,6 +56,7 @@ def schema(functions: list[str]):
     fields = [(name, kinds[kind]) for name, kind in _FIXED.items()]
     for function in functions:
         fields += [(f"score.{function}", pa.float64()), (f"weight.{function}", pa.float64())]
+        fields += [(f"error.{function}", pa.string())]
     return pa.schema(fields)
 
 
@@ -84,11 +92,93 @@ def query(folder: Path, sql: str = 'select * from rollouts order by step, "group
     """
     import duckdb
 
-    if not any(folder.glob("step-*.parquet")):
-        raise RunError(
-            f"{shown(folder)}: no rollouts", rule="a run records a part a step", remedy="train for at least one step"
-        )
+    parts(folder)
     with duckdb.connect() as connection:
         source = str(folder / "step-*.parquet").replace("'", "''")
         connection.execute(f"create view rollouts as select * from read_parquet('{source}', union_by_name = true)")
         return connection.execute(sql).df()
+
+
+def parts(folder: Path) -> list[Path]:
+    """The record's parts, in the order of their steps.
+
+    Raises:
+        RunError: if the run recorded nothing.
+    """
+    found = sorted(
+        folder.glob("step-*.parquet"), key=lambda part: [int(number) for number in _NUMBER.findall(part.stem)]
+    )
+    if not found:
+        raise RunError(
+            f"{shown(folder)}: no rollouts", rule="a run records a part a step", remedy="train for at least one step"
+        )
+    return found
+
+
+def rows_in(part: Path) -> int:
+    """Number of completions in a part, from its footer.
+
+    Raises:
+        RunError: if it is not a whole Parquet file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_metadata(part).num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise _torn(part, error) from None
+
+
+def whole_groups(part: Path, columns: list[str], about: int | None = 4096) -> Iterator[pyarrow.Table]:
+    """These columns of a part, in tables of `about` rows that never cut a group in two; None: the whole part in one.
+
+    `step`, `group` and `generation` always come with them.
+
+    Raises:
+        RunError: if it is not a whole Parquet file, or lacks a column.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(part) as file:
+            wanted = [*_PLACE, *(name for name in columns if name not in _PLACE)]
+            if missing := [name for name in wanted if name not in file.schema_arrow.names]:
+                raise RunError(
+                    f"{shown(part)}: no column {missing[0]!r}",
+                    rule="every part of the record has the columns of its run",
+                    remedy="move that file out of the folder; the other parts are whole by themselves",
+                )
+            rest, left = None, file.metadata.num_rows
+            if about is None:
+                yield file.read(columns=wanted)
+                return
+            for batch in file.iter_batches(batch_size=about, columns=wanted):
+                table = pa.Table.from_batches([batch])
+                table = pa.concat_tables([rest, table]).combine_chunks() if rest is not None else table
+                left -= len(batch)
+                # The last group may go on in the next batch.
+                whole = int(group_starts(table)[-1]) if left else len(table)
+                if whole:
+                    yield table.slice(0, whole)
+                rest = table.slice(whole)
+    except (pa.ArrowException, OSError) as error:
+        raise _torn(part, error) from None
+
+
+def group_starts(table: pyarrow.Table) -> np.ndarray:
+    """Row numbers at which a group begins; the rows of a group lie together, its generations in order."""
+    step, group, generation = (table.column(name).to_numpy() for name in _PLACE)
+    if not len(table):
+        return np.zeros(0, dtype=int)
+    begins = (np.diff(step) != 0) | (np.diff(group) != 0) | (np.diff(generation) <= 0)
+    return np.concatenate([[0], np.flatnonzero(begins) + 1])
+
+
+def _torn(part: Path, error: Exception) -> RunError:
+    return RunError(
+        f"{shown(part)}: {str(error).splitlines()[0]}",
+        rule="a part of the record is a whole Parquet file",
+        remedy="move that file out of the folder; the other parts are whole by themselves",
+    )

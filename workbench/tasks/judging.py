@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from workbench.dataset.answer_column import MARK, extract_answer
+from workbench.dataset.answer_column import MARK
 from workbench.dataset.task import Row
-from workbench.rewards.answers import completion_text, same_answer
 from workbench.rewards.countdown import countdown_reward
-from workbench.rewards.library import correctness_reward
+from workbench.rewards.library import correctness_reward, last_line_reward, mark_correctness_reward
 from workbench.rewards.structured import json_right_reward
 from workbench.run.errors import DataError
-
-
-def mark_correctness_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
-    """2.0 if the right answer stands after the last `####`, else 0.0."""
-    found = [extract_answer(completion_text(completion)) for completion in completions]
-    return [
-        2.0 if given is not None and same_answer(given, right) else 0.0
-        for given, right in zip(found, answer, strict=True)
-    ]
-
-
-def last_line_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
-    """2.0 if the last line that is not empty is the right answer, or ends with it as a word of its own, else 0.0."""
-    scores = []
-    for completion, right in zip(completions, answer, strict=True):
-        last = next((line.strip() for line in reversed(completion_text(completion).splitlines()) if line.strip()), "")
-        word = last.rpartition(" ")[2]
-        scores.append(2.0 if same_answer(last, right) or same_answer(word, right) else 0.0)
-    return scores
 
 
 def judge_for(row: Row) -> Callable[..., list[float]]:

@@ -44,7 +44,8 @@ class Recorder:
         self.run, self.suite, self.eos_token_id, self.watchers = run, suite, eos_token_id, list(watchers)
         self.measures_kl = measures_kl
         self.seconds = 0.0
-        self.reward_s = 0.0
+        self.reward_s: dict[str, float] = {}  # by function
+        self.reward_errors: dict[str, int] = {}  # by function: completions that it gave no score because it failed
         self._health: list[GroupHealth] = []
         self._batches = self._dead_batches = 0
 
@@ -64,8 +65,24 @@ class Recorder:
         self._health.append(group_health(scored.groups, scored.right, self.suite.num_generations))
         self._batches += 1
         self._dead_batches += self._health[-1].dead == 1
-        self.reward_s += scored.seconds
+        for name, seconds in scored.seconds.items():
+            self.reward_s[name] = self.reward_s.get(name, 0.0) + seconds
+        self._note_errors(scored)
         self.seconds += time.perf_counter() - started
+
+    def _note_errors(self, scored: ScoredBatch) -> None:
+        for name, errors in scored.errors.items():
+            self.reward_errors[name] = self.reward_errors.get(name, 0) + len(errors)
+            first = min(errors)
+            self.run.log_event(
+                "reward_error",
+                scored.step,
+                function=name,
+                completions=len(errors),
+                error=errors[first],
+                prompt=scored.prompts[first],
+                completion=scored.completions[first],
+            )
 
     def log(self, step: int, logs: dict[str, Any]) -> None:
         """Record one row of metrics: what the trainer logged, and what the groups of those steps were like."""
@@ -124,6 +141,7 @@ class Recorder:
             for function, (name, weight) in enumerate(zip(self.suite.names, self.suite.weights, strict=True)):
                 row[f"score.{name}"] = _number(scored.scores[index, function])
                 row[f"weight.{name}"] = weight
+                row[f"error.{name}"] = scored.errors.get(name, {}).get(index)
             rows.append(row)
         return rows
 

@@ -16,7 +16,7 @@ from workbench.dataset.split import fingerprint
 from workbench.dataset.task import Task, load_task
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, check_name
-from workbench.run.errors import RecipeError
+from workbench.run.errors import RecipeError, RewardError
 from workbench.run.recipe import Recipe
 from workbench.run.versions import versions
 from workbench.train import plan
@@ -74,6 +74,8 @@ def train(
         recipe.reward_weights,
         settings["scale_rewards"],
         settings.get("multi_objective_aggregation", "sum_then_normalize"),
+        deadline_s=recipe.rewards.deadline_s,
+        on_error=recipe.rewards.on_error,
     )
     suite.rehearse(rows)
     policy = policy or load_policy(
@@ -90,7 +92,7 @@ def train(
         notes.append(
             f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there"
         )
-    notes += _warnings(task)
+    notes += suite.notes + _warnings(task)
     for line in (*notes, plan.in_words(planned, settings, len(rows))):
         print(line)
 
@@ -201,6 +203,10 @@ def _run(
             # Still inside: an Interrupt that comes while the adapter is being saved must not lose it.
             save_adapter(policy, run.final)
     except BaseException as error:
+        if isinstance(error, RewardError) and trainer.state.global_step:
+            # A reward that fails after hours must not take them along: the weights are those of the last whole step.
+            trainer._save_checkpoint(trainer.model, trial=None)
+            trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
         status = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
         details = {"error": f"{type(error).__name__}: {error}"}
         raise
@@ -221,7 +227,9 @@ def _result(status: str, steps: int, minutes: float, recorder: Recorder) -> dict
         "status": status,
         "steps": steps,
         "minutes": minutes,
-        "rewards_s": recorder.reward_s,
+        "rewards_s": sum(recorder.reward_s.values()),
+        "rewards_s_by_function": recorder.reward_s,
+        "reward_errors": recorder.reward_errors,
         "hooks_s": recorder.seconds,
         "hooks_share": recorder.seconds / (60 * minutes),
         "drawing_s": sum(getattr(watcher, "drawing_s", 0.0) for watcher in recorder.watchers),
@@ -287,6 +295,7 @@ def _manifest(
             "hash": suite.hash,
             "functions": suite.hashes,
             "weights": dict(zip(suite.names, suite.weights, strict=True)),
+            "run": suite.functions.places,
         },
         "template": fingerprint([{"template": template}]),
         "settings": {"asked": recipe.grpo, "in_force": in_force, "translated": notes},

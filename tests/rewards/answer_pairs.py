@@ -1,0 +1,130 @@
+"""(given, right) pairs of answers, in a fixed order, on which the verdicts are held against math-verify's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+Pair = tuple[str, str]
+
+# Each row: spellings of one number that math-verify reads.
+NUMBERS = (
+    ("42", "42.0", "042", "$42", "$42$", "42.", "$42.00", "84/2", r"\frac{84}{2}", "42$"),
+    ("-42", "-42.0", "$-42$", "-84/2"),
+    ("1000", "1,000", "$1,000", "$1,000$", "1,000.00", "$1,000.00", "1000.0"),
+    ("1/2", "0.5", "0.50", "50%", "50 %", r"$50\%$", r"$\frac{1}{2}$", r"\frac{1}{2}", r"$\dfrac{1}{2}$", "2/4", "50"),
+    ("1/3", "2/6", "0.333333", r"$\frac{1}{3}$", "0.33333", "0.3333333"),
+    ("0", "0.0", "-0", "0/5", "0%", "0.0000001"),
+    ("1234567", "1,234,567", "$1,234,567", "1234567.0", "1234568"),
+    ("12.5%", "0.125", "1/8", r"$\frac{1}{8}$", "12.5"),
+    ("0.5%", "0.005", "5", "0.5"),
+)
+
+# Pairs that only math-verify can tell.
+FORMULAS = (
+    ("$x+1$", "$1+x$"),
+    ("$x+1$", "$x+2$"),
+    ("$x^2-1$", "$(x-1)(x+1)$"),
+    ("$x^2+1$", "$(x-1)(x+1)$"),
+    (r"$\frac{x}{2}$", "$x/2$"),
+    (r"$\frac{x}{2}$", "$2x$"),
+    ("$x=5$", "5"),
+    ("5", "$x=5$"),
+    ("$x=5$", "$y=5$"),
+    ("$x=5$", "$x=6$"),
+    ("x = 5", "5"),
+    ("$2x+4=0$", "$x=-2$"),
+    ("$(1,2)$", "$(1, 2)$"),
+    ("$(1,2)$", "$[1,2]$"),
+    ("$(1,2)$", "$(2,1)$"),
+    (r"$\{1,2\}$", r"$\{2,1\}$"),
+    (r"$\{1,2\}$", r"$\{1,3\}$"),
+    (r"$(-\infty, 3]$", r"$(-\infty,3]$"),
+    (r"$x \le 3$", r"$3 \ge x$"),
+    (r"$x \le 3$", "$x < 3$"),
+    (r"$\sin(\pi/6)$", r"$\frac{1}{2}$"),
+    (r"$\cos(\pi/3)$", r"$\frac{1}{3}$"),
+    (r"$\pi$", "3.141593"),
+    (r"$\pi$", "3.14"),
+    (r"$2\pi$", r"$\pi \cdot 2$"),
+    (r"$\log_2(8)$", "3"),
+    (r"$e^{2}$", r"$\exp(2)$"),
+    (r"$\text{Paris}$", r"$\text{Paris}$"),
+    (r"$\text{Paris}$", r"$\text{London}$"),
+    (r"$\binom{5}{2}$", "10"),
+    ("$5!$", "120"),
+    ("$5!$", "60"),
+    ("2^10", "1024"),
+    ("2*3+4", "10"),
+    ("(3+5)/2", "4"),
+    ("(3+5)/2", "5"),
+    ("42 apples", "42"),
+    ("42 apples", "43"),
+    ("42cm", "42"),
+    ("42 dollars", "42"),
+    ("50 percent", "0.5"),
+    ("5 km/h", "5"),
+    ("The answer is 42.", "42"),
+    ("The answer is 41.", "42"),
+    ("4,2", "4.2"),
+    ("4,2", "42"),
+    ("1 000", "1000"),
+    (r"$90^\circ$", "90"),
+    (r"\boxed{42}", "42"),
+    (r"\boxed{\frac{1}{2}}", "0.5"),
+    (r"\(42\)", "42"),
+    (r"\[x+1\]", "$1+x$"),
+    ("$1\\frac{1}{2}$", "1.5"),
+    ("$1, 2$", "$2, 1$"),
+    ("$1, 2$", "$1, 2, 3$"),
+    ("$0.1+0.2$", "0.3"),
+    (r"$3 \times 10^{2}$", "300"),
+    (r"$\begin{pmatrix}1&2\\3&4\end{pmatrix}$", r"$\begin{pmatrix}1&2\\3&4.0\end{pmatrix}$"),
+    (r"$\begin{pmatrix}1&2\\3&4\end{pmatrix}$", r"$\begin{pmatrix}1&2\\3&5\end{pmatrix}$"),
+)
+
+
+def pairs() -> Iterator[Pair]:
+    """More than 500: every spelling of a number against every other of its row and against other numbers, and formulas."""
+    for row in NUMBERS:
+        yield from product(row, row)
+    for first, second in zip(NUMBERS, NUMBERS[1:] + NUMBERS[:1], strict=True):
+        yield from product(first[:4], second[:3])
+    for number in range(-20, 21):
+        yield str(number), str(number)
+        yield str(number), str(number + 1)
+        yield f"{number}.0", f"${number}$"
+    for number in range(1, 13):
+        yield rf"$\frac{{{number}}}{{12}}$", f"{number}/12"
+        yield f"{number / 8}", rf"$\frac{{{number}}}{{8}}$"
+        yield rf"$\sqrt{{{2 * number * number}}}$", rf"${number}\sqrt{{2}}$"
+        yield rf"$\sqrt{{{3 * number * number}}}$", rf"${number}\sqrt{{2}}$"
+        yield f"$(x+{number})^2$", f"$x^2+{2 * number}x+{number * number}$"
+        yield f"$2x+{number}$", f"${number}+2x$"
+        yield f"$2x-{number}$", f"${number}-2x$"
+    yield from FORMULAS
+
+
+PAIRS = tuple(pairs())
+
+# Written without delimiters, and read as if there were some. math-verify by itself finds nothing in most of these.
+BARE = (
+    ("x+1", "1+x"),
+    ("x+1", "x+2"),
+    (r"\sqrt{8}", r"2\sqrt{2}"),
+    (r"\dfrac{3x}{4}", r"\frac{3}{4}x"),
+    ("x^2-1", "(x-1)(x+1)"),
+    ("2^{10}", "1024"),
+    ("2^{10}", "2"),
+    ("(1, 2)", "(1,2)"),
+    ("1, 2", "2, 1"),
+    ("1, 2", "2"),
+    ("1,2,3", "1,2,4"),
+    ("12:30", "12:45"),
+    ("5x", "5"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    ("x = 1 or x = 2", "x = 2 or x = 1"),
+    (r"2\pi", r"\pi \cdot 2"),
+    ("5!", "120"),
+    ("3 × 4", "12"),
+)

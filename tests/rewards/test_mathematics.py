@@ -1,0 +1,218 @@
+"""Formulas: math-verify's verdicts, at a bounded price."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+
+import pytest
+from answer_pairs import BARE, PAIRS
+from math_verify import parse, verify
+
+from workbench.rewards import mathematics
+from workbench.rewards.answers import quick_same, same_answer
+from workbench.rewards.mathematics import same_answers, verdicts
+from workbench.rewards.worker import Worker
+
+GOOD = [(f"$x+{number}$", f"${number}+x$") for number in range(16)] + [
+    (rf"$\sqrt{{{2 * number * number}}}$", rf"${number}\sqrt{{3}}$") for number in range(1, 17)
+]
+GOOD_SAME = [True] * 16 + [False] * 16
+HOSTILE = {
+    "towers": [f"$9^{{9^{{9^{number}}}}}$" for number in range(5, 69)],
+    "bare towers": [f"9^9^9^{number}" for number in range(5, 69)],
+    "sums": [rf"$\sum_{{k=1}}^{{10^{{{number}}}}} \frac{{1}}{{k}}$" for number in range(8, 72)],
+    "factorials": [f"${number}00000000!$" for number in range(1, 65)],
+    "expansions": [f"$(x+y+z+{number})^{{60}}$" for number in range(64)],
+    "tags": ["<answer>" * 100_000 + str(number) for number in range(64)],
+    "patterns": ["$" + "1," * 500 + "(" * number + "$" for number in range(64)],
+    "braces": ["$" + r"\frac{" * 200 + str(number) for number in range(64)],
+    "sentences": ["answer is " * 150 + f"{number}=" * 50 for number in range(64)],
+}
+HOSTILE["mixed"] = [text for texts in zip(*(some[:8] for some in HOSTILE.values()), strict=True) for text in texts][:64]
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered():
+    mathematics._known.clear()
+    verdicts([("$x$", "$y$")])  # the worker runs
+
+
+def reference(pairs):
+    return [verify(parse(right), parse(given)) for given, right in pairs]
+
+
+def test_verdicts_agree_with_math_verify():
+    assert len(set(PAIRS)) >= 500
+    given, right = zip(*PAIRS, strict=True)
+    found = same_answers(given, right, deadline_s=120)
+    wrong = [(pair, ours, theirs) for pair, ours, theirs in zip(PAIRS, found, reference(PAIRS)) if ours is not theirs]
+    assert not wrong
+    assert 100 < sum(found) < len(PAIRS) - 100
+    assert sum(quick_same(*pair) is not None for pair in PAIRS) > len(PAIRS) / 2
+
+
+def test_bare_formulas_are_read_as_if_between_delimiters():
+    found = same_answers(*zip(*BARE, strict=True), deadline_s=60)
+    assert found == reference([(f"${given}$", f"${right}$") for given, right in BARE])
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "same"),
+    [  # where math-verify reads nothing, or only a part of the text
+        ("Paris", "paris", True),
+        ("+5", "5", True),
+        ("-$5", "-5", True),
+        ("-.5", "-0.5", True),
+        ("−5", "-5", True),
+        ("1e3", "1000", True),
+        ("1e3", "1", False),
+        ("1 1/2", "1", False),
+        ("1 1/2", "3/2", True),
+        ("12:30", "12", False),
+        ("12", "12:30", False),
+        ("5", "5x", False),
+        ("2", "1, 2", False),
+        ("2024", "Paris 2024", False),
+        ("London 2024", "Paris 2024", False),
+        ("Paris 2024", "Paris 2024", True),
+        ("4", "3 apples and 4 pears", False),
+        ("4 3", "3", True),  # what was given is searched for its last number, the right answer never
+        ("3", "4 3", False),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+    ],
+)
+def test_verdicts_of_our_own(given, right, same):
+    assert same_answer(given, right) is same
+
+
+def test_answers_that_are_not_there_or_not_text():
+    assert same_answers([None, "42", "$x$", "x" * 5000], [42, 42, 42, "x" * 5000]) == [False, True, False, True]
+    assert same_answers([], []) == []
+
+
+def test_the_two_sides_are_not_exchanged():
+    assert verdicts([(r"$x \in \{1,2\}$", r"$\{1,2\}$"), ("$x=1$", "1"), ("$2x+4=0$", "0")]) == reference(
+        [(r"$x \in \{1,2\}$", r"$\{1,2\}$"), ("$x=1$", "1"), ("$2x+4=0$", "0")]
+    )
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_answers_are_bounded_and_harm_no_others(kind):
+    draw = random.Random(0)
+    batch = [(text, "42", None) for text in HOSTILE[kind]]
+    batch += [(*pair, same) for pair, same in zip(GOOD, GOOD_SAME, strict=True)]
+    draw.shuffle(batch)
+    started = time.perf_counter()
+    found = same_answers([given for given, _, _ in batch], [right for _, right, _ in batch], deadline_s=2.0)
+    assert time.perf_counter() - started < 3.0
+    for verdict, (given, _, same) in zip(found, batch, strict=True):
+        assert verdict is same if same is not None else not verdict, given[:80]
+
+
+def test_a_hostile_right_answer_is_bounded():
+    started = time.perf_counter()
+    assert same_answers(["$x+1$"] * 4, HOSTILE["towers"][:4], deadline_s=1.0) == [None] * 4
+    assert time.perf_counter() - started < 2.0
+
+
+def test_what_was_not_judged_is_asked_again():
+    tower = (HOSTILE["towers"][0], "42")
+    assert verdicts([tower, GOOD[0]], deadline_s=0.3) == [None, True]
+    assert tower not in mathematics._known
+    assert GOOD[0] in mathematics._known
+
+
+def test_verdicts_are_remembered(monkeypatch):
+    pairs = [GOOD[0]] * 3 + [GOOD[20]]
+    asked = []
+    attempt = mathematics._attempt
+    monkeypatch.setattr(mathematics, "_attempt", lambda *args: (asked.append(len(args[1])), attempt(*args))[1])
+    assert verdicts(pairs) == verdicts(pairs) == [True] * 3 + [False]
+    assert asked == [2]
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(mathematics, "REMEMBERED", 5)
+    verdicts(GOOD)
+    assert list(mathematics._known) == sorted(GOOD, key=mathematics._steepness)[-5:]
+
+
+def test_from_other_threads_at_once():
+    results = {}
+
+    def work(number):
+        pairs = [*GOOD[number::4], (HOSTILE["towers"][number], "42")]
+        results[number] = verdicts(pairs, deadline_s=2.0)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.perf_counter() - started < 3.0
+    assert results == {number: [*GOOD_SAME[number::4], None] for number in range(4)}
+
+
+def test_inside_a_worker_no_other_is_started():
+    def score(given, right):
+        from workbench.rewards import mathematics
+        from workbench.rewards.mathematics import same_answers
+
+        return same_answers(given, right, deadline_s=2.0), len(mathematics._workers)
+
+    worker = Worker(score, preload=("workbench.rewards.judge",))
+    given, right = zip(*GOOD, (r"$\sum_{k=1}^{10^9} \frac{1}{k}$", "42"), strict=True)
+    started = time.perf_counter()
+    try:
+        found, started_there = worker(given, right, deadline_s=20)
+    finally:
+        worker.close()
+    assert found == [*GOOD_SAME, None]
+    assert started_there == 0
+    assert time.perf_counter() - started < 15
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_of_the_program_has_a_worker_of_its_own():
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, repr(verdicts(GOOD[:2])).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() == "[True, True]"
+    os.waitpid(pid, 0)
+    assert verdicts(GOOD[2:4]) == [True, True]
+
+
+def test_any_text_gets_a_verdict():
+    fragments = [
+        "$",
+        "\\",
+        "{",
+        "}",
+        "^",
+        "_",
+        "\\frac",
+        "\\boxed{",
+        "1",
+        "x",
+        " ",
+        ",",
+        "=",
+        "<",
+        "é",
+        "\ud800",
+        "\x00",
+    ]
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(fragments, k=draw.randrange(1, 12))) for _ in range(200)]
+    assert set(verdicts([(text, "42") for text in texts], deadline_s=60)) <= {True, False}
+    assert set(verdicts([("42", text) for text in texts], deadline_s=60)) <= {True, False}

@@ -1,0 +1,304 @@
+"""Replay: a recorded run under other rewards, against numbers worked out by hand; and a record that is not whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tracemalloc
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from recording import record
+
+from workbench.dataset.task import Task
+from workbench.rewards import replay as module
+from workbench.rewards.replay import DEAD, MEANING, replay
+from workbench.run.errors import RecipeError, RunError, TaskError
+from workbench.run.rollouts import parts
+
+CHAT = {"prompt": [{"role": "user", "content": "2 + 2?"}], "prompt_id": "p1", "answer": "4"}
+TEXT = {"prompt": "3 + 3?", "prompt_id": "p2", "answer": "6"}
+
+
+def text_of(completion):
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+def right_reward(completions, answer, **kwargs):
+    return [1.0 if right in text_of(c).split() else 0.0 for c, right in zip(completions, answer)]
+
+
+def short_reward(completions, **kwargs):
+    return [1.0 - len(text_of(c)) / 100 for c in completions]
+
+
+def kind_reward(completions, **kwargs):
+    return [1.0 if "please" in text_of(c) else None for c in completions]
+
+
+TASK = Task("sums", [CHAT, TEXT], [right_reward])
+GROUPS = [(CHAT, ["4", "it is surely 4", "5", "perhaps 6"]), (TEXT, ["7", "eight", "9", "none"])]
+
+
+@pytest.fixture
+def run(home):
+    return record(TASK, [GROUPS, GROUPS])
+
+
+def edited(*functions, weights=None, **kwargs):
+    return Task("edited", [CHAT], list(functions), weights, right_by="right_reward", **kwargs)
+
+
+def test_the_same_rewards_change_nothing(run):
+    found = replay(run, TASK)
+    assert (found.completions, found.groups, found.recorded) == (16, 4, 16)
+    assert (found.turned_up, found.turned_down, found.came_alive, found.died) == (0, 0, 0, 0)
+    assert found.rank_correlation == pytest.approx(1.0)
+    assert found.old_hash == found.new_hash
+    assert found.notes == ["the functions and weights are those of the run"]
+    assert found.examples == []
+    assert [row.change for row in found.functions] == ["same"]
+    assert found.functions[0].rescored == 0
+
+
+def test_a_dead_group_comes_alive_and_the_sign_changes(run):
+    def right_reward(completions, answer, **kwargs):
+        return [-1.0 if right in text_of(c).split() else 0.0 for c, right in zip(completions, answer)]
+
+    found = replay(run, edited(right_reward, short_reward))
+    # In both steps: the first group turns over (two up, two down), the second was all wrong and is now told apart by length.
+    assert (found.turned_up, found.turned_down) == (4, 4)
+    assert found.signs.sum() == 16
+    assert found.signs[1].tolist() == [4, 0, 4]  # 7 and 9 up, eight and none down
+    assert (found.old_dead, found.new_dead) == ({"all wrong": 2}, {})
+    assert (found.came_alive, found.died) == (2, 0)
+    assert [group[:4] for group in found.alive] == [(1, 1, "p2", "all wrong"), (2, 1, "p2", "all wrong")]
+    assert found.alive[0].new_decider == "short_reward"
+    assert found.deciders == {("right_reward", "right_reward"): 2, (DEAD, "short_reward"): 2}
+    assert [tuple(step) for step in found.steps] == [(1, 2, 1, 0), (2, 2, 1, 0)]
+    assert found.ranked == 2
+    assert [(row.name, row.change, row.old_decided, row.new_decided) for row in found.functions] == [
+        ("right_reward", "changed", 2, 2),
+        ("short_reward", "added", 0, 2),
+    ]
+    assert (found.functions[0].old_mean, found.functions[0].new_mean) == (0.25, -0.25)
+
+
+def test_rank_correlation_with_ties_by_hand(run):
+    # Old totals of the first group 1 1 0 0; new, by length, 0.99 0.86 0.99 0.91: ranks 3.5 3.5 1.5 1.5 against 3.5 1 3.5 2.
+    found = replay(run, Task("t", [CHAT], [short_reward]))
+    first, second = np.array([3.5, 3.5, 1.5, 1.5]) - 2.5, np.array([3.5, 1, 3.5, 2]) - 2.5
+    expected = (first @ second) / math.sqrt((first @ first) * (second @ second))
+    assert found.rank_correlation == pytest.approx(expected)
+    assert [row.change for row in found.functions] == ["added", "removed"]
+
+
+def test_a_function_that_does_not_apply_and_groups_that_nobody_scores(run):
+    found = replay(run, Task("t", [CHAT], [kind_reward]))
+    assert found.new_dead == {"not scored": 4}
+    assert found.died == 2
+    assert found.functions[0].new_mean is None or math.isnan(found.functions[0].new_mean)
+    assert json.dumps(found.found(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"scale": "batch"}, {"scale": "none"}, {"aggregation": "normalize_then_sum"}], ids=str
+)
+def test_the_runs_own_settings_make_the_advantages(home, settings):
+    run = record(edited(right_reward, short_reward), [GROUPS, GROUPS], **settings)
+    found = replay(run, edited(right_reward, short_reward))
+    assert found.turned_up == found.turned_down == 0
+    assert found.examples == []
+    assert not any("differ" in note for note in found.notes)
+
+
+def test_weights_of_the_recipe_stay_and_given_ones_go_before_them(home):
+    run = record(edited(right_reward, short_reward), [GROUPS], weights={"short_reward": 0.5})
+    assert [row.new_weight for row in replay(run, edited(right_reward, short_reward)).functions] == [1.0, 0.5]
+    found = replay(run, edited(right_reward, short_reward), weights={"short_reward": 3.0})
+    assert [(row.old_weight, row.new_weight) for row in found.functions] == [(1.0, 1.0), (0.5, 3.0)]
+    assert replay(run, edited(right_reward)).completions == 8  # the recipe's weight has no function any more
+    with pytest.raises(RecipeError, match="nobody"):
+        replay(run, edited(right_reward), weights={"nobody": 1.0})
+
+
+def test_what_was_not_recorded_is_named(run):
+    def right_reward(completions, difficulty, **kwargs):
+        return [0.0] * len(completions)
+
+    with pytest.raises(TaskError, match=r"(?s)right_reward needs 'difficulty'.*answer.*recorded"):
+        replay(run, edited(right_reward))
+
+
+def test_functions_see_the_columns_the_prompts_and_the_number_of_tokens(run):
+    seen = []
+
+    class Spy:
+        __name__ = "right_reward"
+
+        def __call__(self, prompts, completions, completion_ids, answer, prompt_id, trainer_state, **kwargs):
+            seen.append((prompts, completions, [len(ids) for ids in completion_ids], answer, prompt_id))
+            return [0.0] * len(completions)
+
+    found = replay(run, edited(Spy()))
+    prompts, completions, lengths, answer, ids = seen[-1]
+    assert prompts == [CHAT["prompt"]] * 4 + [TEXT["prompt"]] * 4
+    assert completions[1] == [{"role": "assistant", "content": "it is surely 4"}]
+    assert completions[4:6] == ["7", "eight"]
+    assert lengths == [1, 4, 1, 2, 1, 1, 1, 1]
+    assert (answer, ids) == (["4"] * 4 + ["6"] * 4, ["p1"] * 4 + ["p2"] * 4)
+    assert any("reads completion_ids" in note for note in found.notes)
+    assert any("reads trainer_state" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "prompt", ['["not", "messages"]', '[{"a": 1}]', "[{broken", '[{"role": "user", "content": "x"}]']
+)
+def test_a_prompt_that_is_text_stays_text_unless_it_is_messages(prompt):
+    expected = [{"role": "user", "content": "x"}] if "role" in prompt else prompt
+    assert module._prompt(prompt) == expected
+
+
+def test_a_function_that_draws_at_random_is_told(home):
+    count = iter(range(1000))
+
+    class Drawn:
+        __name__ = "right_reward"
+
+        def __call__(self, completions, **kwargs):
+            return [float(next(count) % 7) for _ in completions]
+
+    task = Task("t", [CHAT], [Drawn()])
+    found = replay(record(task, [GROUPS]), task)
+    assert found.functions[0].rescored > 0
+    assert any("is unchanged and scores" in note for note in found.notes)
+
+
+def test_side_by_side(run, home):
+    out = home / "new" / "changed.parquet"
+    found = replay(run, edited(right_reward, short_reward), out=out)
+    table = pq.read_table(out).to_pandas()
+    assert len(table) == found.completions
+    assert table["step"].tolist() == [1] * 8 + [2] * 8
+    assert table["old_dead"].dropna().unique().tolist() == ["all wrong"]
+    assert table["new_dead"].isna().all()
+    assert table["new_decider"].iloc[4] == "short_reward"
+    assert table["new_total"].iloc[0] == pytest.approx(1.99)
+    changed = np.sign(table["old_advantage"].round(6)) * np.sign(table["new_advantage"].round(6)) < 0
+    assert changed.sum() == found.turned_up + found.turned_down
+    assert [file.name for file in out.parent.iterdir()] == ["changed.parquet"]
+
+
+def test_a_failing_function_leaves_no_half_file(run, home):
+    calls = iter([False, True])
+
+    class Fails:
+        __name__ = "right_reward"
+
+        def __call__(self, completions, **kwargs):
+            if len(completions) == 8 and next(calls):
+                raise ValueError("no")
+            return [float(len(text_of(c))) for c in completions]
+
+    with pytest.raises(Exception, match="ValueError: no"):
+        replay(run, edited(Fails()), out=home / "new" / "out.parquet")
+    assert list((home / "new").iterdir()) == []
+
+
+def test_out_is_never_a_part_of_the_record(run):
+    for out in (run.path, run.rollouts / "step-0000009-00.parquet"):
+        with pytest.raises(RunError, match="out = "):
+            replay(run, TASK, out=out)
+
+
+def test_a_torn_part_is_left_out_and_told(run):
+    first, second = parts(run.rollouts)
+    second.write_bytes(second.read_bytes()[:-100])
+    found = replay(run, TASK)
+    assert (found.completions, found.recorded) == (8, 8)
+    assert list(found.left_out) == [second.name]
+    assert f"left out: {second.name}" in str(found)
+    first.write_bytes(b"")
+    with pytest.raises(RunError, match=first.name):
+        replay(run, TASK)
+
+
+def test_groups_that_are_not_whole_are_left_out_and_told(run):
+    part = parts(run.rollouts)[1]
+    pq.write_table(pq.read_table(part).slice(1), part)
+    found = replay(run, TASK)
+    assert (found.groups, found.recorded) == (3, 15)
+    assert found.left_out == {part.name: "1 groups that are not of 4 completions"}
+
+
+def test_advantages_that_the_scores_do_not_give_are_told(run):
+    run.update_manifest(settings={"in_force": {"num_generations": 4, "scale_rewards": "none"}})
+    assert any("the recorded advantages differ" in note for note in replay(run, TASK).notes)
+
+
+def test_nothing_recorded_and_no_settings_are_errors(run):
+    run.update_manifest(settings={"in_force": {}})
+    with pytest.raises(RunError, match=r"manifest\.json: no 'num_generations'"):
+        replay(run, TASK)
+    for part in parts(run.rollouts):
+        part.unlink()
+    run.update_manifest(settings={"in_force": {"num_generations": 4, "scale_rewards": "none"}})
+    with pytest.raises(RunError, match="no rollouts"):
+        replay(run, TASK)
+
+
+def test_large_parts_are_read_in_pieces_of_whole_groups(home, monkeypatch):
+    batch = [(CHAT, [f"{n} or {k}" for k in range(4)]) for n in range(25)]
+    new = edited(right_reward, short_reward)
+    whole = replay(record(TASK, [batch]), new)
+    monkeypatch.setattr(module, "ABOUT", 10)
+    seen = []
+    pieces = replay(record(TASK, [batch], name="p"), new, progress=lambda done, of: seen.append((done, of)))
+    assert len(seen) > 5
+    assert seen[-1] == (100, 100)
+    assert all(done % 4 == 0 for done, _ in seen)
+    # But for the rounding of means that are added up in another order.
+    assert [row.new_mean for row in pieces.functions] == pytest.approx([row.new_mean for row in whole.functions])
+    assert dataclasses.replace(pieces, run="r", functions=whole.functions).found() == whole.found()
+    assert replay(record(TASK, [batch], name="q"), new, limit=20).completions in range(20, 30)
+
+
+def test_the_result_says_what_it_is_not(run):
+    found = replay(run, edited(right_reward, short_reward))
+    assert MEANING in str(found)
+    assert found.found()["meaning"] == MEANING
+    assert "not what a new run would reach" in MEANING
+
+
+def test_examples_are_the_largest_changes_one_a_group_and_cut(home):
+    batches = [[(CHAT, ["4", "5", "x" * 1000, "6"])], [(CHAT, ["4", "5", "y" * 10, "6"])]]
+    found = replay(record(TASK, batches), edited(short_reward, right_reward), examples=1)
+    assert len(found.examples) == 1
+    found = replay(record(TASK, batches, name="s"), edited(short_reward, right_reward), examples=5)
+    assert [example.step for example in found.examples] == [1, 2]
+    change = [abs(example.new_advantage - example.old_advantage) for example in found.examples]
+    assert change == sorted(change, reverse=True)
+    assert all(len(example.completion) <= 201 for example in found.examples)
+
+
+def test_memory_does_not_grow_with_the_record(home):
+    import shutil
+
+    def peak(copies):
+        batch = [(TEXT, [f"{'w' * 200} {n} {k}" for k in range(8)]) for n in range(250)]
+        run = record(TASK, [batch], name=f"n{copies}")
+        [first] = parts(run.rollouts)
+        for step in range(2, copies + 1):
+            shutil.copy(first, first.with_name(f"step-{step:07d}-00.parquet"))
+        tracemalloc.start()
+        found = replay(run, TASK)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found.completions == 2000 * copies
+        return most
+
+    peak(1)
+    few, many = peak(4), peak(20)
+    assert many < 1.2 * few

@@ -1,0 +1,95 @@
+"""The tables and pictures of a group and of a replay: the numbers in them, and that hostile text stays text."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from recording import record
+
+from workbench.dataset.task import Task
+from workbench.rewards.groups import explain
+from workbench.rewards.replay import replay
+from workbench.views.figure import png
+from workbench.views.groups import contribution_bars, decider_bars, group_tables, replay_chart, replay_tables
+
+NAMES = ["right_reward", "length_reward"]
+SCORES = np.array([[1, 0.5], [0, 0.25], [0, math.nan], [1, 0.0]])
+ROW = {"prompt": "2 + 2?", "prompt_id": "p", "answer": "4"}
+TEXTS = ["4", "<script>alert(1)</script>", "5", "five"]
+
+
+def right_reward(completions, answer, **kwargs):
+    return [1.0 if text == right else 0.0 for text, right in zip(completions, answer)]
+
+
+def length_reward(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+
+
+def group():
+    return explain(NAMES, SCORES, [2.0, 1.0], TEXTS, [True, False, False, True], 4)
+
+
+@pytest.fixture
+def replayed(home):
+    run = record(Task("t", [ROW], [right_reward]), [[(ROW, TEXTS), (ROW, ["a", "bb", "c", "d"])]] * 3)
+    return replay(run, Task("new", [ROW], [right_reward, length_reward], [1.0, 2.0]))
+
+
+def test_group_tables_hold_scores_contributions_and_the_verdict():
+    scored, added, functions = group_tables(group())
+    assert scored.header == ["", "completion", "right", "length", "total"] + [
+        f"advantage, {scale}" for scale in ("group", "batch", "none")
+    ]
+    assert scored.rows[0][2:5] == [1.0, 0.5, 2.5]
+    for row in added.rows:
+        assert sum(row[1:3]) == pytest.approx(row[3])
+    assert functions.caption.startswith("right_reward decided this group")
+    assert functions.rows[1][:3] == ["length_reward", 1.0, 0.25]
+    assert "<script" not in scored._repr_html_()
+
+
+def test_a_dead_group_has_tables_and_a_picture_too():
+    dead = explain(NAMES, np.full((4, 2), math.nan), [2.0, 1.0], TEXTS, [False] * 4, 4)
+    assert group_tables(dead)[2].caption == "dead (not scored): nothing is learnt from this group"
+    assert [row[2:] for row in group_tables(dead)[2].rows] == [[None, None, "-"]] * 2
+    assert png(contribution_bars(dead)).startswith(b"\x89PNG")
+
+
+def test_stacked_contributions_end_at_the_advantage():
+    found = group()
+    axis = contribution_bars(found).axes[0]
+    widths = np.array([[bar.get_width() for bar in bars] for bars in axis.containers])
+    assert widths.sum(axis=0) == pytest.approx(found.advantages)
+
+
+def test_replay_tables(replayed):
+    functions, deciders, alive, examples = replay_tables(replayed)
+    assert [row[:2] for row in functions.rows] == [["right_reward", "same"], ["length_reward", "added"]]
+    assert functions.rows[1][3] == "- -> 2"
+    assert [row[:3] for row in deciders.rows] == [
+        ["right_reward", "length_reward", 3],
+        ["nobody: dead", "length_reward", 3],
+    ]
+    assert "3" in alive.caption
+    assert len(alive.rows) == 3
+    assert len(examples.rows) == 5
+    assert "<script" not in examples._repr_html_()
+    assert "length - -> " in str(examples)
+
+
+def test_replay_pictures(replayed):
+    lines = replay_chart(replayed).axes[0].get_lines()
+    assert [line.get_ydata()[0] for line in lines] == [0.5, 0.0]
+    assert png(decider_bars(replayed)).startswith(b"\x89PNG")
+
+
+def test_a_long_history_is_drawn_with_a_bounded_number_of_points(replayed):
+    import dataclasses
+
+    from workbench.rewards.replay import StepChange
+
+    long = dataclasses.replace(replayed, steps=[StepChange(step, 2, 1, 0) for step in range(10_000)])
+    assert len(replay_chart(long).axes[0].get_lines()[0].get_xdata()) <= 300

@@ -1,0 +1,43 @@
+"""`workbench probe`: a task's rewards examined before any training, with a progress bar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench.dataset.task import Task, load_task
+from workbench.rewards.examination import ROWS, Examination, examine
+
+
+def probe_task(
+    task: str | Path | Task,
+    *,
+    policy: str | None = None,
+    rows: int = ROWS,
+    weights: dict[str, float] | None = None,
+    max_completion_length: int = 512,
+    cases: str | None = None,
+) -> Examination:
+    """Examine a task by name, file or object; arguments and errors as for `examine`.
+
+    Args:
+        policy: whose tokenizer and template the honest completion is sent through; None: it is not.
+    """
+    from workbench.views.terminal import progress_bar
+
+    loaded = task if isinstance(task, Task) else load_task(task)
+    tokenizer = None
+    if policy is not None:
+        from workbench.train.policy import load_tokenizer
+
+        tokenizer = load_tokenizer(policy)
+    with progress_bar("functions") as bar:
+        shown = bar.add_task(loaded.name, total=None)
+        return examine(
+            loaded,
+            rows=rows,
+            weights=weights,
+            tokenizer=tokenizer,
+            max_completion_length=max_completion_length,
+            cases=cases,
+            progress=lambda done, of: bar.update(shown, completed=done, total=of),
+        )

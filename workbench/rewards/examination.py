@@ -1,0 +1,410 @@
+"""Can this reward pay, and what do cheats earn? Everything that can be said about a task's rewards before any training."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.dataset.task import Row, Task
+from workbench.rewards.cases import load_cases, missed_cases
+from workbench.rewards.findings import (
+    HONEST,
+    PROBE,
+    SPELLING,
+    WRONG,
+    Finding,
+    Sheet,
+    Standing,
+    Text,
+    hackable,
+    leaderboard,
+    overlaps,
+    paying,
+    spelling,
+)
+from workbench.rewards.ideal import AS_ASKED, NO_ANSWER, answer_of, asked_format, ideals, reasoning_for, wrong_answer
+from workbench.rewards.lengths import growth, length_findings
+from workbench.rewards.probes import probes, spellings
+from workbench.rewards.shapes import is_chat
+from workbench.rewards.stated import maximum_of
+from workbench.rewards.suite import RewardSuite
+from workbench.rewards.tokens import token_findings
+from workbench.rewards.tracing import Trace, Unreached, broad_handlers, unreached
+from workbench.run.errors import RewardError, TaskError
+
+DEADLINE_S = 10.0
+ROWS = 6
+_ORDER = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True)
+class FunctionReport:
+    """One reward function in numbers."""
+
+    name: str
+    weight: float
+    maximum: float | None  # as it states; None: it states none
+    honest: float | None  # mean over the rows of what an honest completion earns; None: does not apply, or failed
+    lowest: float | None
+    highest: float | None
+    unit: str  # that it counts lengths in
+    hash: str
+    seconds: float  # for all completions of the examination
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found out about a task's rewards."""
+
+    task: str
+    asked: str  # the format that the first prompt asks for
+    rows: int
+    completions: int
+    honest: str  # the honest completion of the first row
+    honest_total: float
+    functions: list[FunctionReport]
+    standings: list[Standing]  # cheats, best paid first
+    findings: list[Finding]  # errors first
+    cases: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong: every function can pay, no cheat earns as much as an honest answer, every case holds."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def best_cheat(self) -> Standing | None:
+        """The best paid completion that does not do what is asked."""
+        return next((cheat for cheat in self.standings if not cheat.right), None)
+
+    @property
+    def verdict(self) -> str:
+        """One line: what the best cheat earns, and what is wrong."""
+        best = self.best_cheat
+        if best is None:
+            cheats = "no cheat could be tried"
+        elif best.share is None:
+            cheats = f"an honest answer earns {self.honest_total:g}, the best cheat {best.total:g} ({best.name})"
+        else:
+            cheats = f"the best cheat ({best.name}) earns {best.share:.0%} of an honest answer"
+        errors = sum(finding.severity == "error" for finding in self.findings)
+        return f"{cheats}; " + ("nothing is wrong" if not errors else f"{errors} error{'s' if errors > 1 else ''}")
+
+    def found(self) -> dict[str, Any]:
+        """For `--json`: plain values, NaN as None."""
+        return {
+            "task": self.task,
+            "ok": self.ok,
+            "verdict": self.verdict,
+            "asked_format": self.asked,
+            "rows": self.rows,
+            "completions": self.completions,
+            "honest": {"completion": self.honest, "total": _plain(self.honest_total)},
+            "functions": [_plain(vars(function)) for function in self.functions],
+            "cheats": [_plain(cheat._asdict()) for cheat in self.standings],
+            "findings": [vars(finding) for finding in self.findings],
+            "cases": self.cases,
+            "seconds": self.seconds,
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def examine(
+    task: Task,
+    *,
+    rows: int = ROWS,
+    weights: dict[str, float] | None = None,
+    tokenizer: Any = None,
+    max_completion_length: int = 512,
+    cases: str | None = None,
+    deadline_s: float = DEADLINE_S,
+    progress: Callable[[int, int], None] | None = None,
+) -> Examination:
+    """Score honest completions and cheats of a task's prompts, and say what is wrong.
+
+    Args:
+        rows: prompts to try, spread over the task's.
+        weights: by function, where they differ from the task's.
+        tokenizer: the policy's; None: what it makes of a completion is not looked at.
+        max_completion_length: tokens; the probe that never comes to an end is cut there.
+        cases: file of golden cases; None: where the task says.
+        deadline_s: for one function and one batch of completions.
+        progress: called with (functions done, functions).
+
+    Raises:
+        TaskError: if the task has no rows, or one of its probes or cases cannot be read.
+    """
+    started = time.monotonic()
+    if not len(task.rows):
+        raise TaskError(
+            f"task {task.name!r}: 0 prompts", rule="probes are made from prompts", remedy="give the task rows"
+        )
+    suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip")
+    try:
+        return _Examiner(task, suite, rows, tokenizer, max_completion_length, cases, progress).run(started)
+    finally:
+        suite.close()
+
+
+class _Examiner:
+    def __init__(
+        self,
+        task: Task,
+        suite: RewardSuite,
+        rows: int,
+        tokenizer: Any,
+        max_completion_length: int,
+        cases: str | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.task, self.suite, self.tokenizer, self.limit, self.cases = (
+            task,
+            suite,
+            tokenizer,
+            max_completion_length,
+            cases,
+        )
+        self.progress = progress or (lambda done, total: None)
+        self.rows = _spread(task.rows, rows)
+        self.texts = [text for number, row in enumerate(self.rows) for text in self._texts(number, row)]
+        self.findings: list[Finding] = []
+        self.seconds: dict[str, float] = {}
+
+    def _texts(self, number: int, row: Row) -> list[Text]:
+        task = self.task
+        written = _written(task, row)
+        honest = ideals(row, task.answer_column, written)
+        found = [Text(number, HONEST, ideal.name, ideal.text) for ideal in honest]
+        for probe in probes(row, task.answer_column, written, task.probes, self.limit):
+            found.append(Text(number, PROBE, probe.name, probe.text, probe.right, probe.own))
+        if written is None:
+            asked, answer = asked_format(row), answer_of(row, task.answer_column)
+            for compact in (False, True) if spellings(answer) else ():
+                # In the layouts of two honest completions, so that nothing but the answer differs.
+                for name, other in ((WRONG, wrong_answer(answer)), *((each, each) for each in spellings(answer))):
+                    reasoning = reasoning_for(answer, 1 if compact else 2)
+                    found.append(Text(number, SPELLING, name, asked.write(reasoning, other, compact=compact)))
+        return found
+
+    def run(self, started: float) -> Examination:
+        usable = [name for name in self.suite.names if self._fits(name)]
+        columns = {}
+        for done, name in enumerate(usable):
+            self.progress(done, len(usable))
+            scored = self._scored(name)
+            if scored is not None:
+                columns[name] = scored
+        self.progress(len(usable), len(usable))
+        names = list(columns)
+        weight = dict(zip(self.suite.names, self.suite.weights, strict=True))
+        sheet = Sheet(
+            self.texts,
+            names,
+            np.array([columns[name] for name in names], dtype=float).T.reshape(len(self.texts), len(names)),
+            np.array([weight[name] for name in names], dtype=float),
+            [maximum_of(self.suite.functions[name]) for name in names],
+        )
+        units = {name: self._look(name, sheet) for name in names}
+        self._shapes(names)
+        if names:
+            self.findings += hackable(sheet) + overlaps(sheet)
+            if self.tokenizer is not None:
+                self.findings += token_findings(self.task, self.suite, self.rows, names, self.tokenizer, self.limit)
+        self._one_function(weight)
+        known = load_cases(self.task, self.cases)
+        if len(usable) == len(self.suite.names) == len(names):
+            for missed in missed_cases(self.task, known, self.suite):
+                self.findings.append(
+                    Finding("case", "error", "", f"golden case, {missed}", "mend the function, or the case")
+                )
+        honest = sheet.at(HONEST, AS_ASKED)
+        return Examination(
+            task=self.task.name,
+            asked=str(asked_format(self.rows[0])),
+            rows=len(self.rows),
+            completions=len(self.texts),
+            honest=self.texts[0].text,
+            honest_total=float(np.mean(sheet.totals[honest])) if names else 0.0,
+            functions=[self._report(name, weight[name], sheet, units.get(name, "")) for name in self.suite.names],
+            standings=leaderboard(sheet) if names else [],
+            findings=sorted(self.findings, key=lambda finding: _ORDER[finding.severity]),
+            cases=len(known),
+            seconds=time.monotonic() - started,
+        )
+
+    def _fits(self, name: str) -> bool:
+        try:
+            self.suite.check_signature(name, self.task.rows)
+        except TaskError as error:
+            kind = "signature" if "does not accept" in error.value else "needs_column"
+            self.findings.append(Finding(kind, "error", name, error.value.removeprefix(f"{name} "), error.remedy))
+            return False
+        return True
+
+    def _scored(self, name: str) -> list[float] | None:
+        rows = [self.rows[text.row] for text in self.texts]
+        began = time.perf_counter()
+        try:
+            scored = self.suite.score_each(rows, [text.text for text in self.texts], names=[name], quiet=True)[name]
+        except RewardError as error:
+            self.findings.append(Finding("returns", "error", name, error.value.removeprefix(f"{name} "), error.remedy))
+            return None
+        self.seconds[name] = time.perf_counter() - began
+        if scored.errors:
+            first = min(scored.errors)
+            late = "not back" in scored.errors[first] or "not asked" in scored.errors[first]
+            text = self.texts[first]
+            self.findings.append(
+                Finding(
+                    "late" if late else "raises",
+                    "error",
+                    name,
+                    f"{scored.errors[first]}, on {len(scored.errors)} of {len(self.texts)} completions; the first is "
+                    f"{text.name!r}: {text.text[:80]!r}",
+                    "a pattern that backtracks? give it less freedom, or cut the text first"
+                    if late
+                    else "return a low score or None where there is nothing to read; an exception ends the run",
+                )
+            )
+            if len(scored.errors) == len(self.texts):
+                return None
+        return scored.scores
+
+    def _look(self, name: str, sheet: Sheet) -> str:
+        row, function = self.rows[0], self.suite.functions[name]
+        answer = answer_of(row, self.task.answer_column) or NO_ANSWER
+        try:
+            grown = growth(self.suite, name, row, asked_format(row), answer)
+            self.findings += length_findings(name, function, grown)
+            unit = grown.unit
+        except RewardError:
+            unit = ""
+        found = paying(sheet, name, self._unreached, bool(unit))
+        if any(finding.kind == "cannot_pay" for finding in found) and not isinstance(
+            row.get(self.task.answer_column, ""), str
+        ):
+            kind = type(row[self.task.answer_column]).__name__
+            found.append(
+                Finding("cannot_pay", "note", name, f"the answers are of type {kind}, and what a policy writes is text")
+            )
+        self.findings += found
+        if not any(finding.kind in ("cannot_pay", "constant") for finding in found) and maximum_of(function) is None:
+            for branch in self._unreached(name):
+                if branch.pays > 0:
+                    self.findings.append(
+                        Finding("unreached", "note", name, f"no honest completion that was tried reaches {branch}")
+                    )
+        self.findings += spelling(sheet, name) + self._hidden(name)
+        for method in vars(type(function)) if _has_state(function) else ():
+            if not method.startswith("_") and callable(getattr(function, method)):
+                self.findings.append(
+                    Finding("state", "note", name, f"nothing calls its method {method!r} during a run")
+                )
+        return unit
+
+    def _hidden(self, name: str) -> list[Finding]:
+        return [
+            Finding(
+                "swallows",
+                "warning",
+                name,
+                f"{place}: an exception becomes a score there, and nobody sees it",
+                "catch only what you expect of a completion, such as ValueError from float(...)",
+            )
+            for place in broad_handlers(self.suite.functions[name])
+        ]
+
+    def _unreached(self, name: str) -> list[Unreached]:
+        texts = [text for text in self.texts if text.kind == HONEST and text.row == 0 and text.name == AS_ASKED]
+        trace: Trace | None = self.suite.trace(name, [self.rows[0]] * len(texts), [text.text for text in texts])
+        return unreached(self.suite.functions[name], trace) if trace is not None else []
+
+    def _shapes(self, names: Sequence[str]) -> None:
+        chat = is_chat(self.rows[0]["prompt"])
+        for name in names:
+            found = self.suite.readings(self.rows)[name]
+            if found.note:
+                wrong = found.shape != "either" and (found.shape == "chat") != chat
+                remedy = (
+                    "the workbench hands it what it reads; elsewhere, take completion[0]['content'] or the text itself"
+                )
+                self.findings.append(Finding("chat_plain", "warning" if wrong else "note", name, found.note, remedy))
+        for note in self.suite.notes:
+            name, _, rest = note.partition(" is written as ")
+            if rest:
+                self.findings.append(
+                    Finding("signature", "warning", name, f"is written as {rest}", "TRL itself calls by keyword")
+                )
+
+    def _one_function(self, weight: dict[str, float]) -> None:
+        paid = [name for name, value in weight.items() if value]
+        if len(paid) == 1 and (weight[paid[0]] != 1 or _has_state(self.suite.functions[paid[0]])):
+            self.findings.append(
+                Finding(
+                    "scale",
+                    "note",
+                    paid[0],
+                    "is the only function: multiplying its scores, or its weight, changes no advantage (they are divided by "
+                    "the group's std unless scale_rewards is none)",
+                )
+            )
+
+    def _report(self, name: str, weight: float, sheet: Sheet, unit: str) -> FunctionReport:
+        scored = name in sheet.names and not np.isnan(sheet.column(name)).all()
+        scores = sheet.column(name) if scored else np.array([np.nan])
+        honest = scores[sheet.at(HONEST, AS_ASKED)] if scored else scores
+        return FunctionReport(
+            name,
+            weight,
+            maximum_of(self.suite.functions[name]),
+            float(np.nanmean(honest)) if np.isfinite(honest).any() else None,
+            float(np.nanmin(scores)) if scored else None,
+            float(np.nanmax(scores)) if scored else None,
+            unit,
+            self.suite.hashes[name],
+            self.seconds.get(name, 0.0),
+        )
+
+
+def _has_state(function: Callable[..., Any]) -> bool:
+    return not inspect.isroutine(function) and not isinstance(function, functools.partial)
+
+
+def _written(task: Task, row: Row) -> str | None:
+    if task.ideal is None:
+        return None
+    try:
+        text = task.ideal(row)
+    except Exception as error:
+        raise TaskError(
+            f"task {task.name!r}: ideal raised {type(error).__name__}: {error}",
+            rule="ideal makes the honest completion of a row",
+            remedy="correct that function",
+        ) from error
+    if not isinstance(text, str):
+        raise TaskError(
+            f"task {task.name!r}: ideal returned {type(text).__name__}",
+            rule="ideal makes the honest completion of a row",
+            remedy="return a str",
+        )
+    return text
+
+
+def _spread(rows: Sequence[Row], count: int) -> list[Row]:
+    # From the first to the last, so that a part of the data which differs is met.
+    if len(rows) <= count:
+        return list(rows)
+    return [rows[round(index * (len(rows) - 1) / max(1, count - 1))] for index in range(count)]

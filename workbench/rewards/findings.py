@@ -1,0 +1,322 @@
+"""What is wrong with a task's rewards, read off the scores of its honest completions and its cheats.
+
+Each rule looks at one table of scores and says what it finds, with the remedy. Errors are what a run would die of or
+learn the wrong thing from; warnings are what is probably not meant; notes are worth knowing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.rewards.ideal import AS_ASKED, ONE_LINE
+from workbench.rewards.tracing import Unreached
+
+HONEST, PROBE, SPELLING = "honest", "probe", "spelling"
+WRONG = "wrong"
+_CLOSE = 1e-6
+_ALIKE = 0.8  # rank correlation over the cheats, from which two functions pay for one thing
+_PAID = 0.9  # of the way from the lowest score to the highest honest one, where a function states no maximum
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or worth knowing.
+
+    Args:
+        kind: a word for scripts: cannot_pay, constant, hackable, raises, late, returns, needs_column, signature, chat_plain,
+            unit, unbounded, spelling, sometimes, silence, unreached, overlap, scale, state, tokenizer, cut, case.
+        severity: "error", "warning" or "note".
+        function: the reward function; empty: the task as a whole.
+    """
+
+    kind: str
+    severity: str
+    function: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.function}: " if self.function else ""
+        return f"{self.severity}: {name}{self.text}" + (f"\n  -> {self.remedy}" if self.remedy else "")
+
+
+class Text(NamedTuple):
+    """One completion of the table."""
+
+    row: int
+    kind: str  # HONEST, PROBE or SPELLING
+    name: str
+    text: str
+    right: bool = True
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Completions of several rows and their scores."""
+
+    texts: list[Text]
+    names: list[str]  # functions
+    scores: np.ndarray  # [N, F], NaN where a function did not apply or failed
+    weights: np.ndarray  # [F]
+    maxima: list[float | None]  # [F], as stated
+
+    @property
+    def totals(self) -> np.ndarray:
+        """[N] weighted sums."""
+        return np.nansum(self.scores * self.weights, axis=1)
+
+    def at(self, kind: str, name: str | None = None) -> np.ndarray:
+        """[N] which texts are of a kind (and name)."""
+        return np.array([text.kind == kind and (name is None or text.name == name) for text in self.texts])
+
+    def column(self, function: str) -> np.ndarray:
+        """[N] scores of one function."""
+        return self.scores[:, self.names.index(function)]
+
+
+def paying(sheet: Sheet, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool) -> list[Finding]:
+    """Whether an honest completion earns what the function has to give.
+
+    Args:
+        unreached: a function's name -> the branches that no honest completion reaches.
+        varies: its score goes with the length, so a difference between honest completions says nothing.
+    """
+    scores, stated = sheet.column(function), sheet.maxima[sheet.names.index(function)]
+    known = scores[~np.isnan(scores)]
+    honest = scores[sheet.at(HONEST, AS_ASKED)]
+    if not known.size or np.isnan(honest).all():
+        return [Finding("sometimes", "note", function, "does not apply to the prompts that were tried (None for each)")]
+    if known.max() - known.min() < _CLOSE:
+        return [
+            Finding(
+                "constant",
+                "error",
+                function,
+                f"cannot pay: {known[0]:g} for each of {known.size} completions, right, wrong or empty; from equal scores "
+                "nothing is learnt" + _never(unreached(function)),
+                "score what differs between completions; a function that only prints gets the weight 0",
+            )
+        ]
+    honest_rows = [
+        text.row for text, is_honest in zip(sheet.texts, sheet.at(HONEST, AS_ASKED), strict=True) if is_honest
+    ]
+    targets = [_target(sheet, scores, row, stated, known.min(), varies) for row in honest_rows]
+    paid = [np.isnan(score) or score >= target for score, target in zip(honest, targets, strict=True)]
+    if not any(paid):
+        return [_cannot_pay(sheet, function, scores, honest, stated, targets, unreached)]
+    found = []
+    if not all(paid):
+        index = paid.index(False)
+        found.append(
+            Finding(
+                "sometimes",
+                "warning",
+                function,
+                f"pays an honest completion in full on {sum(paid)} of {len(paid)} prompts; on prompt {honest_rows[index]} it "
+                f"earns {honest[index]:g}",
+                "look at that prompt and its answer: can it be earned there?",
+            )
+        )
+    silence = scores[sheet.at(PROBE, "empty")]
+    if silence.size and np.nanmean(silence) > np.nanmean(honest) + _CLOSE:
+        found.append(
+            Finding(
+                "silence",
+                "warning",
+                function,
+                f"an empty completion earns {np.nanmean(silence):g} from it, an honest one {np.nanmean(honest):g}",
+                "pay nothing to a completion without an answer, or weigh it far below the right answer",
+            )
+        )
+    return found
+
+
+def _target(sheet: Sheet, scores: np.ndarray, row: int, stated: float | None, lowest: float, varies: bool) -> float:
+    if stated is not None:
+        return stated - _CLOSE
+    if varies:
+        return -np.inf
+    mine = [text.row == row and text.kind in (HONEST, SPELLING) for text in sheet.texts]
+    best = np.nanmax(scores[mine])
+    return lowest + _PAID * (best - lowest) if best > lowest else lowest + _CLOSE
+
+
+def _cannot_pay(
+    sheet: Sheet,
+    function: str,
+    scores: np.ndarray,
+    honest: np.ndarray,
+    stated: float | None,
+    targets: list[float],
+    unreached: Callable[[str], Sequence[Unreached]],
+) -> Finding:
+    of = stated if stated is not None else np.nanmax(scores)
+    would = [
+        text.name
+        for text, score in zip(sheet.texts, scores, strict=True)
+        if text.row == sheet.texts[0].row and text.kind == HONEST and text.name != AS_ASKED and score >= targets[0]
+    ]
+    only = f"; it pays only {' or '.join(would)}" if would else "; it pays no honest completion that was tried"
+    cheats = [
+        text.name
+        for text, score in zip(sheet.texts, scores, strict=True)
+        if text.row == sheet.texts[0].row and text.kind == PROBE and not text.right and score >= of - _CLOSE
+    ]
+    also = f"; {cheats[0]!r} earns {of:g}" if cheats else ""
+    return Finding(
+        "cannot_pay",
+        "error",
+        function,
+        f"cannot pay: an honest completion in the format that the prompt asks for earns {np.nanmean(honest):g} of {of:g}"
+        + only
+        + also
+        + _never(unreached(function)),
+        "compare the pattern with that completion, character by character: line breaks (re.DOTALL), white space around the "
+        "answer, numbers against text",
+    )
+
+
+def _never(branches: Sequence[Unreached]) -> str:
+    paying_ones = [branch for branch in branches if branch.pays > 0] or list(branches)
+    return f"; never reached: {paying_ones[0]}" if paying_ones else ""
+
+
+def hackable(sheet: Sheet) -> list[Finding]:
+    """The cheats that earn as much as an honest answer, and the right but wasteful ones that earn more."""
+    honest = float(np.mean(sheet.totals[sheet.at(HONEST, AS_ASKED)]))
+    standing = leaderboard(sheet)
+    cheats = [cheat for cheat in standing if not cheat.right and cheat.total >= honest - _CLOSE]
+    if cheats and cheats[0].total <= honest + _CLOSE and honest <= float(sheet.totals.min()) + _CLOSE:
+        return []  # nothing is paid at all, and that is said of each function
+    waste = [cheat for cheat in standing if cheat.right and cheat.total > honest + _CLOSE]
+    found = []
+    for kind, these in (("a cheat", cheats), ("a wasteful answer", waste)):
+        if these:
+            best = these[0]
+            others = f" (so {'does' if len(these) == 2 else 'do'} {_listed([cheat.name for cheat in these[1:]])})"
+            found.append(
+                Finding(
+                    "hackable",
+                    "error",
+                    _payer(sheet, best.name),
+                    f"{kind} earns {best.total:g}, an honest answer {honest:g}: {best.name!r}"
+                    + (others if len(these) > 1 else ""),
+                    "pay only for what an honest answer has and this one has not",
+                )
+            )
+    return found
+
+
+def _payer(sheet: Sheet, probe: str) -> str:
+    # The function that pays this cheat most; the task as a whole, if there are several functions and none stands out.
+    if len(sheet.names) == 1:
+        return sheet.names[0]
+    mine = sheet.scores[sheet.at(PROBE, probe)] * sheet.weights
+    shares = np.nanmean(mine, axis=0) if len(mine) else np.zeros(len(sheet.names))
+    return sheet.names[int(np.nanargmax(shares))] if np.isfinite(shares).any() and np.nanmax(shares) > 0 else ""
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+class Standing(NamedTuple):
+    """One cheat on the leaderboard. Scores are means over the rows."""
+
+    name: str
+    total: float
+    share: float | None  # of an honest answer's total; None where that is not above 0
+    scores: dict[str, float]  # by function, unweighted; NaN where none applied
+    right: bool
+    own: bool
+    example: str
+
+
+def leaderboard(sheet: Sheet) -> list[Standing]:
+    """Every cheat, the best paid first, and of equals the shortest."""
+    honest = float(np.mean(sheet.totals[sheet.at(HONEST, AS_ASKED)]))
+    found = []
+    for name in dict.fromkeys(text.name for text in sheet.texts if text.kind == PROBE):
+        mine = sheet.at(PROBE, name)
+        total = float(np.mean(sheet.totals[mine]))
+        first = next(text for text in sheet.texts if text.kind == PROBE and text.name == name)
+        scores = {function: _mean(sheet.column(function)[mine]) for function in sheet.names}
+        share = total / honest if honest > _CLOSE else None
+        found.append(Standing(name, total, share, scores, first.right, first.own, first.text))
+    return sorted(found, key=lambda cheat: (-round(cheat.total, 9), len(cheat.example)))
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def spelling(sheet: Sheet, function: str) -> list[Finding]:
+    """Right answers, written in another way, that a function which looks at the answer does not pay."""
+    scores = sheet.column(function)
+    honest = scores[sheet.at(HONEST, AS_ASKED) | sheet.at(HONEST, ONE_LINE)]
+    wrong = scores[sheet.at(SPELLING, WRONG)]
+    known = wrong.size and np.isfinite(wrong).any() and np.isfinite(honest).any()
+    if not known or not np.nanmax(honest) > np.nanmax(wrong) + _CLOSE:
+        return []  # it does not look at the answer
+    others = [text for text in sheet.texts if text.kind == SPELLING and text.name != WRONG]
+    unpaid = [
+        name
+        for name in dict.fromkeys(text.name for text in others if text.row == others[0].row)
+        if np.nanmax(scores[sheet.at(SPELLING, name)]) <= np.nanmax(wrong) + _CLOSE
+    ]
+    if not unpaid:
+        return []
+    return [
+        Finding(
+            "spelling",
+            "warning",
+            function,
+            f"the right answer earns no more than a wrong one when it is written {' or '.join(unpaid)}",
+            "compare numbers, not texts: workbench.rewards.answers.same_answer",
+        )
+    ]
+
+
+def overlaps(sheet: Sheet) -> list[Finding]:
+    """Functions that rank these completions alike: they pay twice for one thing."""
+    found = []
+    cheats = sheet.at(PROBE)
+    for second in range(len(sheet.names)):
+        for first in range(second):
+            if sheet.weights[first] and sheet.weights[second]:
+                alike = _rank_correlation(sheet.scores[cheats, first], sheet.scores[cheats, second])
+                if alike >= _ALIKE:
+                    found.append(
+                        Finding(
+                            "overlap",
+                            "note",
+                            sheet.names[second],
+                            f"ranks the cheats much as {sheet.names[first]} does (rank correlation {alike:.2f}): "
+                            "one thing is paid twice",
+                            "give one of the two less weight, if that is not meant",
+                        )
+                    )
+    return found
+
+
+def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    both = ~(np.isnan(first) | np.isnan(second))
+    if both.sum() < 3:
+        return 0.0
+    a, b = (_ranks(values[both]) for values in (first, second))
+    if a.std() < _CLOSE or b.std() < _CLOSE:
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]

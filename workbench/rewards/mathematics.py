@@ -1,0 +1,178 @@
+"""Formulas, compared by math-verify in a worker that can be killed.
+
+math-verify stops itself by an alarm, which works on the main thread only, and a tower of powers such as `9^{9^{9^9}}`
+does not listen to it even there. So it runs in one process for the whole program, which ends whenever a pair takes
+longer than its share; another one, forked from a parent that has sympy loaded, takes its place in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.rewards.answers import LONGEST, quick_same
+from workbench.rewards.worker import DeadlineError, Worker, WorkerDied, inside_worker
+
+Pair = tuple[str, str]
+FIRST_SLICE_S = 0.1  # of processor time: most formulas take 5 to 50 ms
+GROWTH = 4  # of the slice, each time that a pair has run over it
+REMEMBERED = 4096  # verdicts; at most 16 MB of text
+
+_DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
+# math-verify reads these as they are: a sum, 4,2 and 1 000, and a number with its unit.
+_SUM = re.compile(r"[-+\d.*/^()\s]++|-?\d+,\d+", re.ASCII)
+_SPACED = re.compile(r"-?\d{1,3}(?: \d{3})++", re.ASCII)
+_MEASURE = re.compile(
+    r"[-+]?\$?(?:\d++(?:,\d{3})*+)?(?:\.\d++)?(?:/\d++)?(?:\s++[^\W\d_]++|[^\W\d_]{2,}+)?+(?:[ /][^\W\d_]++)?+[.%]?",
+    re.ASCII,
+)
+_NAMES = r"(?:sin|cos|tan|cot|log|ln|exp|sqrt|pi|and|or)\b"
+_SENTENCE = re.compile(rf"(?:^|\s)(?!{_NAMES})[^\W\d_]{{2,}}+(?=[\s.,;:!?]|$)|\d\s++\d")
+_STEEP = ("^", "**", "!", "\\sum", "\\prod", "\\int", "\\binom")
+
+_lock = threading.Lock()
+_workers: dict[int, tuple[Worker, threading.Lock]] = {}  # by process: a fork must not talk through its parent's pipes
+_known: dict[Pair, bool] = {}
+
+
+def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: float = 5.0) -> list[bool | None]:
+    """`same_answer` of many pairs at once: [B] True, False, or None for a pair that was not judged in time.
+
+    Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one call. A text without
+    math delimiters is read as one formula (`x+1` as `$x+1$`), not searched for a number, unless it is a sum, a number
+    with a unit, or a sentence; a right answer that is a sentence has only the same text for its equal.
+
+    Args:
+        given: [B]; None (no answer was found) is False.
+        right: [B]; any type, compared as text.
+        deadline_s: for the whole batch; the start of the worker, once in a program, comes on top.
+    """
+    results: list[bool | None] = []
+    asked: dict[int, Pair] = {}
+    for index, (one, other) in enumerate(zip(given, right, strict=True)):
+        same = False if one is None else quick_same(one, other)
+        if same is None:
+            wanted = _formula(str(other).strip())
+            if wanted is None:
+                same = False
+            else:
+                text = str(one).strip()
+                asked[index] = (_formula(text) or text, wanted)
+        results.append(same)
+    if asked:
+        for index, same in zip(asked, verdicts(list(asked.values()), deadline_s)):
+            results[index] = same
+    return results
+
+
+def verdicts(pairs: Sequence[Pair], deadline_s: float = 5.0) -> list[bool | None]:
+    """What math-verify says of (given, right) pairs: [B] True, False, or None for one that was not judged in time.
+
+    Back within `deadline_s` + 1 s, however hostile the pairs are; those that are not are judged all the same.
+    Verdicts are remembered; a text of more than 2,000 characters is only compared as text.
+    """
+    found: dict[Pair, bool | None] = {}
+    for pair in pairs:
+        if max(map(len, pair)) > LONGEST:
+            found[pair] = pair[0] == pair[1]
+        else:
+            found[pair] = _known.get(pair)
+    waiting = [pair for pair, same in found.items() if same is None]
+    if waiting:
+        judged = _judged_here(waiting, deadline_s) if inside_worker() else _judged(waiting, deadline_s)
+        _remember(judged)
+        found.update(judged)
+    return [found[pair] for pair in pairs]
+
+
+def _formula(text: str) -> str | None:
+    """A text as it is handed to math-verify; None for a sentence and for numbers side by side."""
+    readable = any(pattern.fullmatch(text) for pattern in (_SPACED, _MEASURE))
+    if readable or any(mark in text for mark in _DELIMITERS):
+        return text
+    if _SENTENCE.search(text):
+        return None
+    return text if _SUM.fullmatch(text) else f"${text}$"
+
+
+def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
+    # Each gets a small slice of time, and a larger one if that was not enough; what looks steep waits for the others.
+    worker, turn = _shared_worker()
+    until = time.monotonic() + deadline_s
+    found: dict[Pair, bool] = {}
+    slices = dict.fromkeys(pairs, FIRST_SLICE_S)
+    while slices and (left := until - time.monotonic()) > 0:
+        order = sorted(slices, key=lambda pair: slices[pair] * (1 + _steepness(pair)))
+        if not turn.acquire(timeout=left):
+            break
+        try:
+            done = _attempt(worker, order, [slices[pair] for pair in order], until)
+        finally:
+            turn.release()
+        for pair, same in zip(order, done):
+            found[pair] = same
+            del slices[pair]
+        if len(done) < len(order):
+            slices[order[len(done)]] *= GROWTH
+    return found
+
+
+def _attempt(worker: Worker, pairs: Sequence[Pair], slices: Sequence[float], until: float) -> list[bool]:
+    """Verdicts of the first pairs, up to one that ran over its slice."""
+    number, progress = tempfile.mkstemp(prefix="workbench-verdicts-")
+    try:
+        with contextlib.suppress(DeadlineError, WorkerDied):  # what it had done by then is in the file
+            worker(pairs, slices, progress, deadline_s=max(0.0, until - time.monotonic()))
+        return [letter == ord("1") for letter in os.read(number, len(pairs))]
+    finally:
+        os.close(number)
+        os.unlink(progress)
+
+
+def _judged_here(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
+    from workbench.rewards.judge import judge_here
+
+    until = time.monotonic() + deadline_s
+    found: dict[Pair, bool] = {}
+    waiting = sorted(pairs, key=_steepness)
+    for index, pair in enumerate(waiting):
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        same = judge_here(*pair, max(FIRST_SLICE_S, left / (len(waiting) - index)))
+        if same is not None:
+            found[pair] = same
+    return found
+
+
+def _steepness(pair: Pair) -> int:
+    # Long ones as well: an answer of many characters is rarely right, and may take long to read.
+    return sum(len(text) // 50 + sum(text.count(mark) for mark in _STEEP) for text in pair)
+
+
+def _shared_worker() -> tuple[Worker, threading.Lock]:
+    with _lock:
+        if os.getpid() not in _workers:
+            worker = Worker(_judge, preload=("workbench.rewards.judge",))
+            worker.warm()
+            _workers[os.getpid()] = worker, threading.Lock()
+        return _workers[os.getpid()]
+
+
+def _judge(pairs: Sequence[Pair], slices: Sequence[float], progress: str) -> None:
+    from workbench.rewards.judge import judge
+
+    judge(pairs, slices, progress)
+
+
+def _remember(judged: dict[Pair, bool]) -> None:
+    with _lock:
+        _known.update(judged)
+        for pair in list(_known)[: max(0, len(_known) - REMEMBERED)]:
+            del _known[pair]

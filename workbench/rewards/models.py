@@ -1,0 +1,148 @@
+"""Reward models among the reward functions: a sequence classifier with one output, as TRL takes it.
+
+TRL calls a model among its `reward_funcs` itself, so that nothing would check, record or score again what it says.
+Here it becomes a function in TRL's signature that computes what TRL computes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workbench.run.errors import TaskError
+
+
+def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> Callable[..., Any]:
+    """A reward function for whatever TRL takes as one; what is a function already is returned as it is.
+
+    A model's id or folder and a loaded model become functions that score prompt and completion together, in the
+    model's own chat template where they are chat. A model given by name is loaded when the function is first called.
+    The weights stay in this process (`runs_in_process`), and a model states no maximum.
+
+    Args:
+        thing: a function, the id or folder of a sequence classification model, or such a model.
+        tokenizer: the model's; None: the one that lies beside its weights.
+        name: of the function; None: as TRL calls it, by the last part of the model's id or folder.
+
+    Raises:
+        TaskError: if it is none of these, or a model that has more than one output or no name.
+    """
+    if not isinstance(thing, str) and not _is_module(thing):
+        if callable(thing):
+            return thing
+        raise TaskError(
+            f"among the reward functions: {type(thing).__name__} {repr(thing)[:80]}",
+            rule="a reward function is a callable, a reward model, or the id or folder of one",
+            remedy="give the function itself, without calling it",
+        )
+    model = RewardModel(thing, tokenizer)
+
+    def reward_model(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        return model.scores(prompts, completions)
+
+    reward_model.__name__ = reward_model.__qualname__ = name or model.name
+    reward_model.__doc__ = f"What the reward model {model.path} says of prompt and completion: any number, no maximum."
+    reward_model.runs_in_process = True
+    return reward_model
+
+
+def _is_module(thing: Any) -> bool:
+    # A module can only be there where torch has been imported; importing it to ask would cost seconds.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, torch.nn.Module)
+
+
+class RewardModel:
+    """A sequence classifier with one output, and the tokenizer that it reads with.
+
+    Args:
+        model: the model, or its id or folder.
+        tokenizer: None: loaded from where the model came from.
+
+    Raises:
+        TaskError: if the model has more than one output, or neither tokenizer nor path is known.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        self._model, self._tokenizer, self._ready = (None if isinstance(model, str) else model), tokenizer, False
+        self.path = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
+        if not self.path and tokenizer is None:
+            raise TaskError(
+                f"a {type(model).__name__} that was not loaded from anywhere",
+                rule="a reward model reads with its own tokenizer, which lies beside its weights",
+                remedy="as_function(model, tokenizer=...), or load the model with from_pretrained",
+            )
+        self.name = self.path.rstrip("/").split("/")[-1] or type(model).__name__
+        if self._model is not None:
+            self._check_outputs()
+
+    def __repr__(self) -> str:
+        # Stands for the model in a reward's hash, so it must not differ between two processes.
+        return f"RewardModel({self.path or self.name!r})"
+
+    def scores(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+        """One number a completion, from one forward pass over all of them."""
+        if not len(completions):
+            return []
+        self._prepare()
+        import torch
+
+        texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        inputs = self._tokenizer(
+            text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+        )
+        with torch.inference_mode():
+            logits = self._model(**inputs.to(self._model.device)).logits
+        return logits[:, 0].float().tolist()
+
+    def _text(self, prompt: Any, completion: Any) -> str:
+        if isinstance(prompt, str):
+            return prompt + completion
+        return self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        import torch
+        from transformers import AutoTokenizer
+
+        if self._model is None:
+            self._model = self._loaded()
+            self._check_outputs()
+        if self._tokenizer is None:
+            self._tokenizer = AutoTokenizer.from_pretrained(self.path)
+        if self._tokenizer.pad_token_id is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        # The score is read at the last token that is not padding, so the model has to know which token pads.
+        self._model.config.get_text_config().pad_token_id = self._tokenizer.pad_token_id
+        # A quantized or divided model has its place already, and refuses to be moved.
+        placed = getattr(self._model, "hf_device_map", None) or getattr(self._model, "is_quantized", False)
+        if torch.cuda.is_available() and not placed:
+            self._model.to("cuda")
+        self._model.eval()
+        self._ready = True
+
+    def _loaded(self) -> Any:
+        from transformers import AutoModelForSequenceClassification
+
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            self.path, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        unfit = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+        if unfit:
+            raise TaskError(
+                f"reward model {self.path!r}: {unfit[0]} is not among its weights, or not for one output",
+                rule="a reward model has one trained output; transformers draws weights that it lacks at random",
+                remedy="give the id or folder of a model that was trained for sequence classification with one label",
+            )
+        return model
+
+    def _check_outputs(self) -> None:
+        outputs = getattr(self._model.config, "num_labels", 1)
+        if outputs != 1:
+            raise TaskError(
+                f"reward model {self.path or self.name!r}: {outputs} outputs",
+                rule="a reward model has one output; of several, TRL would take the first for the score",
+                remedy="load it with num_labels=1, or write a function that says which output is the score",
+            )

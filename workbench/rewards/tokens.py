@@ -1,0 +1,79 @@
+"""What becomes of an honest completion on its way through the tokenizer and back, as the trainer sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.dataset.task import Row, Task
+from workbench.dataset.template import template_card
+from workbench.rewards.findings import Finding
+from workbench.rewards.ideal import asked_format, ideals
+from workbench.rewards.suite import RewardSuite
+
+
+def token_findings(
+    task: Task,
+    suite: RewardSuite,
+    rows: Sequence[Row],
+    names: Sequence[str],
+    tokenizer: Any,
+    max_completion_length: int,
+) -> list[Finding]:
+    """Score honest completions as the trainer decodes them: tokenised, decoded without special tokens, and without what the
+    template has already written.
+
+    Args:
+        names: the functions to ask.
+        tokenizer: the policy's.
+        max_completion_length: tokens.
+    """
+    card = template_card(tokenizer, rows[0]["prompt"])
+    honest = [ideals(row, task.answer_column, task.ideal(row) if task.ideal else None)[0].text for row in rows]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in honest]
+    decoded = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
+    seen = [_after(text, f"<{card.prefilled}>") if card.prefilled else text for text in decoded]
+    found = []
+    lost = [tag for tag, survives in card.survives.items() if not survives]
+    before = suite.score_each(rows, honest, ids, names, quiet=True)
+    after = suite.score_each(rows, seen, ids, names, quiet=True)
+    for name in names:
+        was, now = (np.array(scored[name].scores, dtype=float) for scored in (before, after))
+        if np.isfinite(was).any() and np.nanmean(now) < np.nanmean(was) - 1e-6:
+            found.append(
+                Finding(
+                    "tokenizer",
+                    "error",
+                    name,
+                    f"cannot pay with this tokenizer: an honest completion earns {np.nanmean(was):g}, and "
+                    f"{np.nanmean(now):g} when it comes back from it: {_reason(card.prefilled, lost, honest[0], decoded[0])}",
+                    "use tags that are plain text to the tokenizer, and do not ask for what the template writes by itself",
+                )
+            )
+    longest = max(len(tokens) for tokens in ids)
+    if longest > max_completion_length:
+        found.append(
+            Finding(
+                "cut",
+                "error",
+                "",
+                f"an honest completion takes {longest} tokens, and {max_completion_length} fit ({asked_format(rows[0])})",
+                "raise max_completion_length",
+            )
+        )
+    return found
+
+
+def _after(text: str, tag: str) -> str:
+    return text[len(tag) :] if text.startswith(tag) else text
+
+
+def _reason(prefilled: str | None, lost: list[str], honest: str, decoded: str) -> str:
+    if lost:
+        return f"{' '.join(lost)} are special tokens, which vanish when it is decoded"
+    if prefilled:
+        return f"the template writes <{prefilled}> itself, so the completion begins after it"
+    place = next((index for index, (a, b) in enumerate(zip(honest, decoded, strict=False)) if a != b), len(decoded))
+    return f"{honest[place : place + 12]!r} becomes {decoded[place : place + 12]!r}"

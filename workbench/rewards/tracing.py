@@ -1,0 +1,265 @@
+"""Which parts of a reward function's source its completions reach, and which pieces of a text it matched.
+
+A format reward that cannot fire has a branch that nothing reaches, often half of one line:
+`[1.0 if match else 0.0 for match in matches]`. So coverage here is by expression: the interpreter's own trace of
+instructions, each of which knows its columns in the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+Position = tuple[int, int, int, int]  # line, column to end line, end column
+# Variables whose text is what a function took out of a completion.
+_TAKEN = re.compile(r"answer|extract|given|guess|found|result|pred|match|number|value", re.IGNORECASE)
+_MOST_SPANS = 200
+
+
+class Trace(NamedTuple):
+    """What a traced call reached, by file, and the (start, end) of what it matched, by text."""
+
+    reached: dict[str, set[Position]]
+    matched: dict[str, set[tuple[int, int]]]
+
+
+class Unreached(NamedTuple):
+    """A part of a function that was never evaluated."""
+
+    file: str
+    line: int
+    source: str  # the whole line
+    part: str  # the expression or statement
+    pays: float  # the largest number written in it; 0 if there is none
+
+    def __str__(self) -> str:
+        short = self.file.replace("\\", "/").rpartition("/")[2]
+        part = self.part if len(self.part) < 60 else self.part[:60] + "…"
+        return (
+            f"{short}:{self.line}: `{part}` in `{self.source}`"
+            if part != self.source
+            else f"{short}:{self.line}: `{part}`"
+        )
+
+
+def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwargs: Any) -> Trace:
+    """Call a function and follow it, and the functions of its own files that it calls. What it returns or raises is lost.
+
+    Args:
+        texts: the completions, to find again what was matched in them.
+    """
+    codes = code_objects(function)
+    files = {code.co_filename for code in codes}
+    reached: dict[str, set[Position]] = {file: set() for file in files}
+    matched: dict[str, set[tuple[int, int]]] = {text: set() for text in texts}
+    places = {code: list(code.co_positions()) for code in codes}
+
+    def local(frame: FrameType, event: str, value: Any) -> Any:
+        code = frame.f_code
+        if event == "opcode":
+            reached[code.co_filename].add(places[code][frame.f_lasti // 2])  # two bytes an instruction
+        elif event in ("line", "return"):
+            _note_matches(frame.f_locals, matched)
+        return local
+
+    def entered(frame: FrameType, event: str, value: Any) -> Any:
+        if frame.f_code not in places:
+            if frame.f_code.co_filename not in files:
+                return None
+            places[frame.f_code] = list(frame.f_code.co_positions())
+        frame.f_trace_opcodes = True
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        function(*args, **kwargs)
+    except Exception:
+        pass  # what it reached before it failed counts
+    finally:
+        sys.settrace(before)
+    return Trace(reached, matched)
+
+
+def _note_matches(variables: dict[str, Any], matched: dict[str, set[tuple[int, int]]]) -> None:
+    for name, value in list(variables.items()):
+        for item in value[:_MOST_SPANS] if isinstance(value, list) else (value,):
+            if isinstance(item, re.Match) and item.string in matched:
+                spans = matched[item.string]
+                if len(spans) < _MOST_SPANS:
+                    spans.update(
+                        item.span(group) for group in range(len(item.groups()) + 1) if item.span(group)[0] >= 0
+                    )
+            elif isinstance(item, str) and 0 < len(item) <= 200 and _TAKEN.search(name):
+                for text, spans in matched.items():
+                    if item != text and len(matched) == 1 and (start := text.rfind(item)) >= 0:
+                        spans.add((start, start + len(item)))
+
+
+def merged(traces: Iterable[Trace]) -> Trace:
+    """Several traces as one."""
+    reached: dict[str, set[Position]] = {}
+    matched: dict[str, set[tuple[int, int]]] = {}
+    for trace in traces:
+        for target, source in ((reached, trace.reached), (matched, trace.matched)):
+            for key, found in source.items():
+                target.setdefault(key, set()).update(found)
+    return Trace(reached, matched)
+
+
+def code_objects(function: Callable[..., Any]) -> list[CodeType]:
+    """The code of a function, of what is defined in it, and of the functions of the same file that it calls by name."""
+    function = _beneath(function)
+    if not inspect.isroutine(function) and callable(function):
+        function = type(function).__call__
+    start = getattr(function, "__code__", None)
+    if start is None:
+        return []
+    found: list[CodeType] = []
+    waiting = [start]
+    names = getattr(function, "__globals__", {})
+    cells = (
+        dict(zip(start.co_freevars, function.__closure__ or (), strict=False))
+        if hasattr(function, "__closure__")
+        else {}
+    )
+    while waiting:
+        code = waiting.pop()
+        if code in found:
+            continue
+        found.append(code)
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        called = [names.get(name) for name in code.co_names]
+        called += [cell.cell_contents for name, cell in cells.items() if name in code.co_freevars and _filled(cell)]
+        for other in called:
+            beneath = inspect.unwrap(other) if inspect.isfunction(other) else None
+            if beneath is not None and beneath.__code__.co_filename == start.co_filename:
+                waiting.append(beneath.__code__)
+    return found
+
+
+def _beneath(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial) or hasattr(function, "beneath"):
+        function = function.func if isinstance(function, functools.partial) else function.beneath
+    return inspect.unwrap(function)
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not assigned yet
+        return False
+
+
+def unreached(function: Callable[..., Any], trace: Trace) -> list[Unreached]:
+    """The branches of a function that the traced calls never evaluated, outermost first; empty if its source is not there."""
+    found: list[_Region] = []
+    for code in code_objects(function):
+        lines = linecache.getlines(code.co_filename)
+        node = _definition(code, lines)
+        if node is None:
+            continue
+        positions = [place for place in code.co_positions() if None not in place]
+        positions += [place for inner in _inner(code) for place in inner.co_positions() if None not in place]
+        reached = trace.reached.get(code.co_filename, set())
+        for branch in _branches(node):
+            region = (branch[0].lineno, branch[0].col_offset, branch[-1].end_lineno, branch[-1].end_col_offset)
+            own = [place for place in positions if _within(place, region)]
+            if own and not any(place in reached for place in own) and not _covered(found, code.co_filename, region):
+                found.append(_Region(region, _describe(code.co_filename, lines, branch)))
+    return sorted((item.unreached for item in found), key=lambda item: (item.file, item.line))
+
+
+def broad_handlers(function: Callable[..., Any]) -> list[str]:
+    """`except:` and `except Exception:` of a function that go on without raising: "file.py:12", in order."""
+    found = []
+    for code in code_objects(function):
+        node = _definition(code, linecache.getlines(code.co_filename))
+        for handler in ast.walk(node) if node is not None else ():
+            if not isinstance(handler, ast.ExceptHandler):
+                continue
+            broad = handler.type is None or getattr(handler.type, "id", "") in ("Exception", "BaseException")
+            raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
+            place = f"{Path(code.co_filename).name}:{handler.lineno}"
+            if broad and not raises and place not in found:
+                found.append(place)
+    return found
+
+
+class _Region(NamedTuple):
+    region: Position
+    unreached: Unreached
+
+
+def _covered(found: list[_Region], file: str, region: Position) -> bool:
+    return any(item.unreached.file == file and _inside(region, item.region) for item in found)
+
+
+def _inside(inner: Position, outer: Position) -> bool:
+    return inner[:2] >= outer[:2] and inner[2:] <= outer[2:]
+
+
+def _within(place: tuple, region: Position) -> bool:
+    # An instruction's place is (line, end line, column, end column).
+    return (place[0], place[2]) >= region[:2] and (place[1], place[3]) <= region[2:]
+
+
+def _inner(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _inner(constant)
+
+
+def _definition(code: CodeType, lines: list[str]) -> ast.AST | None:
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if code.co_firstlineno in (first, node.lineno):
+                return node
+    return None
+
+
+def _branches(function: ast.AST) -> Iterator[list[ast.AST]]:
+    # Every part that is evaluated only under a condition, from the outside in.
+    for node in ast.walk(function):
+        if isinstance(node, ast.IfExp):
+            yield [node.body]
+            yield [node.orelse]
+        elif isinstance(node, (ast.If, ast.While, ast.For)):
+            yield node.body
+            if node.orelse:
+                yield node.orelse
+        elif isinstance(node, ast.ExceptHandler):
+            yield node.body
+        elif isinstance(node, ast.BoolOp):
+            yield from ([value] for value in node.values[1:])
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            # After an early return, what follows is a branch too.
+            yield from ([statement] for statement in node.body[1:])
+        elif isinstance(node, (ast.ListComp, ast.GeneratorExp)) and any(clause.ifs for clause in node.generators):
+            yield [node.elt]
+
+
+def _describe(file: str, lines: list[str], branch: list[ast.AST]) -> Unreached:
+    first = branch[0]
+    numbers = [
+        node.value
+        for statement in branch
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float)
+    ]
+    source = lines[first.lineno - 1].strip() if first.lineno <= len(lines) else ""
+    return Unreached(file, first.lineno, source, ast.unparse(first).splitlines()[0], float(max([0, *numbers])))

@@ -1,0 +1,115 @@
+"""What `examine` found, for people: the findings first, then what each function pays, then the cheats by what they earn."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from workbench.rewards.examination import Examination
+from workbench.views.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, new_figure
+from workbench.views.tables import Table, Verbatim
+
+_COLOURS = {"error": "#c0392b", "warning": "#b9770e", "note": "#5d6d7e"}
+_SHADES = (BLUE, GREEN, PURPLE, ORANGE, RED)
+MOST_CHEATS = 12
+
+
+class Report:
+    """The whole examination: HTML in a notebook, text elsewhere."""
+
+    def __init__(self, found: Examination, cheats: int = MOST_CHEATS) -> None:
+        self.found, self.parts = found, [functions_table(found), cheats_table(found, cheats)]
+
+    def __str__(self) -> str:
+        found = self.found
+        head = [f"{found.task}: {found.verdict}", _tried(found)]
+        tables = [str(part) for part in self.parts if part.rows]
+        return "\n\n".join(["\n".join(head), "\n".join(map(str, found.findings)), *tables]).replace("\n\n\n\n", "\n\n")
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        found = self.found
+        head = f"<p><b>{html.escape(found.task)}: {html.escape(found.verdict)}</b><br>{html.escape(_tried(found))}</p>"
+        lines = "".join(
+            f"<li><b style='color:{_COLOURS[finding.severity]}'>{finding.severity}</b> "
+            f"{html.escape(str(finding).partition(': ')[2])}</li>"
+            for finding in found.findings
+        )
+        return f"{head}<ul>{lines}</ul>" + "".join(part._repr_html_() for part in self.parts if part.rows)
+
+
+def _tried(found: Examination) -> str:
+    cases = f", {found.cases} golden cases" if found.cases else ""
+    return (
+        f"asked for: {found.asked}; {found.rows} prompts, {found.completions} completions{cases}, {found.seconds:.1f} s"
+    )
+
+
+def functions_table(found: Examination) -> Table:
+    """What each function states, pays an honest completion, and pays at least and at most of all that were tried."""
+    rows = [
+        [
+            function.name,
+            function.weight,
+            function.maximum,
+            function.honest,
+            function.lowest,
+            function.highest,
+            function.unit,
+        ]
+        for function in found.functions
+    ]
+    header = ["function", "weight", "states at most", "honest answer", "lowest", "highest", "counts"]
+    return Table(header, rows, "What each function pays")
+
+
+def cheats_table(found: Examination, most: int = MOST_CHEATS) -> Table:
+    """The cheats, best paid first."""
+    names = [
+        function.name for function in found.functions if found.standings and function.name in found.standings[0].scores
+    ]
+    rows = [["(an honest answer)", found.honest_total, "100 %", *_honest(found, names), Verbatim(_short(found.honest))]]
+    for cheat in found.standings[:most]:
+        share = "-" if cheat.share is None else f"{cheat.share:.0%}".replace("%", " %")
+        name = cheat.name + (" (yours)" if cheat.own else "") + (" (right, wasteful)" if cheat.right else "")
+        rows.append(
+            [name, cheat.total, share, *(cheat.scores[each] for each in names), Verbatim(_short(cheat.example))]
+        )
+    more = len(found.standings) - most
+    caption = "What cheats earn, of an honest answer" + (f" ({more} more earn less)" if more > 0 else "")
+    short = [name.removesuffix("_reward") for name in names]
+    return Table(["completion", "earns", "share", *short, "for example"], rows if found.standings else [], caption)
+
+
+def _honest(found: Examination, names: list[str]) -> list[float | None]:
+    by_name = {function.name: function.honest for function in found.functions}
+    return [by_name[name] for name in names]
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def leaderboard_chart(found: Examination, most: int = MOST_CHEATS) -> Any:
+    """What an honest answer and the best cheats earn, by function: a bar each, with the honest total as a line."""
+    names = list(found.standings[0].scores) if found.standings else []
+    weights = {function.name: function.weight for function in found.functions}
+    honest = dict(zip(names, _honest(found, names), strict=True))
+    bars = [("an honest answer", honest)] + [(cheat.name, cheat.scores) for cheat in found.standings[:most]]
+    figure, axis = new_figure(8, 0.6 + 0.24 * len(bars))
+    for place, (_, scores) in enumerate(bars):
+        right, left = 0.0, 0.0  # negative scores go to the left
+        for index, name in enumerate(names):
+            value = scores[name]
+            value = 0.0 if value is None or value != value else value * weights[name]
+            start = right if value >= 0 else left
+            axis.barh(place, value, left=start, color=_SHADES[index % len(_SHADES)], label=name if not place else None)
+            right, left = (right + value, left) if value >= 0 else (right, left + value)
+    axis.axvline(found.honest_total, color=GREY, linestyle="--", linewidth=1)
+    axis.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("weighted reward", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.tight_layout()
+    return figure
