@@ -88,6 +88,21 @@ def test_verdicts_of_our_own(given, right, same):
     assert same_answer(given, right) is same
 
 
+def test_a_hedge_pays_for_one_answer_at_most():
+    hedges = ["41 or 42", "x = 41 or 42", "41, 42", "$41$ or $42$", r"\boxed{41} \boxed{42}", r"\{41,42\}", "41 = 42"]
+    hedges += [
+        "41 42",
+        "$41$ $42$",
+        r"x \in \{41,42\}",
+        "$x=41$ or $x=42$",
+        r"$41 \lor 42$",
+        "[41,42]",
+        "$41 < x < 42$",
+    ]
+    both = zip(same_answers(hedges, ["41"] * len(hedges)), same_answers(hedges, ["42"] * len(hedges)), strict=True)
+    assert [hedge for hedge, paid in zip(hedges, both, strict=True) if all(paid)] == []
+
+
 def test_answers_that_are_not_there_or_not_text():
     assert same_answers([None, "42", "$x$", "x" * 5000], [42, 42, 42, "x" * 5000]) == [False, True, False, True]
     assert same_answers([], []) == []

@@ -14,7 +14,7 @@ from recording import record
 
 from workbench.dataset.task import Task
 from workbench.rewards import replay as module
-from workbench.rewards.replay import DEAD, MEANING, replay
+from workbench.rewards.replay import DEAD, MEANING, explain_recorded, replay
 from workbench.run.errors import RecipeError, RunError, TaskError
 from workbench.run.rollouts import parts
 
@@ -208,7 +208,8 @@ def test_a_failing_function_leaves_no_half_file(run, home):
 
 
 def test_out_is_never_a_part_of_the_record(run):
-    for out in (run.path, run.rollouts / "step-0000009-00.parquet"):
+    (run.path / "file").write_text("")
+    for out in (run.path, run.rollouts / "step-0000009-00.parquet", run.path / "file" / "out.parquet"):
         with pytest.raises(RunError, match="out = "):
             replay(run, TASK, out=out)
 
@@ -281,6 +282,33 @@ def test_examples_are_the_largest_changes_one_a_group_and_cut(home):
     change = [abs(example.new_advantage - example.old_advantage) for example in found.examples]
     assert change == sorted(change, reverse=True)
     assert all(len(example.completion) <= 201 for example in found.examples)
+
+
+@pytest.mark.parametrize("settings", [{}, {"scale": "batch"}, {"aggregation": "normalize_then_sum"}], ids=str)
+def test_a_recorded_group_is_explained_as_it_was_trained_on(home, settings):
+    run = record(edited(right_reward, short_reward), [GROUPS, GROUPS], **settings)
+    recorded = pq.read_table(parts(run.rollouts)[1]).to_pandas()
+    found = explain_recorded(run, step=2, index=1)
+    assert found.texts == GROUPS[1][1]
+    assert found.advantages == pytest.approx(recorded["advantage"][4:].to_numpy())
+    assert found.contributions.sum(axis=1) == pytest.approx(found.advantages, abs=1e-9)
+    assert found.decider == "short_reward"
+    assert explain_recorded(run, step=1).decider == "right_reward"
+    for step, index in ((2, 2), (2, -1), (9, 0)):
+        with pytest.raises(RunError, match=f"step {step}, group {index}"):
+            explain_recorded(run, step, index)
+
+
+def test_parts_are_in_the_order_of_their_numbers(tmp_path):
+    names = [
+        "step-0000002-00.parquet",
+        "step-0000010-02.parquet",
+        "step-0000010-100.parquet",
+        "step-10000000-00.parquet",
+    ]
+    for name in reversed(names):
+        (tmp_path / name).touch()
+    assert [part.name for part in parts(tmp_path)] == names
 
 
 def test_memory_does_not_grow_with_the_record(home):

@@ -24,6 +24,7 @@ ROW = {
     "reward_hash": "h",
     "score.a_reward": 2.0,
     "weight.a_reward": 1.0,
+    "error.a_reward": None,
 }
 
 

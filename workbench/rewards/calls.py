@@ -19,20 +19,21 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from workbench.rewards.answers import completion_text
-from workbench.rewards.tracing import Trace, traced
+from workbench.rewards.tracing import Trace, code_objects, traced
 from workbench.rewards.worker import DeadlineError, RemoteError, Worker, WorkerDied, packed
 from workbench.run.errors import RewardError, fault_line
 
 Call = dict[str, Any]
 DEADLINE_S = 60.0
-HOLDS_MODEL = "here: it holds a model"
+HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
 # What TRL passes beside the dataset's columns.
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
 _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
-_BATCH_SHARE = 0.5  # of the deadline: a batch that is not back by then is gone through one by one
+_NO_LIST = (dict, str, bytes, set, frozenset)  # what can be gone through, and is not one score a completion in order
+_BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
 _SHORTEST_SLICE_S = 0.02
-_SLICE_SHARE = 0.2  # of what is left, for one completion: much for the first that hang, less for each of many
+_FIRST_SHARE = 0.5  # of what is left: each completion is asked briefly, before those that were late are asked again
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest slice
 
 
@@ -77,7 +78,8 @@ class Functions:
             return run_coroutine(self.acall(name, call, deadline_s))
         if self.places[name] != "worker":
             with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
-                answer = _here(self._functions[name], call)
+                # Those of the workbench change nothing, and copies of a million completions take their time.
+                answer = _here(self._functions[name], call, copied=self.places[name] != OWN)
         else:
             try:
                 answer = self._worker(name, _travelling(call), deadline_s=deadline_s, quiet=quiet)
@@ -106,13 +108,15 @@ class Functions:
     async def acall(self, name: str, call: Call, deadline_s: float | None) -> Any:
         """`call` for a coroutine function, which is cancelled at its deadline."""
         own = _copies(call)
+        limit = asyncio.timeout(deadline_s)
         try:
-            result = await asyncio.wait_for(self._functions[name](**own), deadline_s)
-        except TimeoutError:
-            raise Failed(f"was not back after {deadline_s:g} s", in_time=False) from None
+            async with limit:
+                result = plain_result(await self._functions[name](**own))
         except Exception as error:
+            if limit.expired() and isinstance(error, TimeoutError):
+                raise Failed(f"was not back after {deadline_s:g} s", in_time=False) from None
             raise _raised(error) from error
-        return _result(name, _Answer(plain_result(result), _changed(call, own), []))
+        return _result(name, _Answer(result, _changed(call, own), []))
 
     def close(self) -> None:
         """End the worker process, if there is one."""
@@ -130,7 +134,7 @@ def _place(function: Callable[..., Any]) -> str:
         return HOLDS_MODEL
     own = (getattr(beneath, "__module__", "") or "").startswith("workbench.")
     if own and not getattr(beneath, "runs_in_worker", False):
-        return "here: the workbench's own"
+        return OWN
     if not inspect.isfunction(beneath) and not inspect.isbuiltin(beneath):
         return "here: an object with a state of its own, which stays where you can reach it"
     if held := _model_in(beneath):
@@ -144,12 +148,10 @@ def _place(function: Callable[..., Any]) -> str:
 
 def _model_in(function: Callable[..., Any]) -> str:
     # A model must not be copied to another process; one on a GPU cannot even be.
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return ""
-    held = [function.__globals__.get(name) for name in code.co_names]
+    names = {name for code in code_objects(function) for name in code.co_names}  # of comprehensions and helpers, too
+    held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
     with contextlib.suppress(ValueError):
-        held += [cell.cell_contents for cell in function.__closure__ or ()]
+        held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     for value in held:
         kind = type(value)
         if kind.__module__.partition(".")[0] in _MODELS and not inspect.ismodule(value) and not callable_only(value):
@@ -181,10 +183,10 @@ def _followed(function: Callable[..., Any], call: Call) -> Trace:
     return traced(function, texts, **call)
 
 
-def _here(function: Callable[..., Any], call: Call) -> _Answer:
-    own = _copies(call)
+def _here(function: Callable[..., Any], call: Call, copied: bool) -> _Answer:
+    own = _copies(call) if copied else call
     try:
-        return _Answer(plain_result(function(**own)), _changed(call, own), [])
+        return _Answer(plain_result(function(**own)), _changed(call, own) if copied else "", [])
     except Exception as error:
         raise _raised(error) from error
 
@@ -209,7 +211,7 @@ def plain_result(result: Any) -> Any:
         return (
             result.reshape(-1).tolist() if getattr(result, "ndim", 1) == 2 and result.shape[1] == 1 else result.tolist()
         )
-    if isinstance(result, (dict, str, bytes)) or not hasattr(result, "__iter__"):
+    if isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
         return result
     return [value.item() if hasattr(value, "item") else value for value in result]
 
@@ -259,29 +261,37 @@ def one_by_one(
         deadline_s: for all of them together; what is not scored by then is `Failed`.
         first_only: stop at the first that fails.
     """
-    count = len(call["completions"])
     until = None if deadline_s is None else time.monotonic() + deadline_s
     found: dict[int, Any] = {}
-    for index in range(count):
-        left = None if until is None else until - time.monotonic()
-        if left is not None and left < -_GRACE_S:
-            found[index] = Failed(f"was not asked: the batch's {deadline_s:g} s were over", in_time=False)
-            continue
-        slice_s = None if left is None else max(_SHORTEST_SLICE_S, left * _SLICE_SHARE, left / (count - index))
-        try:
-            found[index] = functions.call(name, _single(call, index), slice_s, quiet=True)
-        except Failed as error:
-            found[index] = error
-            if first_only:
-                break
+    late = list(range(len(call["completions"])))
+    # Twice, so that a few which hang do not take the time of all the others.
+    for share in (_FIRST_SHARE, 1.0):
+        asked, late = late, []
+        for place, index in enumerate(asked):
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left < -_GRACE_S:
+                found.setdefault(index, Failed(f"was not asked: the batch's {deadline_s:g} s were over", in_time=False))
+                continue
+            slice_s = None if left is None else max(_SHORTEST_SLICE_S, share * left / (len(asked) - place))
+            try:
+                found[index] = functions.call(name, _single(call, index), slice_s, quiet=True)
+            except Failed as error:
+                found[index] = error
+                if not error.in_time:
+                    late.append(index)
+                elif first_only:
+                    return found
     return found
 
 
 def _single(call: Call, index: int) -> Call:
     count = len(call["completions"])
-    return {
+    single = {
         key: [value[index]] if isinstance(value, list) and len(value) == count else value for key, value in call.items()
     }
+    if "log_extra" in single:
+        single["log_extra"] = lambda *_, **__: None  # the trainer's log takes whole batches only
+    return single
 
 
 class Scored(NamedTuple):
@@ -324,7 +334,7 @@ def _salvaged(
     elif not failed:
         raise _reward_error(name, error, f"a batch of {len(completions)} completions") from error.__cause__
     if not skip:
-        index = min(failed)
+        index = min(failed, key=lambda each: (not singles[each].in_time, each))  # one that raised, rather than a late one
         cause = singles[index]
         raise _reward_error(name, cause, quote(prompts[index], completions[index])) from cause.__cause__
     scores = [math.nan] * len(completions)
@@ -353,7 +363,7 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
     Raises:
         RewardError: if it is not one finite number (or None) a completion, naming function, prompt and completion.
     """
-    if result is None or isinstance(result, (dict, str, bytes)) or not hasattr(result, "__iter__"):
+    if result is None or isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
         raise RewardError(
             f"{name} returned {type(result).__name__}"
             + (f" {result!r}" if isinstance(result, (int, float, str)) else ""),
@@ -371,7 +381,7 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
     scores = []
     for value, prompt, completion in zip(values, prompts, completions, strict=True):
         try:
-            score = math.nan if value is None else float(value)
+            score = math.nan if value is None else math.inf if isinstance(value, (str, bytes)) else float(value)
         except (TypeError, ValueError, OverflowError):
             score = math.inf
         if value is not None and not math.isfinite(score):

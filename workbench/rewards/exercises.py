@@ -27,7 +27,7 @@ class Exercise:
         style: "chat" or "plain", the kind of prompt that they were written for.
         prompt: the system prompt of a chat; of plain prompts the text around `{question}`.
         asks: what to find out.
-        columns: the columns that the functions read, each with the right answer in it.
+        columns: the columns that the functions read, each with the right answer in it; `answer` is there in any case.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Exercise:
                 "prompt": to_messages(question, self.prompt)
                 if self.style == "chat"
                 else self.prompt.format(question=question),
-                **dict.fromkeys(self.columns, answer),
+                **dict.fromkeys(("answer", *self.columns), answer),
             }
             for question, answer in questions
         ]

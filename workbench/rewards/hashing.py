@@ -21,6 +21,8 @@ def reward_hash(func: Callable[..., Any]) -> str:
 
 
 def _parts_of(value: Any, seen: set[int]) -> list[str]:
+    if not callable(value):
+        return [re.sub(r" at 0x[0-9a-f]+", "", repr(value))]
     if id(value) in seen:
         return []
     seen.add(id(value))

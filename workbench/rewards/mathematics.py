@@ -29,7 +29,7 @@ _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 _SUM = re.compile(r"[-+\d.*/^()\s]++|-?\d+,\d+", re.ASCII)
 _SPACED = re.compile(r"-?\d{1,3}(?: \d{3})++", re.ASCII)
 _MEASURE = re.compile(
-    r"[-+]?\$?(?:\d++(?:,\d{3})*+)?(?:\.\d++)?(?:/\d++)?(?:\s++[^\W\d_]++|[^\W\d_]{2,}+)?+(?:[ /][^\W\d_]++)?+[.%]?",
+    r"[-+]?\$?(?=\.?\d)(?:\d++(?:,\d{3})*+)?(?:\.\d++)?(?:/\d++)?(?:\s++[^\W\d_]++|[^\W\d_]{2,}+)?+(?:[ /][^\W\d_]++)?+[.%]?",
     re.ASCII,
 )
 _NAMES = r"(?:sin|cos|tan|cot|log|ln|exp|sqrt|pi|and|or)\b"

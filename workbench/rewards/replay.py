@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from workbench.dataset.task import Row, Task
-from workbench.rewards.groups import Attribution, Groups, advantages, attribution, dead_kinds
+from workbench.rewards.groups import (
+    Attribution,
+    ExplainedGroup,
+    Groups,
+    advantages,
+    attribution,
+    dead_kinds,
+    explain,
+)
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, strict
 from workbench.run.errors import RunError, TaskError
@@ -222,8 +230,17 @@ def replay(
     """
     old = _Old.of(run)
     files = parts(run.rollouts)
-    asked = {name: weight for name, weight in run.recipe().reward_weights.items() if name in task.function_names}
-    suite = RewardSuite(task, old.num_generations, {**asked, **(weights or {})}, old.scale_rewards, old.aggregation)
+    recipe = run.recipe()
+    asked = {name: weight for name, weight in recipe.reward_weights.items() if name in task.function_names}
+    suite = RewardSuite(
+        task,
+        old.num_generations,
+        {**asked, **(weights or {})},
+        old.scale_rewards,
+        old.aggregation,
+        deadline_s=recipe.rewards.deadline_s,
+        on_error=recipe.rewards.on_error,
+    )
     record = _Record(files, old)
     tally = _Tally(old, suite, examples)
     with ExitStack() as stack:
@@ -255,6 +272,29 @@ def replay(
     notes = [*suite.notes, *_stand_ins(task), *tally.notes()]
     return tally.result(
         run=run.name, task=task.name, recorded=record.recorded, notes=notes, left_out=record.left_out, out=out
+    )
+
+
+def explain_recorded(run: RunDirectory, step: int, index: int = 0) -> ExplainedGroup:
+    """One recorded group as it was trained on: the `index`-th of a step, from 0.
+
+    Raises:
+        RunError: if the run recorded no such group.
+    """
+    old = _Old.of(run)
+    size = old.num_generations
+    files = [part for part in parts(run.rollouts) if part.name.startswith(f"step-{step:07d}-")]
+    before = 0
+    for block in _Record(files, old, in_pieces=False):
+        count = len(block.completions) // size
+        if before <= index < before + count:
+            settings = (size, index - before, old.scale_rewards, old.aggregation)
+            return explain(old.names, block.scores, block.weights, block.completions, block.right, *settings)
+        before += count
+    raise RunError(
+        f"step {step}, group {index}: not in the record",
+        rule=f"this run recorded {before} groups in that step" if files else "a run records every step that it takes",
+        remedy="choose one from 0 on" if before else "choose another step",
     )
 
 
@@ -311,8 +351,11 @@ class _Block:
 class _Record:
     """The record, block by block. What cannot be used is left out and told in `left_out`, part by part."""
 
-    def __init__(self, files: list[Path], old: _Old) -> None:
+    def __init__(self, files: list[Path], old: _Old, in_pieces: bool = True) -> None:
         self.files, self.old = files, old
+        # Scaled by the batch, an advantage depends on all groups of it: then a part stays in one piece.
+        alone = old.aggregation == "sum_then_normalize" and old.scale_rewards != "batch"
+        self.about = ABOUT if in_pieces and alone else None
         self.left_out: dict[str, str] = {}
         self.recorded = 0
         for file in files:
@@ -320,12 +363,10 @@ class _Record:
                 self.recorded += rows_in(file)
 
     def __iter__(self) -> Iterator[_Block]:
-        # Scaled by the batch, an advantage depends on all groups of it: then a part stays in one piece.
-        alone = self.old.aggregation == "sum_then_normalize" and self.old.scale_rewards != "batch"
         columns = [*_READ, *(f"{kind}.{function}" for function in self.old.names for kind in ("score", "weight"))]
         for file in self.files:
             try:
-                for table in whole_groups(file, columns, ABOUT if alone else None):
+                for table in whole_groups(file, columns, self.about):
                     block = self._block(file.name, table)
                     if block is not None:
                         yield block
@@ -378,10 +419,10 @@ def _check_columns(suite: RewardSuite, row: Row) -> None:
         suite.check_signatures([row])
     except TaskError as error:
         raise TaskError(
-            f"{error.value} (those that this run recorded)",
+            f"the recorded rows: {error.value}",
             rule=error.rule,
-            remedy=f"a replay has only what was recorded: read one of those columns, or give the parameter a default "
-            f"(for a new run: {error.remedy})",
+            remedy="a replay hands on what was recorded: read one of those columns, or give the parameter a default "
+            f"(in a new run: {error.remedy})",
         ) from None
 
 
@@ -641,7 +682,12 @@ class _SideBySide:
         self._held: list[pyarrow.Table] = []
 
     def __enter__(self) -> _SideBySide:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"out = {self.file}: {error}", rule="a file is written into a folder", remedy="choose another file"
+            ) from error
         return self
 
     def add(self, found: _Compared) -> None:
@@ -685,13 +731,14 @@ class _SideBySide:
         self._held.clear()
 
     def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind is None:
-            self._write()
-        if self._writer is not None:
-            self._writer.close()
-        if kind is None:
-            os.replace(self.beside, self.file)
-        else:
+        try:
+            if kind is None:
+                self._write()
+            if self._writer is not None:
+                self._writer.close()
+            if kind is None:
+                os.replace(self.beside, self.file)
+        finally:
             self.beside.unlink(missing_ok=True)
 
 

@@ -61,7 +61,7 @@ def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwar
             scores.append(0.0)
             continue
         same = sum(name in found and found[name] == value for name, value in wanted.items())
-        scores.append(2.0 * same / len({*wanted, *found}))
+        scores.append(2.0 * same / len({*wanted, *found}) if wanted or found else 2.0)
     return scores
 
 

@@ -19,8 +19,18 @@ import numpy as np
 
 from workbench.dataset.task import Row, Task
 from workbench.rewards.answers import completion_text
-from workbench.rewards.calls import DEADLINE_S, FROM_TRL, Call, Functions, Scored, check_scores, quote, score_batch
-from workbench.rewards.calls import Failed as _Failed
+from workbench.rewards.calls import (
+    DEADLINE_S,
+    FROM_TRL,
+    HOLDS_MODEL,
+    Call,
+    Failed,
+    Functions,
+    Scored,
+    check_scores,
+    quote,
+    score_batch,
+)
 from workbench.rewards.groups import Groups, advantages
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
@@ -168,7 +178,7 @@ class RewardSuite:
         # Completions are not tried one by one: a judge's calls may cost, and the batch's error says what was wrong.
         try:
             result = await self.functions.acall(name, call, self.deadline_s)
-        except _Failed as error:
+        except Failed as error:
             count = len(call["completions"])
             if self.on_error == "skip":
                 return Scored([np.nan] * count, dict.fromkeys(range(count), error.text))
@@ -283,8 +293,11 @@ class RewardSuite:
                 f"<reasoning>\nthe working\n</reasoning>\n<answer>\n{answer}\n</answer>",
                 "The quick brown fox jumps over the lazy dog, 3 times.",
             ]
-        scores = self.score(sample, texts)
-        if np.isnan(scores).all():
+        # A model is not asked: loading it here would bring in libraries that the policy has to bring in first.
+        names = [name for name in self.names if self.functions.places[name] != HOLDS_MODEL]
+        scored = self.score_each(sample, texts, names=names)
+        scores = np.array([each.scores for each in scored.values()], dtype=float)
+        if len(names) == len(self.names) and np.isnan(scores).all():
             raise RewardError(
                 f"{' and '.join(self.names)} returned None for {len(texts)} completions of {len(rows[:2])} prompts",
                 rule="None means that a function does not apply; a completion to which none applies is not rewarded",

@@ -67,7 +67,9 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
         if event == "opcode":
             reached[code.co_filename].add(places[code][frame.f_lasti // 2])  # two bytes an instruction
         elif event in ("line", "return"):
-            _note_matches(frame.f_locals, matched)
+            # The right answers, which the function is handed, are not what it took out of a completion.
+            columns = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code is codes[0] else ()
+            _note_matches({name: value for name, value in frame.f_locals.items() if name not in columns}, matched)
         return local
 
     def entered(frame: FrameType, event: str, value: Any) -> Any:

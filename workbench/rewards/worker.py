@@ -123,7 +123,7 @@ def packed(target: Any) -> bytes:
         cloudpickle.register_pickle_by_value(module)
     try:
         return cloudpickle.dumps(target)
-    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError) as error:
+    except Exception as error:  # an object says in its own way that it cannot: RuntimeError, ValueError, RecursionError
         raise TypeError(f"{error}") from error
     finally:
         for module in files:
@@ -152,13 +152,13 @@ class _Server:
             start_new_session=True,  # an interrupt of the notebook's kernel is not one of the worker
         )
         self._answers: queue.Queue[tuple] = queue.Queue()
-        self._pid: int | None = None
+        self._fork: list[int] = []  # the process at work, once it is ready
         self._calls = 0
         reader = threading.Thread(
             target=_read, args=(self._process.stdout, self._token, self._answers), name="worker-answers", daemon=True
         )
         reader.start()
-        self._finalizer = weakref.finalize(self, _end, self._process)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._fork)
         self._send((self._token, list(preload), *target))
 
     @property
@@ -177,7 +177,7 @@ class _Server:
                 if kind in ("ok", "error") and rest[0] == number:
                     return kind, *rest[1:]
                 if kind == "forked":  # the one that we asked is gone, and we did not kill it
-                    self._pid = rest[0]
+                    self._begin(rest[0])
                     raise WorkerDied("the process ended during the call (out of memory, or a crash in a library)")
         except queue.Empty:
             self._kill()
@@ -190,14 +190,14 @@ class _Server:
 
     def wait_ready(self) -> None:
         until = time.monotonic() + START_S
-        while self._pid is None:
+        while not self._fork:
             try:
                 kind, *rest = self._next(until)
             except queue.Empty:
                 self.end()
                 raise WorkerDied(f"the process was not ready after {START_S:g} s") from None
             if kind == "forked":
-                self._pid = rest[0]
+                self._begin(rest[0])
             elif kind == "failed":
                 self.end()
                 raise RemoteError(*rest)
@@ -209,32 +209,46 @@ class _Server:
             raise WorkerDied("the process ended")
         return answer
 
+    def _begin(self, pid: int) -> None:
+        # What the one before has not read, or only a part of, comes before this mark: the new one leaves it out.
+        self._fork[:] = [pid]
+        self._write(_mark(self._token, pid))
+
     def _kill(self) -> None:
-        pid, self._pid = self._pid, None
-        if pid == self._process.pid or not hasattr(os, "killpg"):
+        if self._fork == [self._process.pid] or not hasattr(os, "killpg"):
             self.end()
-        elif pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+        else:
+            _kill_fork(self._fork)
 
     def _send(self, message: tuple) -> None:
         content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        self._write(_HEADER.pack(len(content)) + content)
+
+    def _write(self, content: bytes) -> None:
         try:
-            self._process.stdin.write(_HEADER.pack(len(content)) + content)
+            self._process.stdin.write(content)
             self._process.stdin.flush()
         except (BrokenPipeError, OSError):
             self.end()
             raise WorkerDied("the process ended") from None
 
     def end(self) -> None:
-        if self._pid is not None and self._pid != self._process.pid and hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, signal.SIGKILL)
-        self._pid = None
         self._finalizer()
 
 
-def _end(process: subprocess.Popen) -> None:
+def _mark(token: bytes, pid: int) -> bytes:
+    return token + _HEADER.pack(pid)
+
+
+def _kill_fork(fork: list[int]) -> None:
+    if fork and hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(fork.pop(), signal.SIGKILL)
+    fork.clear()
+
+
+def _end(process: subprocess.Popen, fork: list[int]) -> None:
+    _kill_fork(fork)
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -257,8 +271,8 @@ def _read(pipe: Any, token: bytes, answers: queue.Queue) -> None:
                     break
                 answers.put(pickle.loads(bytes(buffer[_HEADER.size : _HEADER.size + size])))
                 del buffer[: _HEADER.size + size]
-    except (OSError, ValueError):
-        pass  # the pipe was closed
+    except Exception:
+        pass  # the pipe was closed, or holds what nobody here can read: either way there are no more answers
     answers.put(("end",))
 
 
@@ -266,11 +280,15 @@ def _read(pipe: Any, token: bytes, answers: queue.Queue) -> None:
 
 
 def _serve() -> None:
-    # Messages go through a pipe of their own: whatever prints to file 1 must not be read as one.
+    # Messages go through pipes of their own: whatever prints to file 1 must not be read as one, and what reads file 0
+    # (input(), or a program that a reward starts) must not take one away.
     channel = os.dup(1)
     os.dup2(2, 1)
+    messages = _Messages(os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     parent = os.getppid()
-    message = _receive()
+    message = messages.next()
     if message is None:
         return
     token, preload, target, sources = message
@@ -279,7 +297,7 @@ def _serve() -> None:
         with contextlib.suppress(ImportError):
             __import__(name)
     if not hasattr(os, "fork"):
-        _work(channel, target)
+        _work(channel, messages, token, target)
         return
     with contextlib.suppress(BaseException):
         pickle.loads(
@@ -288,6 +306,7 @@ def _serve() -> None:
     signals = [signal.SIGCHLD]
     imported, tell = os.pipe()
     os.set_blocking(imported, False)
+    os.set_blocking(tell, False)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     while True:
         pid = os.fork()
@@ -296,7 +315,7 @@ def _serve() -> None:
             os.setsid()
             _limit_memory()
             try:
-                _work(channel, target, tell)
+                _work(channel, messages, token, target, tell)
             finally:
                 os._exit(0)
         status = _wait(pid, parent, signals)
@@ -340,15 +359,16 @@ def _limit_memory() -> None:
         pass  # not on this system
 
 
-def _work(channel: int, target: bytes, tell: int | None = None) -> None:
+def _work(channel: int, messages: _Messages, token: bytes, target: bytes, tell: int | None = None) -> None:
     try:
         call = pickle.loads(target)
     except BaseException as error:
         _send(channel, ("failed", *_told(error)))
         raise
     _send(channel, ("forked", os.getpid()))
+    messages.skip(_mark(token, os.getpid()))
     known = set(sys.modules)
-    while (message := _receive()) is not None:
+    while (message := messages.next()) is not None:
         number, args = message
         printed = _Capped()
         try:
@@ -361,7 +381,8 @@ def _work(channel: int, target: bytes, tell: int | None = None) -> None:
         if tell is not None and len(sys.modules) > len(known):
             new = {name.partition(".")[0] for name in set(sys.modules) - known}
             known = set(sys.modules)
-            os.write(tell, " ".join(sorted(new)).encode()[:2048] + b" ")
+            with contextlib.suppress(BlockingIOError):  # the pipe is full: those are imported again
+                os.write(tell, " ".join(sorted(new)).encode()[:2048] + b" ")
 
 
 def _told(error: BaseException) -> tuple[str, str, str]:
@@ -394,24 +415,38 @@ class _Capped(io.TextIOBase):
         return "".join(self._parts) + more
 
 
-def _receive() -> tuple | None:
-    header = _exactly(_HEADER.size)
-    if header is None:
-        return None
-    content = _exactly(_HEADER.unpack(header)[0])
-    return None if content is None else pickle.loads(content)
+class _Messages:
+    """What the parent sends, read from a pipe that outlives the processes which read it."""
 
+    def __init__(self, pipe: int) -> None:
+        self._pipe, self._buffer = pipe, bytearray()
 
-def _exactly(size: int) -> bytes | None:
-    # Unbuffered: a message read ahead by a process that is then killed would be lost to the next one.
-    parts, left = [], size
-    while left:
-        part = os.read(0, min(left, 1 << 20))
-        if not part:
+    def next(self) -> tuple | None:
+        """The next message; None once the parent is gone."""
+        if not self._fill(_HEADER.size):
             return None
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
+        (size,) = _HEADER.unpack_from(self._buffer)
+        if not self._fill(_HEADER.size + size):
+            return None
+        content = bytes(memoryview(self._buffer)[_HEADER.size : _HEADER.size + size])
+        del self._buffer[: _HEADER.size + size]
+        return pickle.loads(content)
+
+    def skip(self, mark: bytes) -> None:
+        """Leave out everything up to a mark, and the mark."""
+        while (place := self._buffer.find(mark)) < 0:
+            del self._buffer[: max(0, len(self._buffer) - len(mark))]
+            if not self._fill(len(self._buffer) + 1):
+                return
+        del self._buffer[: place + len(mark)]
+
+    def _fill(self, size: int) -> bool:
+        while len(self._buffer) < size:
+            part = os.read(self._pipe, 1 << 20)
+            if not part:
+                return False
+            self._buffer += part
+        return True
 
 
 def _send(channel: int, message: tuple) -> None:

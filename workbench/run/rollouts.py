@@ -6,7 +6,8 @@ Read back with DuckDB, so a query over millions of rows needs no more memory tha
 Columns: `step`, `stage`, `group` (index of the prompt within its step), `prompt_id`, `generation` (index within the
 group), `prompt` (JSON of the messages, or the text), `completion` (text), `length_tokens`, `finish_reason` ("stop" or
 "length"), `columns` (JSON of the dataset columns that the rewards saw), `score.<function>` (None where the function
-did not apply or failed), `error.<function>` (what it did instead, None if nothing), `weight.<function>`, `total`, `group_mean`, `group_std`, `advantage`, `right`, `reward_hash`.
+did not apply or failed), `error.<function>` (what it did instead; None if nothing), `weight.<function>`, `total`,
+`group_mean`, `group_std`, `advantage`, `right`, `reward_hash`.
 """
 
 from __future__ import annotations

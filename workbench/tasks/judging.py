@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from workbench.dataset.answer_column import MARK
 from workbench.dataset.task import Row
+from workbench.rewards.answers import TAGS
 from workbench.rewards.countdown import countdown_reward
+from workbench.rewards.formats import THINK_TAGS
+from workbench.rewards.ideal import asked_format
 from workbench.rewards.library import correctness_reward, last_line_reward, mark_correctness_reward
 from workbench.rewards.structured import json_right_reward
 from workbench.run.errors import DataError
@@ -41,12 +44,20 @@ def advice(row: Row) -> str:
         return (
             "these rows have no answer: in 02, leave correctness_reward out and write reward functions that need none"
         )
+    judge = judge_for(row)
     named = {countdown_reward: ("countdown", "countdown"), json_right_reward: ("json", "structured")}
-    found = named.get(judge_for(row))
-    if found is not None:
-        task, module = found
+    if judge in named:
+        task, module = named[judge]
         return f"these rows need other rewards than 02's: `task: {task}` in a recipe, or import from workbench.rewards.{module}"
-    system = row["prompt"][0]["content"] if not isinstance(row["prompt"], str) else row["prompt"]
-    if "<reasoning>" in system and "<answer>" in system:
+    asked = asked_format(row)
+    if tuple(block.name for block in asked.blocks) == TAGS:
         return ""
-    return "02's reward functions look for <reasoning> and <answer> ('tags'); for this format write your own there"
+    fits = [judge.__name__]
+    if tuple(block.name for block in asked.blocks) == THINK_TAGS:
+        fits.append("think_answer_format_reward")
+    elif asked.blocks:
+        fits.append(f"make_tags_reward({tuple(block.name for block in asked.blocks)})")
+    return (
+        f"02's reward functions look for <reasoning> and <answer>, and these prompts ask for {asked}; what fits in "
+        f"workbench.rewards.library, .formats and .factories: {', '.join(fits)}"
+    )

@@ -28,7 +28,8 @@ from workbench.train.recorder import Recorder, Watcher
 _IN_FORCE = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
     "num_generations", "max_completion_length", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type",
-    "warmup_steps", "optim", "weight_decay", "max_grad_norm", "beta", "loss_type", "scale_rewards", "epsilon",
+    "warmup_steps", "optim", "weight_decay", "max_grad_norm", "beta", "loss_type", "scale_rewards",
+    "multi_objective_aggregation", "epsilon",
     "epsilon_high", "mask_truncated_completions", "num_iterations", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "bf16", "fp16", "gradient_checkpointing", "seed", "use_vllm",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,20 @@ from workbench.views.figure import BLACK, BLUE, GREY, ORANGE, SERIES, new_figure
 from workbench.views.tables import Table, Verbatim
 
 
-def group_tables(found: ExplainedGroup) -> list[Table]:
-    """Three tables: scores and advantages under every scaling, what each function adds, and the functions' shares."""
+def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]:
+    """Three tables: scores and advantages under every scaling, what each function adds, and the functions' shares.
+
+    Args:
+        completions: with their texts.
+    """
     short = [_short(name) for name in found.names]
     scales = list(found.by_scale)
     scored = Table(
-        ["", "completion", *short, "total", *(f"advantage, {scale}" for scale in scales)],
+        ["", *(["completion"] if completions else []), *short, "total", *(f"advantage, {scale}" for scale in scales)],
         [
             [
                 number,
-                Verbatim(text),
+                *([Verbatim(text)] if completions else []),
                 *map(float, found.scores[number]),
                 float(found.totals[number]),
                 *(float(found.by_scale[scale][number]) for scale in scales),
@@ -71,7 +76,7 @@ def contribution_bars(found: ExplainedGroup) -> Any:
     axis.invert_yaxis()
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.grid(visible=False, axis="y")
-    axis.set_title(found.verdict, fontsize=9, loc="left")
+    axis.set_title(textwrap.fill(found.verdict, 110), fontsize=9, loc="left")
     axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     return figure

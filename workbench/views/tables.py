@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST_SHOWN = 2000
-_PRE = "margin:0;white-space:pre-wrap;background:transparent;color:inherit"
+PRE = "margin:0;white-space:pre-wrap;background:transparent;color:inherit"
 _BIDI = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
@@ -61,7 +61,7 @@ def _text(value: Any) -> str:
 def _cell(value: Any) -> str:
     text = html.escape(_text(value), quote=True)
     if isinstance(value, Verbatim):
-        return f"<td style='text-align:left'><pre style='{_PRE}'>{text}</pre></td>"
+        return f"<td style='text-align:left'><pre style='{PRE}'>{text}</pre></td>"
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     return f"<td style='text-align:{side};vertical-align:top'>{text}</td>"
 

@@ -1,0 +1,45 @@
+"""Driving a notebook in a browser. The server and the page are fixtures in browser/conftest.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+
+class Server(NamedTuple):
+    """A running JupyterLab: its address, the folder that it serves, and the workspace."""
+
+    address: str
+    folder: Path
+    home: Path
+
+
+def open_notebook(page, server: Server, name: str) -> None:
+    """Open a notebook of the served folder and start all of its cells."""
+    page.goto(f"{server.address}/lab/tree/{name}?reset", wait_until="domcontentloaded")
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+    for _ in range(5):
+        # "Run all" right after loading is sometimes swallowed, so it is asked for until a cell is marked as running.
+        page.keyboard.press("Escape")
+        page.get_by_role("menuitem", name="Run", exact=True).first.click()
+        page.get_by_text("Run All Cells", exact=True).click()
+        try:
+            page.wait_for_function(
+                "() => [...document.querySelectorAll('.jp-InputPrompt')].some(p => /\\[(\\*|\\d+)\\]/.test(p.textContent))",
+                timeout=15_000,
+            )
+            return
+        except Exception:
+            page.wait_for_timeout(1000)
+    pytest.fail("the notebook did not start to run")
+
+
+def keep_screenshots(home: Path) -> None:
+    """Copy the pictures that a test took to the folder WORKBENCH_SCREENSHOTS, if one is named."""
+    if shots := os.environ.get("WORKBENCH_SCREENSHOTS"):
+        for shot in home.glob("*.png"):
+            shutil.copy(shot, shots)

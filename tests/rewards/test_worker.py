@@ -1,0 +1,326 @@
+"""A worker's answers are those of its target, whatever is killed, printed, interrupted or torn in between."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from workbench.rewards.worker import LONGEST_OUTPUT, DeadlineError, RemoteError, Worker, WorkerDied
+
+
+def odd_jobs(what, *details):
+    """The target of most tests below: `what` says which job."""
+    if what == "add":
+        return sum(details)
+    if what == "raise":
+        raise ValueError("no such number")
+    if what == "print":
+        print("x" * details[0])
+    if what == "sleep":
+        time.sleep(3600)
+    if what == "tower":
+        return 9**9**9
+    if what == "pattern":
+        return re.match(r"(a+)+$", "a" * 60 + "b")
+    if what == "loop":
+        while True:
+            pass
+    if what == "exit":
+        os._exit(3)
+    if what == "quit":
+        sys.exit("enough")
+    if what == "fill":
+        return len(bytearray(details[0]))
+    if what == "bytes":
+        return os.urandom(1) * details[0]
+    if what == "ask":
+        return input()
+    if what == "program":
+        return subprocess.run(["cat"], capture_output=True, check=True).stdout
+    if what == "pid":
+        return os.getpid()
+    return None
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """One worker for all tests that leave it as they find it; those that kill it find another one in its place."""
+    worker = Worker(odd_jobs)
+    yield worker
+    worker.close()
+
+
+def test_what_the_target_returns_comes_back_and_it_runs_elsewhere(shared):
+    assert shared("add", 1, 2, 3.5) == 6.5
+    assert shared("pid") not in (os.getpid(), None)
+
+
+def test_what_the_target_raises_says_where(shared):
+    with pytest.raises(RemoteError) as caught:
+        shared("raise")
+    assert (caught.value.type_name, caught.value.message) == ("ValueError", "no such number")
+    assert re.fullmatch(r" \(test_worker.py:\d+: raise ValueError\(\"no such number\"\)\)", caught.value.where)
+    assert str(caught.value).startswith("ValueError: no such number (test_worker.py:")
+
+
+def test_an_exit_is_an_error_like_others(shared):
+    with pytest.raises(RemoteError, match="SystemExit: enough"):
+        shared("quit")
+    assert shared("add", 1) == 1
+
+
+def test_prints_are_passed_on_unless_quiet(shared, capsys):
+    shared("print", 3)
+    assert capsys.readouterr().out == "xxx\n"
+    shared("print", 3, quiet=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_prints_are_capped(shared, capsys):
+    shared("print", 3 * LONGEST_OUTPUT)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["x" * LONGEST_OUTPUT, f"… ({2 * LONGEST_OUTPUT + 1} more characters)"]
+
+
+@pytest.mark.parametrize("hang", ["sleep", "tower", "pattern", "loop"])
+def test_a_deadline_ends_whatever_hangs(shared, hang):
+    shared.warm()
+    started = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"not back after 0.2 s"):
+        shared(hang, deadline_s=0.2)
+    assert time.monotonic() - started < 1.2
+    assert shared("add", 2, 2, deadline_s=5) == 4
+
+
+def test_the_next_one_is_there_in_milliseconds(shared):
+    shared("add", 1)
+    over = []
+    for _ in range(10):
+        started = time.monotonic()
+        with pytest.raises(DeadlineError):
+            shared("tower", deadline_s=0.1)
+        shared("add", 1)
+        over.append(time.monotonic() - started - 0.1)
+    assert statistics.median(over) < 0.15
+
+
+def test_a_process_that_ends_is_an_error_and_the_next_call_has_another(shared):
+    before = shared("pid")
+    with pytest.raises(WorkerDied, match="ended during the call"):
+        shared("exit")
+    assert shared("pid") != before
+
+
+def test_a_process_that_is_killed_from_outside_between_two_calls(shared):
+    os.kill(shared("pid"), signal.SIGKILL)
+    time.sleep(0.1)
+    try:
+        assert shared("add", 1, 1) == 2
+    except WorkerDied:  # it was noticed only during the call
+        pass
+    assert shared("add", 1, 2) == 3
+
+
+def test_a_runaway_size_is_a_memory_error_and_not_the_machines_end(shared):
+    with pytest.raises(RemoteError, match="MemoryError"):
+        shared("fill", 20 << 30)
+    assert shared("fill", 1 << 20) == 1 << 20
+
+
+def test_calls_from_several_threads_get_their_own_answers(shared):
+    answers = {}
+
+    def ask(number: int) -> None:
+        answers[number] = [shared("add", number, each) for each in range(20)]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {number: [number + each for each in range(20)] for number in range(8)}
+
+
+def test_an_interrupt_does_not_give_its_answer_to_the_next_call(shared):
+    shared.warm()
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        shared("sleep")
+    assert shared("add", 20, 22) == 42
+    assert [shared("add", each) for each in range(5)] == list(range(5))
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 3_000_000])
+def test_a_message_that_was_not_read_before_the_kill_is_not_read_by_the_next(shared, size):
+    # The deadline is over before the process has read its message, or in the middle of it.
+    for number in range(5):
+        with pytest.raises(DeadlineError):
+            shared("sleep", "x" * size, deadline_s=0.0)
+        assert shared("add", number, 1, deadline_s=10) == number + 1
+
+
+def test_an_answer_torn_by_a_kill_does_not_spoil_those_after_it(shared):
+    size, torn = 5_000_000, 0
+    shared("bytes", size)
+    for number in range(12):
+        try:
+            assert len(shared("bytes", size, deadline_s=0.001 * (number + 1))) == size
+        except DeadlineError:
+            torn += 1
+        assert shared("add", number, deadline_s=10) == number
+    assert torn
+    assert len(set(shared("bytes", size))) == 1
+
+
+@pytest.mark.parametrize("job", ["ask", "program"])
+def test_what_reads_the_input_finds_none_and_takes_no_message(shared, job):
+    if job == "ask":
+        with pytest.raises(RemoteError, match="EOFError"):
+            shared(job, deadline_s=5)
+    else:
+        assert shared(job, deadline_s=5) == b""
+    assert shared("add", 3, deadline_s=5) == 3
+
+
+def test_closed_and_used_again():
+    worker = Worker(odd_jobs)
+    first = worker("pid")
+    worker.close()
+    worker.close()
+    assert not psutil.pid_exists(first) or psutil.Process(first).status() == psutil.STATUS_ZOMBIE
+    assert worker("add", 1, 1) == 2
+    worker.close()
+
+
+def test_closures_partials_and_what_a_process_keeps():
+    factor, calls = 3, []
+
+    def times(number, plus=0):
+        calls.append(number)
+        return factor * number + plus, len(calls)
+
+    worker = Worker(functools.partial(times, plus=1))
+    assert [worker(2), worker(3)] == [(7, 1), (10, 2)]
+    assert calls == []  # the copy there counts, not the one here
+    worker.close()
+
+
+def test_a_function_of_a_notebook_with_the_line_that_failed():
+    source = "def from_a_cell(number):\n    return 1 / number\n"
+    linecache.cache["<cell 7>"] = (len(source), None, source.splitlines(keepends=True), "<cell 7>")
+    names = {"__name__": "__main__"}
+    exec(compile(source, "<cell 7>", "exec"), names)
+    worker = Worker(names["from_a_cell"])
+    assert worker(4) == 0.25
+    with pytest.raises(RemoteError, match=r"ZeroDivisionError: division by zero \(<cell 7>:2: return 1 / number\)"):
+        worker(0)
+    worker.close()
+
+
+@pytest.mark.parametrize("make", [threading.Lock, lambda: open(os.devnull), lambda: (each for each in "abc")])
+def test_what_cannot_travel_is_a_type_error_at_once(make):
+    held = make()
+    with pytest.raises(TypeError, match="pickle"):
+        Worker(lambda: held)
+
+
+def test_what_cannot_come_back_is_an_error_of_that_call_only():
+    def lock(make):
+        return threading.Lock() if make else "fine"
+
+    worker = Worker(lock)
+    with pytest.raises(RemoteError, match="TypeError: cannot pickle"):
+        worker(True)
+    assert worker(False) == "fine"
+    worker.close()
+
+
+def test_what_cannot_be_loaded_there_says_so(tmp_path, monkeypatch):
+    (tmp_path / "passing_module.py").write_text("def job():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from passing_module import job
+
+    worker = Worker(job)
+    monkeypatch.undo()
+    with pytest.raises(RemoteError, match="ModuleNotFoundError: No module named 'passing_module'"):
+        worker()
+
+
+def test_a_process_of_its_own_goes_with_the_worker_that_nobody_holds_any_more():
+    worker = Worker(odd_jobs)
+    pid = worker("pid")
+    del worker
+    wait_until_gone([pid], 3)
+
+
+PARENT = """
+import sys, threading, time
+from workbench.rewards.worker import Worker
+
+def hang(seconds):
+    while seconds:
+        pass
+
+worker = Worker(hang)
+worker(0)
+threading.Thread(target=worker, args=(1,), daemon=True).start()
+time.sleep(0.3)
+print("hanging", flush=True)
+if sys.argv[1] == "wait":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "exits"])
+def test_a_parent_that_ends_leaves_no_process_behind(end):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, "wait" if end == "killed" else "exit"], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout.readline() == "hanging\n"
+    children = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)] if end == "killed" else []
+    if end == "killed":
+        assert len(children) == 2  # the one that forks, and the one that hangs
+        parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    if end == "killed":
+        wait_until_gone(children, 3)
+    else:
+        wait_until(lambda: not any(map(hangs_for_nobody, psutil.process_iter())), 3)
+
+
+def hangs_for_nobody(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+        return "workbench.rewards.worker" in command and process.ppid() == 1 and process.cpu_percent(0.05) > 20
+    except psutil.Error:
+        return False
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> None:
+    def gone(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_until(lambda: all(map(gone, pids)), seconds)
+
+
+def wait_until(condition, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "a process was left behind"
+        time.sleep(0.05)
