@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import shutil
 import threading
@@ -104,7 +105,8 @@ def execute(
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        client.execute()
+        # The copy is read, not clicked: without a kernel a panel would be an empty place.
+        client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
         on_cell(total, total)  # the last cell may be prose, which is not executed
     except (CellExecutionError, DeadKernelError, TimeoutError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]

@@ -137,3 +137,18 @@ def test_alone_each_notebook_says_what_it_needs(stem, home):
     [error] = [o for cell in cells for o in cell.get("outputs", []) if o["output_type"] == "error"]
     assert "remedy:" in error["evalue"]
     assert len(error["traceback"]) <= 6, "three lines, not a traceback"
+
+
+def test_02_examines_its_task_and_shows_the_lab_as_tables(demo):
+    _, run, _ = demo
+    shown = json.dumps(outputs(run, "02_rewards"))
+    assert "nothing is wrong" in shown
+    assert "4 of 4 golden cases hold" in shown
+    assert "cannot pay" in shown  # of the exercise
+    assert "decided this group" in shown
+    assert "widget-view" not in shown
+
+
+def test_04_replays_the_run_under_other_weights(demo):
+    _, run, _ = demo
+    assert "not what a new run would reach" in json.dumps(outputs(run, "04_inspect"))

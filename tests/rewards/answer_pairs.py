@@ -51,6 +51,7 @@ FORMULAS = (
     (r"$e^{2}$", r"$\exp(2)$"),
     (r"$\text{Paris}$", r"$\text{Paris}$"),
     (r"$\text{Paris}$", r"$\text{London}$"),
+    (r"$\text{Paris}$", r"$\text{paris}$"),
     (r"$\binom{5}{2}$", "10"),
     ("$5!$", "120"),
     ("$5!$", "60"),
@@ -128,5 +129,4 @@ BARE = (
     ("5!", "120"),
     ("3 × 4", "12"),
     ("x", "$x$"),
-    ("Paris", r"\text{Paris}"),
 )

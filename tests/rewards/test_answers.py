@@ -209,6 +209,8 @@ def test_find_answer_knows_its_places():
         ("Paris", "paris", True),
         ("Paris", "London", False),
         ("New  York", "new york.", True),
+        (r"\text{Paris}", "paris", True),
+        (r"$\text{ Paris }$", "London", False),
         ("five", "5", False),
         ("5", "five", False),
         ("", "", False),

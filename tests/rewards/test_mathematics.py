@@ -140,6 +140,14 @@ def test_what_was_not_judged_is_asked_again():
     assert GOOD[0] in mathematics._known
 
 
+def test_nothing_is_left_behind_by_calls_without_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(mathematics.tempfile, "tempdir", str(tmp_path))
+    for deadline_s in (0.0, 0.0001, 0.001, 0.01):
+        assert len(verdicts(GOOD, deadline_s)) == len(GOOD)
+    assert verdicts(GOOD) == GOOD_SAME
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_verdicts_are_remembered(monkeypatch):
     pairs = [GOOD[0]] * 3 + [GOOD[20]]
     asked = []

@@ -14,6 +14,8 @@ from workbench.dataset.prompts import (
 )
 from workbench.dataset.split import prompt_key
 from workbench.dataset.task import EMBEDDED, Task, load_task
+from workbench.rewards.cases import assert_cases
+from workbench.rewards.examination import examine
 from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
 from workbench.run.errors import DataError
@@ -153,3 +155,14 @@ def test_system_prompts_by_name_and_a_slip_is_an_error():
     with pytest.raises(DataError, match="system_prompt = 'tag'"):
         system_prompt("tag")
     assert set(EXAMPLES) == set(SYSTEM_PROMPTS) - {"none"}
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "countdown", "json"])
+def test_the_golden_cases_of_a_task_that_ships_hold(name):
+    assert_cases(name)
+
+
+def test_gsm8k_passes_its_own_examination(hub_folder):
+    task = gsm8k.task(hub_folder, held_out=10)
+    assert_cases(task)
+    assert examine(task).ok

@@ -39,6 +39,7 @@ _NUMBER = re.compile(
     r"(?P<percent> ?\\?%)?\$?",
     re.ASCII,
 )
+_TEXT = re.compile(r"\$?\\(?:text|textbf|mathrm)\{([^{}\\$]*+)\}\$?")
 _MOST_DIGITS = 12  # of a number with decimals, within the 15 that math-verify calculates with
 _ROUNDED = Fraction(2, 10**6)  # math-verify rounds to six places: what is nearer than this is its own to judge
 _SIGNS = frozenset("\\$^=+*/()[]{}|<>_%~√π∞≤≥≠±×÷·°")
@@ -183,7 +184,9 @@ def quick_same(given: Any, right: Any) -> bool | None:
 
 
 def _tidy(answer: Any) -> str:
-    return " ".join(str(answer).replace("−", "-").split()).rstrip(".")
+    text = " ".join(str(answer).replace("−", "-").split()).rstrip(".")
+    found = _TEXT.fullmatch(text)
+    return found[1].strip() if found else text
 
 
 def _is_words(text: str) -> bool:

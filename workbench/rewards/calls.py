@@ -33,7 +33,8 @@ _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
 _NO_LIST = (dict, str, bytes, set, frozenset)  # what can be gone through, and is not one score a completion in order
 _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
 _SHORTEST_SLICE_S = 0.02
-_FIRST_SHARE = 0.5  # of what is left: each completion is asked briefly, before those that were late are asked again
+_SLICE_SHARE = 0.1  # of what is left, for the first completion; half as much after each that was late
+_FIRST_SHARE = 0.5  # of what is left, for asking each completion once; then those that were late are asked again
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest slice
 
 
@@ -272,7 +273,11 @@ def one_by_one(
             if left is not None and left < -_GRACE_S:
                 found.setdefault(index, Failed(f"was not asked: the batch's {deadline_s:g} s were over", in_time=False))
                 continue
-            slice_s = None if left is None else max(_SHORTEST_SLICE_S, share * left / (len(asked) - place))
+            if left is None:
+                slice_s = None
+            else:
+                most = _SLICE_SHARE * 0.5 ** len(late) if share < 1 else 0.0
+                slice_s = max(_SHORTEST_SLICE_S, left * most, left * share / (len(asked) - place))
             try:
                 found[index] = functions.call(name, _single(call, index), slice_s, quiet=True)
             except Failed as error:
@@ -334,7 +339,9 @@ def _salvaged(
     elif not failed:
         raise _reward_error(name, error, f"a batch of {len(completions)} completions") from error.__cause__
     if not skip:
-        index = min(failed, key=lambda each: (not singles[each].in_time, each))  # one that raised, rather than a late one
+        index = min(
+            failed, key=lambda each: (not singles[each].in_time, each)
+        )  # one that raised, rather than a late one
         cause = singles[index]
         raise _reward_error(name, cause, quote(prompts[index], completions[index])) from cause.__cause__
     scores = [math.nan] * len(completions)

@@ -338,9 +338,7 @@ class _Examiner:
             found = self.suite.readings(self.rows)[name]
             if found.note:
                 wrong = found.shape != "either" and (found.shape == "chat") != chat
-                remedy = (
-                    "the workbench hands it what it reads; elsewhere, take completion[0]['content'] or the text itself"
-                )
+                remedy = "the workbench hands it what it reads; TRL itself does not" if wrong else ""
                 self.findings.append(Finding("chat_plain", "warning" if wrong else "note", name, found.note, remedy))
         for note in self.suite.notes:
             name, _, rest = note.partition(" is written as ")

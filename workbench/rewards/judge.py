@@ -36,12 +36,13 @@ class _OutOfTime(BaseException):
 
 
 def judge(pairs: Sequence[tuple[str, str]], slices: Sequence[float], progress: str) -> None:
-    """Append one letter to a file for each (given, right) pair that is judged: `1` the same, `0` not.
+    """Write one letter into a file for each (given, right) pair that is judged: `1` the same, `0` not.
 
     A pair that takes longer than its slice (seconds of processor time) ends the process: the file says which one it
     was, and whatever a formula that is stopped halfway leaves behind in sympy is gone with it.
     """
-    with open(progress, "ab", buffering=0) as letters:
+    # The file is there, or the caller has given up: a request that outlived its process ends here.
+    with open(progress, "r+b", buffering=0) as letters:
         for (given, right), slice_s in zip(pairs, slices, strict=True):
             if hasattr(signal, "setitimer"):
                 signal.signal(signal.SIGPROF, signal.SIG_DFL)

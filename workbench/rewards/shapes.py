@@ -57,21 +57,23 @@ def reading(functions: Functions, name: str, call: Call) -> Reading:
         if isinstance(chat, str) and isinstance(text, str):
             return Reading("either", "")
         understood: Shape = "text" if isinstance(chat, str) else "chat"
-        return Reading(
-            understood,
-            f"it reads {_WORDS[understood]} only: with the other it {chat if understood == 'text' else text}",
-        )
+        what = (chat if understood == "text" else text).partition(" (")[0]
+        return Reading(understood, f"it reads {_WORDS[understood]} only: with the other it {what}")
     if len(set(chat)) == 1 and len(set(text)) > 1:
-        return Reading("text", f"it reads plain text only: every chat completion scores {chat[0]:g}, whatever it says")
+        return Reading("text", f"it reads plain text only: every chat completion scores {_shown(chat)}, whatever it says")
     if len(set(text)) == 1 and len(set(chat)) > 1:
-        return Reading("chat", f"it reads messages only: every plain completion scores {text[0]:g}, whatever it says")
+        return Reading("chat", f"it reads messages only: every plain completion scores {_shown(text)}, whatever it says")
     return Reading("either", "the same completions score differently as messages and as plain text")
 
 
 _WORDS = {"text": "plain text", "chat": "messages"}
 
 
-def _scores(functions: Functions, name: str, call: Call) -> list[float] | str:
+def _shown(scores: list[float | None]) -> str:
+    return "None" if scores[0] is None else f"{scores[0]:g}"
+
+
+def _scores(functions: Functions, name: str, call: Call) -> list[float | None] | str:
     try:
         result = functions.call(name, call, 2.0, quiet=True)
         return [

@@ -181,7 +181,7 @@ class _Server:
                     raise WorkerDied("the process ended during the call (out of memory, or a crash in a library)")
         except queue.Empty:
             self._kill()
-            raise DeadlineError(f"not back after {deadline_s:g} s") from None
+            raise DeadlineError(f"not back after {round(deadline_s, 2):g} s") from None
         except WorkerDied:
             raise
         except BaseException:

@@ -119,7 +119,9 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] != "extra_forbidden":
         return RecipeError(f"{source}: {where} = {first['input']!r}", rule=first["msg"], remedy=f"correct {where}")
-    part = {"policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart}.get(str(first["loc"][0]) if len(first["loc"]) > 1 else "", Recipe)
+    part = {"policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart}.get(
+        str(first["loc"][0]) if len(first["loc"]) > 1 else "", Recipe
+    )
     word = str(first["loc"][-1])
     near = difflib.get_close_matches(word, part.model_fields, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(part.model_fields)}"

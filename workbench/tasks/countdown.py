@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 from workbench.dataset.prompts import SYSTEM_PROMPT
 from workbench.dataset.sources import Source
@@ -69,4 +70,5 @@ def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
         reward_funcs=(countdown_reward, numbers_used_reward, strict_format_reward),
         right_by="countdown_reward",
         format_by="strict_format_reward",
+        cases=Path(__file__).parent / "cases_countdown.jsonl",
     )

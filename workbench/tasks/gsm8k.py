@@ -9,7 +9,7 @@ from workbench.dataset.checks import Checked
 from workbench.dataset.prompts import SYSTEM_PROMPT, examples_for
 from workbench.dataset.sources import open_source
 from workbench.dataset.task import Row, Task
-from workbench.tiny.task import REWARD_FUNCS
+from workbench.tiny.task import CASES, REWARD_FUNCS
 
 NAME = "openai/gsm8k"
 HELD_OUT = 200
@@ -36,4 +36,5 @@ def task(source: str | Path = NAME, limit: int | None = None, held_out: int = HE
         reward_funcs=REWARD_FUNCS,
         right_by="correctness_reward",
         format_by="strict_format_reward",
+        cases=CASES,
     )

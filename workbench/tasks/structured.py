@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from workbench.dataset.sources import Source
@@ -123,4 +124,5 @@ def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
         reward_funcs=(json_schema_reward, json_values_reward, json_right_reward),
         right_by="json_right_reward",
         format_by="json_schema_reward",
+        cases=Path(__file__).parent / "cases_json.jsonl",
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from workbench.dataset.sources import Source
 from workbench.dataset.task import Row, Task
 from workbench.rewards import library
 from workbench.tiny import arithmetic
 
+CASES = Path(__file__).parent / "cases.jsonl"
 SPLIT_SALT = "workbench.tiny:"
 
 REWARD_FUNCS = (
@@ -27,6 +30,7 @@ def task(train: int = 2000, held_out: int = 200, seed: int = 0) -> Task:
         reward_funcs=REWARD_FUNCS,
         right_by="correctness_reward",
         format_by="strict_format_reward",
+        cases=CASES,
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from workbench.views.probing import Report
 from workbench.views.tables import PRE, Table, plain
 
 MOST_PROMPTS = 100  # offered in the list
+WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 _LOOK_S = 0.5  # between two looks at the task file
 _PAUSE_S = 0.15  # of typing, after which it is scored
 _STARTERS = ("an honest answer", "a wrong answer", "empty tags", "several answers as a hedge", "empty")
@@ -210,12 +212,18 @@ class Lab:
     # --- widgets ------------------------------------------------------------------------------------------------
 
     def _build(self) -> Any:
+        if os.environ.get(WIDGETS) == "0":
+            return None
         try:
             import ipywidgets
         except ImportError:
             return None
         self._kit = ipywidgets
-        wide, half, words = ipywidgets.Layout(width="98%"), ipywidgets.Layout(width="40%"), {"description_width": "initial"}
+        wide, half, words = (
+            ipywidgets.Layout(width="98%"),
+            ipywidgets.Layout(width="40%"),
+            {"description_width": "initial"},
+        )
         self._prompts = ipywidgets.Dropdown(
             options=self._offered(), value=self.number, description="prompt", layout=ipywidgets.Layout(width="70%")
         )
@@ -276,7 +284,7 @@ class Lab:
             chooser.observe(lambda change, area=area, starters=starters: _put(area, starters, change["new"]), "value")
             self._cells.append((area, seen))
             lines.append(kit.HBox([kit.VBox([chooser, area], layout=kit.Layout(width="50%")), seen]))
-        add = kit.Button(description="one more completion", layout=kit.Layout(width="auto"))
+        add = kit.Button(description="one more completion", layout=kit.Layout(width="auto", align_self="flex-start"))
         add.on_click(lambda _: self._add())
         self._boxes.children = [*lines, add]
 

@@ -6,12 +6,12 @@ import html
 from typing import Any
 
 from workbench.rewards.examination import Examination
-from workbench.views.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, new_figure
+from workbench.views.figure import GREY, SERIES, new_figure
 from workbench.views.tables import Table, Verbatim
 
 _COLOURS = {"error": "#c0392b", "warning": "#b9770e", "note": "#5d6d7e"}
-_SHADES = (BLUE, GREEN, PURPLE, ORANGE, RED)
 MOST_CHEATS = 12
+_REMEDY = html.escape("\n  -> ")
 
 
 class Report:
@@ -33,17 +33,16 @@ class Report:
         head = f"<p><b>{html.escape(found.task)}: {html.escape(found.verdict)}</b><br>{html.escape(_tried(found))}</p>"
         lines = "".join(
             f"<li><b style='color:{_COLOURS[finding.severity]}'>{finding.severity}</b> "
-            f"{html.escape(str(finding).partition(': ')[2])}</li>"
+            f"{html.escape(str(finding).partition(': ')[2]).replace(_REMEDY, '<br>→ ')}</li>"
             for finding in found.findings
         )
         return f"{head}<ul>{lines}</ul>" + "".join(part._repr_html_() for part in self.parts if part.rows)
 
 
 def _tried(found: Examination) -> str:
-    cases = f", {found.cases} golden cases" if found.cases else ""
-    return (
-        f"asked for: {found.asked}; {found.rows} prompts, {found.completions} completions{cases}, {found.seconds:.1f} s"
-    )
+    prompts = f"{found.rows} prompt{'s' if found.rows > 1 else ''}"
+    cases = f", {found.cases} golden case{'s' if found.cases > 1 else ''}" if found.cases else ""
+    return f"asked for: {found.asked}; {prompts}, {found.completions} completions{cases}, {found.seconds:.1f} s"
 
 
 def functions_table(found: Examination) -> Table:
@@ -88,6 +87,7 @@ def _honest(found: Examination, names: list[str]) -> list[float | None]:
 
 
 def _short(text: str, most: int = 60) -> str:
+    text = text.replace("\n", "⏎")
     return text if len(text) <= most else f"{text[:most]}…"
 
 
@@ -104,7 +104,7 @@ def leaderboard_chart(found: Examination, most: int = MOST_CHEATS) -> Any:
             value = scores[name]
             value = 0.0 if value is None or value != value else value * weights[name]
             start = right if value >= 0 else left
-            axis.barh(place, value, left=start, color=_SHADES[index % len(_SHADES)], label=name if not place else None)
+            axis.barh(place, value, left=start, color=SERIES[index % len(SERIES)], label=name if not place else None)
             right, left = (right + value, left) if value >= 0 else (right, left + value)
     axis.axvline(found.honest_total, color=GREY, linestyle="--", linewidth=1)
     axis.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)

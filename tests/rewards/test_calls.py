@@ -1,0 +1,495 @@
+"""Where reward functions run, what they may return, and who is blamed when one raises or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import re
+import threading
+import time
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from workbench.dataset.task import Task
+from workbench.rewards.calls import check_scores, plain_result
+from workbench.rewards.exercises import EXERCISES
+from workbench.rewards.library import correctness_reward
+from workbench.rewards.suite import RewardSuite
+from workbench.run.errors import RewardError
+
+ROWS = [{"prompt": [{"role": "user", "content": "What is 1 + 1?"}], "answer": "2"}]
+
+
+@pytest.fixture
+def suite():
+    """Makes suites, and ends their processes."""
+    made = []
+
+    def make(*funcs, rows=ROWS, **kwargs) -> RewardSuite:
+        made.append(RewardSuite(Task("t", rows=rows, reward_funcs=funcs), 1, **kwargs))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def text_of(completion) -> str:
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+# --- where ------------------------------------------------------------------------------------------------------
+
+
+def plain_reward(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+async def awaited_reward(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+class Scorer:
+    def __call__(self, completions, **kwargs):
+        return [1.0] * len(completions)
+
+
+class AwaitedScorer:
+    async def __call__(self, completions, **kwargs):
+        return [1.0] * len(completions)
+
+
+# A model, once a test has put one here. A worker imports this file, so torch is imported only where it is needed.
+MODEL = None
+
+
+def with_model(completions, **kwargs):
+    return MODEL(MODEL.weight[:1].repeat(len(completions), 1))[:, 0]
+
+
+def with_model_in_a_comprehension(completions, **kwargs):
+    return [MODEL(MODEL.weight[0]) for _ in completions]
+
+
+def with_model_in_a_helper(completions, **kwargs):
+    return with_model(completions)
+
+
+def closing_over(value):
+    def closing_reward(completions, **kwargs):
+        return [float(value is not None)] * len(completions)
+
+    return closing_reward
+
+
+def marked_reward(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+marked_reward.runs_in_process = True
+
+
+@pytest.mark.parametrize(
+    ("func", "place"),
+    [
+        (plain_reward, "worker"),
+        (functools.partial(plain_reward), "worker"),
+        (lambda completions, **kwargs: [1.0] * len(completions), "worker"),
+        (closing_over(3), "worker"),
+        (EXERCISES["format"].functions[0], "worker"),
+        (correctness_reward, "here: the workbench's own"),
+        (awaited_reward, "awaited"),
+        (functools.partial(awaited_reward), "awaited"),
+        (AwaitedScorer(), "awaited"),
+        (Scorer(), "here: an object with a state of its own, which stays where you can reach it"),
+        (marked_reward, "here: it holds a model"),
+        (closing_over(threading.Lock()), "here: it cannot travel to another process (cannot pickle"),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__) if callable(value) else "",
+)
+def test_where_a_function_runs(suite, func, place):
+    made = suite(func)
+    assert made.functions.places[made.names[0]].startswith(place)
+    assert np.isfinite(made.score(ROWS * 2, ["a", "b"])).all()
+
+
+def test_a_model_stays_where_it_is(suite, monkeypatch):
+    import torch
+
+    model = torch.nn.Linear(2, 1)
+    monkeypatch.setitem(globals(), "MODEL", model)
+    for func in (with_model, with_model_in_a_comprehension, with_model_in_a_helper, closing_over(model)):
+        made = suite(func)
+        assert made.functions.places == {func.__name__: "here: it holds a Linear"}
+        assert np.isfinite(made.score(ROWS * 2, ["a", "b"])).all()
+    # A function of its libraries is no model.
+    made = suite(closing_over(torch.nn.functional.relu))
+    assert made.functions.places == {"closing_reward": "worker"}
+
+
+# --- what it returns --------------------------------------------------------------------------------------------
+
+
+def tensor(*values, **options):
+    import torch
+
+    return torch.tensor(values, **options)
+
+
+SHAPES = {
+    "a list": (lambda: [1, 0.5], [1.0, 0.5]),
+    "a tuple": (lambda: (1, 0.5), [1.0, 0.5]),
+    "booleans": (lambda: [True, False], [1.0, 0.0]),
+    "None": (lambda: [None, 2.0], [None, 2.0]),
+    "a generator": (lambda: (each / 2 for each in (1, 3)), [0.5, 1.5]),
+    "a map": (lambda: map(float, ("1", "0")), [1.0, 0.0]),
+    "tensor (B,)": (lambda: tensor(1.0, 0.5), [1.0, 0.5]),
+    "tensor (B, 1)": (lambda: tensor([1.0], [0.5]), [1.0, 0.5]),
+    "tensor with a gradient": (lambda: tensor(1.0, 0.5, requires_grad=True), [1.0, 0.5]),
+    "tensor in 16 bits": (lambda: tensor(1.0, 0.5).bfloat16(), [1.0, 0.5]),
+    "tensor of booleans": (lambda: tensor(True, False), [1.0, 0.0]),
+    "tensors in a list": (lambda: [tensor(1.0), tensor(0.5)[0]], [1.0, 0.5]),
+    "array": (lambda: np.array([1.0, 0.5]), [1.0, 0.5]),
+    "array (B, 1)": (lambda: np.array([[1], [0]]), [1.0, 0.0]),
+    "array of booleans": (lambda: np.array([True, False]), [1.0, 0.0]),
+    "numpy's numbers": (lambda: [np.float32(0.25), np.int64(2)], [0.25, 2.0]),
+    "exact numbers": (lambda: [Fraction(1, 4), Decimal("0.5")], [0.25, 0.5]),
+}
+REFUSED = {
+    "no return": (lambda: None, "returned NoneType.*is a `return` missing"),
+    "a number": (lambda: 1.0, "returned float 1.0"),
+    "a tensor ()": (lambda: tensor(1.0)[0], "returned float 1.0"),
+    "numpy's number": (lambda: np.float64(0.5), "returned float 0.5"),
+    "nothing": (list, "returned 0 scores for 2 completions"),
+    "too few": (lambda: [1.0], "returned 1 scores for 2 completions"),
+    "too many": (lambda: np.zeros(3), "returned 3 scores for 2 completions"),
+    "a dict": (lambda: {"a": 1.0, "b": 2.0}, "returned dict"),
+    "a set": (lambda: {1.0, 2.0}, "returned set"),
+    "a text": (lambda: "ab", "returned str 'ab'"),
+    "bytes": (lambda: b"ab", "returned bytes"),
+    "numbers as text": (lambda: ["1.0", "2.0"], "returned '1.0' for the completion 'first'"),
+    "text among numbers": (lambda: [1.0, "x"], "returned 'x' for the completion 'second'"),
+    "nested": (lambda: [[1.0], [2.0]], r"returned \[1.0\] for the completion 'first'"),
+    "array (B, 2)": (lambda: np.zeros((2, 2)), r"returned \[0.0, 0.0\] for the completion 'first'"),
+    "tensor (1, B)": (lambda: tensor([1.0, 0.5]), "returned 1 scores for 2 completions"),
+    "complex": (lambda: [1.0, 1j], "returned 1j for the completion 'second'"),
+    "complex array": (lambda: np.array([1j, 0]), "returned 1j for the completion 'first'"),
+    "a huge whole number": (lambda: [1.0, 10**400], "returned 1000"),
+    "inf": (lambda: [math.inf, 1.0], "returned inf for the completion 'first'"),
+    "-inf": (lambda: [1.0, -math.inf], "returned -inf for the completion 'second'"),
+    "nan": (lambda: [1.0, math.nan], r"returned nan for the completion 'second' to the prompt 'What is 1 \+ 1\?'"),
+    "nan in a tensor": (lambda: tensor(1.0, math.nan), "returned nan for the completion 'second'"),
+    "dicts": (lambda: [{}, 1.0], r"returned \{\} for the completion 'first'"),
+}
+
+
+def any_reward(completions, shape, **kwargs):
+    return {**SHAPES, **REFUSED}[shape[0]][0]()
+
+
+@pytest.fixture(scope="module")
+def any_suite():
+    rows = [{**ROWS[0], "shape": "booleans"}]
+    with contextlib.closing(RewardSuite(Task("t", rows=rows, reward_funcs=[any_reward]), 1)) as made:
+        made.score(rows * 2, ["", ""])
+        yield made
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_one_number_a_completion_is_read_with_the_right_numbers(any_suite, shape):
+    make, expected = SHAPES[shape]
+    there = any_suite.score([{**ROWS[0], "shape": shape}] * 2, ["first", "second"])[:, 0].tolist()
+    here = check_scores("any_reward", plain_result(make()), ["p"] * 2, ["first", "second"])
+    for scores in (there, here):
+        assert [None if math.isnan(score) else score for score in scores] == expected
+
+
+@pytest.mark.parametrize("shape", REFUSED)
+def test_everything_else_is_refused_by_name(any_suite, shape):
+    with pytest.raises(RewardError, match=f"(?s)any_reward {REFUSED[shape][1]}") as caught:
+        any_suite.score([{**ROWS[0], "shape": shape}] * 2, ["first", "second"])
+    assert "rule:" in str(caught.value)
+    assert "remedy:" in str(caught.value)
+
+
+# --- what it may not do -----------------------------------------------------------------------------------------
+
+
+def clearing(completions, **kwargs):
+    scores = [1.0] * len(completions)
+    completions.clear()
+    return scores
+
+
+def rewriting(completions, **kwargs):
+    for completion in completions:
+        completion[0]["content"] = "mine"
+    return [1.0] * len(completions)
+
+
+def sorting(completions, answer, **kwargs):
+    answer.sort()
+    return [1.0] * len(completions)
+
+
+def extending(prompts, completions, **kwargs):
+    prompts[0].append({"role": "user", "content": "and now?"})
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("func", "changed"),
+    [(clearing, "completions"), (rewriting, "completions"), (sorting, "answer"), (extending, "prompts")],
+)
+@pytest.mark.parametrize("where", ["worker", "here"])
+def test_a_changed_input_is_refused_by_name_and_nobody_elses_is_changed(suite, func, changed, where):
+    if where == "here":
+        func = functools.update_wrapper(functools.partial(func), func)
+        func.func.runs_in_process = True
+    rows = [{**ROWS[0], "answer": "3"}, {**ROWS[0], "answer": "2"}]
+    try:
+        with pytest.raises(RewardError, match=f"{func.__name__} changed its input '{changed}'"):
+            suite(func, plain_reward).score(rows, ["a", "b"])
+    finally:
+        getattr(func, "func", func).__dict__.pop("runs_in_process", None)
+    assert [len(row["prompt"]) for row in rows] == [1, 1]
+
+
+def test_a_nan_in_a_column_is_no_change(suite):
+    rows = [{"prompt": "x", "answer": math.nan}, {"prompt": "y", "answer": None}]
+    assert suite(plain_reward, rows=rows).score(rows, ["a", "b"]).tolist() == [[1.0], [1.0]]
+
+
+# --- who is to blame --------------------------------------------------------------------------------------------
+
+
+def fragile_reward(completions, **kwargs):
+    return [1 / len(text_of(completion)) for completion in completions]
+
+
+def test_stop_names_function_line_prompt_and_completion(suite):
+    with pytest.raises(RewardError) as caught:
+        suite(fragile_reward).score(ROWS * 3, ["ab", "", "abcd"])
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith("fragile_reward raised ZeroDivisionError: division by zero (test_calls.py:")
+    assert "return [1 / len(text_of(completion)) for completion in completions]" in first
+    assert first.endswith("on the completion '' to the prompt 'What is 1 + 1?'")
+
+
+def test_skip_leaves_exactly_the_culprits_without_a_score(suite):
+    texts = ["ab", "", "abcd", "", "a"]
+    scored = suite(fragile_reward, on_error="skip").score_each(ROWS * 5, texts)["fragile_reward"]
+    assert [None if math.isnan(score) else score for score in scored.scores] == [0.5, None, 0.25, None, 1.0]
+    assert set(scored.errors) == {1, 3}
+    assert all("raised ZeroDivisionError" in error for error in scored.errors.values())
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_every_place_in_a_batch_is_found(suite, place):
+    texts = ["ab"] * place + [""] + ["ab"] * (7 - place)
+    with pytest.raises(RewardError, match="on the completion ''"):
+        suite(fragile_reward).score(ROWS * 8, texts)
+
+
+def test_a_function_that_fails_only_on_the_whole_batch_is_said_to(suite):
+    def picky_reward(completions, **kwargs):
+        if len(completions) == 3:
+            raise RuntimeError("too many")
+        return [1.0] * len(completions)
+
+    for on_error in ("stop", "skip"):
+        with pytest.raises(
+            RewardError, match="picky_reward raised RuntimeError: too many.*on a batch of 3 completions"
+        ):
+            suite(picky_reward, on_error=on_error).score(ROWS * 3, ["a", "b", "c"])
+
+
+def ending_reward(completions, **kwargs):
+    import os
+
+    for completion in completions:
+        if text_of(completion) == "die":
+            os._exit(1)
+    return [1.0] * len(completions)
+
+
+def test_a_process_that_dies_is_blamed_on_its_completion(suite):
+    scored = suite(ending_reward, on_error="skip").score_each(ROWS * 3, ["a", "die", "b"])["ending_reward"]
+    assert scored.scores[0] == scored.scores[2] == 1.0
+    assert "ended its worker: the process ended during the call" in scored.errors[1]
+
+
+def hostile_reward(completions, **kwargs):
+    scores = []
+    for text in map(text_of, completions):
+        if text == "tower":
+            scores.append(9**9**9)
+        elif text == "pattern":
+            re.match(r"(a+)+$", "a" * 60 + "b")
+        elif text == "sleep":
+            time.sleep(3600)
+        while text == "loop":
+            pass
+        scores.append(float(len(text)))
+    return scores
+
+
+@pytest.mark.parametrize("hang", ["tower", "pattern", "sleep", "loop"])
+def test_one_that_hangs_costs_the_deadline_and_no_other_its_score(suite, hang):
+    made = suite(hostile_reward, deadline_s=0.6, on_error="skip")
+    made.score(ROWS, ["warm"])
+    started = time.monotonic()
+    texts = ["a", "bc", "def", hang, "a", "bc", "def", "a"]
+    scored = made.score_each(ROWS * 8, texts)["hostile_reward"]
+    assert time.monotonic() - started < 1.6
+    assert list(scored.errors) == [3]
+    assert "was not back after" in scored.errors[3]
+    assert [score for score in scored.scores if not math.isnan(score)] == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_stop_names_the_one_that_hangs_and_what_it_may_be(suite):
+    made = suite(hostile_reward, deadline_s=0.6)
+    with pytest.raises(
+        RewardError, match="(?s)hostile_reward was not back after .* on the completion 'loop'.*explodes"
+    ):
+        made.score(ROWS * 3, ["a", "loop", "b"])
+
+
+def test_stop_names_one_that_raises_before_one_that_was_late(suite):
+    def both_reward(completions, **kwargs):
+        for text in map(text_of, completions):
+            while text == "loop":
+                pass
+            if text == "":
+                raise ValueError("nothing there")
+        return [1.0] * len(completions)
+
+    with pytest.raises(RewardError, match="raised ValueError: nothing there.*the completion ''"):
+        suite(both_reward, deadline_s=1.0).score(ROWS * 4, ["a", "loop", "b", ""])
+
+
+def test_slow_as_a_batch_and_in_time_alone_is_scored(suite):
+    def slow_reward(completions, **kwargs):
+        time.sleep(0.05 * len(completions))
+        return [1.0] * len(completions)
+
+    scored = suite(slow_reward, deadline_s=1.4).score_each(ROWS * 14, ["a"] * 14)["slow_reward"]
+    assert scored.scores == [1.0] * 14
+    assert scored.errors == {}
+
+
+def test_64_hostile_completions_among_64_good_ones(suite):
+    kinds = ["tower", "pattern", "sleep", "loop"]
+    texts = [text for number in range(64) for text in (f"good {number}", kinds[number % 4])]
+    made = suite(hostile_reward, deadline_s=5.0, on_error="skip")
+    for last in (False, True):  # a shared machine may hold a good one up, too; not twice
+        made.score(ROWS, ["warm"])
+        started = time.monotonic()
+        scored = made.score_each(ROWS * 128, texts)["hostile_reward"]
+        assert time.monotonic() - started < 6.0
+        assert {texts[index] for index in range(128) if index not in scored.errors} <= set(texts[::2])
+        if set(scored.errors) == set(range(1, 128, 2)) or last:
+            break
+    assert [score for score in scored.scores if not math.isnan(score)] == [len(text) for text in texts[::2]]
+
+
+# --- coroutines -------------------------------------------------------------------------------------------------
+
+
+async def judging_reward(completions, **kwargs):
+    for text in map(text_of, completions):
+        await asyncio.sleep(60 if text == "slow" else 0)
+        if text == "bad":
+            raise ConnectionError("no judge")
+        if text == "timeout":
+            raise TimeoutError("the judge's own")
+    return (float(len(text_of(completion))) for completion in completions)
+
+
+def test_a_coroutine_is_awaited(suite):
+    assert suite(judging_reward).score(ROWS * 2, ["a", "bc"]).tolist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "deadline_s", "said"),
+    [
+        ("slow", 0.2, "was not back after 0.2 s"),
+        ("bad", 5.0, "raised ConnectionError: no judge"),
+        ("timeout", 5.0, "raised TimeoutError: the judge's own"),
+        ("timeout", None, "raised TimeoutError: the judge's own"),
+    ],
+)
+def test_a_coroutines_errors_in_training_name_the_batch_and_no_judge_is_asked_twice(suite, text, deadline_s, said):
+    [func] = suite(judging_reward, deadline_s=deadline_s).funcs
+    with pytest.raises(RewardError, match=f"judging_reward {said}.*on a batch of 2 completions, the first being"):
+        asyncio.run(func(**trl_call(["a", text], [])))
+    [func] = suite(judging_reward, deadline_s=deadline_s, on_error="skip").funcs
+    assert all(map(math.isnan, asyncio.run(func(**trl_call(["a", text], [])))))
+
+
+def test_by_hand_a_coroutines_errors_name_the_completion(suite):
+    scored = suite(judging_reward, on_error="skip").score_each(ROWS * 3, ["a", "bad", "bc"])["judging_reward"]
+    assert (scored.scores[0], scored.scores[2]) == (1.0, 2.0)
+    assert list(scored.errors) == [1]
+
+
+# --- what it logs -----------------------------------------------------------------------------------------------
+
+
+def logging_reward(completions, trainer_state, log_extra, log_metric, **kwargs):
+    log_extra("words", [len(text_of(completion).split()) for completion in completions])
+    log_metric("step", trainer_state.global_step)
+    return [1 / len(text_of(completion)) for completion in completions]
+
+
+class State:
+    """A trainer's state holds more than numbers, and some of it cannot travel."""
+
+    def __init__(self) -> None:
+        self.global_step, self.lock = 7, threading.Lock()
+
+
+def trl_call(texts, logged):
+    return {
+        "prompts": [ROWS[0]["prompt"]] * len(texts),
+        "completions": [[{"role": "assistant", "content": text}] for text in texts],
+        "completion_ids": [[1, 2]] * len(texts),
+        "answer": ["2"] * len(texts),
+        "trainer_state": State(),
+        "log_extra": lambda *args: logged.append(("extra", *args)),
+        "log_metric": lambda *args: logged.append(("metric", *args)),
+    }
+
+
+def as_trl(made, texts, logged):
+    return [func(**trl_call(texts, logged)) for func in made.funcs]
+
+
+def test_what_a_function_logs_in_the_worker_reaches_the_trainer(suite):
+    logged = []
+    made = suite(logging_reward)
+    assert made.functions.places == {"logging_reward": "worker"}
+    assert as_trl(made, ["a b", "c"], logged) == [[1 / 3, 1.0]]
+    assert logged == [("extra", "words", [2, 1]), ("metric", "step", 7)]
+
+
+def test_a_batch_that_is_gone_through_one_by_one_logs_no_half_columns(suite):
+    logged = []
+    [scores] = as_trl(suite(logging_reward, on_error="skip"), ["a b", "", "c"], logged)
+    assert scores[0] == 1 / 3
+    assert math.isnan(scores[1])
+    assert not [entry for entry in logged if entry[0] == "extra"]
+
+
+def test_what_it_prints_is_shown_once(suite, capsys):
+    def talking_reward(completions, **kwargs):
+        print(f"{len(completions)} to score")
+        return [1.0] * len(completions)
+
+    suite(talking_reward).score(ROWS * 3, ["a", "b", "c"])
+    assert capsys.readouterr().out == "3 to score\n"

@@ -1,0 +1,202 @@
+"""The lab without a browser: the same numbers as tables, and a panel whose widgets are driven by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+
+import pytest
+
+from workbench.dataset.task import Task
+from workbench.rewards.library import correctness_reward
+from workbench.views.highlight import highlighted
+from workbench.views.lab import Bench, Lab
+
+SYSTEM = "Answer as <answer>\n[answer]\n</answer>"
+ROWS = [
+    {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}], "answer": answer}
+    for question, answer in (("What is 15 + 27?", "42"), ("What is 9 - 4?", "5"))
+]
+FILE = """
+from workbench.dataset.task import Task
+from workbench.rewards.library import correctness_reward
+
+def bonus_reward(completions, **kwargs):
+    return [BONUS for completion in completions]
+
+task = Task("mine", ROWS, [correctness_reward, bonus_reward])
+"""
+
+
+def write(file, bonus: str, rows=ROWS) -> None:
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    file.write_text(FILE.replace("BONUS", bonus).replace("ROWS", repr(rows)))
+    # Two saves within one tick of the file system's clock have to differ all the same.
+    stamp = max(before + 1_000_000, file.stat().st_mtime_ns)
+    os.utime(file, ns=(stamp, stamp))
+
+
+@pytest.fixture
+def file(home):
+    path = home / "task.py"
+    write(path, "0.25")
+    return path
+
+
+@pytest.fixture
+def lab(file):
+    opened = Lab(file)
+    yield opened
+    opened.close()
+
+
+def seen(lab, index) -> str:
+    return lab._cells[index][1].value
+
+
+def test_the_first_completions_are_an_honest_one_and_three_cheats(lab):
+    assert lab.texts[:2] == ["<answer>\n42\n</answer>", "<answer>\n43\n</answer>"]
+    assert len(lab.texts) == 4
+    assert "total <b>2.25</b>" in seen(lab, 0)
+    assert "total <b>0.25</b>" in seen(lab, 1)
+
+
+def test_typing_scores_again(lab):
+    lab._cells[1][0].value = "I say <answer>42</answer>"
+    assert lab.texts[1] == "I say <answer>42</answer>"
+    assert "total <b>2.25</b>" in seen(lab, 1)
+    assert ">42</mark>" in seen(lab, 1)
+
+
+def test_typing_inside_a_running_loop_waits_for_a_pause(lab):
+    async def typed() -> tuple[str, str, str]:
+        before = seen(lab, 1)
+        for text in ("<answer>4", "<answer>42", "<answer>42</answer>"):
+            lab._cells[1][0].value = text
+        at_once = seen(lab, 1)
+        await asyncio.sleep(0.6)
+        return before, at_once, seen(lab, 1)
+
+    before, at_once, after = asyncio.run(typed())
+    assert "total <b>0.25</b>" in before
+    assert at_once == before
+    assert "total <b>2.25</b>" in after
+
+
+def test_advantages_are_of_the_group_and_follow_the_scaling(lab):
+    # Totals 2.25, 0.25, 0.25, 0.25: mean 0.75, std 1.
+    lab._cells[3][0].value = ""
+    assert "advantage <b style='color:#1e8449'>+1.50" in seen(lab, 0)
+    assert "-0.50" in seen(lab, 1)
+    assert "correctness_reward decided this group" in lab._verdict.value
+    # 2.25 twice: mean 1.25, and without scaling the advantage is the distance from it.
+    lab._cells[1][0].value = "<answer>42</answer>"
+    lab._scale.value = "none"
+    assert "+1.00" in seen(lab, 0)
+
+
+def test_another_prompt_brings_its_own_honest_answer_and_keeps_what_was_typed(lab):
+    lab._cells[2][0].value = "mine"
+    lab._prompts.value = 1
+    assert "9 - 4" in lab._prompt.value
+    assert lab.texts[0] == "<answer>\n5\n</answer>"
+    assert lab.texts[2] == "mine"
+
+
+def test_a_saved_file_is_loaded_again_and_a_broken_one_keeps_the_last(lab, file):
+    write(file, "0.5")
+    lab.look()
+    assert "total <b>2.5</b>" in seen(lab, 0)
+    write(file, "[0.5")
+    lab.look()
+    assert "SyntaxError" in lab._status.value
+    assert "total <b>2.5</b>" in seen(lab, 0)
+    write(file, "0.75")
+    lab.look()
+    assert "SyntaxError" not in lab._status.value
+    assert "total <b>2.75</b>" in seen(lab, 0)
+
+
+def test_a_file_with_fewer_rows_moves_to_one_that_is_there(lab, file):
+    lab._prompts.value = 1
+    write(file, "0.5", ROWS[:1])
+    lab.look()
+    assert lab.number == 0
+    assert "15 + 27" in lab._prompt.value
+
+
+def test_a_function_that_fails_says_so_beside_its_completion():
+    def fragile_reward(completions, **kwargs):
+        return [1 / len(completion[0]["content"]) for completion in completions]
+
+    lab = Lab(Task("t", ROWS, [correctness_reward, fragile_reward]), ["", "some text"])
+    assert "ZeroDivisionError" in seen(lab, 0)
+    assert "ZeroDivisionError" not in seen(lab, 1)
+    assert "fragile <b>-</b>" in seen(lab, 0)
+    lab.close()
+
+
+def test_one_more_completion(lab):
+    lab._boxes.children[-1].click()
+    assert len(lab._cells) == 5
+    lab._cells[4][0].value = "<answer>42</answer>"
+    assert "total <b>2.25</b>" in seen(lab, 4)
+
+
+def test_a_starter_can_be_chosen(lab):
+    chooser = lab._boxes.children[3].children[0].children[0]
+    chooser.value = "refusal"
+    assert lab.texts[3] == "I am sorry, but I cannot help with that."
+
+
+def test_without_widgets_the_same_as_tables(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    lab = Lab(file, ["<answer>42</answer>", "no"])
+    assert lab.widget is None
+    bundle = lab._repr_mimebundle_()
+    assert set(bundle) == {"text/html", "text/plain"}
+    for words in ("15 + 27", "2.25", "0.25", "What cheats earn", "decided this group"):
+        assert words in bundle["text/plain"]
+        assert words in bundle["text/html"]
+    lab.close()
+
+
+def test_a_saved_notebook_keeps_the_tables_beside_the_widget(lab):
+    data, _ = lab._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert "What cheats earn" in data["text/html"]
+
+
+def test_a_prompt_that_is_not_there_is_named(file):
+    with pytest.raises(IndexError, match="row = 7: the task has 2 rows"):
+        Lab(file, row=7)
+
+
+def test_what_a_completion_says_is_text():
+    hostile = "</pre><script>x</script> $x$ \u202e <answer>42</answer>"
+    lab = Lab(Task("t", ROWS, [correctness_reward]), [hostile, ""])
+    for page in (seen(lab, 0), lab._repr_mimebundle_()[0]["text/html"]):
+        assert "<script>" not in page
+        assert "&lt;script&gt;" in page
+        assert "\u202e" not in page
+    lab.close()
+
+
+def test_matches_of_a_pattern_are_found():
+    def named_reward(completions, **kwargs):
+        matches = [re.search(r"c(d+)", completion[0]["content"]) for completion in completions]
+        return [1.0 if match else 0.0 for match in matches]
+
+    bench = Bench(Task("t", ROWS, [correctness_reward, named_reward]))
+    assert bench.matched(ROWS[0], "x abb cdd", "named_reward") == {(6, 9), (7, 9)}
+    assert bench.matched(ROWS[0], "x abb cdd") == {(6, 9), (7, 9)}
+    bench.close()
+
+
+def test_marks_are_escaped_and_overlaps_do_not_nest():
+    shown = highlighted("<answer>4\n2</answer>", {(8, 11), (9, 11)}, ["<answer>"])
+    assert shown.count("<mark") == 1
+    assert "&lt;answer&gt;" in shown
+    assert "4↵\n2</mark>" in shown
