@@ -28,9 +28,9 @@ def suite(*funcs, rows=ROWS, **kwargs) -> RewardSuite:
     return RewardSuite(Task("t", rows=rows, reward_funcs=funcs), kwargs.pop("num_generations", 2), **kwargs)
 
 
-def as_trl(suite, texts):
-    """Call the wrapped functions as TRL does."""
-    call = {
+def trl_call(texts) -> dict:
+    """What TRL hands to each function."""
+    return {
         "prompts": [ROWS[0]["prompt"]] * len(texts),
         "completions": [[{"role": "assistant", "content": text}] for text in texts],
         "completion_ids": [[1, 2]] * len(texts),
@@ -39,7 +39,11 @@ def as_trl(suite, texts):
         "log_extra": print,
         "log_metric": print,
     }
-    return [func(**call) for func in suite.funcs]
+
+
+def as_trl(suite, texts):
+    """Call the wrapped functions as TRL does."""
+    return [func(**trl_call(texts)) for func in suite.funcs]
 
 
 def test_scores_pass_through_and_the_batch_is_joined():
@@ -112,25 +116,84 @@ def test_what_is_not_one_finite_number_a_completion_is_refused_by_name(value, sa
         as_trl(suite(returning(value)), ["first", "second"])
 
 
-def test_an_exception_names_function_prompt_and_completion():
+def test_an_exception_names_function_line_prompt_and_completion():
     def fragile_reward(completions, **kwargs):
         return [1 / len(completion[0]["content"]) for completion in completions]
 
-    with pytest.raises(
-        RewardError, match="fragile_reward raised ZeroDivisionError.*the completion '' to the prompt"
-    ) as caught:
+    with pytest.raises(RewardError) as caught:
         as_trl(suite(fragile_reward), ["fine", ""])
+    message = str(caught.value)
+    assert "fragile_reward raised ZeroDivisionError: division by zero (test_suite.py:" in message
+    assert "on the completion '' to the prompt 'What is 1 + 1?'" in message
+    assert "remedy" in message
+
+
+class Fragile:
+    def __call__(self, completions, **kwargs):
+        return [1 / len(completion[0]["content"]) for completion in completions]
+
+
+def test_an_exception_in_this_process_is_the_cause():
+    with pytest.raises(RewardError, match="Fragile raised ZeroDivisionError") as caught:
+        as_trl(suite(Fragile()), ["fine", ""])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert "remedy" in str(caught.value)
 
 
-def test_one_function_cannot_spoil_the_lists_of_the_next():
+def test_a_function_that_changes_its_lists_is_refused_and_those_of_the_next_are_whole():
     def greedy_reward(completions, **kwargs):
         scores = [1.0] * len(completions)
         completions.clear()
         return scores
 
-    assert as_trl(suite(greedy_reward, length_reward), ["a", "bc"])[1] == [1.0, 2.0]
+    greedy, length = suite(greedy_reward, length_reward).funcs
+    call = trl_call(["a", "bc"])
+    with pytest.raises(RewardError, match=r"(?s)greedy_reward changed its input 'completions'.*work on a copy"):
+        greedy(**call)
+    assert length(**call) == [1.0, 2.0]
+
+
+def test_what_was_adapted_is_noted():
+    def positional(prompts, responses):
+        return [float(len(response)) for response in responses]
+
+    def plain_reward(completions, **kwargs):
+        return [float(len(completion.strip())) for completion in completions]
+
+    tested = suite(positional, plain_reward, length_reward)
+    assert tested.notes == ["positional is written as (prompts, responses): it is handed both as plain text"]
+    assert as_trl(tested, ["a", "bc"]) == [[1.0, 2.0]] * 3
+    assert tested.notes[1].startswith("plain_reward: it reads plain text only: with the other it raised AttributeError")
+    assert tested.notes[1].endswith("; it is handed what it reads")
+    as_trl(tested, ["a", "bc"])
+    assert len(tested.notes) == 2
+
+
+def test_each_functions_time_and_errors_are_in_the_batch():
+    def fragile_reward(completions, **kwargs):
+        return [1 / len(completion[0]["content"]) for completion in completions]
+
+    seen = []
+    as_trl(suite(fragile_reward, length_reward, on_batch=seen.append, on_error="skip"), ["ab", ""])
+    [batch] = seen
+    assert set(batch.seconds) == {"fragile_reward", "length_reward"}
+    assert all(seconds > 0 for seconds in batch.seconds.values())
+    assert batch.scores[0].tolist() == [0.5, 2.0]
+    assert np.isnan(batch.scores[1, 0])
+    assert batch.groups.totals.tolist() == [2.5, 0.0]
+    assert set(batch.errors) == {"fragile_reward"}
+    assert "raised ZeroDivisionError" in batch.errors["fragile_reward"][1]
+
+
+def test_an_unknown_policy_for_errors_is_named():
+    with pytest.raises(RecipeError, match=r"(?s)on_error = 'ignore'.*stop or skip"):
+        suite(length_reward, on_error="ignore")
+
+
+def test_closed_and_used_again():
+    tested = suite(length_reward)
+    assert tested.score(ROWS, ["a"]).tolist() == [[1.0]]
+    tested.close()
+    assert tested.score(ROWS, ["ab"]).tolist() == [[2.0]]
 
 
 def test_a_missing_column_is_named():
@@ -209,8 +272,29 @@ def test_the_hash_sees_the_functions_beneath(monkeypatch):
     from workbench.rewards import library
 
     before = reward_hash(library.correctness_reward)
-    monkeypatch.setattr(library, "same_answer", lambda given, right: True)
+    monkeypatch.setattr(library, "answer_scores", lambda given, right, maximum, bare=False: [maximum] * len(given))
     assert reward_hash(library.correctness_reward) != before
+
+
+def test_the_hash_does_not_go_by_whether_two_equal_values_are_one_object():
+    once = 1.25
+    same, equal = (functools.partial(weighed, factor=once, bonus=other) for other in (once, float("1.25")))
+    assert reward_hash(same) == reward_hash(equal)
+    assert reward_hash(same) != reward_hash(functools.partial(weighed, factor=once, bonus=1.5))
+
+
+def test_the_hash_is_the_same_in_another_process():
+    import subprocess
+    import sys
+
+    source = (
+        "from workbench.rewards.exercises import AdaptiveReward, format_reward\n"
+        "from workbench.rewards.library import correctness_reward\n"
+        "from workbench.rewards.suite import reward_hash\n"
+        "print([reward_hash(func) for func in (correctness_reward, format_reward, AdaptiveReward(format_reward))])"
+    )
+    outputs = {subprocess.run([sys.executable, "-c", source], capture_output=True, check=True).stdout for _ in range(2)}
+    assert len(outputs) == 1
 
 
 def test_the_hash_changes_with_source_and_weight():

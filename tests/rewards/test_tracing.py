@@ -64,7 +64,8 @@ def missed(function, *texts) -> list[str]:
         (half_line, ["x"], ["2.5"]),
         (half_line, ["<a>1</a>"], ["0.0"]),
         (half_line, ["<a>1</a>", "x"], []),
-        (branches, ["a"], ["len(text) > 3", "scores.append(0.5)", "scores.append(0.0)"]),
+        (branches, ["a"], ["if 'b' in text and len(text) > 3:"]),  # and what is in it
+        (branches, ["a", "c"], ["len(text) > 3", "scores.append(0.5)"]),
         (branches, ["a", "b"], ["scores.append(0.5)"]),
         (branches, ["a", "bbbb", "c"], []),
         (early, [""], ["return [3.0] * len(completions)"]),

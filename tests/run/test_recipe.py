@@ -28,11 +28,25 @@ def test_a_number_that_yaml_takes_for_text_is_a_number(tmp_path):
         ({"lora": {"r": 0}}, "lora.r = 0"),
         ({"seed": "one"}, "seed = 'one'"),
         ({"policy": {"max_seq_length": 8}}, "max_seq_length = 8"),
+        ({"rewards": {"on_error": "ignore"}}, "rewards.on_error = 'ignore'.*'stop' or 'skip'"),
+        ({"rewards": {"deadline_s": 0}}, "rewards.deadline_s = 0.*greater than 0"),
+        ({"rewards": {"deadline_s": "soon"}}, "rewards.deadline_s = 'soon'"),
+        ({"rewards": {"deadline": 5}}, "rewards.deadline = 5.*did you mean 'deadline_s'"),
+        ({"reward": {}}, "did you mean 'rewards'"),
     ],
 )
 def test_what_is_wrong_is_named(content, said):
     with pytest.raises(RecipeError, match=f"(?s){said}"):
         Recipe.of(content)
+
+
+def test_what_a_failing_reward_does_to_the_run(tmp_path):
+    assert (Recipe().rewards.deadline_s, Recipe().rewards.on_error) == (60.0, "stop")
+    (tmp_path / "recipe.yaml").write_text("rewards: {deadline_s: null, on_error: skip}")
+    recipe = Recipe.load(tmp_path / "recipe.yaml")
+    assert (recipe.rewards.deadline_s, recipe.rewards.on_error) == (None, "skip")
+    recipe.save(tmp_path / "again.yaml")
+    assert Recipe.load(tmp_path / "again.yaml") == recipe
 
 
 @pytest.mark.parametrize(

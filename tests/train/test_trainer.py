@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from workbench.dataset.task import Task, load_task
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import DataError, PolicyError, RecipeError, RewardError, TaskError
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, METRICS, MIXED, REWARD, REWARD_STD
-from workbench.run.recipe import Recipe
+from workbench.run.recipe import Recipe, RewardsPart
 from workbench.run.rollouts import query
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
@@ -325,21 +326,73 @@ def test_too_long_prompts_are_left_out_on_request_and_counted(home, policy, caps
     assert "3 longer prompts left out, 64 kept" in capsys.readouterr().out
 
 
-def test_a_reward_that_fails_later_keeps_the_record_of_the_steps_before(home, policy):
+def test_a_reward_that_fails_later_keeps_the_record_and_the_weights_of_the_steps_before(home, policy):
     calls = []
 
     def tiring_reward(completions, **kwargs):
         calls.append(len(completions))
-        if calls.count(16) > 2:
+        if calls.count(16) > 1:
             raise RuntimeError("tired")
         return [float(index % 3) for index in range(len(completions))]
 
+    watcher = InterruptAt(0)
     with pytest.raises(RewardError, match="tiring_reward raised RuntimeError: tired"):
-        train(recipe(max_steps=5), policy=policy, task=own_task(tiring_reward))
+        train(recipe(max_steps=3), policy=policy, task=own_task(tiring_reward), watchers=[watcher])
     run = RunDirectory.open("t")
-    assert [event["event"] for event in run.events()] == ["started", "failed"]
+    assert [event["event"] for event in run.events()] == ["started", "checkpoint", "failed"]
     assert "tiring_reward" in run.events()[-1]["error"]
-    assert len(run.metrics()) == 2
+    assert len(run.metrics()) == 1
+    assert (run.result()["status"], run.result()["steps"]) == ("failed", 1)
+    assert watcher.message == "failed after 1 steps"
+    saved = run.checkpoints / "checkpoint-1"
+    assert (saved / "adapter_model.safetensors").is_file()
+    assert (saved / "trainer_state.json").is_file()
+    assert run.adapter == saved
+    assert not (saved / "training_args.bin").exists()
+    assert not (run.path / "lock").exists()
+
+
+def fragile_reward(completions, **kwargs):
+    if len(completions) == 16 or (len(completions) == 1 and len(completions[0][0]["content"]) % 3 == 0):
+        raise ValueError("cannot read it")
+    return [float(len(completion[0]["content"]) % 5) for completion in completions]
+
+
+def test_with_skip_the_run_goes_on_and_says_which_completions_have_no_score(home, policy):
+    asked = recipe(max_steps=2).model_copy(update={"rewards": RewardsPart(on_error="skip")})
+    run = train(asked, policy=policy, task=own_task(fine_reward, fragile_reward))
+    assert run.result()["status"] == "finished"
+    frame = query(run.rollouts)
+    failed = frame["error.fragile_reward"].notna()
+    assert failed.tolist() == frame["completion"].str.len().mod(3).eq(0).tolist()
+    assert 0 < failed.sum() < len(frame)
+    assert frame.loc[failed, "score.fragile_reward"].isna().all()
+    assert frame.loc[~failed, "score.fragile_reward"].notna().all()
+    assert frame.loc[failed, "error.fragile_reward"].str.startswith("raised ValueError: cannot read it").all()
+    assert frame["error.fine_reward"].isna().all()
+    assert frame.loc[failed, "total"].tolist() == frame.loc[failed, "score.fine_reward"].tolist()
+    events = [event for event in run.events() if event["event"] == "reward_error"]
+    assert sum(event["completions"] for event in events) == failed.sum()
+    assert {event["function"] for event in events} == {"fragile_reward"}
+    assert all(len(event["completion"]) % 3 == 0 for event in events)
+    assert run.result()["reward_errors"] == {"fragile_reward": int(failed.sum())}
+    assert run.result()["rewards_s"] == pytest.approx(sum(run.result()["rewards_s_by_function"].values()))
+
+
+def test_a_deadline_of_the_recipe_is_kept(home, policy):
+    def sleeping_reward(completions, **kwargs):
+        time.sleep(3600 if len(completions) == 16 else 0)
+        return [float(len(completion[0]["content"]) % 5) for completion in completions]
+
+    asked = recipe(max_steps=1).model_copy(update={"rewards": RewardsPart(deadline_s=2.0)})
+    run = train(asked, policy=policy, task=own_task(sleeping_reward, REWARD_FUNCS[0]))
+    assert run.result()["status"] == "finished"
+    assert query(run.rollouts)["score.sleeping_reward"].notna().all()
+    assert run.manifest()["rewards"]["run"] == {
+        "sleeping_reward": "worker",
+        "correctness_reward": "here: the workbench's own",
+    }
+    assert 0.5 < run.result()["rewards_s_by_function"]["sleeping_reward"] < 3.0
 
 
 def test_a_reward_that_fails_in_the_first_step_leaves_nothing(home, policy):

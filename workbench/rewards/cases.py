@@ -78,8 +78,12 @@ def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
             rule="cases are one file of JSON lines",
             remedy="give its path, or leave it out",
         )
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other line breaks, such as U+2028
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{shown(path)}: {error}", rule="cases are UTF-8 text", remedy="save it as UTF-8") from None
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             found.append(_case(task, line, number, path))
     return found
@@ -102,8 +106,11 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     if unknown := sorted(set(content) - _FIELDS):
         raise wrong(f"unknown field {unknown[0]!r}", f"the fields are {', '.join(sorted(_FIELDS))}")
     row = content.get("row", 0)
-    if not isinstance(row, int) or not 0 <= row < len(task.rows):
+    if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < len(task.rows):
         raise wrong(f"row = {row!r}", f"the task has rows 0 to {len(task.rows) - 1}")
+    columns = content.get("columns", {})
+    if not isinstance(columns, dict):
+        raise wrong(f"columns = {columns!r}", 'columns are {"name": value, ...}')
     expected = content["expected"] if isinstance(content["expected"], dict) else {TOTAL: content["expected"]}
     for function, value in expected.items():
         if function not in (*task.function_names, TOTAL):
@@ -111,15 +118,20 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise wrong(f"expects {function} = {value!r}", "a score is a number, or null where it does not apply")
     name = content.get("name") or (content["completion"].strip().splitlines() or ["(empty)"])[-1][:40]
-    return Case(number, str(name), {**task.rows[row], **content.get("columns", {})}, content["completion"], expected)
+    return Case(number, str(name), {**task.rows[row], **columns}, content["completion"], expected)
 
 
 def missed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None) -> list[Missed]:
     """The cases that a task's rewards do not score as expected."""
     if not cases:
         return []
+    own = suite is None
     suite = suite or RewardSuite(task, 1, on_error="skip")
-    scores = suite.score([case.row for case in cases], [case.completion for case in cases])
+    try:
+        scores = suite.score([case.row for case in cases], [case.completion for case in cases])
+    finally:
+        if own:
+            suite.close()
     missed = []
     for case, by_function in zip(cases, scores, strict=True):
         found: dict[str, Any] = {name: _none(score) for name, score in zip(suite.names, by_function, strict=True)}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from workbench.dataset.task import Row, Task
-from workbench.rewards.cases import load_cases, missed_cases
+from workbench.rewards.cases import Case, load_cases, missed_cases
 from workbench.rewards.findings import (
     HONEST,
     PROBE,
@@ -221,15 +221,13 @@ class _Examiner:
         self._shapes(names)
         if names:
             self.findings += hackable(sheet) + overlaps(sheet)
+            self._silent(sheet)
             if self.tokenizer is not None:
-                self.findings += token_findings(self.task, self.suite, self.rows, names, self.tokenizer, self.limit)
+                self.findings += self._tokens(names)
         self._one_function(weight)
         known = load_cases(self.task, self.cases)
         if len(usable) == len(self.suite.names) == len(names):
-            for missed in missed_cases(self.task, known, self.suite):
-                self.findings.append(
-                    Finding("case", "error", "", f"golden case, {missed}", "mend the function, or the case")
-                )
+            self.findings += self._cases(known)
         honest = sheet.at(HONEST, AS_ASKED)
         return Examination(
             task=self.task.name,
@@ -244,6 +242,27 @@ class _Examiner:
             cases=len(known),
             seconds=time.monotonic() - started,
         )
+
+    def _silent(self, sheet: Sheet) -> None:
+        if np.isnan(sheet.scores[:, sheet.weights != 0]).all():
+            text = "no function says anything about any completion that was tried (None for each)"
+            remedy = "return a number where the function has something to say; is the answer of a kind that it reads?"
+            self.findings.append(Finding("constant", "error", "", text, remedy))
+
+    def _tokens(self, names: list[str]) -> list[Finding]:
+        try:
+            return token_findings(self.task, self.suite, self.rows, names, self.tokenizer, self.limit)
+        except RewardError as error:
+            return [Finding("returns", "error", "", error.value, error.remedy)]
+
+    def _cases(self, known: list[Case]) -> list[Finding]:
+        try:
+            missed = missed_cases(self.task, known, self.suite)
+        except RewardError as error:
+            return [Finding("case", "error", "", error.value, error.remedy)]
+        return [
+            Finding("case", "error", "", f"golden case, {each}", "mend the function, or the case") for each in missed
+        ]
 
     def _fits(self, name: str) -> bool:
         try:

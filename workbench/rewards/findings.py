@@ -122,14 +122,14 @@ def paying(sheet: Sheet, function: str, unreached: Callable[[str], Sequence[Unre
                 "look at that prompt and its answer: can it be earned there?",
             )
         )
-    silence = scores[sheet.at(PROBE, "empty")]
-    if silence.size and np.nanmean(silence) > np.nanmean(honest) + _CLOSE:
+    silence = mean_of_known(scores[sheet.at(PROBE, "empty")])
+    if silence > np.nanmean(honest) + _CLOSE:
         found.append(
             Finding(
                 "silence",
                 "warning",
                 function,
-                f"an empty completion earns {np.nanmean(silence):g} from it, an honest one {np.nanmean(honest):g}",
+                f"an empty completion earns {silence:g} from it, an honest one {np.nanmean(honest):g}",
                 "pay nothing to a completion without an answer, or weigh it far below the right answer",
             )
         )
@@ -190,15 +190,16 @@ def hackable(sheet: Sheet) -> list[Finding]:
     """The cheats that earn as much as an honest answer, and the right but wasteful ones that earn more."""
     honest = float(np.mean(sheet.totals[sheet.at(HONEST, AS_ASKED)]))
     standing = leaderboard(sheet)
-    cheats = [cheat for cheat in standing if not cheat.right and cheat.total >= honest - _CLOSE]
-    if cheats and cheats[0].total <= honest + _CLOSE and honest <= float(sheet.totals.min()) + _CLOSE:
-        return []  # nothing is paid at all, and that is said of each function
+    paid = max(
+        honest, float(sheet.totals.min()) + 2 * _CLOSE
+    )  # what the worst earn is no pay, though an honest one earns no more
+    cheats = [cheat for cheat in standing if not cheat.right and cheat.total >= paid - _CLOSE]
     waste = [cheat for cheat in standing if cheat.right and cheat.total > honest + _CLOSE]
     found = []
     for kind, these in (("a cheat", cheats), ("a wasteful answer", waste)):
         if these:
             best = these[0]
-            others = f" (so {'does' if len(these) == 2 else 'do'} {_listed([cheat.name for cheat in these[1:]])})"
+            others = f" (and no less than that honest answer: {_listed([cheat.name for cheat in these[1:]])})"
             found.append(
                 Finding(
                     "hackable",
@@ -217,7 +218,7 @@ def _payer(sheet: Sheet, probe: str) -> str:
     if len(sheet.names) == 1:
         return sheet.names[0]
     mine = sheet.scores[sheet.at(PROBE, probe)] * sheet.weights
-    shares = np.nanmean(mine, axis=0) if len(mine) else np.zeros(len(sheet.names))
+    shares = np.array([mean_of_known(column) for column in mine.T])
     return sheet.names[int(np.nanargmax(shares))] if np.isfinite(shares).any() and np.nanmax(shares) > 0 else ""
 
 
@@ -246,13 +247,14 @@ def leaderboard(sheet: Sheet) -> list[Standing]:
         mine = sheet.at(PROBE, name)
         total = float(np.mean(sheet.totals[mine]))
         first = next(text for text in sheet.texts if text.kind == PROBE and text.name == name)
-        scores = {function: _mean(sheet.column(function)[mine]) for function in sheet.names}
+        scores = {function: mean_of_known(sheet.column(function)[mine]) for function in sheet.names}
         share = total / honest if honest > _CLOSE else None
         found.append(Standing(name, total, share, scores, first.right, first.own, first.text))
     return sorted(found, key=lambda cheat: (-round(cheat.total, 9), len(cheat.example)))
 
 
-def _mean(values: np.ndarray) -> float:
+def mean_of_known(values: np.ndarray) -> float:
+    """The mean without the NaNs; NaN if there is nothing else."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else float("nan")
 

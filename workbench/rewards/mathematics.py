@@ -13,7 +13,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from workbench.rewards.answers import LONGEST, quick_same
@@ -37,7 +37,7 @@ _SENTENCE = re.compile(rf"(?:^|\s)(?!{_NAMES})[^\W\d_]{{2,}}+(?=[\s.,;:!?]|$)|\d
 _STEEP = ("^", "**", "!", "\\sum", "\\prod", "\\int", "\\binom")
 
 _lock = threading.Lock()
-_workers: dict[int, tuple[Worker, threading.Lock]] = {}  # by process: a fork must not talk through its parent's pipes
+_workers: dict[int, tuple[Worker, _Turns]] = {}  # by process: a fork must not talk through its parent's pipes
 _known: dict[Pair, bool] = {}
 
 
@@ -101,20 +101,41 @@ def _formula(text: str) -> str | None:
     return text if _SUM.fullmatch(text) else f"${text}$"
 
 
+class _Turns:
+    """First come, first served. A plain lock goes to whoever asks again at once, and starves the other threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[threading.Event] = []
+
+    @contextlib.contextmanager
+    def take(self, timeout_s: float) -> Iterator[bool]:
+        """Whether it was one's turn in time."""
+        turn = threading.Event()
+        with self._lock:
+            self._waiting.append(turn)
+            self._waiting[0].set()
+        try:
+            yield turn.wait(timeout_s)
+        finally:
+            with self._lock:
+                self._waiting.remove(turn)
+                if self._waiting:
+                    self._waiting[0].set()
+
+
 def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
     # Each gets a small slice of time, and a larger one if that was not enough; what looks steep waits for the others.
-    worker, turn = _shared_worker()
+    worker, turns = _shared_worker()
     until = time.monotonic() + deadline_s
     found: dict[Pair, bool] = {}
     slices = dict.fromkeys(pairs, FIRST_SLICE_S)
     while slices and (left := until - time.monotonic()) > 0:
         order = sorted(slices, key=lambda pair: slices[pair] * (1 + _steepness(pair)))
-        if not turn.acquire(timeout=left):
-            break
-        try:
+        with turns.take(left) as mine:
+            if not mine:
+                break
             done = _attempt(worker, order, [slices[pair] for pair in order], until)
-        finally:
-            turn.release()
         for pair, same in zip(order, done):
             found[pair] = same
             del slices[pair]
@@ -156,12 +177,12 @@ def _steepness(pair: Pair) -> int:
     return sum(len(text) // 50 + sum(text.count(mark) for mark in _STEEP) for text in pair)
 
 
-def _shared_worker() -> tuple[Worker, threading.Lock]:
+def _shared_worker() -> tuple[Worker, _Turns]:
     with _lock:
         if os.getpid() not in _workers:
             worker = Worker(_judge, preload=("workbench.rewards.judge",))
             worker.warm()
-            _workers[os.getpid()] = worker, threading.Lock()
+            _workers[os.getpid()] = worker, _Turns()
         return _workers[os.getpid()]
 
 

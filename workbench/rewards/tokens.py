@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.dataset.task import Row, Task
 from workbench.dataset.template import template_card
-from workbench.rewards.findings import Finding
+from workbench.rewards.findings import Finding, mean_of_known
 from workbench.rewards.ideal import asked_format, ideals
 from workbench.rewards.suite import RewardSuite
 
@@ -41,14 +41,16 @@ def token_findings(
     after = suite.score_each(rows, seen, ids, names, quiet=True)
     for name in names:
         was, now = (np.array(scored[name].scores, dtype=float) for scored in (before, after))
-        if np.isfinite(was).any() and np.nanmean(now) < np.nanmean(was) - 1e-6:
+        paid, left = mean_of_known(was), mean_of_known(now)
+        if left < paid - 1e-6 or (np.isfinite(paid) and not np.isfinite(left)):
+            again = f"{left:g}" if np.isfinite(left) else "nothing"
             found.append(
                 Finding(
                     "tokenizer",
                     "error",
                     name,
-                    f"cannot pay with this tokenizer: an honest completion earns {np.nanmean(was):g}, and "
-                    f"{np.nanmean(now):g} when it comes back from it: {_reason(card.prefilled, lost, honest[0], decoded[0])}",
+                    f"cannot pay with this tokenizer: an honest completion earns {paid:g}, and "
+                    f"{again} when it comes back from it: {_reason(card.prefilled, lost, honest[0], decoded[0])}",
                     "use tags that are plain text to the tokenizer, and do not ask for what the template writes by itself",
                 )
             )

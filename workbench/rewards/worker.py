@@ -322,6 +322,7 @@ def _serve() -> None:
         if status == 0:
             return
         _import_again(imported)
+        _drop_unread()
         os.write(channel, token)
 
 
@@ -331,6 +332,15 @@ def _import_again(pipe: int) -> None:
         for name in os.read(pipe, 1 << 16).decode().split():
             with contextlib.suppress(Exception):
                 __import__(name)
+
+
+def _drop_unread() -> None:
+    # A request that the killed one had not even read is over too. No other is sent before the next one stands ready.
+    os.set_blocking(0, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.read(0, 1 << 20):
+            pass
+    os.set_blocking(0, True)
 
 
 def _wait(pid: int, parent: int, signals: list[int]) -> int:

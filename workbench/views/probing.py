@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.rewards.examination import Examination
 from workbench.views.figure import GREY, SERIES, new_figure
-from workbench.views.tables import Table, Verbatim
+from workbench.views.tables import PRE, Table, Verbatim, plain
 
 _COLOURS = {"error": "#c0392b", "warning": "#b9770e", "note": "#5d6d7e"}
 MOST_CHEATS = 12
@@ -30,13 +30,18 @@ class Report:
 
     def _repr_html_(self) -> str:
         found = self.found
-        head = f"<p><b>{html.escape(found.task)}: {html.escape(found.verdict)}</b><br>{html.escape(_tried(found))}</p>"
+        head = f"<b>{_pre(f'{found.task}: {found.verdict}')}</b>{_pre(_tried(found))}"
         lines = "".join(
             f"<li><b style='color:{_COLOURS[finding.severity]}'>{finding.severity}</b> "
-            f"{html.escape(str(finding).partition(': ')[2]).replace(_REMEDY, '<br>→ ')}</li>"
+            f"{_pre(str(finding).partition(': ')[2].replace(_REMEDY, chr(10) + '→ '))}</li>"
             for finding in found.findings
         )
         return f"{head}<ul>{lines}</ul>" + "".join(part._repr_html_() for part in self.parts if part.rows)
+
+
+def _pre(text: str) -> str:
+    # As tables have it: findings quote completions and answers, and outside of <pre> a `$` would begin a formula.
+    return f"<pre style='{PRE}'>{html.escape(plain(text))}</pre>"
 
 
 def _tried(found: Examination) -> str:
@@ -73,7 +78,13 @@ def cheats_table(found: Examination, most: int = MOST_CHEATS) -> Table:
         share = "-" if cheat.share is None else f"{cheat.share:.0%}".replace("%", " %")
         name = cheat.name + (" (yours)" if cheat.own else "") + (" (right, wasteful)" if cheat.right else "")
         rows.append(
-            [name, cheat.total, share, *(cheat.scores[each] for each in names), Verbatim(_short(cheat.example))]
+            [
+                Verbatim(name),
+                cheat.total,
+                share,
+                *(cheat.scores[each] for each in names),
+                Verbatim(_short(cheat.example)),
+            ]
         )
     more = len(found.standings) - most
     caption = "What cheats earn, of an honest answer" + (f" ({more} more earn less)" if more > 0 else "")
