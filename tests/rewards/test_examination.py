@@ -272,6 +272,13 @@ def test_it_is_not_once_its_correctness_is_left_out():
     assert examination.best_cheat.share >= 1
 
 
+def test_a_function_that_only_prints_may_have_the_weight_0():
+    task = Task("printing", arithmetic(40, 4).rows, [*REWARD_FUNCS, generous_reward], [1.0] * len(REWARD_FUNCS) + [0.0])
+    examination = examine(task)
+    assert examination.ok
+    assert ("constant", "note") in [(finding.kind, finding.severity) for finding in examination.findings]
+
+
 def test_a_weight_can_make_a_cheat_pay():
     task = arithmetic(40, 4)
     assert examine(task).ok
@@ -286,7 +293,6 @@ TEMPLATE = (
     "{% for m in messages %}<|user|>{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>OPENING{% endif %}"
 )
-THINK_ROWS = rows("trl_think_format")
 
 
 def test_the_embedded_policys_tokenizer_is_no_trouble():
@@ -304,7 +310,7 @@ def test_tags_that_are_special_tokens_cannot_be_paid_for():
 def test_a_template_that_opens_the_thought_takes_the_tag_away():
     tokenizer = load_tokenizer()
     [function] = trl_exercises()["trl_think_format"].functions
-    task = Task("think", THINK_ROWS, [function])
+    task = Task("think", rows("trl_think_format"), [function])
     assert "tokenizer" not in found_in(task, tokenizer=tokenizer)
     tokenizer.chat_template = TEMPLATE.replace("OPENING", "<think>\n")
     [said] = found_in(task, tokenizer=tokenizer)["tokenizer"]

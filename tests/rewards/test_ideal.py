@@ -70,6 +70,12 @@ def test_the_format_that_a_prompt_asks_for(system, asked, honest):
         assert ideals(row(system))[0] == ("as asked", honest)
 
 
+def test_tags_in_a_question_are_not_asked_for_where_the_system_message_asks():
+    asked = asked_format(row(SYSTEM_PROMPTS["tags"], "What does <b>bold</b> mean after ####?"))
+    assert str(asked) == "<reasoning> <answer>"
+    assert str(asked_format(row("Be brief.", "Answer as <answer>...</answer>."))) == "<answer>"
+
+
 def test_plain_prompts_ask_too():
     asked = {
         "prompt": "Question: What is 15 + 27?\nSolve it and give the final answer after ####.\nAnswer:",

@@ -33,7 +33,7 @@ _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
 _NO_LIST = (dict, str, bytes, set, frozenset)  # what can be gone through, and is not one score a completion in order
 _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
 _SHORTEST_SLICE_S = 0.02
-_SLICE_SHARE = 0.1  # of what is left, for the first completion; half as much after each that was late
+_SLICE_SHARE = 0.1  # of the time for all, for one completion; half as much after each that was late
 _FIRST_SHARE = 0.5  # of what is left, for asking each completion once; then those that were late are asked again
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest slice
 
@@ -271,13 +271,14 @@ def one_by_one(
         for place, index in enumerate(asked):
             left = None if until is None else until - time.monotonic()
             if left is not None and left < -_GRACE_S:
-                found.setdefault(index, Failed(f"was not asked: the batch's {deadline_s:g} s were over", in_time=False))
+                over = f"was not asked: the batch's {round(deadline_s, 2):g} s were over"
+                found.setdefault(index, Failed(over, in_time=False))
                 continue
             if left is None:
                 slice_s = None
             else:
                 most = _SLICE_SHARE * 0.5 ** len(late) if share < 1 else 0.0
-                slice_s = max(_SHORTEST_SLICE_S, left * most, left * share / (len(asked) - place))
+                slice_s = max(_SHORTEST_SLICE_S, min(deadline_s * most, left), left * share / (len(asked) - place))
             try:
                 found[index] = functions.call(name, _single(call, index), slice_s, quiet=True)
             except Failed as error:

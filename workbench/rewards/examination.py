@@ -7,7 +7,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -319,6 +319,8 @@ class _Examiner:
             found.append(
                 Finding("cannot_pay", "note", name, f"the answers are of type {kind}, and what a policy writes is text")
             )
+        if not sheet.weights[sheet.names.index(name)]:  # it decides nothing, so it need not pay
+            found = [replace(finding, severity="note") for finding in found]
         self.findings += found
         if not any(finding.kind in ("cannot_pay", "constant") for finding in found) and maximum_of(function) is None:
             for branch in self._unreached(name):

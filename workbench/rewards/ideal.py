@@ -95,7 +95,7 @@ def asked_format(row: Mapping[str, Any]) -> Format:
     >>> str(asked_format({"prompt": "Answer as <think>why</think> <answer>what</answer>"}))
     '<think> <answer>'
     """
-    text = prompt_text(row["prompt"])
+    text = _asking(row["prompt"])
     marks = _marks(text)
     blocks, place = [], 0
     for index, (name, opening, closing) in enumerate(marks):
@@ -111,6 +111,13 @@ def asked_format(row: Mapping[str, Any]) -> Format:
     schema = row.get("schema") is not None
     answer_tag = _answer_tag([name for name, _, _ in marks])
     return Format(tuple(blocks), answer_tag, not schema and "\\boxed" in text, not schema and MARK in text, schema)
+
+
+def _asking(prompt: Any) -> str:
+    # A question may hold tags of its own (HTML, code): where the system message asks for a format, that is the format.
+    first = prompt[0] if not isinstance(prompt, str) and prompt else {}
+    system = str(first["content"]) if first.get("role") == "system" else ""
+    return system if _marks(system) or "\\boxed" in system or MARK in system else prompt_text(prompt)
 
 
 def _marks(text: str) -> list[tuple[str, str, str]]:
