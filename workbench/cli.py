@@ -195,7 +195,9 @@ def probe(
     task: Annotated[str, typer.Argument(help="A task file, or the name of a task that ships.")],
     policy: Annotated[
         str | None,
-        typer.Option(help="Send the honest answer through this policy's tokenizer and template: tiny, owner/name, a folder."),
+        typer.Option(
+            help="Send the honest answer through this policy's tokenizer and template: tiny, owner/name, a folder."
+        ),
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts to try, spread over the task's.", min=1)] = 6,
     weight: Annotated[

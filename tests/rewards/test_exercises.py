@@ -26,7 +26,7 @@ def scores(name: str, *texts: str, answer="42", style: str | None = None, which:
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
 def test_rows_have_the_prompt_and_the_columns(exercise):
     [row] = exercise.rows([("What is 15 + 27?", "42")])
-    assert set(row) == {"prompt", *exercise.columns}
+    assert set(row) == {"prompt", "answer", *exercise.columns}
     chat = not isinstance(row["prompt"], str)
     assert chat == (exercise.style == "chat")
     assert "What is 15 + 27?" in (row["prompt"][-1]["content"] if chat else row["prompt"])

@@ -155,14 +155,10 @@ def _model_in(function: Callable[..., Any]) -> str:
         held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     for value in held:
         kind = type(value)
-        if kind.__module__.partition(".")[0] in _MODELS and not inspect.ismodule(value) and not callable_only(value):
+        of_library = kind.__module__.partition(".")[0] in _MODELS
+        if of_library and any(hasattr(value, part) for part in ("parameters", "device", "model", "vocab")):
             return f"a {kind.__name__}"
     return ""
-
-
-def callable_only(value: Any) -> bool:
-    """Whether a value is a function or a class, and not an object that holds data."""
-    return inspect.isroutine(value) or isinstance(value, type)
 
 
 def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> _Answer:
@@ -223,7 +219,7 @@ def _copies(call: Call) -> Call:
 
 def _copy(value: Any) -> Any:
     if isinstance(value, list):
-        deep = bool(value) and isinstance(value[0], (list, dict))
+        deep = any(isinstance(item, (list, dict)) for item in value)
         return [_copy(item) for item in value] if deep else list(value)
     return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
 
@@ -284,6 +280,8 @@ def one_by_one(
             except Failed as error:
                 found[index] = error
                 if not error.in_time:
+                    share_of = f", its share of the batch's {round(deadline_s, 2):g} s"
+                    found[index] = Failed(error.text + share_of, in_time=False)
                     late.append(index)
                 elif first_only:
                     return found
@@ -333,7 +331,12 @@ def _salvaged(
     functions: Functions, name: str, call: Call, error: Failed, deadline_s: float | None, skip: bool
 ) -> Scored:
     prompts, completions = call["prompts"], call["completions"]
-    singles = one_by_one(functions, name, call, deadline_s, first_only=not skip) if len(completions) > 1 else {0: error}
+    if len(completions) == 1:
+        singles: dict[int, Any] = {0: error}
+    elif functions.is_async(name):  # a judge's calls may cost: it is not asked again
+        singles = dict.fromkeys(range(len(completions)), error)
+    else:
+        singles = one_by_one(functions, name, call, deadline_s, first_only=not skip)
     failed = {index: value.text for index, value in singles.items() if isinstance(value, Failed)}
     if not failed and not error.in_time and len(singles) == len(completions):
         skip = True  # slow as a batch, and every completion was scored alone

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from workbench.dataset.task import Row, Task
+from workbench.rewards.calls import OWN
 from workbench.rewards.cases import Case, load_cases, missed_cases
 from workbench.rewards.findings import (
     HONEST,
@@ -328,13 +329,20 @@ class _Examiner:
                     self.findings.append(
                         Finding("unreached", "note", name, f"no honest completion that was tried reaches {branch}")
                     )
-        self.findings += spelling(sheet, name) + self._hidden(name)
+        self.findings += spelling(sheet, name) + self._hidden(name) + self._endless(name)
         for method in vars(type(function)) if _has_state(function) else ():
             if not method.startswith("_") and callable(getattr(function, method)):
                 self.findings.append(
                     Finding("state", "note", name, f"nothing calls its method {method!r} during a run")
                 )
         return unit
+
+    def _endless(self, name: str) -> list[Finding]:
+        place = self.suite.functions.places[name]
+        if place == OWN or not place.startswith("here: "):
+            return []
+        reason = place.removeprefix("here: ")
+        return [Finding("no_deadline", "note", name, f"runs without a deadline, in this process: {reason}")]
 
     def _hidden(self, name: str) -> list[Finding]:
         return [

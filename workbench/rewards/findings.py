@@ -28,7 +28,8 @@ class Finding:
 
     Args:
         kind: a word for scripts: cannot_pay, constant, hackable, raises, late, returns, needs_column, signature, chat_plain,
-            unit, unbounded, spelling, sometimes, silence, unreached, overlap, scale, state, tokenizer, cut, case.
+            unit, unbounded, spelling, sometimes, silence, unreached, overlap, scale, state, swallows, no_deadline,
+            tokenizer, cut, case.
         severity: "error", "warning" or "note".
         function: the reward function; empty: the task as a whole.
     """
@@ -92,13 +93,28 @@ def paying(sheet: Sheet, function: str, unreached: Callable[[str], Sequence[Unre
     if not known.size or np.isnan(honest).all():
         return [Finding("sometimes", "note", function, "does not apply to the prompts that were tried (None for each)")]
     if known.max() - known.min() < _CLOSE:
+        branches = unreached(function)
+        if (
+            branches
+            and not any(branch.pays > 0 for branch in branches)
+            and any(branch.takes < 0 for branch in branches)
+        ):
+            return [
+                Finding(
+                    "constant",
+                    "warning",
+                    function,
+                    f"never strikes: {known[0]:g} for each of {known.size} completions" + _never(branches),
+                    "add a completion that it is there for to the task's probes",
+                )
+            ]
         return [
             Finding(
                 "constant",
                 "error",
                 function,
                 f"cannot pay: {known[0]:g} for each of {known.size} completions, right, wrong or empty; from equal scores "
-                "nothing is learnt" + _never(unreached(function)),
+                "nothing is learnt" + _never(branches),
                 "score what differs between completions; a function that only prints gets the weight 0",
             )
         ]

@@ -51,6 +51,9 @@ def reading(functions: Functions, name: str, call: Call) -> Reading:
         return Reading("either", "")  # each call may cost
     wide = _widened(call, len(_TRIED))
     chat, text = (_scores(functions, name, shaped(wide, to_chat)) for to_chat in (True, False))
+    if isinstance(chat, str) and isinstance(text, str):  # it may be the empty one that it cannot read
+        wide = _first_left_out(wide)
+        chat, text = (_scores(functions, name, shaped(wide, to_chat)) for to_chat in (True, False))
     if chat == text:
         return Reading("either", "")
     if isinstance(chat, str) or isinstance(text, str):
@@ -60,9 +63,15 @@ def reading(functions: Functions, name: str, call: Call) -> Reading:
         what = (chat if understood == "text" else text).partition(" (")[0]
         return Reading(understood, f"it reads {_WORDS[understood]} only: with the other it {what}")
     if len(set(chat)) == 1 and len(set(text)) > 1:
-        return Reading("text", f"it reads plain text only: every chat completion scores {_shown(chat)}, whatever it says")
+        return Reading(
+            "text", f"it reads plain text only: every chat completion scores {_shown(chat)}, whatever it says"
+        )
     if len(set(text)) == 1 and len(set(chat)) > 1:
-        return Reading("chat", f"it reads messages only: every plain completion scores {_shown(text)}, whatever it says")
+        return Reading(
+            "chat", f"it reads messages only: every plain completion scores {_shown(text)}, whatever it says"
+        )
+    if _scores(functions, name, shaped(wide, True)) != chat:
+        return Reading("either", "the same completions score differently when they are scored again")
     return Reading("either", "the same completions score differently as messages and as plain text")
 
 
@@ -92,6 +101,10 @@ def _widened(call: Call, count: int) -> Call:
     wide["completions"] = list(_TRIED)
     wide["completion_ids"] = [list(text.encode()) for text in _TRIED]
     return wide
+
+
+def _first_left_out(call: Call) -> Call:
+    return {key: value[1:] if isinstance(value, list) else value for key, value in call.items()}
 
 
 def shaped(call: Call, to_chat: bool) -> Call:

@@ -38,7 +38,8 @@ class Unreached(NamedTuple):
     line: int
     source: str  # the whole line
     part: str  # the expression or statement
-    pays: float  # the largest number written in it; 0 if there is none
+    pays: float  # the largest number that is written in it as a score; 0 if there is none above
+    takes: float  # the lowest; 0 if there is none below
 
     def __str__(self) -> str:
         short = self.file.replace("\\", "/").rpartition("/")[2]
@@ -257,11 +258,21 @@ def _branches(function: ast.AST) -> Iterator[list[ast.AST]]:
 
 def _describe(file: str, lines: list[str], branch: list[ast.AST]) -> Unreached:
     first = branch[0]
-    numbers = [
-        node.value
-        for statement in branch
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float)
-    ]
+    numbers = [number for statement in branch for number in _numbers(statement)]
     source = lines[first.lineno - 1].strip() if first.lineno <= len(lines) else ""
-    return Unreached(file, first.lineno, source, ast.unparse(first).splitlines()[0], float(max([0, *numbers])))
+    return Unreached(
+        file, first.lineno, source, ast.unparse(first).splitlines()[0], max([0.0, *numbers]), min([0.0, *numbers])
+    )
+
+
+def _numbers(node: ast.AST, sign: float = 1.0) -> Iterator[float]:
+    # With their signs, and without those that are only compared with or counted to.
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield sign * node.value
+    if isinstance(node, (ast.Compare, ast.Subscript)):
+        return
+    takes = isinstance(getattr(node, "op", None), (ast.USub, ast.Sub)) and isinstance(
+        node, (ast.UnaryOp, ast.AugAssign)
+    )
+    for child in ast.iter_child_nodes(node):
+        yield from _numbers(child, -sign if takes else sign)

@@ -28,7 +28,7 @@ from typing import Any
 from workbench.run.errors import fault_line
 
 START_S = 60.0  # for the imports of a fresh process
-MEMORY_GB = 8  # of data that a worker may hold: a runaway number must not take the machine's memory
+MEMORY_GB = 8  # of data that a worker may hold, at most half of the machine's: a runaway number must not take it all
 LONGEST_OUTPUT = 20_000  # characters of printed text that are passed on from one call
 _HEADER = struct.Struct("<Q")
 _WORKER_MARK = "_WORKBENCH_WORKER"
@@ -363,7 +363,9 @@ def _limit_memory() -> None:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = MEMORY_GB << 30
+        pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 0
+        half = pages * resource.getpagesize() // 2
+        most = min(MEMORY_GB << 30, half) if half > 0 else MEMORY_GB << 30
         resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     except (ImportError, AttributeError, ValueError, OSError):
         pass  # not on this system
@@ -382,7 +384,7 @@ def _work(channel: int, messages: _Messages, token: bytes, target: bytes, tell: 
         number, args = message
         printed = _Capped()
         try:
-            with contextlib.redirect_stdout(printed):
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 value = call(*args)
             content = pickle.dumps(("ok", number, value, printed.text()), protocol=pickle.HIGHEST_PROTOCOL)
         except BaseException as error:
