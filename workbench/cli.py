@@ -207,6 +207,9 @@ def probe(
     cases: Annotated[
         str | None, typer.Option(help="File of golden cases; if not said, cases.jsonl beside the task file.")
     ] = None,
+    deadline: Annotated[
+        float, typer.Option(help="Seconds for one function and all completions; a judge may need minutes.", min=0.1)
+    ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
     """Can these rewards pay, and what do cheats earn? Seconds on a CPU, before any training.
@@ -233,6 +236,7 @@ def probe(
             weights=read_weights(weight or []),
             max_completion_length=max_completion_length,
             cases=cases,
+            deadline_s=deadline,
         )
     print(json.dumps(found.found()) if as_json else Report(found))
     if not found.ok:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.dataset.task import Task, load_task
-from workbench.rewards.examination import ROWS, Examination, examine
+from workbench.rewards.examination import DEADLINE_S, ROWS, Examination, examine
 
 
 def probe_task(
@@ -16,6 +16,7 @@ def probe_task(
     weights: dict[str, float] | None = None,
     max_completion_length: int = 512,
     cases: str | None = None,
+    deadline_s: float = DEADLINE_S,
 ) -> Examination:
     """Examine a task by name, file or object; arguments and errors as for `examine`.
 
@@ -39,5 +40,6 @@ def probe_task(
             tokenizer=tokenizer,
             max_completion_length=max_completion_length,
             cases=cases,
+            deadline_s=deadline_s,
             progress=lambda done, of: bar.update(shown, completed=done, total=of),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from workbench.dataset.task import RESERVED_COLUMNS, Task, load_task
@@ -97,3 +99,36 @@ def test_bad_files(tmp_path, content, said):
 def test_an_unknown_task():
     with pytest.raises(TaskError, match="task 'arithmetics': no task of that name"):
         load_task("arithmetics")
+
+
+BESIDE = """
+from grading import grade
+from workbench.dataset.task import Task
+
+def graded_reward(completions, **kwargs):
+    return [grade(completion) for completion in completions]
+
+task = Task("t", [{"prompt": "?", "answer": "2"}], [graded_reward])
+"""
+
+
+def test_a_module_beside_the_task_file_is_found_and_loaded_anew(home):
+    from workbench.rewards.suite import RewardSuite
+
+    scores = []
+    for folder, worth in (("first", 1), ("second", 2), ("second", 3)):
+        (home / folder).mkdir(exist_ok=True)
+        (home / folder / "grading.py").write_text(f"def grade(text):\n    return float(len(text) * {worth})\n")
+        (home / folder / "task.py").write_text(BESIDE)
+        suite = RewardSuite(load_task(home / folder / "task.py"), 1)
+        assert suite.functions.places["graded_reward"] == "worker"
+        scores.append(suite.score(suite.task.rows, ["ab"]).item())
+        suite.close()
+    assert scores == [2.0, 4.0, 6.0]
+    assert not [path for path in sys.path if str(home) in path]
+
+
+def test_a_module_that_is_missing_is_asked_for_beside_the_file(home):
+    (home / "task.py").write_text("import not_there_at_all\n")
+    with pytest.raises(TaskError, match="not_there_at_all.*(\n.*)*put that module beside the task file"):
+        load_task(home / "task.py")

@@ -493,3 +493,30 @@ def test_what_it_prints_is_shown_once(suite, capsys):
 
     suite(talking_reward).score(ROWS * 3, ["a", "b", "c"])
     assert capsys.readouterr().out == "3 to score\n"
+
+
+# --- what the workbench's own could not judge -------------------------------------------------------------------
+
+
+def test_a_formula_that_was_not_judged_in_time_is_recorded_and_no_0(suite):
+    from workbench.rewards.library import boxed_correctness_reward
+
+    tower = "\\boxed{9^{9^{9^{9^9}}}}"
+    tested = suite(boxed_correctness_reward, deadline_s=1.0)
+    started = time.monotonic()
+    scored = tested.score_each([{**ROWS[0], "answer": "x+1"}] * 2, [tower, "\\boxed{1+x}"])["boxed_correctness_reward"]
+    assert time.monotonic() - started < 6  # of which the worker's start may take some
+    assert math.isnan(scored.scores[0])
+    assert scored.scores[1] == 2.0
+    assert list(scored.errors) == [0]
+    assert "not judged in time" in scored.errors[0]
+
+
+async def blocking_reward(completions, **kwargs):
+    time.sleep(1.0)
+    return [1.0] * len(completions)
+
+
+def test_a_coroutine_that_blocks_is_named(suite):
+    with pytest.raises(RewardError, match="blocks instead of awaiting"):
+        suite(blocking_reward, deadline_s=0.2).score(ROWS, ["a"])

@@ -84,7 +84,7 @@ KNOWN_FLAWS = {
         "length",
         (),
         {
-            "hackable": "a cheat earns 2048, an honest answer 28.6667: 'very long, cut at the limit'",
+            "hackable": r"a cheat earns 2048, an honest answer 36\.6667: 'very long, cut at the limit'",
             "unit": "counts characters; GRPO's own lengths are in tokens",
             "unbounded": "rises without a bound",
         },
@@ -214,7 +214,7 @@ def test_r16_trls_accuracy_with_its_column_is_sound_and_with_words_says_nothing(
     [function] = trl_exercises()["trl_accuracy"].functions
     examination = examine(Task("words", words, [function], answer_column="solution"))
     assert not examination.ok
-    assert "no function says anything about any completion" in str(examination.findings[0])
+    assert "on 3 of 3 prompts no function says anything" in str(examination.findings[0])
 
 
 # --- the tasks that ship ----------------------------------------------------------------------------------------

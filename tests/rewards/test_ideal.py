@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from workbench.dataset.prompts import SYSTEM_PROMPTS, to_messages
-from workbench.rewards.ideal import answer_of, asked_format, ideals, reasoning_for, wrong_answer
+from workbench.rewards.asked import asked_format
+from workbench.rewards.ideal import Writer, answer_of, ideals, reasoning_for, wrong_answer
+from workbench.run.errors import TaskError
 from workbench.tasks import countdown, csv_qa, structured
 
 TAGS = "<reasoning>\nStep by step:\n41 + 1 = 42\n</reasoning>\n<answer>\n42\n</answer>"
@@ -112,11 +114,16 @@ def test_the_other_honest_completions_differ_in_white_space_only():
 
 
 def test_without_a_format_an_answer_may_stand_alone_or_in_a_sentence():
-    assert [ideal.text for ideal in ideals(row(""))][1:] == ["42", "It is 42"]
+    assert [ideal.text for ideal in ideals(row(""))][1:] == [
+        "42",
+        "It is 42",
+        "Step by step: 41 + 1 = 42\nAnswer: 42",
+    ]
 
 
 def test_what_the_task_says_itself_counts():
-    assert [ideal.text for ideal in ideals(row(SYSTEM_PROMPTS["tags"]), written="just so")] == ["just so", "just so\n"]
+    found = ideals(row(SYSTEM_PROMPTS["tags"]), ideal=lambda row: f"It is {row['answer']}!")
+    assert [ideal.text for ideal in found] == ["It is 42!", "It is 42!\n"]
 
 
 def test_without_an_answer_something_is_written():
@@ -156,3 +163,42 @@ def test_a_wrong_answer_is_of_the_same_kind(answer, wrong):
 def test_the_working_ends_in_the_answer():
     assert reasoning_for("1000") == "Step by step:\n999 + 1 = 1000"
     assert reasoning_for("Paris", 1) == "Step by step: it comes to Paris"
+
+
+@pytest.mark.parametrize(
+    ("answer", "others", "wrong", "wrong_too"),
+    [
+        ("42", [], "43", "44"),
+        ("5.25", [], "999999", "1000000"),
+        ("yes", ["no", "Yes"], "no", "not no"),
+        ("B", ["A", "C"], "A", "C"),
+        ('{"age": 41}', [], '{"age": 42}', '{"age": 43}'),
+    ],
+)
+def test_wrong_answers_are_of_the_same_kind_and_wrong(answer, others, wrong, wrong_too):
+    writer = Writer({"prompt": "?", "answer": answer}, others=others)
+    assert (writer.wrong, writer.wrong_too) == (wrong, wrong_too)
+
+
+def test_what_the_prompt_has_opened_is_not_opened_again():
+    asking = "Think in <think> </think>, then answer in <answer> </answer>.\nAssistant: <think>"
+    assert Writer({"prompt": asking, "answer": "42"}).honest == "Step by step:\n41 + 1 = 42</think><answer>42</answer>"
+
+
+def test_tags_that_are_named_in_words_are_thought_first():
+    asking = "Answer in <answer></answer>. Think in <think></think> first."
+    assert str(asked_format({"prompt": asking})) == "<think> <answer>"
+    assert (
+        str(asked_format({"prompt": "<answer>\n[answer]\n</answer>\n<think>\n[why]\n</think>"})) == "<answer> <think>"
+    )
+
+
+def test_tags_may_be_of_any_script():
+    assert Writer({"prompt": "<思考>…</思考><答案>…</答案>", "answer": "42"}).honest.endswith("<答案>42</答案>")
+
+
+def test_an_ideal_that_fails_is_named():
+    with pytest.raises(TaskError, match="ideal raised KeyError"):
+        Writer({"prompt": "?"}, ideal=lambda row: row["nothing"])
+    with pytest.raises(TaskError, match="ideal returned int"):
+        Writer({"prompt": "?"}, ideal=lambda row: 3)

@@ -41,7 +41,7 @@ def texts(row=ROW, **options) -> dict[str, str]:
         (
             "several answers as a hedge",
             "<reasoning>\nStep by step:\n41 + 1 = 42\n</reasoning>\n"
-            "<answer>\n43\n</answer>\n<answer>\n42\n</answer>\n<answer>\n420\n</answer>",
+            "<answer>\n43\n</answer>\n<answer>\n42\n</answer>\n<answer>\n44\n</answer>",
         ),
         ("refusal", "I am sorry, but I cannot help with that."),
         ("cut before the closing tag", "<reasoning>\nStep by step:\n41 + 1 = 42\n</reasoning>\n<answer>\n42"),
@@ -80,7 +80,12 @@ def test_none_is_the_honest_completion_and_none_is_there_twice():
 
 
 def test_what_is_right_but_wasteful_is_marked():
-    assert {probe.name for probe in probes(ROW) if probe.right} == {"reasoning repeated", "digits of full width"}
+    assert {probe.name for probe in probes(ROW) if probe.right} == {
+        "reasoning repeated",
+        "digits of full width",
+        "text before the answer",
+        "text after the answer",
+    }
     wordy = {"text before the answer", "text after the answer"}
     assert {probe.name for probe in probes(MARK_ROW) if probe.right} >= wordy
 
@@ -101,9 +106,14 @@ def test_the_long_one_goes_with_the_limit():
 
 
 def test_what_the_task_calls_honest_is_what_is_padded_and_cut():
-    found = texts(written="<answer>forty-two</answer>")
-    assert found["text after the answer"].startswith("<answer>forty-two</answer>\n")
-    assert found["cut before the closing tag"] == "<answer>forty-two"
+    found = texts(ideal=lambda row: f"<answer>it is {row['answer']}</answer>")
+    assert found["text after the answer"].startswith("<answer>it is 42</answer>\n")
+    assert found["cut before the closing tag"] == "<answer>it is 42"
+    assert found["a wrong answer"] == "<answer>it is 43</answer>"
+
+
+def test_an_ideal_that_does_not_look_at_the_answer_gets_another_one_put_in():
+    assert texts(ideal=lambda row: "<answer>42</answer>")["a wrong answer"] == "<answer>43</answer>"
 
 
 def test_ones_own_come_last_and_may_look_at_the_row():

@@ -308,3 +308,40 @@ def test_the_hash_changes_with_source_and_weight():
 
     assert reward_hash(a_reward) != first
     assert suite(a_reward).hash != suite(a_reward, weights={"a_reward": 2.0}).hash
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("re.compile('a')", "re.compile('b')"),
+        ("['a']", "['a', 'b']"),
+        ("{'a': 1}", "{'a': 2}"),
+        ("{'a', 'b'}", "{'a', 'c'}"),
+        ("True", "None"),
+    ],
+)
+def test_the_hash_sees_the_values_that_a_function_uses_by_name(before, after):
+    def made(value):
+        space = {}
+        exec(
+            f"import re\nUSED = {value}\ndef a_reward(completions, **kwargs):\n    return [USED for _ in completions]",
+            space,
+        )
+        return reward_hash(space["a_reward"])
+
+    assert made(before) == made(before)
+    assert made(before) != made(after)
+
+
+def test_the_hash_sees_a_function_of_another_module(home, monkeypatch):
+    monkeypatch.syspath_prepend(home)
+    (home / "graded_elsewhere.py").write_text("def grade(text):\n    return 1.0\n")
+    import graded_elsewhere
+
+    space = {"graded_elsewhere": graded_elsewhere}
+    exec(
+        "def a_reward(completions, **kwargs):\n    return [graded_elsewhere.grade(text) for text in completions]", space
+    )
+    before = reward_hash(space["a_reward"])
+    monkeypatch.setattr(graded_elsewhere, "grade", lambda text: 2.0)
+    assert reward_hash(space["a_reward"]) != before

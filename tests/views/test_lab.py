@@ -11,6 +11,7 @@ import pytest
 
 from workbench.dataset.task import Task
 from workbench.rewards.library import correctness_reward
+from workbench.run.errors import RecipeError, TaskError
 from workbench.views.highlight import highlighted
 from workbench.views.lab import Bench, Lab
 
@@ -200,3 +201,41 @@ def test_marks_are_escaped_and_overlaps_do_not_nest():
     assert shown.count("<mark") == 1
     assert "&lt;answer&gt;" in shown
     assert "4↵\n2</mark>" in shown
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("task = Task('mine', ROWS, [correctness_reward], reward_weights=[0])", "RecipeError|all 1 are 0"),
+        ("task = Task('mine', ROWS, [3])", "a reward function is a callable"),
+        ("task = Task('mine', [{'prompt': None}], [correctness_reward])", "Error"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("task = Task('mine', [], [correctness_reward])", "0 prompts"),
+    ],
+)
+def test_whatever_is_saved_the_panel_goes_on(lab, file, broken, said):
+    head = FILE[: FILE.index("task = ")].replace("BONUS", "0.5")
+    stamp = file.stat().st_mtime_ns + 1_000_000
+    file.write_text(f"{head}\n{broken}\n".replace("ROWS", repr(ROWS)))
+    os.utime(file, ns=(stamp, stamp))
+    lab.look()
+    assert re.search(said, lab._status.value), lab._status.value
+    assert "total <b>2.25</b>" in seen(lab, 0)
+    write(file, "0.75")
+    lab.look()
+    assert "total <b>2.75</b>" in seen(lab, 0)
+
+
+def test_odd_arguments_are_named_or_understood(file):
+    with pytest.raises(RecipeError, match="scale_rewards = 'bogus'"):
+        Lab(file, scale_rewards="bogus")
+    with pytest.raises(TaskError, match="a completion is a text"):
+        Lab(file, [3])
+    with pytest.raises(TaskError, match="0 prompts"):
+        Lab(Task("t", [], [correctness_reward]))
+    with pytest.raises(TaskError, match="ideal raised KeyError"):
+        Lab(Task("t", ROWS, [correctness_reward], ideal=lambda row: row["nothing"]))
+    for opened in (Lab(file, []), Lab(file, "one text"), Lab(file, scale_rewards=False)):
+        assert opened.texts in ([], ["one text"]) or opened._scale.value == "none"
+        assert "What cheats earn" in repr(opened)
+        opened.close()

@@ -5,11 +5,12 @@ A user's task is a Python file that binds `task = Task(...)`; notebook 02 writes
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ EMBEDDED = {
     "csv_qa": "workbench.tasks.csv_qa",
     "json": "workbench.tasks.structured",
 }
+
+# Modules that the task file which was loaded last brought from its own folder, by name.
+BESIDE: set[str] = set()
 
 # Names that TRL hands to a reward function itself or overwrites: a dataset column of that name breaks or vanishes.
 RESERVED_COLUMNS = frozenset(
@@ -158,6 +162,24 @@ def function_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
+@contextlib.contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    # A task's own modules lie beside it. They are loaded anew with it: another task may have some of the same names.
+    for name in BESIDE:
+        sys.modules.pop(name, None)
+    BESIDE.clear()
+    known = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).resolve().is_relative_to(folder) and "site-packages" not in file:
+                BESIDE.add(name)
+
+
 def load_task(name: str | Path) -> Task:
     """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
 
@@ -179,14 +201,16 @@ def load_task(name: str | Path) -> Task:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        with _beside(path.resolve().parent):
+            spec.loader.exec_module(module)
     except TaskError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError)
         raise TaskError(
             f"{shown(path)}: {type(error).__name__}: {error}{fault_line(error, path)}",
             rule="a task file runs when it is imported",
-            remedy="correct that line",
+            remedy="put that module beside the task file, or install it" if missing else "correct that line",
         ) from error
     task = getattr(module, "task", None)
     if not isinstance(task, Task):

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from workbench.rewards.answers import completion_text
+from workbench.rewards.mathematics import watched
 from workbench.rewards.tracing import Trace, code_objects, traced
 from workbench.rewards.worker import DeadlineError, RemoteError, Worker, WorkerDied, packed
 from workbench.run.errors import RewardError, fault_line
@@ -35,6 +36,7 @@ _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone 
 _SHORTEST_SLICE_S = 0.02
 _SLICE_SHARE = 0.1  # of the time for all, for one completion; half as much after each that was late
 _FIRST_SHARE = 0.5  # of what is left, for asking each completion once; then those that were late are asked again
+UNJUDGED = "its formula was not judged in time (it is no 0, and the run goes on)"
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest slice
 
 
@@ -53,11 +55,17 @@ class _Answer(NamedTuple):
 
 
 class Functions:
-    """A suite's functions by name, and where each runs (`places`: "here: why", "worker" or "awaited")."""
+    """A suite's functions by name, and where each runs (`places`: "here: why", "worker" or "awaited").
 
-    def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
+    Args:
+        keep_state: objects with a state of their own run here, where it can be reached, and so without a deadline; False:
+            they run in the worker if they can.
+    """
+
+    def __init__(self, functions: dict[str, Callable[..., Any]], keep_state: bool = True) -> None:
         self._functions = functions
-        self.places = {name: _place(function) for name, function in functions.items()}
+        self.unjudged: dict[str, set[int]] = {}  # of the latest call, by name: formulas that were not judged in time
+        self.places = {name: _place(function, keep_state) for name, function in functions.items()}
         travelling = {name: function for name, function in functions.items() if self.places[name] == "worker"}
         self._worker = Worker(functools.partial(_call_one, travelling)) if travelling else None
 
@@ -80,7 +88,11 @@ class Functions:
         if self.places[name] != "worker":
             with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
                 # Those of the workbench change nothing, and copies of a million completions take their time.
-                answer = _here(self._functions[name], call, copied=self.places[name] != OWN)
+                own = self.places[name] == OWN
+                with watched(deadline_s) as late:
+                    answer = _here(self._functions[name], call, copied=not own)
+                if own:
+                    self.unjudged[name] = late
         else:
             try:
                 answer = self._worker(name, _travelling(call), deadline_s=deadline_s, quiet=quiet)
@@ -109,10 +121,16 @@ class Functions:
     async def acall(self, name: str, call: Call, deadline_s: float | None) -> Any:
         """`call` for a coroutine function, which is cancelled at its deadline."""
         own = _copies(call)
-        limit = asyncio.timeout(deadline_s)
+        limit, started = asyncio.timeout(deadline_s), time.monotonic()
         try:
             async with limit:
                 result = plain_result(await self._functions[name](**own))
+            if deadline_s is not None and (took := time.monotonic() - started) > deadline_s + _GRACE_S:
+                raise Failed(
+                    f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting", in_time=False
+                )
+        except Failed:
+            raise
         except Exception as error:
             if limit.expired() and isinstance(error, TimeoutError):
                 raise Failed(f"was not back after {deadline_s:g} s", in_time=False) from None
@@ -125,7 +143,7 @@ class Functions:
             self._worker.close()
 
 
-def _place(function: Callable[..., Any]) -> str:
+def _place(function: Callable[..., Any], keep_state: bool) -> str:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return "awaited"
     beneath = function
@@ -136,7 +154,7 @@ def _place(function: Callable[..., Any]) -> str:
     own = (getattr(beneath, "__module__", "") or "").startswith("workbench.")
     if own and not getattr(beneath, "runs_in_worker", False):
         return OWN
-    if not inspect.isfunction(beneath) and not inspect.isbuiltin(beneath):
+    if keep_state and not inspect.isfunction(beneath) and not inspect.isbuiltin(beneath):
         return "here: an object with a state of its own, which stays where you can reach it"
     if held := _model_in(beneath):
         return f"here: it holds {held}"
@@ -321,10 +339,12 @@ def score_batch(
     share = 1.0 if deadline_s is None or len(call["completions"]) == 1 else _BATCH_SHARE
     try:
         result = functions.call(name, call, deadline_s and deadline_s * share, quiet)
+        late = functions.unjudged.get(name, ())
     except Failed as error:
         left = None if deadline_s is None else deadline_s - (time.monotonic() - started)
         return _salvaged(functions, name, call, error, left, skip)
-    return Scored(check_scores(name, result, call["prompts"], call["completions"]), {})
+    scores = check_scores(name, result, call["prompts"], call["completions"])
+    return Scored(scores, {index: UNJUDGED for index in late if index < len(scores) and math.isnan(scores[index])})
 
 
 def _salvaged(

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from workbench.dataset.task import Row, Task, load_task
 from workbench.rewards.suite import RewardSuite
 from workbench.run.errors import TaskError
@@ -121,14 +123,21 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     return Case(number, str(name), {**task.rows[row], **columns}, content["completion"], expected)
 
 
-def missed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None) -> list[Missed]:
-    """The cases that a task's rewards do not score as expected."""
+def missed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False) -> list[Missed]:
+    """The cases that a task's rewards do not score as expected.
+
+    Args:
+        suite: the task's, if there is one already.
+        quiet: what the functions print is not shown.
+    """
     if not cases:
         return []
     own = suite is None
     suite = suite or RewardSuite(task, 1, on_error="skip")
     try:
-        scores = suite.score([case.row for case in cases], [case.completion for case in cases])
+        rows, completions = [case.row for case in cases], [case.completion for case in cases]
+        scored = suite.score_each(rows, completions, quiet=quiet)
+        scores = np.array([scored[name].scores for name in suite.names], dtype=float).T
     finally:
         if own:
             suite.close()

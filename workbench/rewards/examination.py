@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from workbench.dataset.columns import ANSWER_ALIASES
 from workbench.dataset.task import Row, Task
-from workbench.rewards.calls import OWN
+from workbench.rewards.asked import asked_format
+from workbench.rewards.calls import OWN, UNJUDGED
 from workbench.rewards.cases import Case, load_cases, missed_cases
 from workbench.rewards.findings import (
     HONEST,
     PROBE,
+    RIGHT,
     SPELLING,
     WRONG,
     Finding,
@@ -26,13 +29,14 @@ from workbench.rewards.findings import (
     Text,
     hackable,
     leaderboard,
+    mean_of_known,
     overlaps,
     paying,
     spelling,
 )
-from workbench.rewards.ideal import AS_ASKED, NO_ANSWER, answer_of, asked_format, ideals, reasoning_for, wrong_answer
+from workbench.rewards.ideal import AS_ASKED, Writer, answer_of, reasoning_for
 from workbench.rewards.lengths import growth, length_findings
-from workbench.rewards.probes import probes, spellings
+from workbench.rewards.probes import probes_by, spellings
 from workbench.rewards.shapes import is_chat
 from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite
@@ -41,6 +45,7 @@ from workbench.rewards.tracing import Trace, Unreached, broad_handlers, unreache
 from workbench.run.errors import RewardError, TaskError
 
 DEADLINE_S = 10.0
+SLOW_S = 0.05  # a completion, from which a function is worth a word
 ROWS = 6
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
@@ -153,7 +158,7 @@ def examine(
         raise TaskError(
             f"task {task.name!r}: 0 prompts", rule="probes are made from prompts", remedy="give the task rows"
         )
-    suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip")
+    suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip", keep_state=False)
     try:
         return _Examiner(task, suite, rows, tokenizer, max_completion_length, cases, progress).run(started)
     finally:
@@ -179,25 +184,28 @@ class _Examiner:
             cases,
         )
         self.progress = progress or (lambda done, total: None)
-        self.rows = _spread(task.rows, rows)
-        self.texts = [text for number, row in enumerate(self.rows) for text in self._texts(number, row)]
         self.findings: list[Finding] = []
         self.seconds: dict[str, float] = {}
+        self.late: set[str] = set()
+        self.rows = _spread(task.rows, rows)
+        self.writers = writers(task, self.rows)
+        if (column := self.writers[0].column) != task.answer_column:
+            text = f"the answers were taken from the column {column!r}; the task says {task.answer_column!r}, and no row has it"
+            self.findings.append(Finding("answer_column", "warning", "", text, f"Task(answer_column={column!r})"))
+        self.texts = [text for number, writer in enumerate(self.writers) for text in self._texts(number, writer)]
 
-    def _texts(self, number: int, row: Row) -> list[Text]:
-        task = self.task
-        written = _written(task, row)
-        honest = ideals(row, task.answer_column, written)
-        found = [Text(number, HONEST, ideal.name, ideal.text) for ideal in honest]
-        for probe in probes(row, task.answer_column, written, task.probes, self.limit):
+    def _texts(self, number: int, writer: Writer) -> list[Text]:
+        found = [Text(number, HONEST, ideal.name, ideal.text) for ideal in writer.ideals()]
+        for probe in probes_by(writer, self.task.probes, self.limit):
             found.append(Text(number, PROBE, probe.name, probe.text, probe.right, probe.own))
-        if written is None:
-            asked, answer = asked_format(row), answer_of(row, task.answer_column)
+        if self.task.ideal is None:
+            answer = writer.answer
             for compact in (False, True) if spellings(answer) else ():
                 # In the layouts of two honest completions, so that nothing but the answer differs.
-                for name, other in ((WRONG, wrong_answer(answer)), *((each, each) for each in spellings(answer))):
+                both = ((RIGHT, answer), (WRONG, writer.wrong))
+                for name, other in (*both, *((each, each) for each in spellings(answer))):
                     reasoning = reasoning_for(answer, 1 if compact else 2)
-                    found.append(Text(number, SPELLING, name, asked.write(reasoning, other, compact=compact)))
+                    found.append(Text(number, SPELLING, name, writer.write(reasoning, other, compact=compact)))
         return found
 
     def run(self, started: float) -> Examination:
@@ -217,7 +225,10 @@ class _Examiner:
             np.array([columns[name] for name in names], dtype=float).T.reshape(len(self.texts), len(names)),
             np.array([weight[name] for name in names], dtype=float),
             [maximum_of(self.suite.functions[name]) for name in names],
+            guessed=self.writers[0].guessed,
         )
+        if self.writers[0].free and names:
+            sheet = self._best_guess(sheet)
         units = {name: self._look(name, sheet) for name in names}
         self._shapes(names)
         if names:
@@ -229,14 +240,14 @@ class _Examiner:
         known = load_cases(self.task, self.cases)
         if len(usable) == len(self.suite.names) == len(names):
             self.findings += self._cases(known)
-        honest = sheet.at(HONEST, AS_ASKED)
+        honest = next(text.text for text in self.texts if text.kind == HONEST and text.name == AS_ASKED)
         return Examination(
             task=self.task.name,
             asked=str(asked_format(self.rows[0])),
             rows=len(self.rows),
             completions=len(self.texts),
-            honest=self.texts[0].text,
-            honest_total=float(np.mean(sheet.totals[honest])) if names else 0.0,
+            honest=honest,
+            honest_total=sheet.honest_total if names else 0.0,
             functions=[self._report(name, weight[name], sheet, units.get(name, "")) for name in self.suite.names],
             standings=leaderboard(sheet) if names else [],
             findings=sorted(self.findings, key=lambda finding: _ORDER[finding.severity]),
@@ -244,21 +255,37 @@ class _Examiner:
             seconds=time.monotonic() - started,
         )
 
+    def _best_guess(self, sheet: Sheet) -> Sheet:
+        # Where no format is asked for, the way of answering that is paid best stands for the honest one.
+        totals = {
+            ideal.name: mean_of_known(sheet.totals[sheet.at(HONEST, ideal.name)]) for ideal in self.writers[0].ideals()
+        }
+        best = max(totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED))
+        names = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
+        self.texts = [
+            text._replace(name=names.get(text.name, text.name)) if text.kind == HONEST else text for text in self.texts
+        ]
+        return replace(sheet, texts=self.texts)
+
     def _silent(self, sheet: Sheet) -> None:
-        if np.isnan(sheet.scores[:, sheet.weights != 0]).all():
-            text = "no function says anything about any completion that was tried (None for each)"
-            remedy = "return a number where the function has something to say; is the answer of a kind that it reads?"
+        said = ~np.isnan(sheet.scores[:, sheet.weights != 0]).all(axis=1)
+        rows = np.array([text.row for text in self.texts])
+        silent = [number for number in range(len(self.rows)) if not said[rows == number].any()]
+        if silent:
+            row = {key: value for key, value in self.rows[silent[0]].items() if key != "prompt"}
+            text = f"on {len(silent)} of {len(self.rows)} prompts no function says anything (None for each), as for {row!r:.200}"
+            remedy = "return a number where it has something to say; does it look for another value than the rows have?"
             self.findings.append(Finding("constant", "error", "", text, remedy))
 
     def _tokens(self, names: list[str]) -> list[Finding]:
         try:
-            return token_findings(self.task, self.suite, self.rows, names, self.tokenizer, self.limit)
+            return token_findings(self.suite, self.writers, names, self.tokenizer, self.limit)
         except RewardError as error:
             return [Finding("returns", "error", "", error.value, error.remedy)]
 
     def _cases(self, known: list[Case]) -> list[Finding]:
         try:
-            missed = missed_cases(self.task, known, self.suite)
+            missed = missed_cases(self.task, known, self.suite, quiet=True)
         except RewardError as error:
             return [Finding("case", "error", "", error.value, error.remedy)]
         return [
@@ -285,16 +312,19 @@ class _Examiner:
         self.seconds[name] = time.perf_counter() - began
         if scored.errors:
             first = min(scored.errors)
-            late = "not back" in scored.errors[first] or "not asked" in scored.errors[first]
+            late = any(said in scored.errors[first] for said in ("not back", "not asked", "in time", "blocks"))
             text = self.texts[first]
+            if late:
+                self.late.add(name)
             self.findings.append(
                 Finding(
                     "late" if late else "raises",
-                    "error",
+                    "warning" if scored.errors[first] == UNJUDGED else "error",
                     name,
                     f"{scored.errors[first]}, on {len(scored.errors)} of {len(self.texts)} completions; the first is "
                     f"{text.name!r}: {text.text[:80]!r}",
-                    "a pattern that backtracks? give it less freedom, or cut the text first"
+                    f"a pattern that backtracks? give it less freedom, or cut the text first; if it is only slow (a judge): "
+                    f"{len(self.texts)} completions had {self.suite.deadline_s:g} s, give them longer (--deadline)"
                     if late
                     else "return a low score or None where there is nothing to read; an exception ends the run",
                 )
@@ -304,19 +334,18 @@ class _Examiner:
         return scored.scores
 
     def _look(self, name: str, sheet: Sheet) -> str:
-        row, function = self.rows[0], self.suite.functions[name]
-        answer = answer_of(row, self.task.answer_column) or NO_ANSWER
+        writer, function = self.writers[0], self.suite.functions[name]
+        row, unit = writer.row, ""
         try:
-            grown = growth(self.suite, name, row, asked_format(row), answer)
-            self.findings += length_findings(name, function, grown)
-            unit = grown.unit
+            if name not in self.late and self._repeats(name, sheet):
+                grown = growth(self.suite, name, row, writer.asked, writer.answer)
+                self.findings += length_findings(name, function, grown)
+                unit = grown.unit
         except RewardError:
-            unit = ""
+            pass
         found = paying(sheet, name, self._unreached, bool(unit))
-        if any(finding.kind == "cannot_pay" for finding in found) and not isinstance(
-            row.get(self.task.answer_column, ""), str
-        ):
-            kind = type(row[self.task.answer_column]).__name__
+        if any(finding.kind == "cannot_pay" for finding in found) and not isinstance(row.get(writer.column, ""), str):
+            kind = type(row[writer.column]).__name__
             found.append(
                 Finding("cannot_pay", "note", name, f"the answers are of type {kind}, and what a policy writes is text")
             )
@@ -335,7 +364,21 @@ class _Examiner:
                 self.findings.append(
                     Finding("state", "note", name, f"nothing calls its method {method!r} during a run")
                 )
+        if (each := self.seconds[name] / len(self.texts)) > SLOW_S:
+            text = f"takes {each:.2g} s a completion: a step of 64 waits {64 * each:.0f} s for it"
+            self.findings.append(Finding("slow", "note", name, text, "make it faster, or a coroutine"))
         return unit
+
+    def _repeats(self, name: str, sheet: Sheet) -> bool:
+        first = [number for number, text in enumerate(self.texts) if text.row == 0]
+        texts = [self.texts[number].text for number in first]
+        again = self.suite.score_each([self.rows[0]] * len(texts), texts, names=[name], quiet=True)[name].scores
+        if np.array_equal(sheet.column(name)[first], np.array(again, dtype=float), equal_nan=True):
+            return True
+        text = "does not repeat: the same completions score differently when they are scored again, or among others"
+        remedy = "a score that depends on chance or on what came before teaches chance; what is said below may be chance, too"
+        self.findings.append(Finding("random", "warning", name, text, remedy))
+        return False
 
     def _endless(self, name: str) -> list[Finding]:
         place = self.suite.functions.places[name]
@@ -357,6 +400,8 @@ class _Examiner:
         ]
 
     def _unreached(self, name: str) -> list[Unreached]:
+        if name in self.late:
+            return []
         texts = [text for text in self.texts if text.kind == HONEST and text.row == 0 and text.name == AS_ASKED]
         trace: Trace | None = self.suite.trace(name, [self.rows[0]] * len(texts), [text.text for text in texts])
         return unreached(self.suite.functions[name], trace) if trace is not None else []
@@ -410,24 +455,20 @@ def _has_state(function: Callable[..., Any]) -> bool:
     return not inspect.isroutine(function) and not isinstance(function, functools.partial)
 
 
-def _written(task: Task, row: Row) -> str | None:
-    if task.ideal is None:
-        return None
-    try:
-        text = task.ideal(row)
-    except Exception as error:
-        raise TaskError(
-            f"task {task.name!r}: ideal raised {type(error).__name__}: {error}",
-            rule="ideal makes the honest completion of a row",
-            remedy="correct that function",
-        ) from error
-    if not isinstance(text, str):
-        raise TaskError(
-            f"task {task.name!r}: ideal returned {type(text).__name__}",
-            rule="ideal makes the honest completion of a row",
-            remedy="return a str",
-        )
-    return text
+def writers(task: Task, rows: Sequence[Row]) -> list[Writer]:
+    """How an honest policy writes for each of these rows of a task; each takes its wrong answers from the other rows.
+
+    Raises:
+        TaskError: if the task's `ideal` fails.
+    """
+    column = task.answer_column
+    if all(row.get(column) is None for row in rows):
+        column = next((name for name in ANSWER_ALIASES if all(row.get(name) is not None for row in rows)), column)
+    answers = [answer_of(row, column) for row in rows]
+    return [
+        Writer(row, column, task.ideal, [other for other in answers if other != answers[number]])
+        for number, row in enumerate(rows)
+    ]
 
 
 def _spread(rows: Sequence[Row], count: int) -> list[Row]:

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.rewards.ideal import AS_ASKED, ONE_LINE
+from workbench.rewards.ideal import AS_ASKED
+from workbench.rewards.probes import AROUND
 from workbench.rewards.tracing import Unreached
 
 HONEST, PROBE, SPELLING = "honest", "probe", "spelling"
-WRONG = "wrong"
+RIGHT, WRONG = "right", "wrong"  # among the spellings
 _CLOSE = 1e-6
 _ALIKE = 0.8  # rank correlation over the cheats, from which two functions pay for one thing
 _PAID = 0.9  # of the way from the lowest score to the highest honest one, where a function states no maximum
@@ -27,9 +28,9 @@ class Finding:
     """One thing that is wrong, or worth knowing.
 
     Args:
-        kind: a word for scripts: cannot_pay, constant, hackable, raises, late, returns, needs_column, signature, chat_plain,
-            unit, unbounded, spelling, sometimes, silence, unreached, overlap, scale, state, swallows, no_deadline,
-            tokenizer, cut, case.
+        kind: a word for scripts: cannot_pay, constant, hackable, padding, raises, late, returns, needs_column, signature,
+            answer_column, chat_plain, unit, unbounded, spelling, sometimes, silence, unreached, overlap, scale, state,
+            random, slow, swallows, no_deadline, tokenizer, cut, case.
         severity: "error", "warning" or "note".
         function: the reward function; empty: the task as a whole.
     """
@@ -65,11 +66,20 @@ class Sheet:
     scores: np.ndarray  # [N, F], NaN where a function did not apply or failed
     weights: np.ndarray  # [F]
     maxima: list[float | None]  # [F], as stated
+    guessed: bool = (
+        False  # the honest completions are a guess: the prompt says neither format nor answer, or one of them
+    )
 
     @property
     def totals(self) -> np.ndarray:
-        """[N] weighted sums."""
-        return np.nansum(self.scores * self.weights, axis=1)
+        """[N] weighted sums; NaN where no function applied."""
+        silent = np.isnan(self.scores).all(axis=1)
+        return np.where(silent, np.nan, np.nansum(self.scores * self.weights, axis=1))
+
+    @property
+    def honest_total(self) -> float:
+        """Mean total of the honest completions; NaN if nothing applied to them."""
+        return mean_of_known(self.totals[self.at(HONEST, AS_ASKED)])
 
     def at(self, kind: str, name: str | None = None) -> np.ndarray:
         """[N] which texts are of a kind (and name)."""
@@ -106,6 +116,17 @@ def paying(sheet: Sheet, function: str, unreached: Callable[[str], Sequence[Unre
                     function,
                     f"never strikes: {known[0]:g} for each of {known.size} completions" + _never(branches),
                     "add a completion that it is there for to the task's probes",
+                )
+            ]
+        if sheet.guessed and any(branch.pays > 0 for branch in branches):
+            return [
+                Finding(
+                    "constant",
+                    "warning",
+                    function,
+                    f"{known[0]:g} for each of {known.size} completions, of which the honest one had to be guessed "
+                    f"({sheet.texts[0].text[:80]!r})" + _never(branches),
+                    "say how an honest completion looks: Task(ideal=lambda row: ...), and answer_column= if there are answers",
                 )
             ]
         return [
@@ -158,6 +179,8 @@ def _target(sheet: Sheet, scores: np.ndarray, row: int, stated: float | None, lo
     if varies:
         return -np.inf
     mine = [text.row == row and text.kind in (HONEST, SPELLING) for text in sheet.texts]
+    if np.isnan(scores[mine]).all():
+        return -np.inf  # does not apply to this prompt
     best = np.nanmax(scores[mine])
     return lowest + _PAID * (best - lowest) if best > lowest else lowest + _CLOSE
 
@@ -184,31 +207,38 @@ def _cannot_pay(
         if text.row == sheet.texts[0].row and text.kind == PROBE and not text.right and score >= of - _CLOSE
     ]
     also = f"; {cheats[0]!r} earns {of:g}" if cheats else ""
+    earns, never = f"{np.nanmean(honest):g} of {of:g}", _never(unreached(function))
+    if sheet.guessed and not would and not cheats:
+        return Finding(
+            "cannot_pay",
+            "warning",
+            function,
+            f"the honest completion had to be guessed ({sheet.texts[0].text[:80]!r}), and it earns {earns}{never}",
+            "say how an honest completion looks: Task(ideal=lambda row: ...), and answer_column= if there are answers",
+        )
     return Finding(
         "cannot_pay",
         "error",
         function,
-        f"cannot pay: an honest completion in the format that the prompt asks for earns {np.nanmean(honest):g} of {of:g}"
-        + only
-        + also
-        + _never(unreached(function)),
+        f"cannot pay: an honest completion in the format that the prompt asks for earns {earns}" + only + also + never,
         "compare the pattern with that completion, character by character: line breaks (re.DOTALL), white space around the "
         "answer, numbers against text",
     )
 
 
 def _never(branches: Sequence[Unreached]) -> str:
-    paying_ones = [branch for branch in branches if branch.pays > 0] or list(branches)
-    return f"; never reached: {paying_ones[0]}" if paying_ones else ""
+    paid = [branch for branch in branches if branch.pays > 0]
+    return f"; never reached: {paid[0]}" if paid else ""
 
 
 def hackable(sheet: Sheet) -> list[Finding]:
     """The cheats that earn as much as an honest answer, and the right but wasteful ones that earn more."""
-    honest = float(np.mean(sheet.totals[sheet.at(HONEST, AS_ASKED)]))
+    honest, lowest = sheet.honest_total, float(np.nanmin(sheet.totals)) if np.isfinite(sheet.totals).any() else np.nan
+    if not np.isfinite(honest) or (sheet.guessed and honest <= lowest + _CLOSE):
+        return []  # what an honest answer would be is not known
     standing = leaderboard(sheet)
-    paid = max(
-        honest, float(sheet.totals.min()) + 2 * _CLOSE
-    )  # what the worst earn is no pay, though an honest one earns no more
+    # What the worst earns is no pay, though an honest one earns no more.
+    paid = max(honest, lowest + 2 * _CLOSE)
     cheats = [cheat for cheat in standing if not cheat.right and cheat.total >= paid - _CLOSE]
     waste = [cheat for cheat in standing if cheat.right and cheat.total > honest + _CLOSE]
     found = []
@@ -226,6 +256,17 @@ def hackable(sheet: Sheet) -> list[Finding]:
                     "pay only for what an honest answer has and this one has not",
                 )
             )
+    around = [cheat.name for cheat in standing if cheat.name in AROUND and abs(cheat.total - honest) <= _CLOSE]
+    if around and not cheats and honest > lowest + _CLOSE:
+        found.append(
+            Finding(
+                "padding",
+                "warning",
+                "",
+                f"{_listed(around)} earns as much as the honest answer alone: no function minds what stands around it",
+                "if the format is to be kept strictly, pay for it (strict_format_reward), or for being short",
+            )
+        )
     return found
 
 
@@ -257,16 +298,18 @@ class Standing(NamedTuple):
 
 def leaderboard(sheet: Sheet) -> list[Standing]:
     """Every cheat, the best paid first, and of equals the shortest."""
-    honest = float(np.mean(sheet.totals[sheet.at(HONEST, AS_ASKED)]))
+    honest = sheet.honest_total
     found = []
     for name in dict.fromkeys(text.name for text in sheet.texts if text.kind == PROBE):
         mine = sheet.at(PROBE, name)
-        total = float(np.mean(sheet.totals[mine]))
+        total = mean_of_known(sheet.totals[mine])
         first = next(text for text in sheet.texts if text.kind == PROBE and text.name == name)
         scores = {function: mean_of_known(sheet.column(function)[mine]) for function in sheet.names}
         share = total / honest if honest > _CLOSE else None
         found.append(Standing(name, total, share, scores, first.right, first.own, first.text))
-    return sorted(found, key=lambda cheat: (-round(cheat.total, 9), len(cheat.example)))
+    return sorted(
+        found, key=lambda cheat: (-round(cheat.total, 9) if cheat.total == cheat.total else np.inf, len(cheat.example))
+    )
 
 
 def mean_of_known(values: np.ndarray) -> float:
@@ -278,12 +321,11 @@ def mean_of_known(values: np.ndarray) -> float:
 def spelling(sheet: Sheet, function: str) -> list[Finding]:
     """Right answers, written in another way, that a function which looks at the answer does not pay."""
     scores = sheet.column(function)
-    honest = scores[sheet.at(HONEST, AS_ASKED) | sheet.at(HONEST, ONE_LINE)]
-    wrong = scores[sheet.at(SPELLING, WRONG)]
+    honest, wrong = scores[sheet.at(SPELLING, RIGHT)], scores[sheet.at(SPELLING, WRONG)]
     known = wrong.size and np.isfinite(wrong).any() and np.isfinite(honest).any()
     if not known or not np.nanmax(honest) > np.nanmax(wrong) + _CLOSE:
         return []  # it does not look at the answer
-    others = [text for text in sheet.texts if text.kind == SPELLING and text.name != WRONG]
+    others = [text for text in sheet.texts if text.kind == SPELLING and text.name not in (RIGHT, WRONG)]
     unpaid = [
         name
         for name in dict.fromkeys(text.name for text in others if text.row == others[0].row)

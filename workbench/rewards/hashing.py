@@ -5,24 +5,29 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 import re
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_VALUES = (str, bytes, int, float, complex, tuple, list, dict, set, frozenset, re.Pattern, type(None))
 
 
 def reward_hash(func: Callable[..., Any]) -> str:
     """12 hex digits that change when what a reward function does changes, and are the same in every process.
 
     They cover its source, its defaults, the values that it closes over or was made with (factories, partials,
-    instances), and the functions that it calls by name.
+    instances), the values that it uses by name (patterns, lists, tables), and the functions that it calls by name or as
+    `module.function` of a module that is no installed library.
     """
     return hashlib.sha256("\n".join(_parts_of(func, set())).encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
 
 def _parts_of(value: Any, seen: set[int]) -> list[str]:
     if not callable(value):
-        return [re.sub(r" at 0x[0-9a-f]+", "", repr(value))]
+        return [_text_of(value)]
     if id(value) in seen:
         return []
     seen.add(id(value))
@@ -33,16 +38,39 @@ def _parts_of(value: Any, seen: set[int]) -> list[str]:
         return _parts_of(value.__self__, seen) + _parts_of(value.__func__, seen)
     if inspect.isfunction(value):
         code = value.__code__
-        own = _source(value) or code.co_code.hex() + repr(code.co_consts)
+        own = _source(value) or _instructions(code)
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        called = [value.__globals__.get(name) for name in sorted(_names_in(code))]
-        called = [other for other in called if inspect.isfunction(other) or isinstance(other, (str, int, float, tuple))]
+        names = sorted(_names_in(code))
+        used = [value.__globals__[name] for name in names if name in value.__globals__]
+        modules = [each for each in used if inspect.ismodule(each) and _is_own(each)]
+        used += [vars(module)[name] for module in modules for name in names if name in vars(module)]
+        called = [other for other in used if inspect.isfunction(other) or isinstance(other, _VALUES)]
         others = [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *called]
         return [own] + [part for other in others for part in _parts_of(other, seen)]
     if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
         state = [part for item in sorted(vars(value).items()) for part in item]
         return [_source(type(value)) or type(value).__qualname__] + [p for part in state for p in _parts_of(part, seen)]
-    return [re.sub(r" at 0x[0-9a-f]+", "", repr(value))]
+    return [_text_of(value)]
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, (set, frozenset)):
+        return repr(sorted(map(_text_of, value)))  # their order differs from process to process
+    if isinstance(value, dict):
+        return repr([(_text_of(key), _text_of(item)) for key, item in value.items()])
+    if isinstance(value, (list, tuple)):
+        return repr([_text_of(item) for item in value])
+    return _ADDRESS.sub("", repr(value))
+
+
+def _is_own(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return bool(file) and "site-packages" not in file and not file.startswith(os.path.dirname(os.__file__))
+
+
+def _instructions(code: CodeType) -> str:
+    inner = [_instructions(each) if isinstance(each, CodeType) else _text_of(each) for each in code.co_consts]
+    return "".join([code.co_code.hex(), *inner])
 
 
 def _names_in(code: CodeType) -> set[str]:

@@ -1,78 +1,23 @@
 """The completion that an honest policy would write: the format that the prompt asks for, filled with the right answer.
 
-It is built from the prompt itself, as a reader would: the tags in their order and with their line breaks, `####`,
-`\\boxed{}`, a JSON schema, or nothing but words. A reward that does not pay for it in full pays for nothing that a
-policy can learn from this prompt.
+A reward that does not pay for it in full pays for nothing that a policy can learn from this prompt.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from workbench.dataset.answer_column import MARK, is_number
+from workbench.dataset.answer_column import is_number
+from workbench.rewards.asked import Format, asked_format
+from workbench.run.errors import TaskError
 
 AS_ASKED = "as asked"
 ONE_LINE = "all on one line"
 NO_ANSWER = "what was asked for"  # written where the task has no answers
-# Names of the block that holds the answer; any other block is for working it out.
-_ANSWER_TAGS = {
-    "answer", "final_answer", "finalanswer", "solution", "result", "output", "final", "response", "sql", "code",
-}  # fmt: skip
-_THINK_TAGS = {
-    "think", "thinking", "thought", "thoughts", "reasoning", "reason", "scratchpad", "working", "working_out", "analysis",
-}  # fmt: skip
-_OPENING = re.compile(r"<([A-Za-z_]\w{0,40})>")
-
-
-class Block(NamedTuple):
-    """One asked-for block: opening, white space, content, white space, closing; and the white space that follows it."""
-
-    name: str
-    opening: str
-    closing: str
-    before: str
-    after: str
-    between: str
-
-
-class Format(NamedTuple):
-    """The format that a prompt asks for."""
-
-    blocks: tuple[Block, ...]
-    answer_tag: str | None  # None: the answer stands outside of the blocks
-    boxed: bool
-    mark: bool
-    json: bool
-
-    @property
-    def asks(self) -> bool:
-        """Whether any format is asked for."""
-        return bool(self.blocks or self.boxed or self.mark or self.json)
-
-    def __str__(self) -> str:
-        parts = [block.opening for block in self.blocks]
-        parts += [name for name, there in ((MARK, self.mark), ("\\boxed{}", self.boxed), ("JSON", self.json)) if there]
-        return " ".join(parts) or "no format"
-
-    def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
-        """A completion in this format.
-
-        Args:
-            compact: without the line breaks inside and between the blocks.
-        """
-        final = answer if self.json or not self.boxed else f"\\boxed{{{answer}}}"
-        final = f"{MARK} {final}" if self.mark else final
-        if not self.blocks:
-            return final if self.json else f"{reasoning}\n{final}"
-        text = ""
-        for block in self.blocks:
-            content = final if block.name == self.answer_tag else reasoning
-            before, after, between = ("", "", "") if compact else block[3:]
-            text += f"{block.opening}{before}{content}{after}{block.closing}{between}"
-        return text.rstrip() if self.answer_tag else f"{text.rstrip()}\n{final}"
+Row = Mapping[str, Any]
 
 
 class Ideal(NamedTuple):
@@ -82,66 +27,107 @@ class Ideal(NamedTuple):
     text: str
 
 
-def prompt_text(prompt: Any) -> str:
-    """The words of a prompt that were not written by the assistant."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(str(message["content"]) for message in prompt if message["role"] != "assistant")
+class Writer:
+    """How an honest policy writes for one row, and one that is not.
 
+    Args:
+        row: of the task.
+        answer_column: the column that holds the right answer.
+        ideal: row -> the honest completion, where the task says how it looks; None: it is read off the prompt.
+        others: answers of other rows: the best wrong ones.
 
-def asked_format(row: Mapping[str, Any]) -> Format:
-    """The format that a row's prompt asks for.
-
-    >>> str(asked_format({"prompt": "Answer as <think>why</think> <answer>what</answer>"}))
-    '<think> <answer>'
+    Raises:
+        TaskError: if `ideal` raises or makes no text.
     """
-    text = _asking(row["prompt"])
-    marks = _marks(text)
-    blocks, place = [], 0
-    for index, (name, opening, closing) in enumerate(marks):
-        # After the block before, if it stands there: a prompt may name the tags first and show them afterwards.
-        start = text.find(opening, place)
-        start = text.find(opening) if start < 0 else start
-        end = text.find(closing, start)
-        place = end + len(closing)
-        following = text.find(marks[index + 1][1], place) if index + 1 < len(marks) else -1
-        gap = text[place:following] if following >= 0 else ""
-        inside = _spaces(text[start + len(opening) : end])
-        blocks.append(Block(name, opening, closing, *inside, gap if gap and not gap.strip() else inside[0]))
-    schema = row.get("schema") is not None
-    answer_tag = _answer_tag([name for name, _, _ in marks])
-    return Format(tuple(blocks), answer_tag, not schema and "\\boxed" in text, not schema and MARK in text, schema)
 
+    def __init__(
+        self,
+        row: Row,
+        answer_column: str = "answer",
+        ideal: Callable[[Row], str] | None = None,
+        others: Sequence[str] = (),
+    ) -> None:
+        self.row, self.column, self._ideal = row, answer_column, ideal
+        self.asked: Format = asked_format(row)
+        self.has_answer = bool(answer_of(row, answer_column))
+        self.answer = answer_of(row, answer_column) or NO_ANSWER
+        known = self.answer.strip().casefold()
+        others = [other for other in others if other.strip().casefold() != known]
+        self.wrong = wrong_answer(self.answer, others)
+        self.wrong_too = wrong_answer(self.wrong, others)
+        self.honest = self._made(row) if ideal is not None else self.write(reasoning_for(self.answer), self.answer)
 
-def _asking(prompt: Any) -> str:
-    # A question may hold tags of its own (HTML, code): where the system message asks for a format, that is the format.
-    first = prompt[0] if not isinstance(prompt, str) and prompt else {}
-    system = str(first["content"]) if first.get("role") == "system" else ""
-    return system if _marks(system) or "\\boxed" in system or MARK in system else prompt_text(prompt)
+    @property
+    def free(self) -> bool:
+        """Whether neither the prompt nor the task says how a completion looks."""
+        return self._ideal is None and not self.asked.asks
 
+    @property
+    def guessed(self) -> bool:
+        """Whether the honest completion is a guess: the prompt asks for no format that can be read, or has no answer."""
+        return self._ideal is None and not (self.asked.asks and self.has_answer)
 
-def _marks(text: str) -> list[tuple[str, str, str]]:
-    # (name, opening, closing) of <x>...</x> and of <start_x>...<end_x>, in the order in which they are opened.
-    found = {}
-    for name in _OPENING.findall(text):
-        bare = name.removeprefix("start_")
-        for closing in (f"</{name}>", f"<end_{bare}>") if bare != name else (f"</{name}>",):
-            if closing in text:
-                found.setdefault(bare, (bare, f"<{name}>", closing))
-    return list(found.values())
+    def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
+        """A completion with this reasoning and this answer, as the prompt (or the task's `ideal`) has it."""
+        if self._ideal is not None:
+            text = self._with(answer)
+            return text if answer == self.answer or text != self.honest else self._replaced(answer)
+        text = self.asked.write(reasoning, answer, compact=compact)
+        prompt = self.row["prompt"]
+        opening = self.asked.blocks[0].opening if self.asked.blocks else ""
+        # What the prompt has already opened, the completion does not open again.
+        begun = opening and isinstance(prompt, str) and prompt.rstrip().endswith(opening)
+        return text.removeprefix(opening) if begun else text
 
+    def ideals(self) -> list[Ideal]:
+        """Honest completions: the first as its prompt asks, the others with differences that no reader would mind."""
+        answer, one = self.answer, reasoning_for(self.answer, 1)
+        if self._ideal is not None:
+            return [Ideal(AS_ASKED, self.honest), Ideal("with a newline at the end", self.honest + "\n")]
+        if self.free:
+            return [
+                Ideal(AS_ASKED, self.honest),
+                Ideal("the answer alone", answer),
+                Ideal("in a sentence", f"It is {answer}"),
+                Ideal("after 'Answer:'", f"{one}\nAnswer: {answer}"),
+            ]
+        found = [Ideal(AS_ASKED, self.honest), Ideal("with a newline at the end", self.honest + "\n")]
+        if not self.asked.json:
+            one_line = self.write(one, answer)
+            found += [Ideal("with its reasoning on one line", one_line)]
+            found += [Ideal("with its reasoning on one line and a newline at the end", one_line + "\n")]
+            if self.asked.blocks:
+                found.append(Ideal(ONE_LINE, self.write(one, answer, compact=True)))
+        return found
 
-def _spaces(content: str) -> tuple[str, str]:
-    if not content.strip() or content.strip(" \n").startswith(("and", "tags")):
-        return ("\n", "\n") if "\n" in content else ("", "")
-    return content[: len(content) - len(content.lstrip())], content[len(content.rstrip()) :]
+    def _with(self, answer: str) -> str:
+        right = self.row.get(self.column)
+        value: Any = answer
+        if right is not None and not isinstance(right, str):
+            try:
+                value = json.loads(answer)
+            except ValueError:
+                return self._replaced(answer)
+        try:
+            return self._made({**self.row, self.column: value})
+        except TaskError:
+            return self._replaced(answer)  # it is there for right answers
 
+    def _replaced(self, answer: str) -> str:
+        before, found, after = self.honest.rpartition(self.answer)
+        return before + answer + after if found else f"{self.honest}\n{answer}"
 
-def _answer_tag(names: list[str]) -> str | None:
-    named = [name for name in names if name.casefold() in _ANSWER_TAGS]
-    if named:
-        return named[-1]
-    return names[-1] if names and names[-1].casefold() not in _THINK_TAGS else None
+    def _made(self, row: Row) -> str:
+        rule = "ideal makes the honest completion of a row"
+        try:
+            text = self._ideal(row)
+        except Exception as error:
+            raise TaskError(
+                f"ideal raised {type(error).__name__}: {error}", rule=rule, remedy="correct that function"
+            ) from error
+        if not isinstance(text, str):
+            raise TaskError(f"ideal returned {type(text).__name__}", rule=rule, remedy="return a str")
+        return text
 
 
 def reasoning_for(answer: str, lines: int = 2) -> str:
@@ -166,11 +152,14 @@ def answer_of(row: Mapping[str, Any], column: str = "answer") -> str:
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
 
 
-def wrong_answer(answer: str) -> str:
+def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:
     """An answer of the same kind that is not right.
 
-    >>> wrong_answer("42"), wrong_answer("Paris"), wrong_answer('{"age": 41}')
-    ('43', 'not Paris', '{"age": 42}')
+    Args:
+        others: answers of other rows.
+
+    >>> wrong_answer("42"), wrong_answer("Paris", ["Paris", "Rome"]), wrong_answer('{"age": 41}')
+    ('43', 'Rome', '{"age": 42}')
     """
     if re.fullmatch(r"-?\d{1,15}", answer, re.ASCII):
         return str(int(answer) + 1)
@@ -181,7 +170,8 @@ def wrong_answer(answer: str) -> str:
             return json.dumps(_other(json.loads(answer)), ensure_ascii=False)
         except ValueError:
             pass
-    return f"not {answer}"
+    known = answer.strip().casefold()
+    return next((other for other in others if other.strip().casefold() not in ("", known)), f"not {answer}")
 
 
 def _other(value: Any) -> Any:
@@ -195,22 +185,6 @@ def _other(value: Any) -> Any:
     return value + 1 if isinstance(value, (int, float)) else "something else"
 
 
-def ideals(row: Mapping[str, Any], answer_column: str = "answer", written: str | None = None) -> list[Ideal]:
-    """Honest completions of a row: the first as its prompt asks, the others with differences that no reader would mind.
-
-    Args:
-        answer_column: the column that holds the right answer.
-        written: the honest completion, where the task says how it looks.
-    """
-    answer, asked = answer_of(row, answer_column) or NO_ANSWER, asked_format(row)
-    first = written if written is not None else asked.write(reasoning_for(answer), answer)
-    if not asked.asks and written is None:
-        return [Ideal(AS_ASKED, first), Ideal("the answer alone", answer), Ideal("in a sentence", f"It is {answer}")]
-    found = [Ideal(AS_ASKED, first), Ideal("with a newline at the end", first + "\n")]
-    if written is None and not asked.json:
-        one_line = asked.write(reasoning_for(answer, 1), answer)
-        found += [Ideal("with its reasoning on one line", one_line)]
-        found += [Ideal("with its reasoning on one line and a newline at the end", one_line + "\n")]
-        if asked.blocks:
-            found.append(Ideal(ONE_LINE, asked.write(reasoning_for(answer, 1), answer, compact=True)))
-    return found
+def ideals(row: Row, answer_column: str = "answer", ideal: Callable[[Row], str] | None = None) -> list[Ideal]:
+    """Honest completions of a row; arguments and errors as for `Writer`."""
+    return Writer(row, answer_column, ideal).ideals()

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.dataset.task import Row
+from workbench.rewards.asked import Format
 from workbench.rewards.findings import Finding
-from workbench.rewards.ideal import Format
 from workbench.rewards.suite import RewardSuite
 
 _PLAIN = (1, 5, 10, 15, 20, 25, 30, 40, 50, 80, 120, 200, 400)  # characters

@@ -40,6 +40,7 @@ __all__ = [
     "think_answer_format_reward",
 ]
 
+_HEDGES = re.compile(r"\b(?:not|never|either|neither|nor|or|maybe|perhaps)\b")
 _ONE_NUMBER = re.compile(r"\d[\d.,]*(?:[eE][-+]?\d+)?")
 
 
@@ -61,8 +62,13 @@ def answer_scores(
 
 
 def _says_too_much(given: str | None, right: Any, bare: bool) -> bool:
+    if given is None:
+        return False
+    # "not 1/2" and "either 7 or 1/2" hold the right formula, and math-verify finds it there.
+    if any(word not in str(right).casefold() for word in _HEDGES.findall(given.casefold())):
+        return True
     wanted = number_of(right)
-    if given is None or wanted is None:
+    if wanted is None:
         return False
     several, whole = len(_ONE_NUMBER.findall(given)) > 1, wanted.denominator == 1
     if quick_same(given, right) is not None:

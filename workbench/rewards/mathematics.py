@@ -14,12 +14,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 from workbench.rewards.answers import LONGEST, quick_same
 from workbench.rewards.worker import DeadlineError, Worker, WorkerDied, inside_worker
 
 Pair = tuple[str, str]
+DEADLINE_S = 5.0
 FIRST_SLICE_S = 0.1  # of processor time: most formulas take 5 to 50 ms
 GROWTH = 4  # of the slice, each time that a pair has run over it
 REMEMBERED = 4096  # verdicts; at most 16 MB of text
@@ -41,7 +43,32 @@ _workers: dict[int, tuple[Worker, _Turns]] = {}  # by process: a fork must not t
 _known: dict[Pair, bool] = {}
 
 
-def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: float = 5.0) -> list[bool | None]:
+class _Watch(NamedTuple):
+    deadline_s: float
+    late: set[int]
+
+
+_watch: ContextVar[_Watch | None] = ContextVar("watch", default=None)
+
+
+@contextlib.contextmanager
+def watched(deadline_s: float | None) -> Iterator[set[int]]:
+    """What `same_answers` does in here: it keeps this deadline, and the indexes of what it did not judge in time are told.
+
+    Args:
+        deadline_s: None: the usual one.
+    """
+    watch = _Watch(DEADLINE_S if deadline_s is None else min(DEADLINE_S, deadline_s), set())
+    before = _watch.set(watch)
+    try:
+        yield watch.late
+    finally:
+        _watch.reset(before)
+
+
+def same_answers(
+    given: Sequence[str | None], right: Sequence[Any], deadline_s: float | None = None
+) -> list[bool | None]:
     """`same_answer` of many pairs at once: [B] True, False, or None for a pair that was not judged in time.
 
     Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one call. A text without
@@ -51,8 +78,11 @@ def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: 
     Args:
         given: [B]; None (no answer was found) is False.
         right: [B]; any type, compared as text.
-        deadline_s: for the whole batch; the start of the worker, once in a program, comes on top.
+        deadline_s: for the whole batch; the start of the worker, once in a program, comes on top. None: that of `watched`.
     """
+    watch = _watch.get()
+    if deadline_s is None:
+        deadline_s = watch.deadline_s if watch is not None else DEADLINE_S
     results: list[bool | None] = []
     asked: dict[int, Pair] = {}
     for index, (one, other) in enumerate(zip(given, right, strict=True)):
@@ -68,10 +98,12 @@ def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: 
     if asked:
         for index, same in zip(asked, verdicts(list(asked.values()), deadline_s)):
             results[index] = same
+            if same is None and watch is not None:
+                watch.late.add(index)
     return results
 
 
-def verdicts(pairs: Sequence[Pair], deadline_s: float = 5.0) -> list[bool | None]:
+def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool | None]:
     """What math-verify says of (given, right) pairs: [B] True, False, or None for one that was not judged in time.
 
     Back within `deadline_s` + 1 s, however hostile the pairs are; those that are not are judged all the same.

@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from workbench.rewards.ideal import (
-    NO_ANSWER,
-    Format,
-    answer_of,
-    asked_format,
-    ideals,
-    prompt_text,
-    reasoning_for,
-    wrong_answer,
-)
+from workbench.rewards.asked import Format, prompt_text
+from workbench.rewards.ideal import Writer, reasoning_for
 from workbench.run.errors import TaskError
 
 CHARACTERS_A_TOKEN = 4  # of English, roughly: for the probe that is cut at the limit
@@ -31,22 +23,32 @@ class Probe(NamedTuple):
 
     name: str
     text: str
-    right: bool = (
-        False  # it gives the right answer in the asked-for format, wastefully: it may earn as much, but not more
-    )
+    right: bool = False  # it holds the right answer where it belongs, wastefully: it may earn as much, but not more
     own: bool = False  # added by the user
 
 
 class _Parts(NamedTuple):
-    row: Mapping[str, Any]
-    asked: Format
-    honest: str
-    answer: str
-    wrong: str
+    writer: Writer
     length: int  # characters that fit into a completion
 
+    @property
+    def asked(self) -> Format:
+        return self.writer.asked
+
+    @property
+    def honest(self) -> str:
+        return self.writer.honest
+
+    @property
+    def answer(self) -> str:
+        return self.writer.answer
+
+    @property
+    def wrong(self) -> str:
+        return self.writer.wrong
+
     def wrap(self, reasoning: str, answer: str) -> str:
-        return self.asked.write(reasoning, answer)
+        return self.writer.write(reasoning, answer)
 
 
 def _tags(parts: _Parts, content: str = "") -> str:
@@ -54,7 +56,7 @@ def _tags(parts: _Parts, content: str = "") -> str:
 
 
 def _hedge(parts: _Parts) -> str:
-    candidates = [parts.wrong, parts.answer, f"{parts.answer}0"]
+    candidates = [parts.wrong, parts.answer, parts.writer.wrong_too]
     last = parts.asked.blocks[-1] if parts.asked.blocks else None
     if last is None:
         return "\n".join(parts.wrap("Step by step:", candidate) for candidate in candidates)
@@ -93,7 +95,7 @@ _MAKERS: dict[str, Callable[[_Parts], str]] = {
     "empty": lambda parts: "",
     "a wrong answer": lambda parts: parts.wrap(reasoning_for(parts.wrong), parts.wrong),
     "a wrong answer, in few words": lambda parts: parts.wrap("so", parts.wrong),
-    "prompt echo": lambda parts: prompt_text(parts.row["prompt"]),
+    "prompt echo": lambda parts: prompt_text(parts.writer.row["prompt"]),
     "the answer alone": lambda parts: parts.answer,
     "the answer in the wrong place": _misplaced,
     "tags, no answer": lambda parts: _tags(parts, "\n...\n"),
@@ -117,11 +119,11 @@ _MAKERS: dict[str, Callable[[_Parts], str]] = {
     "reasoning repeated": lambda parts: parts.wrap(_repeated(parts.answer, 12 * 40), parts.answer),
     "digits of full width": lambda parts: parts.honest.translate(_FULL_WIDTH),
 }
-# Right, and in the format, though not as one would like it.
-_RIGHT = {"reasoning repeated", "digits of full width"}
-# Where no format is asked for, these are honest answers, and the others need tags.
-_AROUND = {"text before the answer", "text after the answer"}
-_HONEST_WITHOUT_FORMAT = {"the answer alone", *_AROUND}
+# Right, though not as one would like it.
+AROUND = {"text before the answer", "text after the answer"}
+_RIGHT = {"reasoning repeated", "digits of full width", *AROUND}
+# Where no format is asked for, the first is an honest answer, and the second in no wrong place.
+_HONEST_WITHOUT_FORMAT = {"the answer alone", "the answer in the wrong place", *AROUND}
 # Where the task has no answers, nothing is wrong or misplaced.
 _NEED_ANSWER = {
     "a wrong answer",
@@ -145,36 +147,39 @@ _NEED_TAGS = {
 def probes(
     row: Mapping[str, Any],
     answer_column: str = "answer",
-    written: str | None = None,
+    ideal: Callable[[Mapping[str, Any]], str] | None = None,
     own: Mapping[str, str | Callable[[Mapping[str, Any]], str]] | None = None,
     max_completion_length: int = 512,
 ) -> list[Probe]:
-    """The cheats for a row, those of the user last.
+    """The cheats for a row, those of the user last; arguments as for `Writer` and `probes_by`."""
+    return probes_by(Writer(row, answer_column, ideal), own, max_completion_length)
+
+
+def probes_by(
+    writer: Writer,
+    own: Mapping[str, str | Callable[[Mapping[str, Any]], str]] | None = None,
+    max_completion_length: int = 512,
+) -> list[Probe]:
+    """The cheats for a writer's row, those of the user last.
 
     Args:
-        written: the honest completion, where the task says how it looks.
         own: name -> a text, or a function that makes one from the row.
         max_completion_length: tokens; what is longer is cut there, roughly.
 
     Raises:
         TaskError: if a probe of the user's fails or is no text.
     """
-    asked, answer = asked_format(row), answer_of(row, answer_column)
-    honest = ideals(row, answer_column, written)[0].text
-    parts = _Parts(
-        row, asked, honest, answer or NO_ANSWER, wrong_answer(answer), max_completion_length * CHARACTERS_A_TOKEN
-    )
-    # Where blocks hold everything, or JSON stands alone, the format leaves no room for more.
-    whole = asked.json or asked.answer_tag is not None
-    found = []
+    parts = _Parts(writer, max_completion_length * CHARACTERS_A_TOKEN)
+    asked, honest = writer.asked, {ideal.text for ideal in writer.ideals()}
+    found: list[Probe] = []
     for name, make in _MAKERS.items():
-        unfit = (name in _NEED_TAGS and not asked.blocks) or (name in _NEED_ANSWER and not answer)
-        if unfit or (not asked.asks and name in _HONEST_WITHOUT_FORMAT):
+        unfit = (name in _NEED_TAGS and not asked.blocks) or (name in _NEED_ANSWER and not writer.has_answer)
+        if unfit or (writer.free and name in _HONEST_WITHOUT_FORMAT):
             continue
         text = make(parts)
-        if text != honest and text not in {probe.text for probe in found}:
-            found.append(Probe(name, text, right=name in (_RIGHT if whole else _RIGHT | _AROUND)))
-    return found + [Probe(name, _own_text(name, make, row), own=True) for name, make in (own or {}).items()]
+        if text not in honest and text not in {probe.text for probe in found}:
+            found.append(Probe(name, text, right=name in _RIGHT))
+    return found + [Probe(name, _own_text(name, make, writer.row), own=True) for name, make in (own or {}).items()]
 
 
 def _own_text(name: str, make: str | Callable[[Mapping[str, Any]], str], row: Mapping[str, Any]) -> str:

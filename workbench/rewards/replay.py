@@ -566,13 +566,13 @@ class _Tally:
     def notes(self) -> list[str]:
         """What a reader of the numbers should know."""
         found = []
-        if self.old.hash == self.suite.hash:
+        if self.old.hash == self.suite.hash and not any(self.rescored.values()):
             found.append("the functions and weights are those of the run")
         for name, count in self.rescored.items():
             if count and self.old.hashes[name] == self.suite.hashes[name]:
                 found.append(
                     f"{name} is unchanged and scores {count} completions otherwise than in training: "
-                    "it draws at random, or reads something that was not recorded"
+                    "it draws at random, reads something that was not recorded, or uses a value that the hash does not see"
                 )
         if self.drift > NO_SIGN:
             found.append(

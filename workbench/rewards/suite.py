@@ -73,6 +73,7 @@ class RewardSuite:
         deadline_s: for one function and one batch; None: none.
         on_error: what a function that raises or is late does: "stop" is an error that names the completion; "skip" leaves
             that completion without this function's score, and counts it.
+        keep_state: as for `Functions`: whether objects with a state of their own are called where they are.
 
     Raises:
         RecipeError: if `weights` names a function that the task does not have, all weights are 0, or `on_error` is unknown.
@@ -88,6 +89,7 @@ class RewardSuite:
         on_batch: Callable[[ScoredBatch], None] | None = None,
         deadline_s: float | None = DEADLINE_S,
         on_error: str = "stop",
+        keep_state: bool = True,
     ) -> None:
         self.task, self.names = task, task.function_names
         unknown = sorted(set(weights or {}) - set(self.names))
@@ -114,7 +116,7 @@ class RewardSuite:
         self.on_batch, self.deadline_s, self.on_error = on_batch, deadline_s, on_error
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
         self.notes: list[str] = []  # what was adapted, in words
-        self.functions = Functions(self._adapted())
+        self.functions = Functions(self._adapted(), keep_state)
         self._readings: dict[str, Reading] = {}
         self._pending: dict[str, Scored] = {}
         self._seconds: dict[str, float] = {}
@@ -326,7 +328,7 @@ class RewardSuite:
             raise TaskError(
                 f"{name} needs {missing[0]!r}; the rows have the columns {', '.join(map(str, row))}",
                 rule="a reward function gets `prompts`, `completions` and the dataset's columns, by keyword",
-                remedy=f"add a column {missing[0]!r} to the rows, or rename the parameter to one that is there",
+                remedy=_missing_remedy(missing[0]),
             )
         for column in sorted(set(needed) - FROM_TRL):
             empty = [number for number, other in enumerate(rows) if other.get(column) is None]
@@ -342,6 +344,12 @@ class RewardSuite:
                 rule="TRL passes every column and a few objects of its own by keyword",
                 remedy=f"end its signature with **kwargs: def {name}(completions, **kwargs)",
             )
+
+
+def _missing_remedy(parameter: str) -> str:
+    if f"{parameter}s" in FROM_TRL:
+        return f"rename the parameter to {parameter}s: it is a list with one item a completion"
+    return f"add a column {parameter!r} to the rows, or rename the parameter to one that is there"
 
 
 def _call(

@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from workbench.dataset.task import Row, Task
 from workbench.dataset.template import template_card
 from workbench.rewards.findings import Finding, mean_of_known
-from workbench.rewards.ideal import asked_format, ideals
+from workbench.rewards.ideal import Writer
 from workbench.rewards.suite import RewardSuite
 
 
 def token_findings(
-    task: Task,
     suite: RewardSuite,
-    rows: Sequence[Row],
+    writers: Sequence[Writer],
     names: Sequence[str],
     tokenizer: Any,
     max_completion_length: int,
@@ -26,12 +24,13 @@ def token_findings(
     template has already written.
 
     Args:
+        writers: of the rows that are tried.
         names: the functions to ask.
         tokenizer: the policy's.
         max_completion_length: tokens.
     """
+    rows, honest = [dict(writer.row) for writer in writers], [writer.honest for writer in writers]
     card = template_card(tokenizer, rows[0]["prompt"])
-    honest = [ideals(row, task.answer_column, task.ideal(row) if task.ideal else None)[0].text for row in rows]
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in honest]
     decoded = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
     seen = [_after(text, f"<{card.prefilled}>") if card.prefilled else text for text in decoded]
@@ -61,7 +60,7 @@ def token_findings(
                 "cut",
                 "error",
                 "",
-                f"an honest completion takes {longest} tokens, and {max_completion_length} fit ({asked_format(rows[0])})",
+                f"an honest completion takes {longest} tokens, and {max_completion_length} fit ({writers[0].asked})",
                 "raise max_completion_length",
             )
         )

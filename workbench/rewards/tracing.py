@@ -241,19 +241,17 @@ def _branches(function: ast.AST) -> Iterator[list[ast.AST]]:
         if isinstance(node, ast.IfExp):
             yield [node.body]
             yield [node.orelse]
-        elif isinstance(node, (ast.If, ast.While, ast.For)):
-            yield node.body
-            if node.orelse:
-                yield node.orelse
-        elif isinstance(node, ast.ExceptHandler):
-            yield node.body
         elif isinstance(node, ast.BoolOp):
             yield from ([value] for value in node.values[1:])
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            # After an early return, what follows is a branch too.
-            yield from ([statement] for statement in node.body[1:])
         elif isinstance(node, (ast.ListComp, ast.GeneratorExp)) and any(clause.ifs for clause in node.generators):
             yield [node.elt]
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            if isinstance(statements, list) and statements:
+                if isinstance(node, (ast.If, ast.While, ast.For, ast.ExceptHandler)):
+                    yield statements
+                # After a return, a continue or an exception, what follows is a branch too.
+                yield from ([statement] for statement in statements[1:])
 
 
 def _describe(file: str, lines: list[str], branch: list[ast.AST]) -> Unreached:

@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from workbench.dataset.task import BESIDE
 from workbench.run.errors import fault_line
 
 START_S = 60.0  # for the imports of a fresh process
@@ -118,7 +119,8 @@ def packed(target: Any) -> bytes:
     import cloudpickle
 
     # A task file is loaded under a name that no other process can import, so what it defines travels by value.
-    files = [module for name, module in list(sys.modules.items()) if name.startswith("workbench_task_")]
+    own = [name for name in sys.modules if name.startswith("workbench_task_") or name in BESIDE]
+    files = [sys.modules[name] for name in own]
     for module in files:
         cloudpickle.register_pickle_by_value(module)
     try:

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 from workbench.dataset.task import Row, Task, load_task
-from workbench.rewards.examination import Examination, examine
+from workbench.rewards.asked import asked_format
+from workbench.rewards.examination import Examination, examine, writers
 from workbench.rewards.groups import ExplainedGroup, explain
-from workbench.rewards.ideal import answer_of, asked_format, ideals
-from workbench.rewards.probes import probes
+from workbench.rewards.ideal import Writer
+from workbench.rewards.probes import probes_by
 from workbench.rewards.suite import RewardSuite
-from workbench.run.errors import WorkbenchError
+from workbench.run.errors import RecipeError, TaskError, WorkbenchError
 from workbench.run.workspace import shown
 from workbench.views.groups import group_tables
 from workbench.views.highlight import highlighted
@@ -39,6 +40,8 @@ WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is 
 _LOOK_S = 0.5  # between two looks at the task file
 _PAUSE_S = 0.15  # of typing, after which it is scored
 _STARTERS = ("an honest answer", "a wrong answer", "empty tags", "several answers as a hedge", "empty")
+_DEADLINE_S = 5.0  # for one function and all completions of the panel
+_SCALES = ("group", "batch", "none")
 _OPEN: dict[str, Lab] = {}  # the panel that looks after each task file: run again, a cell replaces it
 
 
@@ -58,6 +61,7 @@ class Bench:
         self._stamp = self._look()
         self._suite: RewardSuite | None = None
         self._examination: Examination | None = None
+        self._writers: dict[int, Writer] = {}
 
     def _look(self) -> tuple[int, int] | None:
         try:
@@ -72,22 +76,32 @@ class Bench:
         if stamp is None or stamp == self._stamp:
             return False
         self._stamp = stamp
+        before = self.task, self._suite, self._examination, self._writers
         try:
-            task = load_task(self.file)
-            if not len(task.rows):
-                raise ValueError("the task has no rows")
-        except (WorkbenchError, ValueError) as error:
-            self.problem = str(error)
+            self.task, self._suite, self._examination, self._writers = load_task(self.file), None, None, {}
+            self._usable()
+        except (Exception, SystemExit) as error:  # whatever is written there, the panel stays
+            self.task, self._suite, self._examination, self._writers = before
+            self.problem = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
             return True
-        self.close()
-        self.task, self.problem, self._suite, self._examination = task, "", None, None
+        if before[1] is not None:
+            before[1].close()
+        self.problem = ""
         return True
+
+    def _usable(self) -> None:
+        if not len(self.task.rows):
+            raise TaskError(
+                f"task {self.task.name!r}: 0 prompts", rule="completions answer a prompt", remedy="give the task rows"
+            )
+        self.writer(0)
+        self.suite.check_signatures(self.task.rows)
 
     @property
     def suite(self) -> RewardSuite:
         """The task's functions; one that fails leaves its completion without a score."""
         if self._suite is None:
-            self._suite = RewardSuite(self.task, 1, deadline_s=5.0, on_error="skip")
+            self._suite = RewardSuite(self.task, 1, deadline_s=_DEADLINE_S, on_error="skip", keep_state=False)
         return self._suite
 
     @property
@@ -102,18 +116,26 @@ class Bench:
         if self._suite is not None:
             self._suite.close()
 
-    def starters(self, row: Row) -> dict[str, str]:
+    def writer(self, number: int) -> Writer:
+        """How an honest policy writes for a prompt of the task."""
+        if number not in self._writers:
+            rows = self.task.rows
+            near = [rows[other] for other in range(min(len(rows), 20)) if other != number]
+            self._writers[number] = writers(self.task, [rows[number], *near])[0]
+        return self._writers[number]
+
+    def starters(self, number: int) -> dict[str, str]:
         """Completions to begin with, by name: the honest ones, then the cheats."""
-        written = self.task.ideal(row) if self.task.ideal else None
-        honest = ideals(row, self.task.answer_column, written)
+        writer = self.writer(number)
+        honest = writer.ideals()
         found = {"an honest answer": honest[0].text}
         found.update({f"honest, {ideal.name}": ideal.text for ideal in honest[1:]})
-        own = self.task.probes
-        found.update({probe.name: probe.text for probe in probes(row, self.task.answer_column, written, own)})
+        found.update({probe.name: probe.text for probe in probes_by(writer, self.task.probes)})
         return found
 
     def group(self, row: Row, texts: Sequence[str]) -> tuple[ExplainedGroup, dict[int, list[str]]]:
         """(the completions as one group, by completion what functions did instead of scoring it)."""
+        texts = list(texts) or [""]  # nothing written yet
         scored = self.suite.score_each([row] * len(texts), texts, quiet=True)
         scores = np.array([scored[name].scores for name in self.suite.names], dtype=float).T
         right = [score > 0 for score in scored[self.task.right_function].scores]
@@ -159,18 +181,27 @@ class Lab:
         task: Task | str | Path,
         completions: Sequence[str] | None = None,
         row: int = 0,
-        scale_rewards: str = "group",
+        scale_rewards: str | bool = "group",
     ) -> None:
-        self.bench = Bench(task, scale_rewards)
+        scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
+        if scale not in _SCALES:
+            raise RecipeError(
+                f"scale_rewards = {scale_rewards!r}", rule="TRL's setting", remedy=f"one of {', '.join(_SCALES)}"
+            )
+        given = [completions] if isinstance(completions, str) else completions
+        if given is not None and not all(isinstance(text, str) for text in given):
+            raise TaskError(
+                f"completions = {given!r:.200}", rule="a completion is a text", remedy="give a list of texts"
+            )
+        self.bench = Bench(task, scale)
+        self.bench._usable()
         rows = self.bench.task.rows
         if not 0 <= row < len(rows):
             raise IndexError(f"row = {row}: the task has {len(rows)} rows")
         self.number = row
-        starters = self.bench.starters(rows[row])
+        starters = self.bench.starters(row)
         self.texts = (
-            list(completions)
-            if completions is not None
-            else [starters[name] for name in _STARTERS if name in starters][:4]
+            list(given) if given is not None else [starters[name] for name in _STARTERS if name in starters][:4]
         )
         self._pending: Any = None
         self._watching: asyncio.Task | None = None
@@ -228,7 +259,7 @@ class Lab:
             options=self._offered(), value=self.number, description="prompt", layout=ipywidgets.Layout(width="70%")
         )
         self._scale = ipywidgets.Dropdown(
-            options=["group", "batch", "none"], value=self.bench.scale_rewards, description="scale_rewards", style=words
+            options=list(_SCALES), value=self.bench.scale_rewards, description="scale_rewards", style=words
         )
         self._marks = ipywidgets.Dropdown(
             options=self._markable(), value="", description="highlight", style=words, layout=half
@@ -267,7 +298,7 @@ class Lab:
     def _fill(self) -> None:
         # One line a completion: what is typed, and what is found in it.
         kit = self._kit
-        starters = self.bench.starters(self.row)
+        starters = self.bench.starters(self.number)
         self._cells, lines = [], []
         for index, text in enumerate(self.texts):
             chooser = kit.Dropdown(
@@ -299,9 +330,9 @@ class Lab:
 
     def _prompt_changed(self, change: dict[str, Any]) -> None:
         # Completions that were not touched follow the prompt; what was typed stays.
-        before = {text: name for name, text in self.bench.starters(self.row).items()}
+        before = {text: name for name, text in self.bench.starters(self.number).items()}
         self.number = change["new"]
-        after = self.bench.starters(self.row)
+        after = self.bench.starters(self.number)
         self.texts = [after.get(before.get(text, ""), text) for text in self.texts]
         self._fill()
         self.refresh(everything=True)
@@ -337,7 +368,8 @@ class Lab:
         asked = asked_format(row)
         marks = [mark for block in asked.blocks for mark in (block.opening, block.closing)]
         if everything:
-            answer = answer_of(row, self.bench.task.answer_column)
+            writer = self.bench.writer(self.number)
+            answer = writer.answer if writer.has_answer else ""
             self._prompt.value = f"<pre style='{PRE}'>{html.escape(plain(_prompt_text(row)))}</pre>" + (
                 f"<pre style='{PRE}'><b>right answer</b> {html.escape(plain(answer))}</pre>" if answer else ""
             )
@@ -375,7 +407,10 @@ class Lab:
     async def _look_after(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # the next save may be better
+                self._status.value = _said(f"{type(error).__name__}: {error}", "#c0392b")
 
     def look(self) -> None:
         """Load the task again if its file was saved. The panel does this by itself."""
