@@ -12,7 +12,7 @@ import pytest
 from recording import record
 
 from workbench.replaying import read_weights
-from workbench.rewards.replay import MEANING
+from workbench.rewards.comparing import MEANING
 from workbench.run.errors import RecipeError
 from workbench.tiny.task import task as arithmetic
 

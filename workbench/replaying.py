@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.dataset.task import load_task
-from workbench.rewards.replay import Replay, replay
+from workbench.rewards.comparing import Replay
+from workbench.rewards.replay import replay
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import RecipeError
 

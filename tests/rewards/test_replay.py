@@ -13,8 +13,9 @@ import pytest
 from recording import record
 
 from workbench.dataset.task import Task
-from workbench.rewards import replay as module
-from workbench.rewards.replay import DEAD, MEANING, explain_recorded, replay
+from workbench.rewards import recorded as module
+from workbench.rewards.comparing import DEAD, MEANING
+from workbench.rewards.replay import explain_recorded, replay
 from workbench.run.errors import RecipeError, RunError, TaskError
 from workbench.run.rollouts import parts
 

@@ -89,7 +89,7 @@ def test_replay_pictures(replayed):
 def test_a_long_history_is_drawn_with_a_bounded_number_of_points(replayed):
     import dataclasses
 
-    from workbench.rewards.replay import StepChange
+    from workbench.rewards.comparing import StepChange
 
     long = dataclasses.replace(replayed, steps=[StepChange(step, 2, 1, 0) for step in range(10_000)])
     assert len(replay_chart(long).axes[0].get_lines()[0].get_xdata()) <= 300

@@ -407,11 +407,15 @@ class _Examiner:
         return unreached(self.suite.functions[name], trace) if trace is not None else []
 
     def _shapes(self, names: Sequence[str]) -> None:
-        chat = is_chat(self.rows[0]["prompt"])
+        chat, readings = is_chat(self.rows[0]["prompt"]), self.suite.readings(self.rows)
+        fitting = [name for name in names if readings[name].shape == ("chat" if chat else "text")]
+        if len(fitting) > 1:
+            what = f"{', '.join(fitting)} read {'messages' if chat else 'plain text'} only, which is what these prompts are"
+            self.findings.append(Finding("chat_plain", "note", "", what))
         for name in names:
-            found = self.suite.readings(self.rows)[name]
-            if found.note:
-                wrong = found.shape != "either" and (found.shape == "chat") != chat
+            found = readings[name]
+            if found.note and not (name in fitting and len(fitting) > 1):
+                wrong = found.shape != "either" and name not in fitting
                 remedy = "the workbench hands it what it reads; TRL itself does not" if wrong else ""
                 self.findings.append(Finding("chat_plain", "warning" if wrong else "note", name, found.note, remedy))
         for note in self.suite.notes:

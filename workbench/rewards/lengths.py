@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ def length_findings(name: str, function: Callable, found: Growth) -> list[Findin
         findings.append(
             Finding(
                 "unit",
-                "warning",
+                "warning" if wrong or re.search(r"len|length|short|long|brief|concise", name) else "note",
                 name,
                 f"counts characters{best}"
                 + (", and speaks of tokens" if wrong else "; GRPO's own lengths are in tokens"),
