@@ -219,6 +219,9 @@ def probe(
     scores them all. It names the function that cannot pay, with the line that nothing reaches, and the cheat that earns
     as much as an honest answer. Golden cases (completion -> expected scores) are checked too.
 
+    Where the honest completion cannot be read off the prompt, the task says it: Task(ideal=lambda row: ...). Cheats of your
+    own: Task(probes={name: text or function of the row}).
+
     Exits with 1 if a reward cannot pay or fails, if a cheat earns at least what an honest answer earns, or if a golden
     case does not hold.
 

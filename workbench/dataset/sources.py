@@ -150,7 +150,12 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
         raise DataError(
             f"{shown(path)}: no such file",
             rule=f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}",
-            remedy=f"check the path; looked in {Path.cwd()} and in {workspace()}",
+            remedy=(
+                "notebook 01 writes it: run that first, or check the path"
+                if path.name == "train.jsonl"
+                else "check the path"
+            )
+            + f"; looked in {' and in '.join(dict.fromkeys([str(Path.cwd()), str(workspace())]))}",
         )
     opened = _from_datasets(name, name, subset, split)
     if name != text:

@@ -162,6 +162,12 @@ def function_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
+def _load_remedy(path: Path, missing_module: bool) -> str:
+    if (path.parent / "manifest.json").is_file():
+        return "this is a run's own copy, for the record; load or edit the file that it was copied from"
+    return "put that module beside the task file, or install it" if missing_module else "correct that line"
+
+
 @contextlib.contextmanager
 def _beside(folder: Path) -> Iterator[None]:
     # A task's own modules lie beside it. They are loaded anew with it: another task may have some of the same names.
@@ -196,6 +202,12 @@ def load_task(name: str | Path) -> Task:
             rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
             remedy=f"notebook 02 writes a task file; looked in {Path.cwd()} and in {workspace()}",
         )
+    if path.suffix != ".py":
+        raise TaskError(
+            f"{shown(path)}: not a Python file",
+            rule="a task file is Python and binds `task`",
+            remedy="notebook 02 writes one",
+        )
     # A name of its own for every load: a task edited and loaded again must not be answered from the module cache.
     spec = importlib.util.spec_from_file_location(f"workbench_task_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
@@ -210,7 +222,7 @@ def load_task(name: str | Path) -> Task:
         raise TaskError(
             f"{shown(path)}: {type(error).__name__}: {error}{fault_line(error, path)}",
             rule="a task file runs when it is imported",
-            remedy="put that module beside the task file, or install it" if missing else "correct that line",
+            remedy=_load_remedy(path, missing),
         ) from error
     task = getattr(module, "task", None)
     if not isinstance(task, Task):

@@ -37,6 +37,7 @@ _SHORTEST_SLICE_S = 0.02
 _SLICE_SHARE = 0.1  # of the time for all, for one completion; half as much after each that was late
 _FIRST_SHARE = 0.5  # of what is left, for asking each completion once; then those that were late are asked again
 UNJUDGED = "its formula was not judged in time (it is no 0, and the run goes on)"
+_BLOCKS = "it blocks instead of awaiting"
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest slice
 
 
@@ -126,9 +127,7 @@ class Functions:
             async with limit:
                 result = plain_result(await self._functions[name](**own))
             if deadline_s is not None and (took := time.monotonic() - started) > deadline_s + _GRACE_S:
-                raise Failed(
-                    f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting", in_time=False
-                )
+                raise Failed(f"was back after {took:.1f} s of {deadline_s:g}: {_BLOCKS}", in_time=False)
         except Failed:
             raise
         except Exception as error:
@@ -215,7 +214,7 @@ def _result(name: str, answer: _Answer) -> Any:
         raise RewardError(
             f"{name} changed its input {answer.changed!r}",
             rule="every function and the trainer's log are handed the same lists",
-            remedy=f"work on a copy: {answer.changed} = list({answer.changed})",
+            remedy=f"work on a copy, messages and all: {answer.changed} = copy.deepcopy({answer.changed})",
         )
     return answer.result
 
@@ -342,13 +341,19 @@ def score_batch(
         late = functions.unjudged.get(name, ())
     except Failed as error:
         left = None if deadline_s is None else deadline_s - (time.monotonic() - started)
-        return _salvaged(functions, name, call, error, left, skip)
+        return _salvaged(functions, name, call, error, left, skip, deadline_s)
     scores = check_scores(name, result, call["prompts"], call["completions"])
     return Scored(scores, {index: UNJUDGED for index in late if index < len(scores) and math.isnan(scores[index])})
 
 
 def _salvaged(
-    functions: Functions, name: str, call: Call, error: Failed, deadline_s: float | None, skip: bool
+    functions: Functions,
+    name: str,
+    call: Call,
+    error: Failed,
+    deadline_s: float | None,
+    skip: bool,
+    started_with: float | None,
 ) -> Scored:
     prompts, completions = call["prompts"], call["completions"]
     if len(completions) == 1:
@@ -362,6 +367,12 @@ def _salvaged(
         skip = True  # slow as a batch, and every completion was scored alone
     elif not failed:
         raise _reward_error(name, error, f"a batch of {len(completions)} completions") from error.__cause__
+    if (
+        not skip
+        and not error.in_time
+        and not any(value.in_time for value in singles.values() if isinstance(value, Failed))
+    ):
+        raise _late_error(name, error, singles, call, started_with)
     if not skip:
         index = min(
             failed, key=lambda each: (not singles[each].in_time, each)
@@ -373,6 +384,19 @@ def _salvaged(
         if not isinstance(value, Failed):
             [scores[index]] = check_scores(name, value, [prompts[index]], [completions[index]])
     return Scored(scores, failed)
+
+
+def _late_error(name: str, error: Failed, singles: dict[int, Any], call: Call, deadline_s: float | None) -> RewardError:
+    late = [index for index, value in singles.items() if isinstance(value, Failed)]
+    count, first = len(call["completions"]), quote(call["prompts"][late[0]], call["completions"][late[0]])
+    what = error.text if _BLOCKS in error.text else f"was not back after {deadline_s:g} s"
+    alone = f"; asked one by one, {len(late)} were not back in their share of it, the first being {first}"
+    where = f"{count} completions{alone}" if count > 1 else first
+    return RewardError(
+        f"{name} {what} for {where}",
+        rule="a reward function scores a batch within its deadline (deadline_s)",
+        remedy="does it hang there (a pattern that backtracks, a number that explodes)? mend it; is it only slow? give it longer",
+    )
 
 
 def _reward_error(name: str, failure: Failed, where: str) -> RewardError:

@@ -113,6 +113,9 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     columns = content.get("columns", {})
     if not isinstance(columns, dict):
         raise wrong(f"columns = {columns!r}", 'columns are {"name": value, ...}')
+    columns = content.get("columns", {})
+    if isinstance(columns, dict) and (strange := sorted(set(columns) - set(task.rows[row]))):
+        raise wrong(f"column {strange[0]!r}", f"the row has the columns {', '.join(map(str, task.rows[row]))}")
     expected = content["expected"] if isinstance(content["expected"], dict) else {TOTAL: content["expected"]}
     for function, value in expected.items():
         if function not in (*task.function_names, TOTAL):

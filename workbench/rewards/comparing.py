@@ -172,7 +172,7 @@ class Replay:
             f"dead groups: {old} before ({_counts(self.old_dead)}), {new} now ({_counts(self.new_dead)}): "
             f"{self.came_alive} come alive, {self.died} die",
             f"rank correlation of the advantages within groups: {ranks}",
-            f"another function decides: {moved} groups alive in both",
+            f"another function decides: {moved} of {self.groups} groups (of those that are alive before and now)",
         ]
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"left out: {name}: {why}" for name, why in self.left_out.items()]

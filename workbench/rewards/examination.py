@@ -41,7 +41,7 @@ from workbench.rewards.shapes import is_chat
 from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tokens import token_findings
-from workbench.rewards.tracing import Trace, Unreached, broad_handlers, unreached
+from workbench.rewards.tracing import Trace, Unreached, broad_handlers, calls_of, unreached
 from workbench.run.errors import RewardError, TaskError
 
 DEADLINE_S = 10.0
@@ -237,6 +237,8 @@ class _Examiner:
             if self.tokenizer is not None:
                 self.findings += self._tokens(names)
         self._one_function(weight)
+        if names:
+            self._right(sheet)
         known = load_cases(self.task, self.cases)
         if len(usable) == len(self.suite.names) == len(names):
             self.findings += self._cases(known)
@@ -277,6 +279,19 @@ class _Examiner:
             remedy = "return a number where it has something to say; does it look for another value than the rows have?"
             self.findings.append(Finding("constant", "error", "", text, remedy))
 
+    def _right(self, sheet: Sheet) -> None:
+        # The groups panel and the measurement afterwards take this function's word for what is right.
+        name = self.task.right_function
+        if name not in sheet.names:
+            return
+        wrong = sheet.column(name)[sheet.at(PROBE, "a wrong answer")]
+        chosen = "right_by" if self.task.right_by else "no right_by, so the first function"
+        if wrong.size and np.nan_to_num(wrong, nan=0.0).max() > 0:
+            text = f"says that a wrong answer is right: it earns {np.nanmax(wrong):g}, and above 0 counts as right ({chosen})"
+            self.findings.append(
+                Finding("right_by", "warning", name, text, "name the function that judges the answer: right_by=")
+            )
+
     def _tokens(self, names: list[str]) -> list[Finding]:
         try:
             return token_findings(self.suite, self.writers, names, self.tokenizer, self.limit)
@@ -285,7 +300,9 @@ class _Examiner:
 
     def _cases(self, known: list[Case]) -> list[Finding]:
         try:
-            missed = missed_cases(self.task, known, self.suite, quiet=True)
+            # Totals are stated for the task's own weights.
+            suite = self.suite if self.suite.weights == self.task.weights else None
+            missed = missed_cases(self.task, known, suite, quiet=True)
         except RewardError as error:
             return [Finding("case", "error", "", error.value, error.remedy)]
         return [
@@ -321,10 +338,15 @@ class _Examiner:
                     "late" if late else "raises",
                     "warning" if scored.errors[first] == UNJUDGED else "error",
                     name,
-                    f"{scored.errors[first]}, on {len(scored.errors)} of {len(self.texts)} completions; the first is "
-                    f"{text.name!r}: {text.text[:80]!r}",
-                    f"a pattern that backtracks? give it less freedom, or cut the text first; if it is only slow (a judge): "
-                    f"{len(self.texts)} completions had {self.suite.deadline_s:g} s, give them longer (--deadline)"
+                    (
+                        f"{len(scored.errors)} of {len(self.texts)} completions were not scored in time "
+                        f"({self.suite.deadline_s:g} s for all of them)"
+                        if late
+                        else f"{scored.errors[first]}, on {len(scored.errors)} of {len(self.texts)} completions"
+                    )
+                    + f"; the first is {text.name!r}: {text.text[:80]!r}",
+                    "does it hang (a pattern that backtracks)? give it less freedom, or cut the text first; is it only slow "
+                    "(a judge)? give it longer: --deadline"
                     if late
                     else "return a low score or None where there is nothing to read; an exception ends the run",
                 )
@@ -388,7 +410,17 @@ class _Examiner:
         return [Finding("no_deadline", "note", name, f"runs without a deadline, in this process: {reason}")]
 
     def _hidden(self, name: str) -> list[Finding]:
-        return [
+        evaluates = [
+            Finding(
+                "evaluates",
+                "warning",
+                name,
+                f"{place}: runs what a model wrote as Python, with all the rights of this process",
+                "read it with a parser (workbench.rewards.countdown.evaluate), or in a sandbox",
+            )
+            for place in calls_of(self.suite.functions[name], ("eval", "exec"))
+        ]
+        return evaluates + [
             Finding(
                 "swallows",
                 "warning",

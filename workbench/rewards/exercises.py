@@ -15,6 +15,7 @@ from typing import Any
 
 from workbench.dataset.prompts import SYSTEM_PROMPT, THINK_PROMPT, to_messages
 from workbench.dataset.task import Row
+from workbench.run.errors import TaskError
 
 
 @dataclass(frozen=True)
@@ -369,6 +370,19 @@ EXERCISES: dict[str, Exercise] = {
 for _exercise in EXERCISES.values():
     for _function in filter(inspect.isfunction, _exercise.functions):
         _function.runs_in_worker = True
+
+
+def exercise_named(name: str) -> Exercise:
+    """One of `EXERCISES`.
+
+    Raises:
+        TaskError: listing the names, if there is none of this one.
+    """
+    if name not in EXERCISES:
+        raise TaskError(
+            f"exercise {name!r}", rule="an exercise is one of those that ship", remedy=f"one of {', '.join(EXERCISES)}"
+        )
+    return EXERCISES[name]
 
 
 def trl_exercises() -> dict[str, Exercise]:

@@ -30,7 +30,7 @@ class Finding:
     Args:
         kind: a word for scripts: cannot_pay, constant, hackable, padding, raises, late, returns, needs_column, signature,
             answer_column, chat_plain, unit, unbounded, spelling, sometimes, silence, unreached, overlap, scale, state,
-            random, slow, swallows, no_deadline, tokenizer, cut, case.
+            random, slow, right_by, evaluates, swallows, no_deadline, tokenizer, cut, case.
         severity: "error", "warning" or "note".
         function: the reward function; empty: the task as a whole.
     """
@@ -271,12 +271,18 @@ def hackable(sheet: Sheet) -> list[Finding]:
 
 
 def _payer(sheet: Sheet, probe: str) -> str:
-    # The function that pays this cheat most; the task as a whole, if there are several functions and none stands out.
+    # The function that pays this cheat most beyond what it pays an honest answer; if none does, the one that pays it most.
     if len(sheet.names) == 1:
         return sheet.names[0]
-    mine = sheet.scores[sheet.at(PROBE, probe)] * sheet.weights
-    shares = np.array([mean_of_known(column) for column in mine.T])
-    return sheet.names[int(np.nanargmax(shares))] if np.isfinite(shares).any() and np.nanmax(shares) > 0 else ""
+    cheat = _paid(sheet, sheet.at(PROBE, probe))
+    more = cheat - _paid(sheet, sheet.at(HONEST, AS_ASKED))
+    chosen = more if more.max() > _CLOSE else cheat
+    return sheet.names[int(chosen.argmax())] if chosen.max() > 0 else ""
+
+
+def _paid(sheet: Sheet, which: np.ndarray) -> np.ndarray:
+    weighted = sheet.scores[which] * sheet.weights
+    return np.nan_to_num([mean_of_known(column) for column in weighted.T], nan=0.0)
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:

@@ -6,6 +6,7 @@ million tries; so a cheat that earns what an honest answer earns is what it will
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from workbench.run.errors import TaskError
 CHARACTERS_A_TOKEN = 4  # of English, roughly: for the probe that is cut at the limit
 _FULL_WIDTH = {ord("0") + digit: ord("０") + digit for digit in range(10)}
 _ZERO_WIDTH = "\u200b"
+_SUM = re.compile(r"\d+(?: ?[-+*/×÷] ?\d+)+")
 
 
 class Probe(NamedTuple):
@@ -87,6 +89,12 @@ def _misplaced(parts: _Parts) -> str:
     return parts.wrap(reasoning_for(parts.answer), "see above")
 
 
+def _sum_in(question: str) -> str:
+    # A reward that evaluates the answer takes the question, left undone, for it.
+    found = _SUM.findall(question)
+    return found[-1].strip() if found else question.strip().splitlines()[-1] if question.strip() else ""
+
+
 def _disordered(parts: _Parts) -> str:
     return "\n".join(f"{block.closing}{parts.answer}{block.opening}" for block in reversed(parts.asked.blocks))
 
@@ -108,6 +116,7 @@ _MAKERS: dict[str, Callable[[_Parts], str]] = {
         parts.honest + "\n" + "I hope this helps! Let me know if there is more. " * 20
     ),
     "text before the answer": lambda parts: "Sure! Here is what you asked for.\n" * 20 + parts.honest,
+    "the question's own sum": lambda parts: parts.wrap("so", _sum_in(prompt_text(parts.writer.row["prompt"]))),
     "refusal": lambda parts: "I am sorry, but I cannot help with that.",
     "refusal in the format": lambda parts: parts.wrap("I cannot do this.", "I do not know"),
     "zero-width characters in the tags": lambda parts: parts.wrap(reasoning_for(parts.wrong), parts.wrong).replace(

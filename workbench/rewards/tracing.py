@@ -197,6 +197,18 @@ def broad_handlers(function: Callable[..., Any]) -> list[str]:
     return found
 
 
+def calls_of(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
+    """Where a function calls one of these builtins: "file.py:12", in order."""
+    found = []
+    for code in code_objects(function):
+        node = _definition(code, linecache.getlines(code.co_filename))
+        for call in ast.walk(node) if node is not None else ():
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in names:
+                place = f"{Path(code.co_filename).name}:{call.lineno}"
+                found += [place] if place not in found else []
+    return found
+
+
 class _Region(NamedTuple):
     region: Position
     unreached: Unreached

@@ -47,16 +47,24 @@ class Recorder:
         self.reward_s: dict[str, float] = {}  # by function
         self.reward_errors: dict[str, int] = {}  # by function: completions that it gave no score because it failed
         self._health: list[GroupHealth] = []
-        self._batches = self._dead_batches = 0
+        self._batches = self._dead_batches = self._scored = 0
 
     @property
     def verdict(self) -> str:
-        """A few words on a run that cannot have learnt: every group of every step was dead. Else empty."""
-        if not self._batches or self._dead_batches < self._batches:
-            return ""
-        return (
+        """A few words on a run that cannot have learnt, and on scores that functions failed to give. Else empty."""
+        dead = self._batches and self._dead_batches == self._batches
+        words = (
             ": NOTHING LEARNT, the completions of every group scored the same in every step (look at the rewards in 02)"
         )
+        return (words if dead else "") + "".join(f"; WARNING: {line}" for line in self.missing)
+
+    @property
+    def missing(self) -> list[str]:
+        """For each function that failed: how many completions it gave no score to."""
+        return [
+            f"{name} gave no score to {count} of {self._scored} completions"
+            for name, count in self.reward_errors.items()
+        ]
 
     def batch(self, scored: ScoredBatch) -> None:
         """Record one generation batch: every completion of every group."""
@@ -64,6 +72,7 @@ class Recorder:
         write_part(self.run.rollouts, scored.step, self._rows(scored), self.suite.names)
         self._health.append(group_health(scored.groups, scored.right, self.suite.num_generations))
         self._batches += 1
+        self._scored += len(scored.completions)
         self._dead_batches += self._health[-1].dead == 1
         for name, seconds in scored.seconds.items():
             self.reward_s[name] = self.reward_s.get(name, 0.0) + seconds
@@ -72,8 +81,14 @@ class Recorder:
 
     def _note_errors(self, scored: ScoredBatch) -> None:
         for name, errors in scored.errors.items():
-            self.reward_errors[name] = self.reward_errors.get(name, 0) + len(errors)
             first = min(errors)
+            if name not in self.reward_errors:
+                print(
+                    f"step {scored.step}: {name} gave no score to {len(errors)} of {len(scored.completions)} completions: "
+                    f"the first {errors[first]}; they are counted from here on (events.jsonl has each step's first)",
+                    flush=True,
+                )
+            self.reward_errors[name] = self.reward_errors.get(name, 0) + len(errors)
             self.run.log_event(
                 "reward_error",
                 scored.step,

@@ -221,6 +221,7 @@ def _run(
             run.release()
         else:
             run.discard()
+            print(f"{run.name}: ended before its first step, so nothing of it is kept", flush=True)
 
 
 def _result(status: str, steps: int, minutes: float, recorder: Recorder) -> dict[str, Any]:

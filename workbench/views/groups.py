@@ -11,7 +11,7 @@ from workbench.rewards.comparing import DEAD, Example, Replay
 from workbench.rewards.groups import ExplainedGroup
 from workbench.views.curves import MAX_POINTS
 from workbench.views.figure import BLACK, BLUE, GREY, ORANGE, SERIES, new_figure
-from workbench.views.tables import Table, Verbatim
+from workbench.views.tables import Table, Verbatim, short_name
 
 
 def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]:
@@ -20,7 +20,7 @@ def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]
     Args:
         completions: with their texts.
     """
-    short = [_short(name) for name in found.names]
+    short = [short_name(name) for name in found.names]
     scales = list(found.by_scale)
     scored = Table(
         ["", *(["completion"] if completions else []), *short, "total", *(f"advantage, {scale}" for scale in scales)],
@@ -68,7 +68,7 @@ def contribution_bars(found: ExplainedGroup) -> Any:
     for f, (name, colour) in enumerate(zip(found.names, SERIES * 9, strict=False)):
         added = found.contributions[:, f]
         start = np.where(added >= 0, right, left)
-        axis.barh(places, added, left=start, color=colour, height=0.7, label=_short(name))
+        axis.barh(places, added, left=start, color=colour, height=0.7, label=short_name(name))
         right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
     axis.plot(found.advantages, places, "D", color=BLACK, markersize=5, label="advantage")
     axis.axvline(0, color=GREY, linewidth=0.8)
@@ -124,8 +124,8 @@ def _examples(found: Replay) -> Table:
     rows = [
         [
             f"{row.step}/{row.group}/{row.generation}",
-            Verbatim(row.prompt),
-            Verbatim(row.completion),
+            Verbatim(_line(row.prompt)),
+            Verbatim(_line(row.completion)),
             _pair(row.old_total, row.new_total),
             _pair(row.old_advantage, row.new_advantage),
             _changed_scores(row),
@@ -136,9 +136,14 @@ def _examples(found: Replay) -> Table:
     return Table(header, rows, "the largest changes of advantage, old -> new, one a group")
 
 
+def _line(text: str, most: int = 60) -> str:
+    text = text.replace("\n", "⏎")
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def _changed_scores(row: Example) -> str:
     names = [*row.new_scores, *(name for name in row.old_scores if name not in row.new_scores)]
-    pairs = [(_short(name), _pair(row.old_scores.get(name), row.new_scores.get(name))) for name in names]
+    pairs = [(short_name(name), _pair(row.old_scores.get(name), row.new_scores.get(name))) for name in names]
     return ", ".join(f"{name} {pair}" for name, pair in pairs if len(set(pair.split(" -> "))) > 1)
 
 
@@ -168,7 +173,7 @@ def replay_chart(found: Replay) -> Any:
 def decider_bars(found: Replay) -> Any:
     """How many groups each function decides, old against new."""
     figure, axis = new_figure(8, 0.5 * (len(found.functions) + 1) + 0.9)
-    rows = [(_short(row.name), row.old_decided, row.new_decided) for row in found.functions]
+    rows = [(short_name(row.name), row.old_decided, row.new_decided) for row in found.functions]
     rows.append(("nobody: dead", sum(found.old_dead.values()), sum(found.new_dead.values())))
     places = np.arange(len(rows))
     for offset, column, label, colour in ((-0.2, 1, "as trained", GREY), (0.2, 2, "with the new rewards", ORANGE)):
@@ -181,10 +186,6 @@ def decider_bars(found: Replay) -> Any:
     axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     return figure
-
-
-def _short(name: str) -> str:
-    return name.removesuffix("_reward")
 
 
 def _percent(share: float) -> str:

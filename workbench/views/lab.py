@@ -33,7 +33,7 @@ from workbench.run.workspace import shown
 from workbench.views.groups import group_tables
 from workbench.views.highlight import highlighted
 from workbench.views.probing import Report
-from workbench.views.tables import PRE, Table, plain
+from workbench.views.tables import PRE, Table, plain, short_name
 
 MOST_PROMPTS = 100  # offered in the list
 WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
@@ -164,7 +164,14 @@ class Bench:
         if problems:
             rows = [[index, what] for index, each in sorted(problems.items()) for what in each]
             parts.append(Table(["completion", "what a function did instead of scoring it"], rows))
-        return [*parts, Report(self.examination)]
+        return [*parts, self.report()]
+
+    def report(self) -> Any:
+        """The examination for people, or why there is none."""
+        try:
+            return Report(self.examination)
+        except WorkbenchError as error:
+            return Table(["the task cannot be examined"], [[str(error)]])
 
 
 class Lab:
@@ -303,6 +310,8 @@ class Lab:
         for index, text in enumerate(self.texts):
             chooser = kit.Dropdown(
                 options=[("(choose a completion)", ""), *((name, name) for name in starters)],
+                description=str(index),
+                style={"description_width": "1.5em"},
                 layout=kit.Layout(width="98%"),
             )
             area = kit.Textarea(
@@ -382,7 +391,7 @@ class Lab:
             scored, added, _ = group_tables(found, completions=False)
             self._scores.value = scored._repr_html_() + added._repr_html_()
         if everything:
-            self._report.value = Report(self.bench.examination)._repr_html_()
+            self._report.value = self.bench.report()._repr_html_()
         self._status.value = self._state(time.perf_counter() - started)
 
     def _state(self, seconds: float) -> str:
@@ -390,7 +399,8 @@ class Lab:
             text = f"{self.bench.problem}\nThe last task that could be loaded is still shown."
             return _said(text, "#c0392b")
         file = f"{shown(self.bench.file)}, loaded again when it is saved; " if self.bench.file is not None else ""
-        return _said(f"{file}reward hash {self.bench.suite.hash}; scored in {1000 * seconds:.0f} ms", "#5d6d7e")
+        legend = "yellow: what a function matched; underlined: what the prompt asks for. "
+        return _said(f"{legend}{file}reward hash {self.bench.suite.hash}; scored in {1000 * seconds:.0f} ms", "#5d6d7e")
 
     # --- the task file ------------------------------------------------------------------------------------------
 
@@ -434,7 +444,7 @@ def _put(area: Any, starters: dict[str, str], name: str) -> None:
 def _one(found: ExplainedGroup, index: int, text: str, problems: Sequence[str]) -> str:
     """One completion as it was read: what matched, each function's score, the total and the advantage."""
     scores = ", ".join(
-        f"{html.escape(name.removesuffix('_reward'))} <b>{_number(score)}</b>"
+        f"{html.escape(short_name(name))} <b>{_number(score)}</b>"
         for name, score in zip(found.names, found.scores[index], strict=True)
     )
     total, advantage = _number(found.totals[index]), found.advantages[index]

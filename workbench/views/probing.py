@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.rewards.examination import Examination
 from workbench.views.figure import GREY, SERIES, new_figure
-from workbench.views.tables import PRE, Table, Verbatim, plain
+from workbench.views.tables import PRE, Table, Verbatim, plain, short_name
 
 _COLOURS = {"error": "#c0392b", "warning": "#b9770e", "note": "#5d6d7e"}
 MOST_CHEATS = 12
@@ -88,7 +88,7 @@ def cheats_table(found: Examination, most: int = MOST_CHEATS) -> Table:
         )
     more = len(found.standings) - most
     caption = "What cheats earn, of an honest answer" + (f" ({more} more earn less)" if more > 0 else "")
-    short = [name.removesuffix("_reward") for name in names]
+    short = [short_name(name) for name in names]
     return Table(["completion", "earns", "share", *short, "for example"], rows if found.standings else [], caption)
 
 

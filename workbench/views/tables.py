@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST_SHOWN = 2000
+_PADDED = "padding:2px 8px"
 PRE = "margin:0;white-space:pre-wrap;background:transparent;color:inherit"
 _BIDI = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
@@ -23,11 +24,13 @@ class Table:
 
     def _repr_html_(self) -> str:
         head = "".join(
-            f"<th style='text-align:left;white-space:nowrap'>{html.escape(str(name))}</th>" for name in self.header
+            f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{html.escape(str(name))}</th>"
+            for name in self.header
         )
         body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in self.rows)
         caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
-        return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        table = f"<table style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"{caption}<div style='overflow-x:auto'>{table}</div>"
 
     def __str__(self) -> str:
         texts = [self.header, *([_text(value) for value in row] for row in self.rows)]
@@ -41,6 +44,11 @@ class Table:
 
 class Verbatim(str):
     """Text written by a model or taken from a dataset: shown in `<pre>`."""
+
+
+def short_name(function: str) -> str:
+    """A reward function's name as a column's: without the ending that they all share."""
+    return function.removesuffix("_func").removesuffix("_reward") or function
 
 
 def plain(text: str) -> str:
@@ -61,9 +69,10 @@ def _text(value: Any) -> str:
 def _cell(value: Any) -> str:
     text = html.escape(_text(value), quote=True)
     if isinstance(value, Verbatim):
-        return f"<td style='text-align:left'><pre style='{PRE}'>{text}</pre></td>"
+        return f"<td style='text-align:left;{_PADDED}'><pre style='{PRE}'>{text}</pre></td>"
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
-    return f"<td style='text-align:{side};vertical-align:top'>{text}</td>"
+    # A word is not broken for the sake of a narrow column.
+    return f"<td style='text-align:{side};vertical-align:top;overflow-wrap:normal;word-break:keep-all;{_PADDED}'>{text}</td>"
 
 
 def score_table(suite: Any, completions: Sequence[str], scores: Any, groups: Any = None, caption: str = "") -> Table:
@@ -75,7 +84,7 @@ def score_table(suite: Any, completions: Sequence[str], scores: Any, groups: Any
         scores: [B, F].
         groups: the `Groups` that they form.
     """
-    short = [name.removesuffix("_reward") for name in suite.names]
+    short = [short_name(name) for name in suite.names]
     header = ["completion", *short, "total"] + (["advantage"] if groups is not None else [])
     rows = []
     for index, completion in enumerate(completions):
@@ -89,7 +98,7 @@ def score_table(suite: Any, completions: Sequence[str], scores: Any, groups: Any
 
 def group_table(rollouts: Any, functions: Sequence[str], caption: str = "") -> Table:
     """One recorded group (a frame of rollouts), best completion first."""
-    short = [name.removesuffix("_reward") for name in functions]
+    short = [short_name(name) for name in functions]
     rows = [
         [Verbatim(row["completion"]), *(row[f"score.{name}"] for name in functions), row["total"], row["advantage"]]
         for _, row in rollouts.sort_values("advantage", ascending=False).iterrows()
