@@ -352,8 +352,12 @@ def test_a_reward_that_fails_later_keeps_the_record_and_the_weights_of_the_steps
     assert not (run.path / "lock").exists()
 
 
+def unread(text):
+    return sum(map(ord, text)) % 3 == 0
+
+
 def fragile_reward(completions, **kwargs):
-    if len(completions) == 16 or (len(completions) == 1 and len(completions[0][0]["content"]) % 3 == 0):
+    if len(completions) == 16 or (len(completions) == 1 and unread(completions[0][0]["content"])):
         raise ValueError("cannot read it")
     return [float(len(completion[0]["content"]) % 5) for completion in completions]
 
@@ -364,7 +368,7 @@ def test_with_skip_the_run_goes_on_and_says_which_completions_have_no_score(home
     assert run.result()["status"] == "finished"
     frame = query(run.rollouts)
     failed = frame["error.fragile_reward"].notna()
-    assert failed.tolist() == frame["completion"].str.len().mod(3).eq(0).tolist()
+    assert failed.tolist() == frame["completion"].map(unread).tolist()
     assert 0 < failed.sum() < len(frame)
     assert frame.loc[failed, "score.fragile_reward"].isna().all()
     assert frame.loc[~failed, "score.fragile_reward"].notna().all()
@@ -374,7 +378,7 @@ def test_with_skip_the_run_goes_on_and_says_which_completions_have_no_score(home
     events = [event for event in run.events() if event["event"] == "reward_error"]
     assert sum(event["completions"] for event in events) == failed.sum()
     assert {event["function"] for event in events} == {"fragile_reward"}
-    assert all(len(event["completion"]) % 3 == 0 for event in events)
+    assert all(unread(event["completion"]) for event in events)
     assert run.result()["reward_errors"] == {"fragile_reward": int(failed.sum())}
     assert run.result()["rewards_s"] == pytest.approx(sum(run.result()["rewards_s_by_function"].values()))
 

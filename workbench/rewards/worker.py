@@ -253,9 +253,8 @@ def _end(process: subprocess.Popen, fork: list[int]) -> None:
     _kill_fork(fork)
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            pipe.close()
+    with contextlib.suppress(OSError):
+        process.stdin.close()
 
 
 def _read(pipe: Any, token: bytes, answers: queue.Queue) -> None:
@@ -274,7 +273,9 @@ def _read(pipe: Any, token: bytes, answers: queue.Queue) -> None:
                 answers.put(pickle.loads(bytes(buffer[_HEADER.size : _HEADER.size + size])))
                 del buffer[: _HEADER.size + size]
     except Exception:
-        pass  # the pipe was closed, or holds what nobody here can read: either way there are no more answers
+        pass  # it holds what nobody here can read: there are no more answers
+    # Closed here and nowhere else: closed under a reader, its number could be the next pipe's by the time that it reads.
+    pipe.close()
     answers.put(("end",))
 
 
@@ -324,7 +325,6 @@ def _serve() -> None:
         if status == 0:
             return
         _import_again(imported)
-        _drop_unread()
         os.write(channel, token)
 
 
@@ -334,15 +334,6 @@ def _import_again(pipe: int) -> None:
         for name in os.read(pipe, 1 << 16).decode().split():
             with contextlib.suppress(Exception):
                 __import__(name)
-
-
-def _drop_unread() -> None:
-    # A request that the killed one had not even read is over too. No other is sent before the next one stands ready.
-    os.set_blocking(0, False)
-    with contextlib.suppress(BlockingIOError):
-        while os.read(0, 1 << 20):
-            pass
-    os.set_blocking(0, True)
 
 
 def _wait(pid: int, parent: int, signals: list[int]) -> int:
