@@ -239,3 +239,15 @@ def test_odd_arguments_are_named_or_understood(file):
         assert opened.texts in ([], ["one text"]) or opened._scale.value == "none"
         assert "What cheats earn" in repr(opened)
         opened.close()
+
+
+def test_a_save_while_the_panel_looks_changes_nothing_that_is_shown(lab, file):
+    from workbench.rewards.hashing import reward_hash
+
+    before = reward_hash(lab.bench.task.reward_funcs[1])
+    write(file, "[0.5")  # not looked at yet
+    lab.bench._examination = None
+    lab.refresh(everything=True)
+    assert "Error" not in lab._verdict.value + lab._status.value
+    assert "What cheats earn" in lab._report.value
+    assert reward_hash(lab.bench.task.reward_funcs[1]) == before

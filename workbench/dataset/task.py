@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,6 +217,8 @@ def load_task(name: str | Path) -> Task:
         with _beside(path.resolve().parent):
             # Not by way of the cached bytecode: a second save within a second, of the same length, would not be seen.
             source = spec.loader.get_source(spec.name)
+            # A function's source is the one that it was made from, also when the file has been saved since.
+            linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
             exec(compile(source, str(path), "exec"), module.__dict__)
     except TaskError:
         raise

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import os
 import re
+import tokenize
 from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any
@@ -82,5 +83,5 @@ def _names_in(code: CodeType) -> set[str]:
 def _source(thing: Any) -> str | None:
     try:
         return inspect.getsource(thing)
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or one that has been changed since
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tokenize
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -106,6 +107,6 @@ def length_findings(name: str, function: Callable, found: Growth) -> list[Findin
 def _own_words(name: str, function: Callable) -> str:
     try:
         source = inspect.getsource(function)
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         source = inspect.getdoc(function) or ""
     return f"{name} {source} {inspect.getdoc(function) or ''}".casefold()

@@ -133,8 +133,12 @@ def packed(target: Any) -> bytes:
 
 
 def _sources() -> dict[str, tuple]:
-    # A notebook's cells are no files: their text goes along, so that an error can quote its line.
-    return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and not os.path.exists(name)}
+    # A notebook's cells are no files, and a task file may have been saved since: their text goes along, to be quoted.
+    return {
+        name: entry
+        for name, entry in linecache.cache.items()
+        if len(entry) == 4 and (entry[1] is None or not os.path.exists(name))
+    }
 
 
 class _Server:

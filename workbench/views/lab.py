@@ -390,9 +390,9 @@ class Lab:
             self._verdict.value = f"<b>{html.escape(found.verdict)}</b>"
             scored, added, _ = group_tables(found, completions=False)
             self._scores.value = scored._repr_html_() + added._repr_html_()
+        self._status.value = self._state(time.perf_counter() - started)
         if everything:
             self._report.value = self.bench.report()._repr_html_()
-        self._status.value = self._state(time.perf_counter() - started)
 
     def _state(self, seconds: float) -> str:
         if self.bench.problem:
