@@ -74,3 +74,7 @@ class RunError(WorkbenchError, RuntimeError):
 
 class ExportError(WorkbenchError, RuntimeError):
     """An export that failed, or that did not prove equal to what was trained."""
+
+
+class RequestError(WorkbenchError, ValueError):
+    """A request to a run that cannot be right, or that no run is there to answer."""

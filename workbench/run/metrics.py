@@ -35,6 +35,9 @@ MIXED = "groups/mixed"
 ALL_RIGHT = "groups/all_right"
 ALL_WRONG = "groups/all_wrong"
 DEAD = "groups/dead"
+GENERATE_S = "time/generate_s"
+REWARD_S = "time/reward_s"
+TRAIN_S = "time/train_s"
 
 METRICS: dict[str, Metric] = {
     REWARD: Metric("mean over the batch of the weighted sum of the reward functions", "reward", "up"),
@@ -51,6 +54,9 @@ METRICS: dict[str, Metric] = {
     ALL_RIGHT: Metric("share of groups in which every completion is right: nothing left to learn there", "share", ""),
     ALL_WRONG: Metric("share of groups in which every completion is wrong", "share", "down"),
     DEAD: Metric("share of groups whose completions all score the same: their advantage is zero", "share", "down"),
+    GENERATE_S: Metric("wall time of sampling the step's completions", "s", "down"),
+    REWARD_S: Metric("wall time of the reward functions", "s", "down"),
+    TRAIN_S: Metric("wall time of the rest of the step: forward, backward, optimiser", "s", "down"),
     KL: Metric("divergence from the reference model; logged by TRL only when beta is not 0", "nats per token", ""),
     ENTROPY: Metric("mean entropy of the policy's next-token distribution", "nats per token", ""),
     GRAD_NORM: Metric("norm of the gradient before clipping; 0 means that the step taught nothing", "", ""),
@@ -65,6 +71,11 @@ METRICS: dict[str, Metric] = {
 def per_function(name: str) -> str:
     """TRL's key for one reward function's unweighted mean."""
     return f"rewards/{name}/mean"
+
+
+def weight_of(name: str) -> str:
+    """The workbench's key for the weight that one reward function had in a step."""
+    return f"rewards/{name}/weight"
 
 
 def function_names(keys: list[str] | set[str]) -> list[str]:

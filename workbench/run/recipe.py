@@ -16,6 +16,14 @@ _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+def _numbers(grpo: dict[str, Any]) -> dict[str, Any]:
+    # YAML 1.1 reads 1e-5 as text, because it has no dot; everyone who writes it means the number.
+    return {
+        key: float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+        for key, value in grpo.items()
+    }
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -24,6 +32,9 @@ class PolicyPart(_Part):
     """Which model to load, and how."""
 
     name: str = Field("tiny", description='"tiny", a hub name, or a local folder')
+    backend: Literal["unsloth", "transformers"] = Field(
+        "unsloth", description="transformers: plain transformers + PEFT, without Unsloth"
+    )
     load_in_4bit: bool = True
     max_seq_length: int = Field(256, ge=16, description="tokens of prompt + completion")
     dtype: Literal["float16", "bfloat16", "float32"] | None = Field(None, description="None: chosen for the device")
@@ -50,6 +61,39 @@ class RewardsPart(_Part):
     )
 
 
+class AdaptivePart(_Part):
+    """How a reward function's weight follows its success: the share of its best score that it pays on average."""
+
+    below: float = Field(0.3, ge=0, le=1, description="success below this: the weight grows")
+    above: float = Field(0.8, ge=0, le=1, description="success above this: the weight shrinks")
+    up: float = Field(1.2, gt=1)
+    down: float = Field(0.9, gt=0, lt=1)
+    least: float = Field(0.25, gt=0, le=1, description="bound, as a factor of the weight that the stage began with")
+    most: float = Field(4.0, ge=1, description="bound, as a factor of the weight that the stage began with")
+    every: int = Field(5, ge=1, description="steps over which success is taken, and between two changes")
+    best_score: float | None = Field(
+        None, gt=0, description="the function's maximum; None: what it says, or the most seen"
+    )
+
+
+class StagePart(_Part):
+    """One stage of a run: what differs from the recipe while it lasts. Stages follow one another on the same adapter."""
+
+    name: str
+    steps: int = Field(ge=1)
+    task: str | None = Field(None, description="another task: its prompts and its rewards; None: the recipe's")
+    prompts: dict[str, Any] = Field(
+        default_factory=dict, description="column -> value, or list of values: only rows that have it are used"
+    )
+    reward_weights: dict[str, float] = Field(default_factory=dict, description="over the recipe's, by function")
+    adaptive_weights: dict[str, AdaptivePart] = Field(
+        default_factory=dict, description="over the recipe's, by function"
+    )
+    grpo: dict[str, Any] = Field(default_factory=dict, description="over the recipe's: temperature, beta, ...")
+
+    _grpo_numbers = field_validator("grpo")(_numbers)
+
+
 class Recipe(_Part):
     """Everything asked for. `grpo` takes any field of the installed `trl.GRPOConfig` under its own name."""
 
@@ -62,17 +106,20 @@ class Recipe(_Part):
     reward_weights: dict[str, float] = Field(
         default_factory=dict, description="by reward function; others keep the task's"
     )
+    adaptive_weights: dict[str, AdaptivePart] = Field(default_factory=dict, description="by reward function")
+    stages: list[StagePart] = Field(default_factory=list, description="none: one stage of grpo.max_steps steps")
     max_prompt_length: int | None = Field(None, ge=1, description="tokens; longer prompts are left out and counted")
     seed: int = Field(0, ge=0)
 
-    @field_validator("grpo")
+    @field_validator("stages")
     @classmethod
-    def _numbers(cls, grpo: dict[str, Any]) -> dict[str, Any]:
-        # YAML 1.1 reads 1e-5 as text, because it has no dot; everyone who writes it means the number.
-        return {
-            key: float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-            for key, value in grpo.items()
-        }
+    def _distinct(cls, stages: list[StagePart]) -> list[StagePart]:
+        names = [stage.name for stage in stages]
+        if len(set(names)) < len(names):
+            raise ValueError(f"every stage has a name of its own, and these are {', '.join(names)}")
+        return stages
+
+    _grpo_numbers = field_validator("grpo")(_numbers)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -119,9 +166,11 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] != "extra_forbidden":
         return RecipeError(f"{source}: {where} = {first['input']!r}", rule=first["msg"], remedy=f"correct {where}")
-    part = {"policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart}.get(
-        str(first["loc"][0]) if len(first["loc"]) > 1 else "", Recipe
-    )
+    parts = {
+        "policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart, "adaptive_weights": AdaptivePart, "stages": StagePart,
+    }  # fmt: skip
+    inside = [parts[str(place)] for place in first["loc"][:-1] if str(place) in parts]
+    part = inside[-1] if inside else Recipe
     word = str(first["loc"][-1])
     near = difflib.get_close_matches(word, part.model_fields, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(part.model_fields)}"

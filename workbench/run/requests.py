@@ -1,0 +1,211 @@
+"""Requests to a running run: lines in its `control.jsonl`, answered in its `events.jsonl`.
+
+Everything that steers a run (a button, `workbench control`, an Interrupt, a recipe's adaptive weights) only writes such
+a line. The trainer reads the new ones at each step boundary, applies or refuses them, and answers each with one event:
+`{"event": "control", "id", "action", "by", "applied", "step", "from_step", "before", "after", "why"}`; `from_step` is the
+first step that is generated under the change.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.run.directory import RunDirectory, append_line, now, read_lines
+from workbench.run.errors import RequestError
+
+# Action -> (what it does, the details that it needs).
+ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "stop": ("end after the step in flight, with a checkpoint; the run can be continued", ()),
+    "pause": ("wait at the step boundary, holding the GPU memory, until it is resumed or stopped", ()),
+    "resume": ("go on after a pause", ()),
+    "checkpoint": ("save a checkpoint now", ()),
+    "sample": ("write completions of a few prompts to samples.jsonl", ()),
+    "weight": ("give a reward function another weight", ("function", "value")),
+    "mute": ("give a reward function the weight 0; it is still scored and drawn", ("function",)),
+    "unmute": ("give a muted reward function its weight back", ("function",)),
+    "reload": ("load the edited task file's reward functions", ()),
+    "beta": ("change the weight of the KL term", ("value",)),
+    "learning_rate": ("change the learning rate; its schedule keeps its shape", ("value",)),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One line of `control.jsonl`."""
+
+    action: str
+    by: str
+    id: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
+    """The details of a request, with numbers as numbers.
+
+    Raises:
+        RequestError: for an unknown action, a detail that is missing or too much, or a value that cannot be.
+    """
+    if action not in ACTIONS:
+        near = difflib.get_close_matches(action, ACTIONS, n=1)
+        raise RequestError(
+            f"action {action!r}",
+            rule=f"a run can be asked to {', '.join(ACTIONS)}",
+            remedy=f"did you mean {near[0]!r}?" if near else "choose one of them",
+        )
+    wanted = ACTIONS[action][1]
+    if set(details) != set(wanted):
+        raise RequestError(
+            f"{action}: {', '.join(f'{key} = {value!r}' for key, value in details.items()) or 'nothing'} given",
+            rule=f"{action} takes " + (" and ".join(wanted) or "no details"),
+            remedy=f"write {' '.join([action, *map(str.upper, wanted)])}",
+        )
+    checked = dict(details)
+    if "value" in wanted:
+        checked["value"] = _number(action, details["value"])
+    return checked
+
+
+def _number(action: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    least_allowed = {"beta": 0.0, "learning_rate": 1e-12}.get(action, float("-inf"))
+    if not least_allowed <= number < float("inf") or isinstance(value, bool):
+        words = {"beta": "a number from 0 on", "learning_rate": "a number above 0"}.get(action, "a finite number")
+        raise RequestError(f"{action} = {value!r}", rule=f"{action} is {words}", remedy=f"give {words}")
+    return number
+
+
+def send(run: RunDirectory, action: str, by: str = "python", **details: Any) -> str:
+    """Ask a run for something; its trainer answers at the next step boundary.
+
+    Args:
+        run: a run that trains, in this process or another one.
+        action: a key of `ACTIONS`.
+        by: who asks, for the record.
+        details: `function` and `value`, where the action takes them.
+
+    Returns:
+        The request's id, by which `answer` finds what came of it.
+
+    Raises:
+        RequestError: if the request cannot be right, or the run does not train.
+    """
+    checked = check_request(action, details)
+    if not run.live:
+        raise RequestError(
+            f"{action}: {run.name} does not train ({run.result()['status']})",
+            rule="only a run that trains can be steered",
+            remedy="continue it first (`workbench continue`), or start another",
+        )
+    return write_request(run, action, by, checked)
+
+
+def write_request(run: RunDirectory, action: str, by: str, details: dict[str, Any]) -> str:
+    """Append a checked request, without asking whether anybody reads it."""
+    identity = secrets.token_hex(4)
+    append_line(run.path / "control.jsonl", {"id": identity, "time": now(), "action": action, "by": by, **details})
+    return identity
+
+
+def answer(run: RunDirectory, identity: str) -> dict[str, Any] | None:
+    """The event that answers a request; None as long as there is none."""
+    return next((event for event in reversed(run.events()) if event.get("id") == identity), None)
+
+
+class Mailbox:
+    """The trainer's side: new lines of `control.jsonl`, each handed out once.
+
+    A line that was there before the mailbox was opened is not for this session: a request is about a run that trains.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.file = run.path / "control.jsonl"
+        self._read = self.file.stat().st_size if self.file.is_file() else 0  # bytes
+
+    def take(self) -> list[Request]:
+        """The requests since the last call. A line that is no request is handed out with the action "" and its text."""
+        try:
+            if self.file.stat().st_size <= self._read:
+                return []
+        except OSError:
+            return []
+        with self.file.open("rb") as lines:
+            lines.seek(self._read)
+            new = lines.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [_request(line) for line in whole.splitlines() if line.strip()]
+
+
+def _request(line: bytes) -> Request:
+    try:
+        content = json.loads(line)
+        action, by, identity = str(content.pop("action")), str(content.pop("by", "?")), str(content.pop("id", ""))
+        content.pop("time", None)
+        return Request(action, by, identity, content)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return Request("", "?", "", {"line": line.decode("utf-8", "replace")[:200]})
+
+
+@dataclass
+class InForce:
+    """What is in force in a run after the changes that were made to it while it trained."""
+
+    weights: dict[str, float]
+    muted: dict[str, float] = field(default_factory=dict)  # function -> the weight that it will get back
+    beta: float | None = None
+    learning_rate: float | None = None
+    paused: bool = False
+    stage: str = ""
+
+
+def in_force(run: RunDirectory) -> InForce:
+    """What is in force in a run, from its manifest and its events."""
+    manifest = run.manifest()
+    settings = manifest.get("settings", {}).get("in_force", {})
+    found = InForce(
+        weights=dict(manifest["rewards"]["weights"]),
+        beta=settings.get("beta"),
+        learning_rate=settings.get("learning_rate"),
+    )
+    for event in read_lines(run.path / "events.jsonl", being_written=run.live):
+        apply_event(found, event)
+    return found
+
+
+def apply_event(found: InForce, event: dict[str, Any]) -> None:
+    """Bring `found` up to date with one event."""
+    if event.get("event") == "stage":
+        found.stage, found.weights, found.muted = event["stage"], dict(event["weights"]), {}
+        found.beta, found.learning_rate = event["beta"], event["learning_rate"]
+    elif event.get("event") in ("finished", "stopped", "aborted", "failed", "continued"):
+        found.paused = False
+    if event.get("event") != "control" or not event.get("applied"):
+        return
+    action, after = event["action"], event.get("after")
+    if action in ("weight", "mute", "unmute", "reload"):
+        if action == "mute":
+            found.muted[event["function"]] = found.weights.get(event["function"], 0.0)
+        elif action in ("weight", "unmute"):
+            found.muted.pop(event["function"], None)
+        found.weights = dict(after)
+    elif action in ("beta", "learning_rate"):
+        setattr(found, action, after)
+    elif action in ("pause", "resume"):
+        found.paused = action == "pause"
+
+
+def list_events(run: RunDirectory) -> list[dict[str, Any]]:
+    """The applied changes of a run, in order: what marks its curves, and what a replay of the run applies again."""
+    kinds = ("weight", "mute", "unmute", "reload", "beta", "learning_rate")
+    return [
+        event
+        for event in run.events()
+        if event["event"] == "control" and event.get("applied") and event["action"] in kinds
+    ]
