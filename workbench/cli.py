@@ -102,22 +102,54 @@ def train(
         Path, typer.Argument(help="Recipe file (YAML). workbench/tiny/recipe.yaml is one to start from.")
     ],
     run_name: Annotated[str | None, typer.Option(help="Name of the run, instead of the recipe's.")] = None,
+    changes_of: Annotated[
+        str | None,
+        typer.Option(help="A recorded run: what was changed while it trained is changed again after the same steps."),
+    ] = None,
+    runs: Annotated[str, typer.Option(help="Folder for the run's folder.")] = "runs",
     as_json: AsJson = False,
 ) -> None:
     """Train as a recipe says, without a notebook. Ctrl-C stops after the step and saves; a second one aborts.
 
-    A run cannot be resumed yet: a new run starts from the base model.
+    While it trains, `workbench watch` shows it and `workbench control` steers it, from any other terminal. A run that was
+    stopped or killed goes on with `workbench continue`.
     """
+    from workbench.run.directory import RunDirectory
     from workbench.run.recipe import Recipe
-    from workbench.run.workspace import shown
     from workbench.train.trainer import train as run_training
     from workbench.views.terminal import TerminalProgress
 
     asked = Recipe.load(recipe)
     if run_name:
         asked = asked.model_copy(update={"run_name": run_name})
+    again = RunDirectory.open(changes_of, runs) if changes_of else None
     with _output_to_stderr():
-        run = run_training(asked, watchers=[TerminalProgress()])
+        run = run_training(asked, watchers=[TerminalProgress()], runs=runs, changes_of=again)
+    _tell_result(run, as_json)
+
+
+@app.command(name="continue")
+def continue_(
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")] = "latest",
+    steps: Annotated[int | None, typer.Option(help="Train so many steps more than its recipe says.", min=1)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
+
+    Optimiser, schedule, random states and the order of the prompts are those of the checkpoint; on a CPU the numbers are
+    those of a run that was never stopped.
+    """
+    from workbench.train.trainer import continue_run
+    from workbench.views.terminal import TerminalProgress
+
+    with _output_to_stderr():
+        gone_on = continue_run(run, watchers=[TerminalProgress()], steps=steps)
+    _tell_result(gone_on, as_json)
+
+
+def _tell_result(run: Any, as_json: bool) -> None:
+    from workbench.run.workspace import shown
+
     result = run.result()
     found = {"run": str(run.path), "adapter": str(run.adapter), **result}
     if as_json:

@@ -131,13 +131,45 @@ class RunDirectory:
             remedy="train one with notebook 03 or `workbench train`, or make one with `workbench demo`",
         )
 
+    def reopen(self, step: int) -> None:
+        """Own a run again that has ended or was killed, to go on after `step`; what it recorded later is taken out.
+
+        Raises:
+            RunError: if it trains.
+        """
+        if self.live:
+            raise RunError(
+                f"{self.name}: it trains",
+                rule="one process at a time owns a run",
+                remedy=f"stop it first: `workbench control {self.name} stop`",
+            )
+        (self.path / "lock").unlink(missing_ok=True)
+        handle = os.open(self.path / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        with os.fdopen(handle, "w") as lock:
+            json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, lock)
+        self.update_manifest(result=None, before=self.manifest().get("result"))
+        rows = [row for row in self.metrics() if row["step"] <= step]
+        text = "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in rows)
+        _replace(self.path / "metrics.jsonl", text)
+        for part in self.rollouts.glob("step-*.parquet"):
+            if int(part.name.split("-")[1]) > step:
+                part.unlink()
+
     def release(self) -> None:
         """Give the lock back; the run is then nobody's."""
         (self.path / "lock").unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Take away what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
-        for name in ("recipe.yaml", "manifest.json", "metrics.jsonl", "events.jsonl", "task.py", "lock"):
+        for name in (
+            "recipe.yaml",
+            "manifest.json",
+            "metrics.jsonl",
+            "events.jsonl",
+            "control.jsonl",
+            "task.py",
+            "lock",
+        ):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.rollouts, self.checkpoints):
             shutil.rmtree(folder, ignore_errors=True)
@@ -262,11 +294,14 @@ def strict(value: Any) -> Any:
 def write_json(file: Path, content: dict[str, Any]) -> Path:
     """Write a JSON file whole: beside its place first, then renamed into it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.part")
-    text = json.dumps(strict(content), indent=2, ensure_ascii=False, allow_nan=False)
-    beside.write_text(text + "\n", encoding="utf-8")
-    os.replace(beside, file)
+    _replace(file, json.dumps(strict(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return file
+
+
+def _replace(file: Path, text: str) -> None:
+    beside = file.with_name(f".{file.name}.part")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, file)
 
 
 def append_line(file: Path, content: dict[str, Any]) -> None:

@@ -10,19 +10,26 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 
 class GracefulStop:
-    """While active, turns the first SIGINT or SIGTERM into a request, and lets the second one through."""
+    """While active, turns the first SIGINT or SIGTERM into a request, and lets the second one through.
 
-    def __init__(self) -> None:
+    Args:
+        on_request: called once, with who asks ("interrupt" or "SIGTERM").
+    """
+
+    def __init__(self, on_request: Callable[[str], Any] = lambda by: None) -> None:
         self.requested: str | None = None
+        self.on_request = on_request
         self._before: dict[int, Any] = {}
 
     def request(self, by: str) -> None:
         """Ask for a stop at the next step boundary."""
         self.requested = by
+        self.on_request(by)
 
     def __enter__(self) -> GracefulStop:
         # Python lets only the main thread handle signals; elsewhere the caller's own handling stays in force.

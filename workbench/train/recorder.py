@@ -13,12 +13,30 @@ import numpy as np
 from workbench.rewards.groups import GroupHealth, group_health
 from workbench.rewards.suite import RewardSuite, ScoredBatch
 from workbench.run.directory import RunDirectory, strict
-from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, MIXED
+from workbench.run.metrics import (
+    ALL_RIGHT,
+    ALL_WRONG,
+    DEAD,
+    GENERATE_S,
+    GROUP_STD,
+    KL,
+    MIXED,
+    REWARD_S,
+    STEP_S,
+    TRAIN_S,
+    weight_of,
+)
 from workbench.run.rollouts import write_part
+
+_REQUIRED = ("begin", "update", "end")
 
 
 class Watcher(Protocol):
-    """Something that shows a run while it trains: a live plot, a progress bar."""
+    """Something that shows a run while it trains: a live plot, a progress bar.
+
+    It may also have `event(event)` (each line of events.jsonl), `batch(scored, summary)` (each generation batch) and
+    `verdicts(list)` (the run's health, when it was looked at).
+    """
 
     def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None: ...
 
@@ -46,7 +64,12 @@ class Recorder:
         self.seconds = 0.0
         self.reward_s: dict[str, float] = {}  # by function
         self.reward_errors: dict[str, int] = {}  # by function: completions that it gave no score because it failed
+        self.stage = "1"
         self._health: list[GroupHealth] = []
+        self._weights: dict[str, float] = {}
+        self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
+        self._generated_s = self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
+        self._steps_before = 0
         self._batches = self._dead_batches = self._scored = 0
 
     @property
@@ -70,14 +93,35 @@ class Recorder:
         """Record one generation batch: every completion of every group."""
         started = time.perf_counter()
         write_part(self.run.rollouts, scored.step, self._rows(scored), self.suite.names)
+        # Now, because what is asked for at the end of the step is in force for the next one.
+        self._kl_measured = self.measures_kl
+        self._weights = {
+            weight_of(name): weight for name, weight in zip(self.suite.names, self.suite.weights, strict=True)
+        }
         self._health.append(group_health(scored.groups, scored.right, self.suite.num_generations))
         self._batches += 1
         self._scored += len(scored.completions)
         self._dead_batches += self._health[-1].dead == 1
         for name, seconds in scored.seconds.items():
             self.reward_s[name] = self.reward_s.get(name, 0.0) + seconds
+            self._rewarded_s += seconds
         self._note_errors(scored)
         self.seconds += time.perf_counter() - started
+        self.tell("batch", scored, None)
+        self._recorded_s += time.perf_counter() - started
+
+    def begin_steps(self, step: int) -> None:
+        """The next row of metrics is about the steps after this one."""
+        self._steps_before = step
+
+    def generated(self, seconds: float) -> None:
+        """Take note of how long sampling a generation batch took."""
+        self._generated_s += seconds
+
+    def event(self, kind: str, step: int | None = None, **details: Any) -> None:
+        """Record one event, and pass it on to the watchers."""
+        self.run.log_event(kind, step, **details)
+        self.tell("event", {"event": kind, "step": step, **details})
 
     def _note_errors(self, scored: ScoredBatch) -> None:
         for name, errors in scored.errors.items():
@@ -89,7 +133,7 @@ class Recorder:
                     flush=True,
                 )
             self.reward_errors[name] = self.reward_errors.get(name, 0) + len(errors)
-            self.run.log_event(
+            self.event(
                 "reward_error",
                 scored.step,
                 function=name,
@@ -103,23 +147,38 @@ class Recorder:
         """Record one row of metrics: what the trainer logged, and what the groups of those steps were like."""
         started = time.perf_counter()
         values = dict(logs)
-        if not self.measures_kl:
+        if not (self.measures_kl if self._kl_measured is None else self._kl_measured):
             # Unsloth's GPU trainer logs a kl of 0.0 when beta is 0, which reads as "the policy does not move".
             values.pop(KL, None)
         if self._health:
             mean = np.mean(self._health, axis=0)
             values.update(zip((GROUP_STD, MIXED, ALL_RIGHT, ALL_WRONG, DEAD), map(float, mean), strict=True))
             self._health.clear()
+        values.update(self._weights)
+        self._split_time(step, values)
         self.run.log_metrics(step, values)
         self.seconds += time.perf_counter() - started
         self.tell("update", step, values)
+
+    def _split_time(self, step: int, values: dict[str, Any]) -> None:
+        # Means over the steps that this row is about, as TRL's step_time is.
+        steps, whole = max(1, step - self._steps_before), values.get(STEP_S)
+        if self._generated_s and whole is not None:
+            generated, rewarded, recorded = (
+                seconds / steps for seconds in (self._generated_s, self._rewarded_s, self._recorded_s)
+            )
+            values[GENERATE_S], values[REWARD_S] = generated, rewarded
+            values[TRAIN_S] = max(0.0, whole - generated - rewarded - recorded)
+        self._steps_before = step
+        self._generated_s = self._rewarded_s = self._recorded_s = 0.0
 
     def tell(self, what: str, *details: Any) -> None:
         """Call a method of every watcher. One that fails is left out from then on: watching must not end a run."""
         started = time.perf_counter()
         for watcher in list(self.watchers):
             try:
-                getattr(watcher, what)(*details)
+                if what in _REQUIRED or hasattr(watcher, what):
+                    getattr(watcher, what)(*details)
             except Exception as error:
                 self.watchers.remove(watcher)
                 name, reason = type(watcher).__name__, f"{type(error).__name__}: {error}"
@@ -131,13 +190,14 @@ class Recorder:
         count, groups = self.suite.num_generations, scored.groups
         ids = scored.columns.get("prompt_id") or [""] * len(scored.completions)
         columns = {key: value for key, value in scored.columns.items() if key != "prompt_id"}
+        reward_hash = self.suite.hash
         rows = []
         for index, (prompt, completion, tokens) in enumerate(
             zip(scored.prompts, scored.completions, scored.completion_ids, strict=True)
         ):
             row = {
                 "step": scored.step,
-                "stage": "1",
+                "stage": self.stage,
                 "group": index // count,
                 "prompt_id": str(ids[index]),
                 "generation": index % count,
@@ -151,7 +211,7 @@ class Recorder:
                 "group_std": _number(groups.stds[index]),
                 "advantage": float(groups.advantages[index]),
                 "right": scored.right[index],
-                "reward_hash": self.suite.hash,
+                "reward_hash": reward_hash,
             }
             for function, (name, weight) in enumerate(zip(self.suite.names, self.suite.weights, strict=True)):
                 row[f"score.{name}"] = _number(scored.scores[index, function])

@@ -1,0 +1,135 @@
+"""Requests to a run: what may be asked, who reads it, and what is in force afterwards."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from workbench.run.directory import RunDirectory, append_line
+from workbench.run.errors import RequestError
+from workbench.run.recipe import Recipe
+from workbench.run.requests import ACTIONS, InForce, Mailbox, answer, apply_event, check_request, in_force, list_events, send
+
+MANIFEST = {
+    "rewards": {"weights": {"a_reward": 1.0, "b_reward": 2.0}},
+    "settings": {"in_force": {"beta": 0.0, "learning_rate": 1e-5}},
+}
+
+
+@pytest.fixture
+def run(home) -> RunDirectory:
+    return RunDirectory.create("r", Recipe(), MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("action", "details", "message"),
+    [
+        ("stopp", {}, "did you mean 'stop'"),
+        ("dance", {}, "a run can be asked to stop, pause"),
+        ("stop", {"value": 1}, "stop takes no details"),
+        ("weight", {"function": "a_reward"}, "write weight FUNCTION VALUE"),
+        ("weight", {"function": "a_reward", "value": "much"}, "weight is a finite number"),
+        ("weight", {"function": "a_reward", "value": float("nan")}, "weight is a finite number"),
+        ("weight", {"function": "a_reward", "value": True}, "weight is a finite number"),
+        ("beta", {"value": -0.1}, "beta is a number from 0 on"),
+        ("learning_rate", {"value": 0}, "learning_rate is a number above 0"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_with_what_can(action, details, message):
+    with pytest.raises(RequestError, match=message):
+        check_request(action, details)
+
+
+def test_numbers_in_text_are_numbers():
+    assert check_request("beta", {"value": "1e-3"}) == {"value": 0.001}
+    assert check_request("weight", {"function": "f", "value": "-2"}) == {"function": "f", "value": -2.0}
+
+
+def test_every_action_says_what_it_does():
+    assert all(says and set(needs) <= {"function", "value"} for says, needs in ACTIONS.values())
+
+
+def test_a_request_is_one_line_that_the_trainer_takes_once(run):
+    mailbox = Mailbox(run)
+    first = send(run, "weight", by="test", function="a_reward", value=3)
+    second = send(run, "stop")
+    taken = mailbox.take()
+    assert [(r.id, r.action, r.by, r.details) for r in taken] == [
+        (first, "weight", "test", {"function": "a_reward", "value": 3.0}),
+        (second, "stop", "python", {}),
+    ]
+    assert mailbox.take() == []
+
+
+def test_requests_of_an_earlier_session_are_not_for_this_one(run):
+    send(run, "stop")
+    assert Mailbox(run).take() == []
+
+
+def test_a_line_in_flight_is_read_when_it_is_whole(run):
+    mailbox = Mailbox(run)
+    with (run.path / "control.jsonl").open("a") as lines:
+        lines.write('{"action": "stop", "by": "x"')
+        lines.flush()
+        assert mailbox.take() == []
+        lines.write(', "id": "1"}\n')
+    assert [request.action for request in mailbox.take()] == ["stop"]
+
+
+@pytest.mark.parametrize("line", ["not JSON", "[1]", '{"by": "x"}', "\xff", "3"])
+def test_a_line_that_is_no_request_is_handed_out_as_such(run, line):
+    mailbox = Mailbox(run)
+    (run.path / "control.jsonl").write_text(line + "\n")
+    [request] = mailbox.take()
+    assert request.action == ""
+    assert request.details["line"]
+
+
+def test_a_run_that_does_not_train_cannot_be_asked(run):
+    run.release()
+    with pytest.raises(RequestError, match="does not train"):
+        send(run, "stop")
+    assert not (run.path / "control.jsonl").exists()
+
+
+def test_the_answer_is_found_by_the_requests_id(run):
+    identity = send(run, "stop")
+    assert answer(run, identity) is None
+    run.log_event("control", 3, id=identity, action="stop", applied=True)
+    assert answer(run, identity)["step"] == 3
+
+
+def test_what_is_in_force_follows_the_events(run):
+    def changed(action, after, **more):
+        run.log_event("control", 2, action=action, applied=True, after=after, **more)
+
+    changed("weight", {"a_reward": 3.0, "b_reward": 2.0}, function="a_reward", value=3.0)
+    changed("mute", {"a_reward": 3.0, "b_reward": 0.0}, function="b_reward")
+    changed("beta", 0.1)
+    changed("pause", None)
+    run.log_event("control", 2, action="learning_rate", applied=False, after=5.0)
+    found = in_force(run)
+    assert found == InForce({"a_reward": 3.0, "b_reward": 0.0}, {"b_reward": 2.0}, 0.1, 1e-5, True, "")
+    changed("unmute", {"a_reward": 3.0, "b_reward": 2.0}, function="b_reward")
+    changed("resume", None)
+    found = in_force(run)
+    assert (found.weights["b_reward"], found.muted, found.paused) == (2.0, {}, False)
+    assert [event["action"] for event in list_events(run)] == ["weight", "mute", "beta", "unmute"]
+
+
+def test_a_stage_brings_its_own_weights():
+    found = InForce({"a_reward": 5.0}, muted={"a_reward": 1.0}, beta=0.5)
+    apply_event(
+        found,
+        {"event": "stage", "stage": "two", "weights": {"c_reward": 1.0}, "beta": 0.0, "learning_rate": 1e-4},
+    )
+    assert found == InForce({"c_reward": 1.0}, {}, 0.0, 1e-4, False, "two")
+
+
+def test_a_torn_line_of_a_killed_writer_does_not_swallow_the_next_request(run):
+    mailbox = Mailbox(run)
+    (run.path / "control.jsonl").write_text('{"action": "sto')
+    append_line(run.path / "control.jsonl", {"action": "pause", "by": "x", "id": "2"})
+    assert [request.action for request in mailbox.take()] == ["", "pause"]
+    assert json.loads((run.path / "control.jsonl").read_text().splitlines()[1])["id"] == "2"

@@ -1,0 +1,290 @@
+"""One session of training: the stages of a run, one after the other, on the same adapter, in one run directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.run.directory import RunDirectory
+from workbench.run.errors import RecipeError, RewardError
+from workbench.run.requests import list_events, write_request
+from workbench.train.adaptive import AdaptiveWeights
+from workbench.train.control import GracefulStop
+from workbench.train.policy import Policy
+from workbench.train.recorder import Recorder, Watcher
+from workbench.train.resuming import Point, Restored, load_adapter, save_state
+from workbench.train.stages import Stage
+from workbench.train.steering import Live, Steering
+
+
+def build_config(config_class: type, stage: Stage, folder: str | Path) -> Any:
+    """The stage's GRPOConfig.
+
+    Raises:
+        RecipeError: for settings that it does not accept together.
+    """
+    try:
+        return config_class(
+            **stage.settings,
+            output_dir=str(folder),
+            seed=stage.recipe.seed,
+            reward_weights=list(stage.suite.weights),
+            disable_tqdm=True,  # the watchers show progress
+        )
+    except (TypeError, ValueError) as error:
+        raise _refused(error) from error
+
+
+def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy) -> Any:
+    """TRL's trainer for a stage, on the policy's own adapter.
+
+    Raises:
+        RecipeError: for settings that it does not accept together.
+    """
+    from datasets import Dataset
+    from transformers import PrinterCallback
+
+    _drop_reference(policy)
+    try:
+        trainer = trainer_class(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            reward_funcs=stage.suite.funcs,
+            args=config,
+            train_dataset=Dataset.from_list(stage.rows),
+        )
+    except (TypeError, ValueError) as error:
+        raise _refused(error) from error
+    trainer.remove_callback(PrinterCallback)
+    # TRL's reference is a frozen copy of the adapter as the stage finds it; Unsloth's is the base model. One meaning for
+    # both, for every stage and for a run that goes on: without that copy TRL takes the base model, too.
+    _drop_reference(policy)
+    return trainer
+
+
+def _drop_reference(policy: Policy) -> None:
+    if "ref" in policy.model.peft_config:
+        policy.model.delete_adapter("ref")
+
+
+def _refused(error: Exception) -> RecipeError:
+    return RecipeError(
+        f"grpo: {error}",
+        rule="GRPOConfig and GRPOTrainer accept these settings together",
+        remedy="change the setting that it names",
+    )
+
+
+class Session:
+    """Trains the stages of a run until they end, are stopped or fail, and closes the record.
+
+    Args:
+        run: owned by this process.
+        stages: checked and fitted.
+        first: the first stage's trainer, built already.
+        rest: builds a later stage's trainer.
+        watchers: what shows the run.
+        point: where to go on; None: from the start.
+        replayed, replayed_from: as for `Steering`.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        stages: Sequence[Stage],
+        first: Any,
+        rest: Any,
+        policy: Policy,
+        watchers: Sequence[Watcher],
+        point: Point | None = None,
+        replayed: list[dict[str, Any]] | None = None,
+        replayed_from: Path | None = None,
+    ) -> None:
+        self.run, self.stages, self.policy, self.point = run, list(stages), policy, point
+        self.trainer, self.rest = first, rest
+        self.stop = GracefulStop(lambda by: write_request(run, "stop", by, {}))
+        self.steering = Steering(run, self.stop, replayed, replayed_from)
+        stage = self.stages[0]
+        self.recorder = Recorder(
+            run, stage.suite, policy.tokenizer.eos_token_id, watchers, measures_kl=bool(stage.settings["beta"])
+        )
+        last = self.stages[-1]
+        self.total = last.offset + last.steps if last.steps > 0 else -1  # -1: it follows from epochs
+        self.began = False
+
+    def train(self) -> None:
+        """Run the session to its end.
+
+        Raises:
+            Whatever ended it before its time; the record says so, too.
+        """
+        started, status, details = time.monotonic(), "failed", {}
+        begun_at = self.point.step if self.point else 0
+        step = begun_at
+        try:
+            with self.stop:
+                self.policy.trained_in.append(self.run.name)
+                for stage in self.stages:
+                    self._stage(stage)
+                    if self.steering.stopped_by:
+                        break
+                by = self.steering.stopped_by
+                status, details = ("stopped" if by else "finished"), {"by": by}
+                # Still inside: an Interrupt that comes while the adapter is being saved must not lose it.
+                save_adapter(self.policy, self.run.final)
+        except BaseException as error:
+            if isinstance(error, RewardError) and self.trainer.state.global_step > begun_at:
+                # A reward that fails after hours must not take them along: the weights are those of the last whole step.
+                self.trainer._save_checkpoint(self.trainer.model, trial=None)
+                self.trainer.callback_handler.on_save(self.trainer.args, self.trainer.state, self.trainer.control)
+            status = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
+            details = {"error": f"{type(error).__name__}: {error}"}
+            raise
+        finally:
+            step = max(step, self.trainer.state.global_step)
+            self._close(status, step, time.monotonic() - started, details)
+
+    def _stage(self, stage: Stage) -> None:
+        if stage is not self.stages[0]:
+            self.trainer = self.rest(stage)
+        trainer, recorder = self.trainer, self.recorder
+        recorder.suite, recorder.stage = stage.suite, stage.name
+        recorder.measures_kl = bool(stage.settings["beta"])
+        adaptive = AdaptiveWeights(stage.adaptive, stage.suite)
+        live = Live(trainer, self.policy, stage, recorder, adaptive)
+
+        def scored(batch: Any) -> None:
+            adaptive.note(batch, live.suite.names)
+            recorder.batch(batch)
+
+        stage.suite.on_batch = scored
+        trainer.args.output_dir = str(self.run.checkpoints)
+        _time_generation(trainer, recorder)
+        restored = None
+        if self.point is not None and stage.number == self.point.stage:
+            load_adapter(self.policy.model, self.point.folder)
+            restored = Restored(self.point, stage.steps)
+            restored.prepare(trainer)
+        trainer.add_callback(_callback(self, live, restored))
+        try:
+            trainer.train()
+        finally:
+            live.suite.close()
+
+    def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
+        recorder = self.recorder
+        before = self.run.manifest().get("before") or {}
+        recorder.tell("end", f"{status} after {step} steps{recorder.verdict}")
+        if step or status in ("finished", "stopped"):
+            minutes = seconds / 60
+            self.run.update_manifest(result=_result(status, step, minutes, recorder, self.steering.paused_s, before))
+            self.run.log_event(status, step, **details)
+            self.run.release()
+        else:
+            self.run.discard()
+            print(f"{self.run.name}: ended before its first step, so nothing of it is kept", flush=True)
+
+
+def _result(
+    status: str, steps: int, minutes: float, recorder: Recorder, paused_s: float, before: dict[str, Any]
+) -> dict[str, Any]:
+    busy = max(1e-9, 60 * minutes - paused_s)
+    return {
+        "status": status,
+        "steps": steps,
+        "minutes": minutes + before.get("minutes", 0.0),
+        "paused_s": paused_s,
+        "rewards_s": sum(recorder.reward_s.values()),
+        "rewards_s_by_function": recorder.reward_s,
+        "reward_errors": recorder.reward_errors,
+        "hooks_s": recorder.seconds,
+        "hooks_share": recorder.seconds / busy,
+        "drawing_s": sum(getattr(watcher, "drawing_s", 0.0) for watcher in recorder.watchers),
+    }
+
+
+def save_adapter(policy: Policy, folder: Path) -> Path:
+    """Save the trained adapter with the tokenizer."""
+    policy.model.save_pretrained(str(folder), selected_adapters=["default"])
+    policy.tokenizer.save_pretrained(str(folder))
+    # PEFT's model card is a form that nobody has filled in.
+    (folder / "README.md").unlink(missing_ok=True)
+    return folder
+
+
+def _time_generation(trainer: Any, recorder: Recorder) -> None:
+    # A private method of TRL's trainer, also in Unsloth's; where it is missing, the split of time is not measured.
+    generate = getattr(trainer, "_generate", None)
+    if generate is None:
+        return
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            recorder.generated(time.perf_counter() - started)
+
+    trainer._generate = timed
+
+
+def _callback(session: Session, live: Live, restored: Restored | None) -> Any:
+    from transformers import TrainerCallback
+
+    recorder, run, stage, trainer = session.recorder, session.run, live.stage, live.trainer
+    # Step numbers go on through the stages, as one run.
+    begun_at = session.point.step if restored else stage.offset
+
+    class WorkbenchCallback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            steps = stage.steps if stage.steps > 0 else state.max_steps
+            state.global_step, state.max_steps = begun_at, stage.offset + steps
+            trainer._globalstep_last_logged = begun_at
+            if restored:
+                restored.begin(trainer)
+                live.adaptive.restore(restored.point.state.get("adaptive", {}))
+                past = [event for event in list_events(run) if stage.offset < event["step"] <= begun_at]
+                session.steering.catch_up(live, past)
+            if not session.began:
+                session.began = True
+                total = session.total if session.total > 0 else state.max_steps
+                recorder.tell("begin", run, total, stage.settings)
+                inexact = "; ".join(restored.inexact) if restored else ""
+                recorder.event(
+                    "continued" if session.point else "started", begun_at, **({"inexact": inexact} if inexact else {})
+                )
+            if restored is None:
+                recorder.event(
+                    "stage", stage.offset, stage=stage.name, weights=live.weights, beta=trainer.beta,
+                    learning_rate=args.learning_rate, temperature=args.temperature, steps=steps, task=stage.task.name,
+                )  # fmt: skip
+            recorder.begin_steps(begun_at)
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if restored:
+                restored.epoch_begins()
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if restored:
+                restored.step_begins()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            if logs and "loss" in logs:  # the last call of a run carries only totals
+                recorder.log(state.global_step, logs)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if restored:
+                state.epoch = restored.epoch(state.epoch)
+            session.steering.boundary(live, state.global_step, control)
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            folder = run.checkpoints / f"checkpoint-{state.global_step}"
+            # A pickle that nothing needs; a run holds none.
+            (folder / "training_args.bin").unlink(missing_ok=True)
+            (folder / "README.md").unlink(missing_ok=True)
+            save_state(trainer, folder, stage.number, state.global_step - stage.offset, live.adaptive.state())
+            recorder.event("checkpoint", state.global_step, folder=folder.name)
+
+    return WorkbenchCallback()
