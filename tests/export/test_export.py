@@ -15,17 +15,17 @@ from workbench.run.errors import ExportError
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.train.policy import load_policy
-from workbench.train.trainer import save_adapter
+from workbench.train.session import save_adapter
 
 PROMPTS = [row["prompt"] for row in arithmetic(8, 8).held_out[:4]]
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
+@pytest.fixture(scope="module", params=["unsloth", "transformers"])
+def adapter(request, tmp_path_factory):
     """An adapter with an effect: its B matrices are filled with numbers that training could have left."""
     import torch
 
-    policy = load_policy("tiny")
+    policy = load_policy("tiny", backend=request.param)
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in policy.model.named_parameters():
@@ -65,6 +65,20 @@ def test_the_proof_agrees(adapter, merged):
     assert proof.same_greedy == proof.prompts == 4
     assert proof.largest_difference_to_base > 10 * proof.largest_logit_difference
     proof.require()
+
+
+def test_what_one_backend_trained_the_other_loads(adapter):
+    import torch
+
+    ids = torch.arange(5, 29).reshape(2, 12)
+    logits = []
+    for backend in ("transformers", "unsloth"):
+        policy = load_policy("tiny", backend=backend, dtype="float32", adapter=adapter)
+        with policy.generating() as model, torch.inference_mode():
+            logits.append(model(input_ids=ids).logits)
+        with policy.generating(base=True) as model, torch.inference_mode():
+            assert (model(input_ids=ids).logits - logits[-1]).abs().max() > 0.1
+    torch.testing.assert_close(*logits)
 
 
 def test_a_merge_that_merged_nothing_is_found_out(adapter):

@@ -9,7 +9,17 @@ import pytest
 from workbench.run.directory import RunDirectory, append_line
 from workbench.run.errors import RequestError
 from workbench.run.recipe import Recipe
-from workbench.run.requests import ACTIONS, InForce, Mailbox, answer, apply_event, check_request, in_force, list_events, send
+from workbench.run.requests import (
+    ACTIONS,
+    InForce,
+    Mailbox,
+    answer,
+    apply_event,
+    check_request,
+    in_force,
+    list_events,
+    send,
+)
 
 MANIFEST = {
     "rewards": {"weights": {"a_reward": 1.0, "b_reward": 2.0}},

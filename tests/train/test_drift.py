@@ -8,8 +8,8 @@ import pytest
 
 from workbench.run.metrics import ENTROPY, REWARD, REWARD_STD, ZERO_STD, per_function
 from workbench.train import plan
+from workbench.train.manifest import _IN_FORCE
 from workbench.train.policy import trainer_classes
-from workbench.train.trainer import _IN_FORCE
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Settings and batch arithmetic: old names translated and said, unknown ones refused, whole groups only."""
+"""Settings and batch arithmetic: names translated and said, unknown ones refused, whole groups only, nothing silent."""
 
 from __future__ import annotations
 
@@ -9,25 +9,46 @@ from pathlib import Path
 import pytest
 
 from workbench.run.errors import RecipeError
-from workbench.run.recipe import Recipe
+from workbench.run.recipe import PolicyPart, Recipe
 from workbench.train.plan import (
+    ALIASES,
     CHOICES,
     DEFAULTS,
+    MOVED,
+    Arithmetic,
     Batch,
+    Device,
+    arithmetic,
     batch,
+    check_in_force,
+    check_lengths,
     check_prompts,
     check_values,
     field_kinds,
+    field_names,
+    in_force_table,
     in_words,
+    normalised,
     settings,
 )
 from workbench.train.policy import trainer_classes
 
-FIELDS = {*DEFAULTS, "num_train_epochs", "loss_type", "steps_per_generation", "generation_batch_size", "top_p"}
+CPU = Device(cuda=False, native_bf16=False, vllm=False)
+T4 = Device(cuda=True, native_bf16=False, vllm=False)
+AMPERE = Device(cuda=True, native_bf16=True, vllm=True)
+FIELDS = {
+    *DEFAULTS, "num_train_epochs", "loss_type", "steps_per_generation", "generation_batch_size", "top_p", "bf16", "fp16",
+    "use_vllm", "num_iterations", "mask_truncated_completions", "epsilon", "epsilon_high", "eval_strategy",
+}  # fmt: skip
 
 
 def of(**grpo):
-    return settings(Recipe(grpo=grpo), FIELDS)
+    return settings(Recipe(grpo=grpo), FIELDS, CPU)
+
+
+def given(device=CPU, policy=None, **grpo):
+    """(settings, lines) on a device."""
+    return settings(Recipe(grpo=grpo, policy=PolicyPart(**(policy or {}))), FIELDS, device)
 
 
 def test_what_is_asked_wins_over_the_defaults():
@@ -39,10 +60,13 @@ def test_what_is_asked_wins_over_the_defaults():
 @pytest.mark.parametrize(
     ("old", "new", "value"),
     [
-        ("kl_coef", "beta", 0.05),
+        ("kl_coef", "beta", 0.02),
         ("max_new_tokens", "max_completion_length", 256),
         ("num_generation", "num_generations", 4),
         ("warmup_ratio", "warmup_steps", 0.1),
+        ("use_gradient_checkpointing", "gradient_checkpointing", True),
+        ("per_gpu_train_batch_size", "per_device_train_batch_size", 16),
+        ("evaluation_strategy", "eval_strategy", "no"),
     ],
 )
 def test_old_names_are_translated_and_said(old, new, value):
@@ -72,10 +96,103 @@ def test_unknown_names_are_refused_with_the_nearest(name, near):
         of(**{name: 1})
 
 
-@pytest.mark.parametrize("name", ["max_prompt_length", "reward_weights", "seed", "output_dir"])
-def test_what_belongs_elsewhere_is_sent_there(name):
-    with pytest.raises(RecipeError, match=f"(?s)grpo.{name}.*recipe field"):
-        of(**{name: 1})
+def test_an_unknown_word_that_is_not_like_the_right_one_is_known_all_the_same():
+    with pytest.raises(RecipeError, match="did you mean 'learning_rate'"):
+        of(lr=1e-5)
+    with pytest.raises(RecipeError, match="did you mean 'beta'"):
+        of(kl_coefficient=0.1)  # like the old name, which leads to the new one
+    with pytest.raises(RecipeError, match="(?s)logging_dir.*is gone.*TENSORBOARD_LOGGING_DIR"):
+        of(logging_dir="logs")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("reward_weights", [1.0, 0.5], "recipe field reward_weights"),
+        ("reward_function", "f", "reward_funcs of the task"),
+        ("tokenizer", "t", "processing_class"),
+        ("query", "q", "prompt"),
+        ("peft_config", {}, "recipe field lora"),
+    ],
+)
+def test_what_cannot_be_moved_is_refused_and_sent_there(name, value, right):
+    with pytest.raises(RecipeError, match=f"(?s)grpo.{name}.*{right}"):
+        of(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "where", "found"),
+    [
+        ("max_prompt_length", 256, "max_prompt_length", 256),
+        ("seed", 42, "seed", 42),
+        ("run_name", "mine", "run_name", "mine"),
+        ("reward_weights", {"correctness_reward": 2.0}, "reward_weights", {"correctness_reward": 2.0}),
+        ("torch_dtype", "torch.bfloat16", "policy.dtype", "bfloat16"),
+        ("dtype", "half", "policy.dtype", "float16"),
+        ("max_seq_length", 1024, "policy.max_seq_length", 1024),
+        ("model_name", "a/b", "policy.name", "a/b"),
+        ("lora_alpha", 32, "lora.lora_alpha", 32),
+    ],
+)
+def test_what_belongs_elsewhere_in_the_recipe_is_moved_there_and_said(name, value, where, found):
+    before = Recipe(grpo={name: value, "beta": 0.01})
+    recipe, values, [note] = normalised(before, FIELDS)
+    part, _, leaf = where.rpartition(".")
+    assert getattr(getattr(recipe, part) if part else recipe, leaf) == found
+    assert recipe.grpo == {"beta": 0.01}
+    assert name not in values
+    assert note.startswith(f"{name} belongs to the recipe, not to grpo: {where} = {found!r}")
+    assert before.grpo == {name: value, "beta": 0.01}, "the recipe that was asked is not changed"
+
+
+def test_settings_alone_refuse_what_they_could_not_move():
+    with pytest.raises(RecipeError, match="(?s)grpo.max_prompt_length = 256.*recipe field max_prompt_length"):
+        of(max_prompt_length=256)
+    assert len(settings(Recipe(grpo={"seed": 7}, seed=7), FIELDS)[1]) == 1
+
+
+def test_given_twice_the_same_value_is_moved_and_another_is_an_error():
+    recipe, _, notes = normalised(Recipe(grpo={"max_prompt_length": 256}, max_prompt_length=256), FIELDS)
+    assert recipe.max_prompt_length == 256
+    assert len(notes) == 1
+    with pytest.raises(RecipeError, match=r"grpo.max_prompt_length = 256 and max_prompt_length = 512"):
+        normalised(Recipe(grpo={"max_prompt_length": 256}, max_prompt_length=512), FIELDS)
+    with pytest.raises(RecipeError, match=r"grpo.seed = 42 and seed = 7"):
+        normalised(Recipe(grpo={"seed": 42}, seed=7), FIELDS)
+
+
+def test_what_the_workbench_does_itself_is_left_out_and_said():
+    values, [note] = of(output_dir="outputs/x")
+    assert "output_dir" not in values
+    assert note == "output_dir = 'outputs/x' is left out: checkpoints lie in runs/<run_name>/checkpoints"
+
+
+def test_done_twice_it_gives_the_same():
+    asked = Recipe(
+        grpo={"kl_coef": 0.05, "max_prompt_length": 64, "gradient_accumulation_steps": 3, "bf16": True, "seed": 3}
+    )
+    first, values, notes = normalised(asked, FIELDS, CPU)
+    second, again, fewer = normalised(first, FIELDS, CPU)
+    assert second == first
+    assert again == values
+    assert set(fewer) < set(notes), "names are translated once; the batch and the device are what they are"
+
+
+def test_stages_are_translated_and_their_unknown_names_refused():
+    part = {"name": "late", "steps": 5, "grpo": {"kl_coef": 0.01}}
+    recipe, _, notes = normalised(Recipe.of({"stages": [part]}), FIELDS)
+    assert recipe.stages[0].grpo == {"beta": 0.01}
+    assert notes == ["stage 'late': kl_coef is called beta in this version: beta = 0.01"]
+    with pytest.raises(RecipeError, match=r"(?s)stage 'late': grpo.seed = 1.*outside the stages \(seed\)"):
+        normalised(Recipe.of({"stages": [{**part, "grpo": {"seed": 1}}]}), FIELDS)
+
+
+def test_epochs_that_were_asked_for_are_not_overruled_by_the_default_number_of_steps():
+    assert of(num_train_epochs=3)[0]["max_steps"] == -1
+    assert of()[0]["max_steps"] == 100
+    values, [note] = of(num_train_epochs=3, max_steps=50)
+    assert values["max_steps"] == 50
+    assert note == "max_steps = 50 decides; num_train_epochs = 3 does not count beside it"
 
 
 @pytest.mark.parametrize(
@@ -96,26 +213,57 @@ def test_prompts_of_a_batch():
 
 
 @pytest.mark.parametrize(
-    ("grpo", "said"),
+    ("sizes", "raised", "completions"),
     [
-        # Presets that are passed around for small and large GPUs: each a batch that its groups do not divide.
-        (
-            dict(per_device_train_batch_size=1, gradient_accumulation_steps=4, num_generations=8),
-            "= 4 completions, and num_generations = 8",
-        ),
-        (
-            dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, num_generations=16),
-            "= 8 completions, and num_generations = 16",
-        ),
-        (
-            dict(per_device_train_batch_size=1, gradient_accumulation_steps=16, num_generations=6),
-            "= 16 completions, and num_generations = 6",
-        ),
-        (dict(num_generations=1), "num_generations = 1"),
+        # By hand: the next multiple of G / gcd(batch, G). Three of these are presets that are passed around.
+        ((1, 4, 8), 8, 8),
+        ((4, 2, 16), 4, 16),
+        ((1, 16, 6), 18, 18),
+        ((16, 1, 6), 3, 48),
+        ((6, 5, 4), 6, 36),
+        ((3, 1, 7), 7, 21),
     ],
 )
-def test_groups_that_are_not_whole_are_refused(grpo, said):
-    with pytest.raises(RecipeError, match=said):
+def test_accumulation_is_raised_so_that_groups_are_whole_and_the_batch_of_a_forward_pass_never(
+    sizes, raised, completions
+):
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
+    values, [note] = of(**dict(zip(names, sizes, strict=True)))
+    assert values["gradient_accumulation_steps"] == raised
+    assert values["per_device_train_batch_size"] == sizes[0]
+    assert batch(values).completions == completions
+    assert note.startswith(f"gradient_accumulation_steps {sizes[1]} -> {raised}: ")
+    assert f"all {completions} are generated at once, so generation takes more memory" in note
+
+
+def test_with_several_processes_the_batch_is_theirs_together():
+    _, values, notes = normalised(Recipe(grpo={"per_device_train_batch_size": 4}), FIELDS, CPU, processes=2)
+    assert values["gradient_accumulation_steps"] == 1
+    assert notes == []
+    assert batch(values, processes=2) == Batch(8, 8)
+    with pytest.raises(RecipeError, match="4 x gradient_accumulation_steps 1 = 4 completions"):
+        batch(values)
+
+
+@pytest.mark.parametrize(
+    ("grpo", "said"),
+    [
+        (dict(num_generations=1), "num_generations = 1.*at least 2 completions"),
+        (dict(per_device_train_batch_size="8"), "per_device_train_batch_size = '8'.*without quotes"),
+        (dict(num_generations=None), "num_generations = None.*a whole number"),
+        (dict(gradient_accumulation_steps=0), "gradient_accumulation_steps = 0.*at least 1"),
+        (
+            dict(generation_batch_size=16, steps_per_generation=2),
+            "generation_batch_size = 16 and grpo.steps_per_generation = 2.*keep one",
+        ),
+        (
+            dict(generation_batch_size=16, per_device_train_batch_size=6),
+            "generation_batch_size 16, and per_device_train_batch_size 6.*generation_batch_size to 24, or .* to 2",
+        ),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused(grpo, said):
+    with pytest.raises(RecipeError, match=f"(?s){said}"):
         batch(of(**grpo)[0])
 
 
@@ -132,8 +280,15 @@ def test_the_error_names_the_factors_that_were_used(grpo, said):
 
 
 def test_the_remedy_names_legal_neighbours():
-    with pytest.raises(RecipeError, match=r"num_generations to 4 or 8"):
-        batch(of(per_device_train_batch_size=16, num_generations=6)[0])
+    with pytest.raises(RecipeError, match=r"num_generations to 4 or 8, or make the batch 18"):
+        batch(of(per_device_train_batch_size=16, steps_per_generation=1, num_generations=6)[0])
+
+
+def test_a_batch_that_was_said_outright_is_not_changed():
+    values, _ = of(per_device_train_batch_size=1, steps_per_generation=4)
+    assert values["gradient_accumulation_steps"] == 1
+    with pytest.raises(RecipeError, match="1 x steps_per_generation 4 = 4 completions, and num_generations = 8"):
+        batch(values)
 
 
 @pytest.mark.parametrize(("prompts", "enough"), [(7, False), (8, True)])
@@ -189,7 +344,323 @@ def test_the_choices_are_those_of_the_installed_trainer():
     assert found == set(CHOICES["loss_type"])
 
 
-def test_in_words():
-    assert in_words(Batch(64, 8), of(max_steps=60)[0], 2000) == (
-        "60 steps; each generates 64 completions: 8 prompts x 8; 2000 prompts give 250 steps an epoch"
+@pytest.mark.parametrize(
+    ("grpo", "prompts", "expected"),
+    [
+        # at_once, prompts, G, per forward, per step, uses, steps a batch serves, steps an epoch, left over, steps
+        (dict(per_device_train_batch_size=64, max_steps=60), 2000, Arithmetic(64, 8, 8, 64, 64, 1, 1.0, 250, 0, 60)),
+        # 8 at once, an update takes 8 of them one by one; 10 prompts are 10 updates; 3 epochs.
+        (
+            dict(per_device_train_batch_size=1, gradient_accumulation_steps=8, num_train_epochs=3),
+            10,
+            Arithmetic(8, 1, 8, 1, 8, 1, 1.0, 10, 0, 30),
+        ),
+        # 6 prompts, batches of 2 prompts x 4: 3 steps. 5 prompts: 2, and one prompt is not reached.
+        (
+            dict(per_device_train_batch_size=8, num_generations=4, num_train_epochs=1),
+            5,
+            Arithmetic(8, 2, 4, 8, 8, 1, 1.0, 2, 1, 2),
+        ),
+        # 32 passes an update, batches of 8: 4 batches an update; 10 prompts are 10 x 8 = 80 passes = 2.5 -> 3 updates.
+        (
+            dict(per_device_train_batch_size=1, gradient_accumulation_steps=32, steps_per_generation=8),
+            10,
+            Arithmetic(8, 1, 8, 1, 32, 1, 0.25, 3, 0, 100),
+        ),
+        # TRL's own figure: 4 passes a batch, 2 an update -> a batch serves 2 updates, and 4 if used twice.
+        (
+            dict(
+                per_device_train_batch_size=4, gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=2
+            ),
+            6,
+            Arithmetic(16, 2, 8, 4, 8, 2, 4.0, 12, 0, 100),
+        ),
+        # 24 completions in passes of 8: 3 passes, an update each.
+        (dict(generation_batch_size=24), 9, Arithmetic(24, 3, 8, 8, 8, 1, 3.0, 9, 0, 100)),
+    ],
+)
+def test_arithmetic_by_hand(grpo, prompts, expected):
+    values = of(**grpo)[0]
+    assert arithmetic(batch(values), values, prompts) == expected
+
+
+@pytest.mark.parametrize("prompts", [5, 6, 10, 37])
+@pytest.mark.parametrize(
+    "grpo",
+    [
+        dict(per_device_train_batch_size=8, num_generations=4),
+        dict(per_device_train_batch_size=2, gradient_accumulation_steps=4, num_generations=4, num_iterations=3),
+        dict(per_device_train_batch_size=2, gradient_accumulation_steps=8, steps_per_generation=4, num_generations=4),
+        dict(per_device_train_batch_size=2, gradient_accumulation_steps=3, steps_per_generation=4, num_generations=4),
+        dict(per_device_train_batch_size=4, generation_batch_size=16, num_generations=4, num_iterations=2),
+    ],
+)
+def test_steps_of_an_epoch_are_those_that_trl_and_transformers_would_train(tmp_path, prompts, grpo):
+    from trl.trainer.utils import RepeatSampler
+
+    values = {**of(**grpo)[0], "max_steps": -1, "num_train_epochs": 1}
+    config = trainer_classes()[0](**values, output_dir=str(tmp_path))
+    planned = batch(values)
+    assert (planned.completions, planned.prompts) == (config.generation_batch_size, config.generation_batch_size // 4)
+    sampled = RepeatSampler(
+        range(prompts), 4, config.generation_batch_size // 4, config.num_iterations * config.steps_per_generation
     )
+    passes = len(sampled) / (config.per_device_train_batch_size * config.steps_per_generation)
+    expected = max(-(-int(passes) // config.gradient_accumulation_steps), 1)
+    assert passes == int(passes)
+    assert arithmetic(planned, values, prompts).steps_per_epoch == expected
+
+
+@pytest.mark.parametrize(
+    ("grpo", "prompts", "words"),
+    [
+        (
+            dict(per_device_train_batch_size=64, max_steps=60),
+            2000,
+            "60 steps; each learns from 64 completions (8 prompts x 8). 64 completions (8 prompts x 8) are generated at "
+            "once; a forward pass takes 64. 2000 prompts give 250 steps an epoch: 60 steps are 0.24 epochs",
+        ),
+        (
+            dict(num_generations=4, num_train_epochs=3),
+            5,
+            "3 epochs = 6 steps; each learns from 8 completions (2 prompts x 4). 8 completions (2 prompts x 4) are "
+            "generated at once; a forward pass takes 8. 5 prompts give 2 steps an epoch (1 fill no batch)",
+        ),
+        (
+            dict(per_device_train_batch_size=1, steps_per_generation=8, num_iterations=2, max_steps=1),
+            None,
+            "1 step; each learns from 1 completion (0.12 of a group of 8). 8 completions (1 prompt x 8) are generated at "
+            "once, every 16 steps and learnt from 2 times; a forward pass takes 1",
+        ),
+        (
+            dict(per_device_train_batch_size=1, gradient_accumulation_steps=32, steps_per_generation=8),
+            None,
+            "100 steps; each learns from 32 completions (4 prompts x 8). 8 completions (1 prompt x 8) are generated at "
+            "once, 4 times a step; a forward pass takes 1",
+        ),
+    ],
+)
+def test_in_words(grpo, prompts, words):
+    values = of(**grpo)[0]
+    assert in_words(batch(values), values, prompts) == words
+
+
+# What depends on the machine.
+
+
+@pytest.mark.parametrize(
+    ("device", "policy", "asked", "found", "said"),
+    [
+        (AMPERE, {}, {"bf16": True}, {"bf16": True}, None),
+        (T4, {}, {"bf16": True}, {}, "bf16 = True is left out.*only emulates bfloat16"),
+        (T4, {"backend": "transformers"}, {"bf16": True}, {"fp16": True}, "bf16 = True becomes fp16 = True"),
+        (CPU, {}, {"bf16": True}, {}, "bf16 = True is left out: this CPU only emulates bfloat16"),
+        (CPU._replace(native_bf16=True), {}, {"bf16": True}, {"bf16": True}, None),
+        (AMPERE, {"dtype": "float16"}, {"bf16": True}, {}, "policy.dtype = 'float16' says otherwise"),
+        (T4, {}, {"fp16": True}, {"fp16": True}, None),
+        (CPU, {}, {"fp16": True}, {}, "fp16 = True is left out: float16 is for GPUs"),
+        (AMPERE, {}, {"fp16": True}, {}, "fp16 = True is left out: Unsloth loads in bfloat16"),
+        (AMPERE, {"dtype": "float16"}, {"fp16": True}, {"fp16": True}, None),
+        (T4, {}, {"use_vllm": True}, {"use_vllm": False}, "vLLM is not installed here.*several times slower"),
+        (AMPERE, {}, {"use_vllm": True}, {"use_vllm": False}, "switched on when the model is loaded .fast_inference."),
+        (AMPERE, {"backend": "transformers"}, {"use_vllm": True}, {"use_vllm": True}, None),
+        (CPU, {}, {"optim": "adamw_8bit"}, {"optim": "adamw_torch_fused"}, "optim = 'adamw_8bit' becomes"),
+        (CPU, {}, {"optim": "paged_adamw_32bit"}, {"optim": "adamw_torch_fused"}, "optim = 'paged_adamw_32bit'"),
+        (T4, {}, {"optim": "adamw_8bit"}, {"optim": "adamw_8bit"}, None),
+    ],
+)
+def test_what_the_device_cannot_do_is_changed_and_said(device, policy, asked, found, said):
+    recipe, values, notes = normalised(Recipe(grpo=asked, policy=PolicyPart(**policy)), FIELDS, device)
+    assert {name: values.get(name) for name in {*asked, *found}} == {**dict.fromkeys(asked), **found}
+    assert recipe.grpo == asked, "another machine may do it"
+    assert len(notes) == (said is not None)
+    if said:
+        assert re.search(said, notes[0])
+
+
+def test_both_precisions_are_an_error():
+    with pytest.raises(RecipeError, match="bf16 = True and grpo.fp16 = True"):
+        given(AMPERE, bf16=True, fp16=True)
+
+
+def test_the_device_is_looked_at_only_if_a_setting_depends_on_it(monkeypatch):
+    monkeypatch.setattr(Device, "here", classmethod(lambda cls: pytest.fail("looked at")))
+    settings(Recipe(grpo={"beta": 0.1}), FIELDS)
+
+
+def test_this_machine():
+    assert Device.here().cuda is __import__("torch").cuda.is_available()
+
+
+# Advice: lines, never errors.
+
+
+@pytest.mark.parametrize(
+    ("grpo", "said"),
+    [
+        ({"learning_rate": 5e-7}, "learning_rate = 5e-07 is a value for full fine-tuning"),
+        ({"learning_rate": 1e-6}, None),
+        ({"beta": 0.05}, "beta = 0.05 is far above today's practice"),
+        ({"beta": 0.04}, None),
+        ({"gradient_accumulation_steps": 8}, "gradient_accumulation_steps = 8 saves no memory in generation"),
+        ({"gradient_accumulation_steps": 8, "steps_per_generation": 1}, None),
+        ({"logging_steps": 10}, "averages over 10 steps"),
+        ({"loss_type": "dr_grpo"}, "scale_rewards = 'none'"),
+        ({"loss_type": "dr_grpo", "scale_rewards": "batch"}, None),
+        ({"loss_type": "dapo"}, "mask_truncated_completions = False, epsilon_high = 0.2"),
+        ({"loss_type": "grpo"}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_often_not_meant_is_said(grpo, said):
+    _, notes = of(**grpo)
+    assert len(notes) == (said is not None)
+    if said:
+        assert said in notes[0]
+
+
+# What is in force.
+
+
+class UnslothGRPOConfig(trainer_classes()[0]):
+    """Does to a config what the class that Unsloth generates for a GPU does (unsloth/models/rl.py)."""
+
+    def __init__(
+        self,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_generations=8,
+        learning_rate=5e-5,
+        loss_type=None,
+        scale_rewards="group",
+        mask_truncated_completions=None,
+        epsilon_high=None,
+        top_p=1.0,
+        weight_decay=0.001,
+        beta=None,
+        **others,
+    ):
+        known = field_names(trainer_classes()[0])
+        explicit, loss_type = loss_type is not None, loss_type or "dapo"
+        if per_device_train_batch_size * gradient_accumulation_steps % num_generations:
+            per_device_train_batch_size = num_generations
+        if explicit and loss_type == "dapo":
+            mask_truncated_completions = True if mask_truncated_completions is None else mask_truncated_completions
+            epsilon_high = 0.28 if epsilon_high is None else epsilon_high
+        if loss_type == "dr_grpo" and scale_rewards in (True, "group"):
+            scale_rewards = False
+        super().__init__(
+            per_device_train_batch_size=per_device_train_batch_size,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            num_generations=num_generations,
+            learning_rate=learning_rate,
+            loss_type=loss_type,
+            scale_rewards=scale_rewards,
+            mask_truncated_completions=bool(mask_truncated_completions),
+            epsilon_high=epsilon_high,
+            top_p=top_p,
+            weight_decay=weight_decay,
+            beta=0.0 if beta is None else beta,
+            **{name: value for name, value in others.items() if name in known},
+        )
+
+
+def rows_of(asked, config, given=None):
+    return {row.name: row for row in in_force_table(asked, config, given)}
+
+
+def test_the_table_tells_what_unsloths_class_changes(tmp_path):
+    asked = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 4,
+        "loss_type": "dapo",
+        "beta": 0.01,
+        "learning_rate": 1e-5,
+    }
+    rows = rows_of(asked, UnslothGRPOConfig(**asked, output_dir=str(tmp_path)), asked)
+    assert rows["per_device_train_batch_size"][1:] == (1, 8, 8, "changed by Unsloth/TRL")
+    assert rows["generation_batch_size"].in_force == 32
+    assert rows["mask_truncated_completions"][1:] == (None, None, True, "changed by Unsloth/TRL")
+    assert rows["epsilon_high"][1:] == (None, None, 0.28, "chosen by Unsloth/TRL")
+    assert rows["beta"][1:] == (0.01, 0.0, 0.01, "you")
+    assert rows["weight_decay"][1:] == (None, 0.0, 0.001, "Unsloth default")
+    assert rows["top_p"][1:] == (None, 1.0, 1.0, "TRL default")
+
+
+def test_a_change_is_a_line(tmp_path):
+    asked = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "kl_coef": 0.05, "beta": 0.01}
+    [batch_line, ignored] = check_in_force(asked, UnslothGRPOConfig(**asked, output_dir=str(tmp_path)))
+    assert batch_line == "per_device_train_batch_size = 1 was given, and 8 is in force: changed by Unsloth or TRL"
+    assert ignored == "kl_coef = 0.05 was given, and the config has no such setting: it was ignored"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "num_generations": 8},
+        {"loss_type": "dapo"},
+        {"loss_type": "dr_grpo"},
+        {"loss_type": "bnpo", "scale_rewards": False},
+        {"report_to": "none", "scale_rewards": True, "optim": "adamw_torch"},
+    ],
+)
+@pytest.mark.parametrize("kind", ["TRL's", "Unsloth's"])
+def test_settings_from_here_are_in_force_in_both_classes(tmp_path, asked, kind):
+    config_class = trainer_classes()[0] if kind == "TRL's" else UnslothGRPOConfig
+    fields = field_names(trainer_classes()[0])
+    _, values, _ = normalised(Recipe(grpo=asked), fields)
+    config = config_class(**values, output_dir=str(tmp_path))
+    assert check_in_force(values, config) == []
+    assert config.mask_truncated_completions is False
+    assert config.per_device_train_batch_size == asked.get("per_device_train_batch_size", 8)
+
+
+def test_the_table_says_whose_doing_each_setting_is(tmp_path):
+    asked = {
+        "gradient_accumulation_steps": 4,
+        "per_device_train_batch_size": 1,
+        "num_train_epochs": 2,
+        "adam_beta2": 0.99,
+    }
+    fields = field_names(trainer_classes()[0])
+    recipe, values, _ = normalised(Recipe(grpo=asked), fields)
+    rows = rows_of(recipe.grpo, trainer_classes()[0](**values, output_dir=str(tmp_path)), values)
+    assert rows["gradient_accumulation_steps"][1:] == (4, 1, 8, "changed by the workbench")
+    assert rows["per_device_train_batch_size"][1:] == (1, 8, 1, "you")
+    assert rows["max_steps"][1:] == (None, 100, -1, "changed by the workbench")
+    assert rows["num_train_epochs"].by == "you"
+    assert rows["learning_rate"][1:] == (None, 1e-5, 1e-5, "workbench default")
+    assert rows["generation_batch_size"][1:] == (None, None, 8, "chosen by Unsloth/TRL")
+    assert rows["adam_beta2"][1:] == (0.99, 0.999, 0.99, "you")
+
+
+# Lengths, before a prompt is measured.
+
+
+@pytest.mark.parametrize(
+    ("context", "prompt", "completion", "said"),
+    [
+        (1024, 256, 512, None),
+        (1024, 512, 512, None),
+        (1024, 512, 1024, "max_completion_length = 1024 and policy.max_seq_length = 1024.*to 1536 or more"),
+        (1280, 512, 1024, "512 . max_completion_length 1024 = 1536 tokens.*max_seq_length to 1536, .*256, .*768"),
+        (256, None, 300, "max_completion_length = 300 and policy.max_seq_length = 256"),
+        (256, None, 96, None),
+    ],
+)
+def test_lengths_that_contradict_one_another_are_refused(context, prompt, completion, said):
+    recipe = Recipe(policy=PolicyPart(max_seq_length=context), max_prompt_length=prompt)
+    if said is None:
+        check_lengths(recipe, {"max_completion_length": completion})
+        return
+    with pytest.raises(RecipeError, match=f"(?s){said}"):
+        check_lengths(recipe, {"max_completion_length": completion})
+
+
+def test_every_alias_leads_to_a_field_and_every_move_to_a_place_in_the_recipe():
+    fields = field_names(trainer_classes()[0])
+    assert set(ALIASES.values()) <= fields
+    for where in MOVED.values():
+        place = Recipe().model_dump()
+        for part in where.split("."):
+            place = place[part]

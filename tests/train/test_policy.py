@@ -1,4 +1,7 @@
-"""Loading a policy: real 4-bit layers, one line that says so, and an error with a remedy for every wrong name."""
+"""Loading a policy: real 4-bit layers, one line that says so, and an error with a remedy for every wrong name.
+
+With both backends alike; what only one of them does is in test_backends.py.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,16 @@ from workbench.train.policy import find_model, linear4bit_layers, load_policy, l
 from workbench.train.sampling import sample
 
 PROMPT = [{"role": "user", "content": "What is 15 + 27?"}]
+
+
+@pytest.fixture(scope="module", params=["unsloth", "transformers"])
+def backend(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def tiny_policy(backend):
+    return load_policy("tiny", backend=backend)
 
 
 def test_the_frozen_layers_are_linear4bit(tiny_policy):
@@ -36,15 +49,16 @@ def test_parameters_are_counted_unpacked(tiny_policy):
     assert tiny_policy.trainable == sum(p.numel() for p in tiny_policy.model.parameters() if p.requires_grad)
 
 
-def test_the_line_says_what_where_how_and_how_many(tiny_policy):
+def test_the_line_says_what_where_how_and_how_many(tiny_policy, backend):
     line = str(tiny_policy)
-    for part in ("tiny:", " parameters", "NF4", "Linear4bit", "through Unsloth", "LoRA trains"):
+    through = {"unsloth": "through Unsloth 20", "transformers": "through transformers 5."}[backend]
+    for part in ("tiny:", " parameters", "NF4", "Linear4bit", through, "LoRA trains"):
         assert part in line
     assert len(line.splitlines()) == 1
 
 
-def test_16_bit_loads_no_4bit_layer():
-    policy = load_policy("tiny", load_in_4bit=False)
+def test_16_bit_loads_no_4bit_layer(backend):
+    policy = load_policy("tiny", backend=backend, load_in_4bit=False)
     assert policy.linear4bit == 0
     assert policy.precision in ("float32", "bfloat16", "float16")
 
@@ -99,36 +113,94 @@ def test_the_base_is_the_policy_without_its_adapter(tiny_policy):
         ("unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", "the hub cannot be reached"),
     ],
 )
-def test_wrong_names_say_what_to_do(name, said, monkeypatch):
+def test_wrong_names_say_what_to_do(name, said, backend, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(PolicyError, match=f"(?s){said}.*rule:.*remedy:"):
-        load_policy(name)
+        load_policy(name, backend=backend)
 
 
-def test_a_folder_without_a_model(tmp_path):
+def test_a_folder_without_a_model(tmp_path, backend):
     with pytest.raises(PolicyError, match=r"no config.json"):
-        load_policy(tmp_path)
+        load_policy(tmp_path, backend=backend)
 
 
-def test_a_folder_with_a_broken_model(tmp_path):
+def test_a_folder_with_a_broken_model(tmp_path, backend):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(PolicyError, match=r"(?s)policy .*rule:.*remedy:"):
-        load_policy(tmp_path)
+        load_policy(tmp_path, backend=backend)
 
 
-def test_a_local_folder_loads(tmp_path):
+def test_a_local_folder_loads(tmp_path, backend):
     import shutil
 
     shutil.copytree(find_model("tiny"), tmp_path / "copy")
-    assert load_policy(tmp_path / "copy").linear4bit > 0
+    assert load_policy(tmp_path / "copy", backend=backend).linear4bit > 0
 
 
-def test_a_missing_adapter(tmp_path):
+def test_a_missing_adapter(tmp_path, backend):
     with pytest.raises(PolicyError, match="no adapter_config.json"):
-        load_policy("tiny", adapter=tmp_path)
+        load_policy("tiny", backend=backend, adapter=tmp_path)
 
 
-def test_layers_that_cannot_be_4_bit_are_not_passed_over_in_silence(tmp_path):
+def test_the_same_seed_makes_the_same_adapter(backend):
+    import torch
+
+    def start(seed: int) -> dict:
+        policy = load_policy("tiny", backend=backend, load_in_4bit=False, seed=seed)
+        return {name: p.detach().clone() for name, p in policy.model.named_parameters() if "lora_A" in name}
+
+    first, again, other = start(1), start(1), start(2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_trained_adapter_is_put_on_frozen(tiny_policy, backend, tmp_path):
+    tiny_policy.model.save_pretrained(str(tmp_path), selected_adapters=["default"])
+    policy = load_policy("tiny", backend=backend, adapter=tmp_path)
+    assert policy.trainable == 0
+    assert "with a trained adapter, frozen" in str(policy)
+
+
+def test_gradient_checkpointing_changes_no_gradient(backend):
+    import torch
+
+    found = []
+    for checkpointing in (False, True):
+        policy = load_policy("tiny", backend=backend, dtype="float32", gradient_checkpointing=checkpointing)
+        ids = torch.arange(5, 29).reshape(2, 12)
+        policy.model.train()
+        assert policy.model.base_model.model.is_gradient_checkpointing == checkpointing
+        policy.model(input_ids=ids, labels=ids).loss.backward()
+        found.append({n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None})
+    without, with_it = found
+    assert without.keys() == with_it.keys()
+    assert max(grad.abs().max() for grad in without.values()) > 0
+    for name, grad in without.items():
+        torch.testing.assert_close(with_it[name], grad)
+
+
+def test_generating_leaves_no_trace_on_what_is_learnt(tiny_policy):
+    """bitsandbytes repacks weights for a CPU kernel when a model is evaluated, and gradients are wrong after that."""
+    import torch
+
+    ids = torch.arange(5, 29).reshape(2, 12)
+
+    def gradients() -> list:
+        tiny_policy.model.train()
+        tiny_policy.model.zero_grad()
+        tiny_policy.model(input_ids=ids, labels=ids).loss.backward()
+        return [p.grad.clone() for p in tiny_policy.model.parameters() if p.grad is not None]
+
+    before = gradients()
+    sample(tiny_policy, [PROMPT], max_completion_length=4)
+    assert tiny_policy.model.training
+    assert not tiny_policy.model.config.use_cache
+    for first, second in zip(before, gradients(), strict=True):
+        assert torch.equal(first, second)
+    tiny_policy.model.zero_grad()
+
+
+def test_layers_that_cannot_be_4_bit_are_not_passed_over_in_silence(tmp_path, backend):
     """A model too narrow for NF4's blocks of 64 is loaded without a word, and fails when it is used."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -139,11 +211,11 @@ def test_layers_that_cannot_be_4_bit_are_not_passed_over_in_silence(tmp_path):
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(PolicyError, match=r"(?s)a 4-bit layer with 32 inputs.*remedy: set load_in_4bit = False"):
-        load_policy(tmp_path)
+        load_policy(tmp_path, backend=backend)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_policy_is_there_and_in_4_bit():
-    policy = load_policy("tiny")
+def test_on_a_gpu_the_policy_is_there_and_in_4_bit(backend):
+    policy = load_policy("tiny", backend=backend)
     assert policy.model.device.type == "cuda"
     assert policy.linear4bit > 0

@@ -1,4 +1,4 @@
-"""The live figure: bounded in points, bytes and time; and it says so when KL is not measured."""
+"""The run figure: bounded in points, bytes and time; weighted and raw; and it says so when KL is not measured."""
 
 from __future__ import annotations
 
@@ -7,24 +7,69 @@ import time
 import numpy as np
 import pytest
 
-from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, MIXED, REWARD, REWARD_STD
-from workbench.views import live
-from workbench.views.curves import KL_UNMEASURED, MAX_POINTS, History, RunFigure, decimate
+from workbench.run.metrics import (
+    ALL_RIGHT,
+    ALL_WRONG,
+    CLIPPED,
+    DEAD,
+    ENTROPY,
+    GENERATE_S,
+    GROUP_STD,
+    KL,
+    MEAN_LENGTH,
+    MIXED,
+    REWARD,
+    REWARD_S,
+    REWARD_STD,
+    STEP_S,
+    TRAIN_S,
+    per_function,
+    weight_of,
+)
+from workbench.views.chart import round_up
+from workbench.views.curves import KL_UNMEASURED, MOST_MARKS, MOST_NAMED, MOST_NUMBERS, RunFigure
+from workbench.views.history import (
+    KL_PER_COMPLETION,
+    MAX_LENGTH,
+    MAX_POINTS,
+    MIN_LENGTH,
+    History,
+    decimate,
+    thinned,
+    weighted,
+)
+from workbench.views.marks import ADAPTIVE, CHANGE, CHECKPOINT, Mark
 
 FIVE = [f"{letter}_reward" for letter in "abcde"]
+NUMBERS = (
+    REWARD, REWARD_STD, GROUP_STD, KL, ENTROPY, MEAN_LENGTH, MIN_LENGTH, MAX_LENGTH, CLIPPED, STEP_S, GENERATE_S, REWARD_S,
+    TRAIN_S,
+)  # fmt: skip
 
 
-def history(steps: int) -> History:
+def history(steps: int, functions: list[str] = FIVE) -> History:
     rng = np.random.default_rng(0)
-    filled = History(FIVE)
+    filled = History(functions)
     for step in range(1, steps + 1):
-        values = {
-            key: float(value) for key, value in zip((REWARD, REWARD_STD, GROUP_STD, KL), rng.random(4), strict=True)
-        }
+        values = dict(zip(NUMBERS, map(float, rng.random(len(NUMBERS))), strict=True))
         shares = {MIXED: 0.5, ALL_RIGHT: 0.2, ALL_WRONG: 0.3, DEAD: 0.1}
-        functions = {f"rewards/{name}/mean": float(rng.random()) for name in FIVE[1:]}
-        filled.add(step, {**values, **shares, **functions, "rewards/a_reward/mean": 0.4})
+        means = {per_function(name): float(rng.random()) for name in functions[1:]}
+        filled.add(step, {**values, **shares, **means, per_function(functions[0]): 0.4})
     return filled
+
+
+def drawn(filled: History, **options) -> RunFigure:
+    figure = RunFigure("r", filled.weights, 0.01, **options)
+    figure.draw(filled)
+    return figure
+
+
+def line_of(chart, key: str) -> list[float]:
+    [artist] = [artist for artist, of in (*chart.lines, *chart.right_lines) if of == key]
+    return artist.get_ydata().tolist()
+
+
+# -- the history -------------------------------------------------------------------------------------------------------
 
 
 def test_decimation_keeps_ends_of_the_range_and_is_bounded():
@@ -41,124 +86,227 @@ def test_decimation_keeps_ends_of_the_range_and_is_bounded():
 def test_short_histories_are_untouched():
     x = np.arange(5.0)
     assert decimate(x, x)[0] is x
+    assert thinned(x, x)[0] is x
 
 
 def test_decimation_survives_gaps():
     y = np.full(5000, np.nan)
     y[17] = 1.0
     assert 1.0 in decimate(np.arange(5000.0), y)[1]
+    few_x, few_y = thinned(np.arange(5000.0), y)
+    assert np.nansum(few_y) == 1.0
+    assert len(few_x) <= MAX_POINTS
 
 
-def lines(figure: RunFigure, axis) -> list[str]:
-    return [text.get_text() for text in axis.texts]
+def test_thinning_takes_means():
+    x = np.arange(1000.0)
+    few_x, few_y = thinned(x, x % 2, 10)
+    assert few_y.tolist() == [0.5] * 10
+    assert few_x.tolist() == [49.5 + 100 * bucket for bucket in range(10)]
+
+
+def test_a_function_adds_its_mean_times_the_weight_of_that_step():
+    filled = History({"a_reward": 3.0})
+    filled.add(1, {per_function("a_reward"): 0.5})  # an older run: the weight is the manifest's
+    filled.add(2, {per_function("a_reward"): 0.5, weight_of("a_reward"): 2.0})
+    filled.add(3, {per_function("a_reward"): 0.5, weight_of("a_reward"): 0.0})
+    assert filled[weighted("a_reward")].tolist() == [1.5, 1.0, 0.0]
+    assert filled[per_function("a_reward")].tolist() == [0.5] * 3
+    assert filled.weights == {"a_reward": 0.0}
+
+
+def test_a_function_that_appears_in_the_middle_of_a_run_has_a_gap_before():
+    filled = history(3, ["a_reward"])
+    filled.add(4, {per_function("late_reward"): 1.0, weight_of("late_reward"): 0.5})
+    assert filled.functions == ["a_reward", "late_reward"]
+    assert np.isnan(filled[per_function("late_reward")][:3]).all()
+    assert filled[weighted("late_reward")][3] == 0.5
+    assert np.isnan(filled[per_function("a_reward")][3])
+
+
+def test_a_run_that_was_continued_goes_back_to_its_checkpoint():
+    filled = history(10)
+    filled.add(7, {REWARD: 5.0})
+    assert list(filled.steps) == [1, 2, 3, 4, 5, 6, 7]
+    assert filled.last(REWARD) == 5.0
+    assert all(len(column) == 7 for column in filled.columns.values())
+
+
+def test_kl_of_a_completion_is_that_of_its_tokens_together():
+    filled = History([])
+    filled.add(1, {KL: 0.02, MEAN_LENGTH: 50.0})
+    filled.add(2, {MEAN_LENGTH: 50.0})
+    assert filled[KL_PER_COMPLETION][0] == 1.0
+    assert filled.last(KL_PER_COMPLETION) is None
+
+
+def test_the_latest_steps_say_how_long_the_next_ones_take():
+    filled = History([])
+    assert filled.recent_step_s() is None
+    for step in range(1, 60):
+        filled.add(step, {STEP_S: 600.0 if step < 10 else 2.0})
+    assert filled.recent_step_s() == 2.0
+
+
+# -- the figure --------------------------------------------------------------------------------------------------------
 
 
 def test_unmeasured_kl_is_said_with_the_way_to_measure_it():
-    figure = RunFigure("r", ["a_reward"], {"a_reward": 1.0}, beta=0.0)
-    assert KL_UNMEASURED in lines(figure, figure.kl)
+    figure = RunFigure("r", ["a_reward"], beta=0.0)
+    figure.draw(History(["a_reward"]))
+    assert figure._unmeasured.get_text() == KL_UNMEASURED
+    assert figure._unmeasured.get_visible()
     assert "grpo.beta = 0.001" in KL_UNMEASURED
-    measured = RunFigure("r", ["a_reward"], {"a_reward": 1.0}, beta=0.01)
-    assert lines(measured, measured.kl) == []
+    figure.draw(history(3))  # a later stage measures it
+    assert not figure._unmeasured.get_visible()
 
 
 def test_the_figure_shows_the_numbers_that_it_was_given():
-    figure = RunFigure("r", ["a_reward"], {"a_reward": 2.0}, beta=0.01)
     filled = history(3)
+    filled.add(4, {REWARD: 1.0, per_function("a_reward"): 0.4, weight_of("a_reward"): 2.0})
+    figure = drawn(filled)
+    for chart, key in (
+        (figure.reward, REWARD), (figure.std, GROUP_STD), (figure.std, REWARD_STD), (figure.groups, DEAD), (figure.kl, KL),
+        (figure.kl, KL_PER_COMPLETION), (figure.length, MEAN_LENGTH), (figure.length, CLIPPED), (figure.entropy, ENTROPY),
+        (figure.time, STEP_S), (figure.raw, per_function("b_reward")), (figure.reward, weighted("b_reward")),
+    ):  # fmt: skip
+        assert np.array_equal(line_of(chart, key), filled[key], equal_nan=True), key
+    assert line_of(figure.reward, weighted("a_reward")) == [0.4, 0.4, 0.4, 0.8]
+    assert figure._named[0] == "a x 2"
+
+
+def test_time_is_split_where_it_was_measured():
+    def named(filled: History) -> list[str]:
+        return [text.get_text() for text in drawn(filled).time._legend.get_texts()]
+
+    assert named(history(3)) == ["generate", "rewards", "the rest", "whole step"]
+    whole = History([])
+    whole.add(1, {STEP_S: 2.0})
+    assert named(whole) == ["whole step"]
+
+
+def test_a_function_that_appears_later_is_drawn():
+    figure = drawn(history(3, ["a_reward"]))
+    filled = history(3, ["a_reward"])
+    filled.add(4, {per_function("late_reward"): 1.0})
     figure.draw(filled)
-    drawn = {label: line.get_ydata().tolist() for label, (line, _, _) in figure._lines.items()}
-    by_key = {key: line.get_ydata().tolist() for line, key, _ in figure._lines.values()}
-    assert by_key[REWARD] == filled[REWARD].tolist()
-    assert by_key[GROUP_STD] == filled[GROUP_STD].tolist()
-    assert by_key[KL] == filled[KL].tolist()
-    assert drawn["rewards/a_reward/mean a_reward x 2"] == [0.8] * 3  # weighted, so that the lines add up to the total
+    assert np.array_equal(line_of(figure.raw, per_function("late_reward")), [np.nan] * 3 + [1.0], equal_nan=True)
+    assert [text.get_text() for text in figure.reward._legend.get_texts()] == ["total", "a", "late"]
+
+
+def test_many_functions_are_counted_in_the_legend_not_listed():
+    many = [f"{'x' * 40}{number}_reward" for number in range(30)]
+    figure = drawn(history(3, many))
+    texts = [text.get_text() for text in figure.reward._legend.get_texts()]
+    assert len(texts) == MOST_NAMED + 1
+    assert texts[-1] == "and 20 more"
+
+
+def test_a_lone_peak_does_not_flatten_the_rest():
+    filled = history(100)
+    filled.add(101, {KL: 500.0})
+    figure = drawn(filled)
+    assert figure.kl.axis.get_ylim()[1] <= 2
+    assert figure.kl._peak.get_text() == "peak 500 at step 101, off the scale"
+    assert drawn(history(100)).kl._peak.get_text() == ""
+
+
+@pytest.mark.parametrize(("value", "round_"), [(0, 1), (0.93, 1), (1.01, 1.25), (7, 8), (0.0021, 0.0025), (980, 1000)])
+def test_limits_are_round(value, round_):
+    assert round_up(value) == pytest.approx(round_)
+
+
+def test_the_frame_is_kept_until_a_limit_moves(monkeypatch):
+    figure, filled = RunFigure("r", FIVE, 0.01, total=200), history(110)
+    figure.draw(filled)
+    frames = []
+    monkeypatch.setattr(figure.figure.canvas, "draw", lambda: frames.append(1))
+    first = figure.draw(filled, "another title", "numbers", [Mark(5, CHANGE, "beta")])
+    filled.add(111, {key: filled.last(key) for key in filled.columns})
+    assert figure.draw(filled, "another title", "numbers", [Mark(5, CHANGE, "beta")]) != first
+    assert not frames
+    filled.add(112, {REWARD: 50.0})
+    figure.draw(filled)
+    assert frames == [1]
+
+
+def test_a_kept_frame_and_a_new_one_are_the_same_picture():
+    filled, marks = history(60), [Mark(5, CHANGE, "beta 0 → 1"), Mark(9, CHECKPOINT, "checkpoint")]
+    kept, fresh = RunFigure("r", FIVE, 0.01), RunFigure("r", FIVE, 0.01)
+    kept.draw(history(55))
+    kept.draw(filled, "t", "n", marks)
+    assert kept.draw(filled, "t", "n", marks) == fresh.draw(filled, "t", "n", marks)
+
+
+def test_marks_are_bounded_and_the_latest_are_explained():
+    marks = [Mark(step, CHANGE, f"change {step}") for step in range(1, 500)]
+    marks += [Mark(step, ADAPTIVE, "weight") for step in range(1, 500)]
+    marks += [Mark(step, CHECKPOINT, "checkpoint") for step in range(1, 500)]
+    figure = RunFigure("r", FIVE, 0.01)
+    picture = figure.draw(history(500), "r", "", sorted(marks))
+    lines = figure._marks._lines[0].get_xdata()
+    assert len(lines) == 3 * MOST_MARKS
+    assert lines[-2] == 499
+    assert len(figure._marks._checkpoints.get_xdata()) == MOST_MARKS
+    assert len(figure._marks._adaptive.get_xdata()) == MOST_MARKS
+    words = figure._key.get_text()
+    assert words.count("(") == MOST_NUMBERS
+    assert f"({MOST_NUMBERS}) step 499: change 499" in words.replace("\n", " ")
+    assert len(words.splitlines()) <= 3
+    assert len(picture) < 200_000
+
+
+def test_changes_at_one_step_share_a_number():
+    figure = RunFigure("r", FIVE)
+    figure.draw(history(20), marks=[Mark(5, CHANGE, "beta"), Mark(5, CHANGE, "length muted"), Mark(7, CHANGE, "x")])
+    assert figure._key.get_text() == "(1) step 5: beta, length muted   (2) step 7: x"
+
+
+def test_long_titles_are_cut():
+    figure = RunFigure("r", FIVE)
+    figure.draw(history(3), "long " * 100, "words " * 400)
+    assert len(figure._title.get_text()) <= 118
+    assert len(figure._note.get_text().splitlines()) == 2
 
 
 def test_a_redraw_costs_the_same_however_long_the_run():
+    """Processor time, the least of several: what other programs do on the machine counts little."""
+
     def cost(steps: int) -> tuple[float, int]:
-        figure, filled = RunFigure("r", FIVE, {}, 0.01), history(steps)
+        figure, filled = RunFigure("r", FIVE, 0.01, total=steps), history(steps)
         figure.draw(filled)
         best, size = float("inf"), 0
-        for _ in range(5):
-            started = time.perf_counter()
+        for _ in range(12):
+            started = time.process_time()
             size = len(figure.draw(filled))
-            best = min(best, time.perf_counter() - started)
+            best = min(best, time.process_time() - started)
         return best, size
 
     short, long = cost(100), cost(10_000)
-    assert long[0] < 3 * short[0]  # at a hundred times the steps; half of it is room for a busy machine
-    assert long[1] < 100_000
-    assert max(len(line.get_xdata()) for line, _, _ in _drawn(10_000)._lines.values()) <= MAX_POINTS
+    assert long[0] <= 1.5 * short[0]
+    assert long[1] < 200_000
+    assert short[1] < 200_000
 
 
-def _drawn(steps: int) -> RunFigure:
-    figure = RunFigure("r", FIVE, {}, 0.01)
-    figure.draw(history(steps))
-    return figure
+def test_points_are_bounded():
+    for chart in drawn(history(10_000)).charts.values():
+        for line, _ in (*chart.lines, *chart.right_lines):
+            assert len(line.get_xdata()) <= MAX_POINTS
 
 
 def test_missing_numbers_are_gaps_not_errors():
-    figure = RunFigure("r", ["a_reward"], {}, 0.0)
+    figure = RunFigure("r", ["a_reward"])
     filled = History(["a_reward"])
+    assert figure.draw(filled).startswith(b"\x89PNG")
     filled.add(1, {})
-    filled.add(2, {REWARD: None})
+    filled.add(2, {REWARD: None, KL: "inf", ENTROPY: float("inf")})
     assert figure.draw(filled).startswith(b"\x89PNG")
 
 
-class FakeRun:
-    name = "r"
-
-    def manifest(self):
-        return {"rewards": {"weights": {"a_reward": 1.0}}}
-
-
-class Handle:
-    def update(self, bundle, raw):
-        assert "image/png" in bundle
-
-
-def test_outside_a_notebook_there_is_nowhere_to_draw():
-    plot = live.LivePlot()
-    plot.begin(FakeRun(), 10, {"beta": 0.0})
-    plot.update(1, {REWARD: 1.0})
-    plot.end("finished")
-    assert plot.draws == 0
-
-
-@pytest.mark.parametrize("minutes", [0.5, 5])
-def test_drawing_stays_within_its_share_of_the_time(monkeypatch, minutes):
-    """A clock of our own, on which a step takes 1.5 s and a draw takes 100 ms."""
-    clock = [0.0]
-    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(live.time, "perf_counter", lambda: clock[0])
-
-    spent = []
-
-    def slow_draw(figure, history, title=None):
-        clock[0] += 0.1
-        spent.append(0.1)
-        return b"png"
-
-    monkeypatch.setattr(RunFigure, "draw", slow_draw)
-    monkeypatch.setattr("IPython.display.display", lambda *_, **__: Handle())
-    plot = live.LivePlot()
-    clock[0], before = 0.0, len(spent)
-    plot.begin(FakeRun(), 1000, {"beta": 0.01})
-    while clock[0] < 60 * minutes:
-        clock[0] += 1.5
-        plot.update(1 + len(plot.history.steps), {REWARD: 1.0})
-    plot.end("finished")
-    drawing = sum(spent[before:])
-    assert plot.drawing_s == pytest.approx(drawing)
-    assert drawing <= live.BUDGET * clock[0] + 1e-9
-    assert plot.draws >= 0.5 * live.BUDGET * clock[0] / 0.1
-
-
-def test_status_line():
-    filled = History([])
-    filled.add(30, {REWARD: 1.234, GROUP_STD: 0.5})
-    assert live.status_line("r", 30, 60, filled, 90.0) == (
-        "r: step 30 of 60   reward 1.23   group std 0.50   kl not measured   1:30 gone   about 1:30 to go"
-    )
-    assert live.status_line("r", 60, 60, filled, 90.0, "finished after 60 steps").startswith(
-        "r: finished after 60 steps"
-    )
+def test_negative_rewards_have_room():
+    filled = History(["a_reward"])
+    for step in range(1, 5):
+        filled.add(step, {REWARD: -3.0, per_function("a_reward"): -3.0})
+    low, high = drawn(filled).reward.axis.get_ylim()
+    assert low <= -3
+    assert high > 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.run.errors import ExportError
 from workbench.run.workspace import resolve, shown
-from workbench.train.policy import bars_for, find_model, quiet_imports
+from workbench.train.loading import bars_for, find_model, quiet_imports
 
 _PREQUANTISED = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 

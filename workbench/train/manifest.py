@@ -12,6 +12,7 @@ from workbench.dataset.split import fingerprint
 from workbench.run.directory import now
 from workbench.run.recipe import Recipe
 from workbench.run.versions import versions
+from workbench.train import plan
 from workbench.train.policy import Policy
 from workbench.train.stages import ONLY_STAGE, Stage
 
@@ -54,6 +55,10 @@ def manifest_of(
         "rewards": _rewards(first),
         "template": fingerprint([{"template": policy.tokenizer.chat_template or ""}]),
         "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
+        "settings_table": [
+            {key: _plain(value) for key, value in row._asdict().items()}
+            for row in plan.in_force_table(recipe.grpo, trainer.args, {**first.settings, "report_to": "none", "seed": recipe.seed})
+        ],
         "prompts": {
             "used": len(first.rows),
             "left_out_too_long": first.left_out_too_long,

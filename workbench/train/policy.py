@@ -1,30 +1,53 @@
 """Loading a policy: the only module that imports unsloth.
 
-One call for the embedded policy, a model on the hub and a local folder, on a GPU and on the CPU backend, through the
-same `FastLanguageModel.from_pretrained` and `get_peft_model`. unsloth patches trl, transformers and peft when it is
-imported, so every module that needs one of them in a training process goes through here first.
+One call for the embedded policy, a model on the hub and a local folder, on a GPU and on a CPU, through one of two
+backends: Unsloth's `FastLanguageModel`, or plain transformers with PEFT (`plain.py`). unsloth patches trl, transformers and
+peft when it is imported, so with it every module that needs one of them in a training process goes through here first;
+with the plain backend it is not imported at all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import difflib
 import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from workbench.run.errors import PolicyError
 from workbench.run.recipe import LoraPart
-from workbench.run.workspace import resolve, shown
-from workbench.tiny import MODEL_DIR
+from workbench.train import plain
+from workbench.train.loading import (
+    bars_for,
+    base_parameters,
+    check_4bit,
+    compute_dtype,
+    find_adapter,
+    find_model,
+    linear4bit_layers,
+    load_tokenizer,
+    quiet_imports,
+)
+from workbench.train.precision import adapter_in_float32, config_overrides, device_name, native_bf16
 
-HUB_TIMEOUT_S = 10
-NF4_BLOCK = 64
-SMALL_BYTES = 100 * 2**20
+__all__ = [
+    "Policy",
+    "adapter_in_float32",
+    "bars_for",
+    "config_overrides",
+    "find_model",
+    "linear4bit_layers",
+    "load_policy",
+    "load_tokenizer",
+    "native_bf16",
+    "quiet_imports",
+    "trainer_classes",
+]
 
 
 @dataclass
@@ -37,7 +60,7 @@ class Policy:
     tokenizer: Any
     max_seq_length: int
     device: str
-    backend: str
+    backend: str  # the library that loaded it, with its version
     precision: str  # "nf4" or a 16- or 32-bit dtype: how the frozen weights are stored
     compute_dtype: str
     parameters: int  # of the base model, counted unpacked
@@ -61,6 +84,11 @@ class Policy:
             + "".join(f"\n  note: {note}" for note in self.notes)
         )
 
+    @property
+    def backend_name(self) -> str:
+        """The recipe's word for the backend: "unsloth" or "transformers"."""
+        return self.backend.split()[0].lower()
+
     def found(self) -> dict[str, Any]:
         """What the manifest records."""
         return {
@@ -74,22 +102,23 @@ class Policy:
     @contextlib.contextmanager
     def generating(self, *, base: bool = False) -> Iterator[Any]:
         """The model ready to generate; with `base`, without its adapter. Training mode and caches are put back after."""
-        fast, model = _unsloth().FastLanguageModel, self.model
+        backend, model = _BACKENDS[self.backend_name], self.model
         training, use_cache = model.training, model.config.use_cache
-        fast.for_inference(model)
+        backend.for_inference(model)
         model.config.use_cache = True
         try:
             with model.disable_adapter() if base else contextlib.nullcontext():
                 yield model
         finally:
-            model.config.use_cache = use_cache
             if training:
-                fast.for_training(model)
+                backend.for_training(model)
+            model.config.use_cache = use_cache
 
 
 def load_policy(
     name: str | Path = "tiny",
     *,
+    backend: str = "unsloth",
     load_in_4bit: bool = True,
     max_seq_length: int = 256,
     dtype: str | None = None,
@@ -102,70 +131,57 @@ def load_policy(
 
     Args:
         name: "tiny" (the embedded policy), a hub name such as "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a folder.
+        backend: "unsloth", or "transformers" for plain transformers and PEFT.
         load_in_4bit: keep the frozen weights in NF4.
         max_seq_length: tokens of prompt and completion together.
-        dtype: compute type; None lets Unsloth choose for the device.
+        dtype: compute type; None: chosen for the device.
         lora: shape of a new adapter; None: the default one.
         adapter: folder of a trained adapter to put on instead of a new one (then not trainable).
         gradient_checkpointing: recompute activations in the backward pass: less memory, slower.
         seed: initialises the adapter.
 
     Raises:
-        PolicyError: if the name is unknown, the folder holds no model, the hub cannot be reached, or 4-bit was asked
-            for and is not what was loaded.
+        PolicyError: if the name is unknown, the folder holds no model, the hub cannot be reached, 4-bit was asked
+            for and is not what was loaded, or the plain backend is asked for where unsloth has patched the libraries.
     """
+    _check_backend(backend)
+    loads = _BACKENDS[backend]
     source = find_model(name)
-    if adapter is not None and not (resolve(adapter) / "adapter_config.json").is_file():
-        raise PolicyError(
-            f"adapter {shown(resolve(adapter))}: no adapter_config.json there",
-            rule="an adapter is a folder that PEFT saved",
-            remedy="give a run's checkpoints/final, or train one with notebook 03",
-        )
-    unsloth = _unsloth()
-    import torch
-
+    trained = None if adapter is None else find_adapter(adapter)
+    version = loads.version()  # imports what must come before trl, transformers and peft
+    if backend == "transformers":
+        _check_not_replaced()
     started = time.perf_counter()
     try:
         with bars_for(source):
-            model, tokenizer = unsloth.FastLanguageModel.from_pretrained(
-                model_name=source, max_seq_length=max_seq_length, dtype=dtype, load_in_4bit=load_in_4bit
+            model, tokenizer, notes = loads.load_base(
+                source, load_in_4bit=load_in_4bit, max_seq_length=max_seq_length, dtype=dtype
             )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise PolicyError(
             f"policy {str(name)!r}: {type(error).__name__}: {error}",
             rule="a policy is a causal language model that transformers can read",
             remedy="check the folder or the hub name; `workbench doctor` tells what works on this machine",
         ) from error
-    notes = _check_4bit(model, name, load_in_4bit)
-    if adapter is None:
-        lora = lora or LoraPart()
-        model = unsloth.FastLanguageModel.get_peft_model(
-            model,
-            r=lora.r,
-            lora_alpha=lora.lora_alpha,
-            lora_dropout=lora.lora_dropout,
-            target_modules=list(lora.target_modules),
-            bias="none",
-            use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
-            random_state=seed,
-        )
+    notes += check_4bit(model, name, load_in_4bit)
+    if trained is None:
+        model = loads.add_lora(model, lora or LoraPart(), gradient_checkpointing=gradient_checkpointing, seed=seed)
     else:
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, str(resolve(adapter)))
+        model = PeftModel.from_pretrained(model, trained)
     linear4bit = len(linear4bit_layers(model))
-    cuda = torch.cuda.is_available()
     return Policy(
         name=str(name),
         source=source,
         model=model,
         tokenizer=tokenizer,
         max_seq_length=max_seq_length,
-        device=torch.cuda.get_device_name(0) if cuda else f"the CPU ({torch.get_num_threads()} threads)",
-        backend=f"Unsloth {unsloth.__version__}" + ("" if cuda else " (CPU backend)"),
+        device=device_name(),
+        backend=version,
         precision="nf4" if linear4bit else str(model.dtype).removeprefix("torch."),
-        compute_dtype=_compute_dtype(model),
-        parameters=_base_parameters(model),
+        compute_dtype=compute_dtype(model),
+        parameters=base_parameters(model),
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         linear4bit=linear4bit,
         load_s=time.perf_counter() - started,
@@ -173,131 +189,48 @@ def load_policy(
     )
 
 
-def load_tokenizer(name: str | Path = "tiny") -> Any:
-    """Only the tokenizer of a policy, without its weights: enough to measure prompts."""
+def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
+    """(GRPOConfig, GRPOTrainer) for a backend.
+
+    With "unsloth" as they are once it has been imported: TRL's own on a CPU, Unsloth's on a GPU. With "transformers"
+    always TRL's own.
+
+    Raises:
+        PolicyError: for an unknown backend, or if unsloth has put its own trainer in TRL's place in this process.
+    """
+    _check_backend(backend)
+    if backend == "unsloth":
+        _unsloth()
     with quiet_imports():
-        from transformers import AutoTokenizer
+        from trl import GRPOConfig, GRPOTrainer
 
-    return AutoTokenizer.from_pretrained(find_model(name))
-
-
-def trainer_classes() -> tuple[type, type]:
-    """(GRPOConfig, GRPOTrainer) as they are once unsloth has been imported: TRL's own on a CPU, Unsloth's on a GPU."""
-    _unsloth()
-    from trl import GRPOConfig, GRPOTrainer
-
+    if backend == "transformers":
+        _check_not_replaced()
     return GRPOConfig, GRPOTrainer
 
 
-def find_model(name: str | Path) -> str:
-    """Where the weights of a policy are: a folder, or a hub name that is known to exist.
-
-    Raises:
-        PolicyError: for an unknown name, a folder without a model, or a hub that cannot be reached.
-    """
-    text = str(name)
-    if text == "tiny":
-        return str(MODEL_DIR)
-    folder = resolve(text)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise PolicyError(
-                f"policy {text!r}: the folder has no config.json",
-                rule="a local policy is a folder that transformers' save_pretrained wrote",
-                remedy="point at the folder that holds config.json and the weights",
-            )
-        return str(folder)
-    looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1
-    if looks_local or "/" not in text:
+def _check_backend(backend: str) -> None:
+    if backend not in _BACKENDS:
+        near = difflib.get_close_matches(str(backend), _BACKENDS, n=1)
         raise PolicyError(
-            f"policy {text!r}: " + ("no such folder" if looks_local else "unknown"),
-            rule='a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder',
-            remedy="check the path" if looks_local else 'write the hub name with its owner, or use "tiny"',
+            f"backend {backend!r}: unknown",
+            rule="a backend is unsloth or transformers",
+            remedy=f"did you mean {near[0]!r}?" if near else "choose one of them",
         )
-    _check_hub(text)
-    return text
 
 
-def _check_hub(name: str) -> None:
-    from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+def _check_not_replaced() -> None:
+    # On a CPU unsloth leaves TRL's trainer and the models as they are, and both backends can share a process.
+    if "unsloth" not in sys.modules:
         return
-    try:
-        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-    except GatedRepoError as error:
+    import trl
+
+    if not trl.GRPOTrainer.__module__.startswith("trl."):
         raise PolicyError(
-            f"policy {name!r}: gated",
-            rule="a gated model needs its licence accepted and a token",
-            remedy="accept it on the model's page, then set HF_TOKEN",
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise PolicyError(
-            f"policy {name!r}: the hub knows no such model",
-            rule="a hub name is owner/model, exactly as on its page",
-            remedy="check the spelling; a private model needs HF_TOKEN",
-        ) from error
-    except Exception as error:
-        raise PolicyError(
-            f"policy {name!r}: the hub cannot be reached ({type(error).__name__})",
-            rule="a model that is not on this machine is downloaded from the Hugging Face hub",
-            remedy='connect to the network, give a local folder, or use "tiny", which needs neither',
-        ) from error
-
-
-def native_bf16() -> bool:
-    """Whether this device computes in bfloat16 by itself, without emulation."""
-    _unsloth()
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    from unsloth_zoo.cpu import cpu_bf16_supported
-
-    return cpu_bf16_supported()
-
-
-def linear4bit_layers(model: Any) -> list[Any]:
-    """The layers of a model that are `bitsandbytes.nn.Linear4bit`."""
-    import bitsandbytes
-
-    return [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
-
-
-def _check_4bit(model: Any, name: Any, asked: bool) -> list[str]:
-    found = len(linear4bit_layers(model))
-    if asked and not found:
-        raise PolicyError(
-            f"policy {str(name)!r}: load_in_4bit = True, but no layer was quantised",
-            rule="4-bit needs bitsandbytes to work on this device, and layers at least 64 wide",
-            remedy="set load_in_4bit = False, or see what `workbench doctor` says of bitsandbytes",
+            f"backend 'transformers': unsloth has put {trl.GRPOTrainer.__name__} in TRL's place in this process",
+            rule="the plain backend trains with TRL's own trainer, and unsloth's patches cannot be undone",
+            remedy="restart the kernel, and choose backend transformers before anything is loaded",
         )
-    narrow = [layer.in_features for layer in linear4bit_layers(model) if layer.in_features < NF4_BLOCK]
-    if narrow:
-        raise PolicyError(
-            f"policy {str(name)!r}: a 4-bit layer with {narrow[0]} inputs",
-            rule=f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one",
-            remedy="set load_in_4bit = False for a model this narrow",
-        )
-    if not asked and found:
-        return [f"load_in_4bit = False, but the stored weights are 4-bit already ({found} layers)"]
-    return []
-
-
-def _compute_dtype(model: Any) -> str:
-    chosen = [layer.compute_dtype for layer in linear4bit_layers(model) if layer.compute_dtype is not None]
-    return str(chosen[0] if chosen else model.dtype).removeprefix("torch.")
-
-
-def _base_parameters(model: Any) -> int:
-    # Two NF4 weights are packed into a byte, so numel() of a packed weight is half of what it stands for.
-    total = 0
-    for parameter_name, parameter in model.named_parameters():
-        if "lora_" not in parameter_name:
-            state = getattr(parameter, "quant_state", None)
-            total += state.shape.numel() if state is not None else parameter.numel()
-    return total
 
 
 def _count(number: int) -> str:
@@ -315,8 +248,6 @@ def _unsloth() -> Any:
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
         os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
-        # It warns that an optional package is absent, in red, in every notebook.
-        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
         with quiet_imports():
             import unsloth
     import unsloth
@@ -324,37 +255,42 @@ def _unsloth() -> Any:
     return unsloth
 
 
-@contextlib.contextmanager
-def bars_for(source: str) -> Iterator[None]:
-    """Progress bars while weights are read or written, but not for a model that is there at once.
+def _unsloth_version() -> str:
+    import torch
 
-    In a notebook such a bar is a widget, and a widget in a saved notebook is an empty place.
-    """
-    from transformers.utils import logging as transformers_logging
-
-    folder = Path(source)
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else SMALL_BYTES
-    shown_before = transformers_logging.is_progress_bar_enabled()
-    if size < SMALL_BYTES:
-        transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown_before:
-            transformers_logging.enable_progress_bar()
+    return f"Unsloth {_unsloth().__version__}" + ("" if torch.cuda.is_available() else " (CPU backend)")
 
 
-@contextlib.contextmanager
-def quiet_imports() -> Iterator[None]:
-    """Silence for what other libraries say of one another when they are imported: nothing that a reader could act on."""
-    import warnings
+def _unsloth_base(
+    source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None
+) -> tuple[Any, Any, list[str]]:
+    model, tokenizer = _unsloth().FastLanguageModel.from_pretrained(
+        model_name=source, max_seq_length=max_seq_length, dtype=dtype, load_in_4bit=load_in_4bit
+    )
+    return model, tokenizer, []
 
-    pytree = logging.getLogger("torch.utils._pytree")
-    level = pytree.level
-    pytree.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        pytree.setLevel(level)
+
+def _unsloth_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
+    return _unsloth().FastLanguageModel.get_peft_model(
+        model,
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=list(lora.target_modules),
+        bias="none",
+        use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
+        random_state=seed,
+    )
+
+
+# What a backend offers, by the recipe's word for it; plain.py is the one to read.
+_BACKENDS: dict[str, Any] = {
+    "unsloth": SimpleNamespace(
+        version=_unsloth_version,
+        load_base=_unsloth_base,
+        add_lora=_unsloth_lora,
+        for_inference=lambda model: _unsloth().FastLanguageModel.for_inference(model),
+        for_training=lambda model: _unsloth().FastLanguageModel.for_training(model),
+    ),
+    "transformers": plain,
+}

@@ -143,8 +143,8 @@ class Recorder:
                 completion=scored.completions[first],
             )
 
-    def log(self, step: int, logs: dict[str, Any]) -> None:
-        """Record one row of metrics: what the trainer logged, and what the groups of those steps were like."""
+    def log(self, step: int, logs: dict[str, Any]) -> dict[str, Any]:
+        """Record one row of metrics, and return it: what the trainer logged, and what the groups of those steps were like."""
         started = time.perf_counter()
         values = dict(logs)
         if not (self.measures_kl if self._kl_measured is None else self._kl_measured):
@@ -159,6 +159,7 @@ class Recorder:
         self.run.log_metrics(step, values)
         self.seconds += time.perf_counter() - started
         self.tell("update", step, values)
+        return values
 
     def _split_time(self, step: int, values: dict[str, Any]) -> None:
         # Means over the steps that this row is about, as TRL's step_time is.

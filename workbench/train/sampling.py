@@ -50,6 +50,8 @@ def sample(
         if temperature
         else {"do_sample": False}
     )
+    # What the model's own generation_config asks for besides is not what it is trained under.
+    sampling |= {"min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
     found: list[list[Completion]] = []
     devices = [policy.model.device] if policy.model.device.type == "cuda" else []
     with policy.generating(base=base) as model, torch.random.fork_rng(devices=devices), torch.inference_mode():

@@ -12,22 +12,25 @@ from workbench.run.errors import RecipeError, RewardError
 from workbench.run.requests import list_events, write_request
 from workbench.train.adaptive import AdaptiveWeights
 from workbench.train.control import GracefulStop
-from workbench.train.policy import Policy
+from workbench.train.fitting import Fit
+from workbench.train.policy import Policy, adapter_in_float32, config_overrides
 from workbench.train.recorder import Recorder, Watcher
 from workbench.train.resuming import Point, Restored, load_adapter, save_state
 from workbench.train.stages import Stage
 from workbench.train.steering import Live, Steering
 
 
-def build_config(config_class: type, stage: Stage, folder: str | Path) -> Any:
-    """The stage's GRPOConfig.
+def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:
+    """The stage's GRPOConfig, for the policy's backend. Trackers are not its business: `trackers.py` guards them.
 
     Raises:
         RecipeError: for settings that it does not accept together.
     """
+    settings = {**stage.settings, "report_to": "none"}
     try:
         return config_class(
-            **stage.settings,
+            **settings,
+            **config_overrides(policy, settings),
             output_dir=str(folder),
             seed=stage.recipe.seed,
             reward_weights=list(stage.suite.weights),
@@ -58,9 +61,13 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     except (TypeError, ValueError) as error:
         raise _refused(error) from error
     trainer.remove_callback(PrinterCallback)
+    # A form that nobody has filled in, and that asks trackers for their addresses at every checkpoint.
+    trainer.create_model_card = lambda *_, **__: None
     # TRL's reference is a frozen copy of the adapter as the stage finds it; Unsloth's is the base model. One meaning for
     # both, for every stage and for a run that goes on: without that copy TRL takes the base model, too.
     _drop_reference(policy)
+    # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates vanish.
+    adapter_in_float32(policy.model)
     return trainer
 
 
@@ -86,6 +93,7 @@ class Session:
         first: the first stage's trainer, built already.
         rest: builds a later stage's trainer.
         watchers: what shows the run.
+        trackers: callbacks of trackers, guarded; closed at the end.
         point: where to go on; None: from the start.
         replayed, replayed_from: as for `Steering`.
     """
@@ -98,12 +106,13 @@ class Session:
         rest: Any,
         policy: Policy,
         watchers: Sequence[Watcher],
+        trackers: Sequence[Any] = (),
         point: Point | None = None,
         replayed: list[dict[str, Any]] | None = None,
         replayed_from: Path | None = None,
     ) -> None:
         self.run, self.stages, self.policy, self.point = run, list(stages), policy, point
-        self.trainer, self.rest = first, rest
+        self.trainer, self.rest, self.trackers = first, rest, trackers
         self.stop = GracefulStop(lambda by: write_request(run, "stop", by, {}))
         self.steering = Steering(run, self.stop, replayed, replayed_from)
         stage = self.stages[0]
@@ -143,6 +152,8 @@ class Session:
             details = {"error": f"{type(error).__name__}: {error}"}
             raise
         finally:
+            for tracker in self.trackers:
+                tracker.close()
             step = max(step, self.trainer.state.global_step)
             self._close(status, step, time.monotonic() - started, details)
 
@@ -167,9 +178,19 @@ class Session:
             load_adapter(self.policy.model, self.point.folder)
             restored = Restored(self.point, stage.steps)
             restored.prepare(trainer)
+        self.fit = Fit(stage)
+        if self.fit.note:
+            print(self.fit.note)
         trainer.add_callback(_callback(self, live, restored))
+        for tracker in self.trackers:
+            trainer.add_callback(tracker)
         try:
             trainer.train()
+        except Exception as error:
+            explained = self.fit.explained(error)
+            if explained is error:
+                raise
+            raise explained from error
         finally:
             live.suite.close()
 
@@ -272,9 +293,13 @@ def _callback(session: Session, live: Live, restored: Restored | None) -> Any:
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs:  # the last call of a run carries only totals
-                recorder.log(state.global_step, logs)
+                values = recorder.log(state.global_step, logs)
+                # The trackers, which come after this, show what the record holds.
+                logs.clear()
+                logs.update(values)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            session.fit.first_step_done(run)
             if restored:
                 state.epoch = restored.epoch(state.epoch)
             session.steering.boundary(live, state.global_step, control)
@@ -283,7 +308,7 @@ def _callback(session: Session, live: Live, restored: Restored | None) -> Any:
             folder = run.checkpoints / f"checkpoint-{state.global_step}"
             # A pickle that nothing needs; a run holds none.
             (folder / "training_args.bin").unlink(missing_ok=True)
-            (folder / "README.md").unlink(missing_ok=True)
+            (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card
             save_state(trainer, folder, stage.number, state.global_step - stage.offset, live.adaptive.state())
             recorder.event("checkpoint", state.global_step, folder=folder.name)
 

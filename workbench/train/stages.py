@@ -115,9 +115,10 @@ def _stage(
         raise RecipeError(
             f"{where}task {task.name!r}: 0 prompts", rule="training needs prompts", remedy="give the task rows"
         )
-    settings, notes = plan.settings(recipe, plan.field_names(config_class))
+    recipe, settings, notes = plan.normalised(recipe, plan.field_names(config_class))
     planned = plan.batch(settings)
     plan.check_values(settings, plan.field_kinds(config_class))
+    plan.check_lengths(recipe, settings)
     rows = _chosen(task.with_ids(task.rows), prompts or {}, where)
     plan.check_prompts(len(rows), planned)
     suite = RewardSuite(

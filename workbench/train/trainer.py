@@ -21,6 +21,7 @@ from workbench.train.recorder import Watcher
 from workbench.train.resuming import Point, latest_point, load_adapter
 from workbench.train.session import Session, build_config, build_trainer
 from workbench.train.stages import ONLY_STAGE, Stage, fit, planned_stages
+from workbench.train.trackers import planned_trackers, tracker_callbacks
 
 
 def train(
@@ -52,19 +53,22 @@ def train(
     """
     check_name(recipe.run_name)
     task = task or load_task(recipe.task)
-    config_class, trainer_class = trainer_classes()
+    config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
+    recipe, renamed = plan.renamed(recipe, plan.field_names(config_class))
     stages = planned_stages(recipe, task, config_class)
+    planned_trackers(stages[0].settings["report_to"])  # an unknown name is an error before anything is loaded
     policy = policy or _loaded(recipe, stages[0].settings)
-    notes = _ready(stages, policy)
+    notes = renamed + _ready(stages, policy)
     if policy.trained_in:
         notes.append(
             f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there"
         )
     notes += _warnings(task)
-    _say(notes, stages)
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
-        configs = [build_config(config_class, stage, scratch) for stage in stages]
+        configs = [build_config(config_class, stage, scratch, policy) for stage in stages]
         first = build_trainer(trainer_class, configs[0], stages[0], policy)
+        notes += plan.check_in_force({**stages[0].settings, "report_to": "none"}, first.args)
+        _say(notes, stages)
         manifest = manifest_of(recipe, policy, stages, first, notes)
         run = RunDirectory.create(recipe.run_name, recipe, manifest, runs)
     announce(run)
@@ -72,7 +76,7 @@ def train(
         shutil.copyfile(task.source, run.path / "task.py")
     Session(
         run, stages, first, lambda stage: build_trainer(trainer_class, configs[stage.number], stage, policy), policy,
-        watchers, replayed=list_events(changes_of) if changes_of else None,
+        watchers, _trackers(run, stages[0]), replayed=list_events(changes_of) if changes_of else None,
         replayed_from=changes_of.path if changes_of else None,
     ).train()  # fmt: skip
     return run
@@ -103,7 +107,7 @@ def continue_run(
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
     recipe, point = run.recipe(), latest_point(run)
     task = task or _task_of(run, recipe)
-    config_class, trainer_class = trainer_classes()
+    config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
     stages = planned_stages(recipe, task, config_class)
     if steps:
         _extend(run, recipe, stages, steps)
@@ -117,7 +121,7 @@ def continue_run(
     policy = policy or _loaded(recipe, left[0].settings)
     notes = _ready(left, policy)
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
-        configs = {stage.number: build_config(config_class, stage, scratch) for stage in left}
+        configs = {stage.number: build_config(config_class, stage, scratch, policy) for stage in left}
         first = build_trainer(trainer_class, configs[left[0].number], left[0], policy)
         run.reopen(point.step)
     announce(run)
@@ -127,7 +131,7 @@ def continue_run(
         load_adapter(policy.model, point.folder)
     Session(
         run, left, first, lambda stage: build_trainer(trainer_class, configs[stage.number], stage, policy), policy,
-        watchers, point=point,
+        watchers, _trackers(run, left[0]), point=point,
     ).train()  # fmt: skip
     return run
 
@@ -135,6 +139,7 @@ def continue_run(
 def _loaded(recipe: Recipe, settings: dict[str, Any]) -> Policy:
     return load_policy(
         recipe.policy.name,
+        backend=recipe.policy.backend,
         load_in_4bit=recipe.policy.load_in_4bit,
         max_seq_length=recipe.policy.max_seq_length,
         dtype=recipe.policy.dtype,
@@ -167,6 +172,16 @@ def _say(notes: list[str], stages: Sequence[Stage]) -> None:
     for stage in stages:
         where = f"stage {stage.name}: " if stage.name != ONLY_STAGE else ""
         print(where + plan.in_words(stage.planned, stage.settings, len(stage.rows)))
+
+
+def _trackers(run: RunDirectory, stage: Stage) -> list[Any]:
+    def failed(name: str, error: str) -> None:
+        run.log_event("tracker_failed", tracker=name, error=error)
+        print(f"{name} failed and is left out, training goes on: {error}", flush=True)
+
+    found, lines = tracker_callbacks(stage.settings["report_to"], run.name, run.path / "trackers", failed)
+    print(*lines, sep="\n", end="\n" if lines else "")
+    return found
 
 
 def _unfinished(stage: Stage, point: Point) -> bool:

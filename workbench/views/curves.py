@@ -1,4 +1,4 @@
-"""The curves of a run: reward, within-group std, what the groups are like, and KL, in one figure.
+"""The curves of a run in one figure: rewards, spread, groups, KL, lengths, entropy and time, with what was changed marked.
 
 Artists are made once and given new data, and long histories are reduced to a fixed number of points: what is drawn, and
 the bytes that it takes, do not grow with the run.
@@ -6,162 +6,312 @@ the bytes that it takes, do not grow with the run.
 
 from __future__ import annotations
 
-from array import array
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, MIXED, REWARD, REWARD_STD, per_function
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SERIES, new_figure, png
+from workbench.run.metrics import (
+    ALL_RIGHT,
+    ALL_WRONG,
+    CLIPPED,
+    DEAD,
+    ENTROPY,
+    GENERATE_S,
+    GROUP_STD,
+    KL,
+    MEAN_LENGTH,
+    MIXED,
+    REWARD,
+    REWARD_S,
+    REWARD_STD,
+    STEP_S,
+    TRAIN_S,
+    per_function,
+)
+from workbench.views.chart import Chart, round_up
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, bare_figure, drawn_png
+from workbench.views.history import (
+    KL_PER_COMPLETION,
+    MAX_LENGTH,
+    MAX_POINTS,
+    MIN_LENGTH,
+    History,
+    decimate,
+    weighted,
+)
+from workbench.views.marks import ADAPTIVE, CHECKPOINT, Mark, add_mark
+from workbench.views.tables import short_name
 
-MAX_POINTS = 300
-_SHARES = (MIXED, ALL_RIGHT, ALL_WRONG, DEAD)
+__all__ = ["KL_UNMEASURED", "MAX_POINTS", "History", "RunFigure", "decimate", "run_figure", "show_run"]
+
+MOST_MARKS = 60  # vertical lines
+MOST_NUMBERS = 8  # of them that are numbered and explained
+MOST_NAMED = 11  # functions in the legend
+_LONGEST_NAME = 20  # characters
+_LEGEND_COLUMNS = 4
 KL_UNMEASURED = (
     "KL is not measured: beta = 0,\nso no reference model is consulted.\n\n"
     "To measure it, set beta in the recipe,\nfor example grpo.beta = 0.001."
 )
 
 
-class History:
-    """The columns that the figure draws, as flat arrays of doubles (NaN where a step lacks the number)."""
-
-    def __init__(self, functions: list[str]) -> None:
-        self.functions = functions
-        self.keys = (REWARD, REWARD_STD, GROUP_STD, KL, *_SHARES, *map(per_function, functions))
-        self.steps = array("d")
-        self.columns = {key: array("d") for key in self.keys}
-
-    def add(self, step: int, values: dict[str, Any]) -> None:
-        self.steps.append(step)
-        for key, column in self.columns.items():
-            value = values.get(key)
-            column.append(float(value) if isinstance(value, (int, float)) else float("nan"))
-
-    def __getitem__(self, key: str) -> np.ndarray:
-        return np.array(self.columns[key])
-
-    def last(self, key: str) -> float | None:
-        """The newest number under `key`, None if there is none."""
-        column = self.columns[key]
-        return column[-1] if column and column[-1] == column[-1] else None
-
-
-def decimate(x: np.ndarray, y: np.ndarray, max_points: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `max_points` points that keep every peak and trough: the least and the greatest of each bucket."""
-    if len(x) <= max_points:
-        return x, y
-    size = -(-len(x) // (max_points // 2))  # points in a bucket
-    padded = np.full(-(-len(x) // size) * size, np.nan)
-    padded[: len(y)] = y
-    grid = padded.reshape(-1, size)
-    first = np.arange(len(grid)) * size
-    low = first + np.where(np.isnan(grid), np.inf, grid).argmin(axis=1)
-    high = first + np.where(np.isnan(grid), -np.inf, grid).argmax(axis=1)
-    picked = np.unique(np.concatenate([low, high]))
-    return x[picked], y[picked]
-
-
 class RunFigure:
-    """One figure, four panels, reused for every redraw."""
+    """One figure, eight charts, reused for every redraw.
 
-    def __init__(self, name: str, functions: list[str], weights: dict[str, float], beta: float) -> None:
-        self.name, self.functions, self.weights, self.beta = name, functions, weights, beta
-        self.figure, axes = new_figure(10, 6, 2, 2)
-        (self.reward, self.std), (self.groups, self.kl) = axes
-        self.figure.subplots_adjust(left=0.07, right=0.985, top=0.85, bottom=0.08, hspace=0.5, wspace=0.17)
-        self.title = self.figure.suptitle(name, x=0.07, y=0.965, ha="left", fontsize=11)
-        self._lines: dict[str, tuple[Any, str, float]] = {}  # label -> (line, key, factor)
-        self._reward_panel()
-        self._std_panel()
-        self._groups_panel()
-        self._kl_panel()
+    Args:
+        name: of the run.
+        weights: the functions that the run begins with (or a mapping by function).
+        beta: weight of the KL term; 0: KL is not measured.
+        total: steps that are planned; 0: not known.
+    """
 
-    def _line(self, axis: Any, key: str, label: str, colour: str, *, factor: float = 1.0, **style: Any) -> None:
-        (line,) = axis.plot([], [], color=colour, label=label, **style)
-        self._lines[f"{key} {label}"] = (line, key, factor)
-
-    def _reward_panel(self) -> None:
-        self._line(self.reward, REWARD, "reward (total)", BLACK, linewidth=2)
-        for function, colour in zip(self.functions, SERIES * 9, strict=False):
-            weight = self.weights.get(function, 1.0)
-            label = function if weight == 1 else f"{function} x {weight:g}"
-            self._line(self.reward, per_function(function), label, colour, factor=weight, linewidth=1)
-        _head(self.reward, "reward: total, and what each function adds to it", legend_rows=2)
-
-    def _std_panel(self) -> None:
-        self._line(self.std, GROUP_STD, "within groups: what advantages are made of", BLUE, linewidth=2)
-        self._line(self.std, REWARD_STD, "whole batch: TRL's own", GREY, linewidth=1, linestyle=":")
-        _head(self.std, "reward_std")
-
-    def _groups_panel(self) -> None:
-        self._areas = []
-        for label, colour in (("all right", GREEN), ("mixed", BLUE), ("all wrong", RED)):
-            area = self.groups.fill_between([0, 1], [0, 0], [0, 0], color=colour, alpha=0.45, linewidth=0, label=label)
-            self._areas.append(area)
-        self._line(self.groups, DEAD, "dead: all score the same", BLACK, linewidth=1.2, linestyle="--")
-        _head(self.groups, "share of groups", columns=4)
-        self.groups.set_ylim(0, 1)
-        self.groups.set_xlabel("step", fontsize=8)
-
-    def _kl_panel(self) -> None:
-        if self.beta:
-            self._line(self.kl, KL, f"kl (beta = {self.beta:g})", ORANGE, linewidth=2)
-            _head(self.kl, "KL from the reference model, nats per token")
-        else:
-            _head(self.kl, "KL from the reference model")
-            self.kl.text(
-                0.5, 0.5, KL_UNMEASURED, ha="center", va="center", fontsize=9, color=GREY, transform=self.kl.transAxes
-            )
-            self.kl.set_yticks([])
-        self.kl.set_xlabel("step", fontsize=8)
-
-    def draw(self, history: History, title: str | None = None) -> bytes:
-        """The figure with this history in it, as PNG bytes."""
-        steps = np.array(history.steps)
-        for line, key, factor in self._lines.values():
-            line.set_data(*decimate(steps, history[key] * factor))
-        self._fill_groups(steps, history)
-        for axis in (self.reward, self.std, self.groups, self.kl):
-            axis.set_xlim(0.5, max(2.0, steps[-1] if len(steps) else 2) + 0.5)
-        for axis in (self.reward, self.std, self.kl):
-            axis.relim()
-            axis.set_autoscaley_on(True)
-            axis.autoscale_view(scalex=False)
-            # From zero, so that a small wobble does not look like a trend.
-            axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]) if axis.dataLim.y0 < 0 else 0.0)
-        self.title.set_text(title or self.name)
-        return png(self.figure)
-
-    def _fill_groups(self, steps: np.ndarray, history: History) -> None:
-        # Every n-th step will do for areas: they show a trend, and the bound holds.
-        stride = max(1, -(-len(steps) // MAX_POINTS))
-        steps, lower = steps[::stride], 0.0
-        for area, key in zip(self._areas, (ALL_RIGHT, MIXED, ALL_WRONG), strict=True):
-            upper = lower + np.nan_to_num(history[key][::stride])
-            if len(steps):
-                area.set_data(steps, np.broadcast_to(lower, upper.shape), upper)
-            lower = upper
-
-
-def _head(axis: Any, title: str, columns: int = 3, legend_rows: int = 1) -> None:
-    axis.set_title(title, fontsize=9, loc="left", pad=6 + 11 * legend_rows)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(
-            fontsize=7, frameon=False, ncols=columns, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.2,
-            handlelength=1.3, columnspacing=1.0,
+    def __init__(self, name: str = "", weights: Iterable[str] = (), beta: float = 0.0, total: int = 0) -> None:
+        self.name, self.beta, self.total = name, beta, total
+        self.figure = bare_figure(10, 7.6)
+        grid = self.figure.add_gridspec(
+            3, 3, left=0.045, right=0.955, top=0.845, bottom=0.088, hspace=0.62, wspace=0.33
         )  # fmt: skip
+        place = {
+            "reward": grid[0, :2], "raw": grid[0, 2], "std": grid[1, 0], "groups": grid[1, 1], "kl": grid[1, 2],
+            "length": grid[2, 0], "entropy": grid[2, 1], "time": grid[2, 2],
+        }  # fmt: skip
+        axes = {key: self.figure.add_subplot(spot) for key, spot in place.items()}
+        self._title = self.figure.text(0.045, 0.985, name, fontsize=11, va="top", weight="bold", animated=True)
+        self._note = self.figure.text(0.045, 0.96, "", fontsize=8.5, va="top", linespacing=1.35, animated=True)
+        self._key = self.figure.text(0.045, 0.012, "", fontsize=7.5, va="bottom", color="#444444", animated=True)
+        self._lines: dict[str, tuple[Any, Any]] = {}  # function -> (weighted line, raw line)
+        self._shown_frame: Any = None  # what the kept frame was drawn for, and the frame
+        self._frame: Any = None
+        self.charts = self._make_charts(axes)
+        self._marks = _Marks(self.charts)
+        for name_ in weights:
+            self._add_function(name_)
+        self._named: tuple[str, ...] | None = None  # what the legend says
+
+    def _make_charts(self, axes: Mapping[str, Any]) -> dict[str, Chart]:
+        self.reward = Chart(
+            axes["reward"], "reward: total, and what each function adds to it", points=4 * MAX_POINTS // 5
+        )
+        self.reward.line(REWARD, "total", BLACK, linewidth=2)
+        self.raw = Chart(axes["raw"], "mean of each function\nbefore its weight, colours as left", legend_rows=0)
+        self.std = Chart(axes["std"], "reward_std")
+        self.std.line(GROUP_STD, "within groups: learnt from", BLUE, linewidth=2)
+        self.std.line(REWARD_STD, "whole batch: TRL's", GREY, linewidth=1, linestyle=":")
+        self.std.legend()
+        self.groups = Chart(axes["groups"], "groups", share=True)
+        self.groups.stack((ALL_RIGHT, "all right", GREEN), (MIXED, "mixed", BLUE), (ALL_WRONG, "all wrong", RED))
+        self.groups.line(DEAD, "dead: same score", BLACK, linewidth=1.2, linestyle="--")
+        self.groups.legend()
+        self.kl = Chart(axes["kl"], "KL from the reference model, nats", right="per completion", peaks=True)
+        self._kl_lines = [
+            self.kl.line(KL, "per token", ORANGE, linewidth=2),
+            self.kl.line(KL_PER_COMPLETION, "per completion (right)", GREY, right=True, linewidth=1, linestyle=":"),
+        ]
+        self._unmeasured = axes["kl"].text(
+            0.5, 0.5, KL_UNMEASURED, ha="center", va="center", fontsize=8, color=GREY, transform=axes["kl"].transAxes
+        )
+        self.length = Chart(axes["length"], "completion length, tokens", right="cut", right_share=True)
+        self.length.band(MIN_LENGTH, MAX_LENGTH, "least to most", BLUE)
+        self.length.line(MEAN_LENGTH, "mean", BLUE, linewidth=2)
+        self.length.line(CLIPPED, "cut at the limit (right)", RED, right=True, linewidth=1.2, linestyle="--")
+        self.length.legend()
+        self.entropy = Chart(axes["entropy"], "entropy, nats per token", legend_rows=0)
+        self.entropy.line(ENTROPY, "entropy", PURPLE, linewidth=1.5)
+        self.time = Chart(axes["time"], "wall time of a step, s", peaks=True)
+        self._parts = self.time.stack(
+            (GENERATE_S, "generate", BLUE), (REWARD_S, "rewards", ORANGE), (TRAIN_S, "the rest", GREEN), alpha=0.6
+        )
+        self._whole = self.time.line(STEP_S, "whole step", BLACK, linewidth=0.8)
+        for key in ("std", "groups", "kl"):
+            axes[key].tick_params(labelbottom=False)  # as in the row beneath
+        for key in ("length", "entropy", "time"):
+            axes[key].set_xlabel("step", fontsize=8, labelpad=1)
+        return {
+            "reward": self.reward, "raw": self.raw, "std": self.std, "groups": self.groups, "kl": self.kl,
+            "length": self.length, "entropy": self.entropy, "time": self.time,
+        }  # fmt: skip
+
+    def _add_function(self, function: str) -> None:
+        colour = SERIES[len(self._lines) % len(SERIES)]
+        look = {"linewidth": 1.0, "linestyle": ("-", "--", ":", "-.")[len(self._lines) // len(SERIES) % 4]}
+        self._lines[function] = (
+            self.reward.line(weighted(function), function, colour, **look),
+            self.raw.line(per_function(function), function, colour, **look),
+        )
+
+    # -- drawing -----------------------------------------------------------------------------------------------------
+    def draw(self, history: History, title: str = "", note: str = "", marks: Sequence[Mark] = ()) -> bytes:
+        """The figure with this history in it, as PNG bytes.
+
+        Args:
+            title: one line; empty: the run's name.
+            note: small text beneath it, of which two lines are shown.
+            marks: what happened, in order.
+        """
+        for function in history.functions:
+            if function not in self._lines:
+                self._add_function(function)
+        self._title.set_text(_cut(title or self.name, 118))
+        self._note.set_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …")))
+        steps = np.array(history.steps)
+        limit = self._most_x(history.step)
+        depends = [chart.fill(steps, history, limit) for chart in self.charts.values()]
+        depends += [self._fit_kl(history), self._fit_time(history), self._fit_legend(history)]
+        self._key.set_text(self._marks.fill(marks, limit))
+        self._paint(tuple(depends))
+        return drawn_png(self.figure)
+
+    def _most_x(self, step: int) -> float:
+        # The planned steps, halved as long as the run has its place in them: the frame changes with each doubling only.
+        if self.total < max(step, 2):
+            return max(4.0, round_up(step))
+        limit = float(self.total)
+        while limit / 2 >= max(step, 8):
+            limit /= 2
+        return limit
+
+    def _fit_kl(self, history: History) -> Any:
+        # A run may begin without a reference model and get one in a later stage, or the other way about.
+        measured = bool(self.beta) or bool((~np.isnan(history[KL])).any())
+        self._unmeasured.set_visible(not measured)
+        for axis in (self.kl.axis, self.kl.right):
+            axis.tick_params(labelleft=measured and axis is self.kl.axis, labelright=measured and axis is self.kl.right)
+        label = f"per token (beta {self.beta:.3g})" if self.beta else "per token"
+        if measured and (self.kl._legend is None or self._kl_lines[0].get_label() != label):
+            self._kl_lines[0].set_label(label)
+            self.kl.legend(self._kl_lines)
+        return measured, label
+
+    def _fit_time(self, history: History) -> Any:
+        split = bool((~np.isnan(history[TRAIN_S])).any())
+        if self.time._legend is None or split != (len(self.time._legend.get_texts()) > 1):
+            self.time.legend([*self._parts, self._whole] if split else [self._whole])
+        return split
+
+    def _fit_legend(self, history: History) -> Any:
+        names = []
+        for function, (line, _) in self._lines.items():
+            weight = history.weights.get(function, 1.0)
+            short = _cut(short_name(function), _LONGEST_NAME)
+            names.append(short if weight == 1 else f"{short} x {weight:.3g}")
+            line.set_label(names[-1])
+        if len(names) > MOST_NAMED:
+            names = [*names[: MOST_NAMED - 1], f"and {len(names) - MOST_NAMED + 1} more"]
+        if tuple(names) != self._named:
+            self._named = tuple(names)
+            shown = [self.reward.lines[0][0], *(line for line, _ in self._lines.values())][: MOST_NAMED + 1]
+            legend = self.reward.legend(shown, columns=_LEGEND_COLUMNS)
+            for text, name in zip(legend.get_texts()[1:], names, strict=True):
+                text.set_text(name)
+            self.reward.head(-(-len(shown) // _LEGEND_COLUMNS))
+            # Weights may change at every step, and the frame does not depend on them.
+            legend.set_animated(True)
+        return len(names)
+
+    def _paint(self, depends: tuple[Any, ...]) -> None:
+        canvas = self.figure.canvas
+        if depends != self._shown_frame:
+            canvas.draw()
+            self._frame, self._shown_frame = canvas.copy_from_bbox(self.figure.bbox), depends
+        canvas.restore_region(self._frame)
+        for chart in self.charts.values():
+            for artist in chart.moving():
+                chart.axis.draw_artist(artist)
+        self.reward.axis.draw_artist(self.reward._legend)
+        for text in (self._title, self._note, self._key):
+            self.figure.draw_artist(text)
 
 
-def run_figure(run: RunDirectory) -> tuple[RunFigure, History]:
-    """The figure and the history of a recorded run, ready to `draw`."""
+class _Marks:
+    """Vertical lines where something was changed: the latest are numbered, and explained beneath the figure."""
+
+    def __init__(self, charts: Mapping[str, Chart]) -> None:
+        self._lines = []
+        for key, chart in charts.items():
+            (line,) = chart.axis.plot(
+                [], [], color="#555555", linewidth=0.8, alpha=0.9 if key == "reward" else 0.35, animated=True,
+                transform=chart.axis.get_xaxis_transform(),
+            )  # fmt: skip
+            chart.extra.append(line)
+            self._lines.append(line)
+        reward = charts["reward"]
+        look = {"linestyle": "none", "animated": True, "transform": reward.axis.get_xaxis_transform(), "clip_on": False}
+        (self._checkpoints,) = reward.axis.plot([], [], marker="^", markersize=4, color=GREEN, **look)
+        (self._adaptive,) = reward.axis.plot(
+            [], [], marker="|", markersize=7, markeredgewidth=1.2, color="#444444", **look
+        )
+        ring = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": "#777777", "linewidth": 0.6}
+        self._numbers = [
+            reward.axis.text(
+                0, 1, "", fontsize=7, ha="center", va="center", transform=reward.axis.get_xaxis_transform(),
+                animated=True, bbox=ring,
+            )
+            for _ in range(MOST_NUMBERS)
+        ]  # fmt: skip
+        reward.extra += [self._checkpoints, self._adaptive, *self._numbers]
+
+    def fill(self, marks: Sequence[Mark], limit: float) -> str:
+        """Place the marks; returns the words that explain them."""
+        by_step: dict[int, list[str]] = {}
+        for mark in marks:
+            if mark.kind not in (ADAPTIVE, CHECKPOINT):
+                by_step.setdefault(mark.step, []).append(mark.text)
+        steps = sorted(by_step)[-MOST_MARKS:]
+        x = [value for step in steps for value in (step, step, np.nan)]
+        for line in self._lines:
+            line.set_data(x, [0, 1, np.nan] * len(steps))
+        self._ticks(self._checkpoints, [mark.step for mark in marks if mark.kind == CHECKPOINT], 0.0)
+        self._ticks(self._adaptive, [mark.step for mark in marks if mark.kind == ADAPTIVE], 0.03)
+        return self._explain(by_step, steps[-MOST_NUMBERS:], limit)
+
+    def _ticks(self, artist: Any, steps: list[int], height: float) -> None:
+        # Many ticks become as many as can be told apart.
+        if len(steps) > MOST_MARKS:
+            steps = [steps[round(place)] for place in np.linspace(0, len(steps) - 1, MOST_MARKS)]
+        artist.set_data(steps, [height] * len(steps))
+
+    def _explain(self, by_step: Mapping[int, list[str]], steps: Sequence[int], limit: float) -> str:
+        words, level, before = [], 0, -np.inf
+        for number, text in enumerate(self._numbers, start=1):
+            text.set_visible(number <= len(steps))
+            if number > len(steps):
+                continue
+            step = steps[number - 1]
+            level = (level + 1) % 3 if step - before < 0.025 * limit else 0  # neighbours stand below one another
+            before = step
+            text.set_text(str(number))
+            text.set_position((step, 0.94 - 0.11 * level))
+            words.append(f"({number}) step {step}: {_cut(', '.join(by_step[step]), 48)}")
+        return "\n".join(textwrap.wrap("   ".join(words), 200, max_lines=3, placeholder=" …"))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def planned_steps(run: RunDirectory) -> int:
+    """Steps that a run was asked for, over all stages; 0 if it was asked for epochs."""
+    recipe = run.recipe()
+    if recipe.stages:
+        return sum(stage.steps for stage in recipe.stages)
+    return max(0, int(run.manifest().get("settings", {}).get("in_force", {}).get("max_steps") or 0))
+
+
+def run_figure(run: RunDirectory) -> tuple[RunFigure, History, list[Mark]]:
+    """The figure, the history and the marks of a recorded run, ready to `draw`."""
     manifest = run.manifest()
     weights = manifest["rewards"]["weights"]
-    figure = RunFigure(run.name, list(weights), weights, manifest["settings"]["in_force"]["beta"] or 0.0)
-    history = History(list(weights))
+    history = History(weights)
     for row in run.metrics():
         history.add(row["step"], row)
-    return figure, history
+    beta = manifest.get("settings", {}).get("in_force", {}).get("beta") or 0.0
+    marks: list[Mark] = []
+    for event in run.events():
+        add_mark(marks, event)
+    return RunFigure(run.name, weights, beta, history.step), history, marks
 
 
 def show_run(run: RunDirectory) -> None:
@@ -170,6 +320,6 @@ def show_run(run: RunDirectory) -> None:
 
     from workbench.views.figure import image_bundle
 
-    figure, history = run_figure(run)
-    title = f"{run.name}: {len(history.steps)} steps"
-    display(image_bundle(figure.draw(history, title), title), raw=True)
+    figure, history, marks = run_figure(run)
+    title = f"{run.name}: {len(history)} steps"
+    display(image_bundle(figure.draw(history, title, marks=marks), title), raw=True)

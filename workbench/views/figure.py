@@ -22,25 +22,41 @@ GREY = "#888888"
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     """(Figure, axes), drawn by Agg. Sizes in inches."""
+    figure = bare_figure(width, height)
+    axes = figure.subplots(rows, columns)
+    for axis in figure.axes:
+        style(axis)
+    return figure, axes
+
+
+def bare_figure(width: float, height: float) -> Any:
+    """A Figure without axes, drawn by Agg. Sizes in inches, of 100 pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=100)
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns)
-    for axis in figure.axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="#dddddd", linewidth=0.6)
-        axis.set_axisbelow(True)
-        axis.tick_params(labelsize=8)
-    return figure, axes
+    return figure
+
+
+def style(axis: Any) -> None:
+    """The look of every chart: no frame at the top and right, a faint grid behind the curves."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.tick_params(labelsize=8)
 
 
 def png(figure: Any) -> bytes:
     """The figure as PNG bytes, in at most 128 colours: a chart has few, and it is then a third of the size."""
+    figure.canvas.draw()
+    return drawn_png(figure)
+
+
+def drawn_png(figure: Any) -> bytes:
+    """What the figure's canvas holds, as PNG bytes."""
     from PIL import Image
 
-    figure.canvas.draw()
     image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
     image = image.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     buffer = io.BytesIO()

@@ -34,9 +34,9 @@ from workbench.views.groups import group_tables
 from workbench.views.highlight import highlighted
 from workbench.views.probing import Report
 from workbench.views.tables import PRE, Table, plain, short_name
+from workbench.views.widgets import WIDGETS
 
 MOST_PROMPTS = 100  # offered in the list
-WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 _LOOK_S = 0.5  # between two looks at the task file
 _PAUSE_S = 0.15  # of typing, after which it is scored
 _STARTERS = ("an honest answer", "a wrong answer", "empty tags", "several answers as a hedge", "empty")

@@ -1,98 +1,179 @@
-"""The live plot: one picture in the training cell, updated in place, at a bounded price."""
+"""The live plot: a run in the cell that trains it, updated in place, at a bounded price."""
 
 from __future__ import annotations
 
+import contextlib
 import html
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import GROUP_STD, KL, REWARD
-from workbench.views.curves import History, RunFigure
+from workbench.views.controls import Controls
+from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
+from workbench.views.history import History
+from workbench.views.screen import GROUP_EVERY, Screen, clock, status_html, status_line
+from workbench.views.widgets import buttons_work
 
-BUDGET = 0.02  # share of the run's time that drawing may take
+__all__ = ["LivePlot", "clock", "count_line", "progress_line", "status_line"]
+
+BUDGET = 0.01  # share of the run's time that drawing may take, but for the first and the last picture
 SHORTEST_INTERVAL_S = 1.0
+_FIRST_STEP = 2  # the first picture is drawn here: one point is no curve
 
 
 class LivePlot:
-    """Watches a run and redraws its curves in the notebook, as often as 2 % of the run's time allows.
+    """Watches a run and redraws its curves in the notebook, as often as 1 % of the run's time allows.
 
-    Pass it to `train(..., watchers=[LivePlot()])`. The saved notebook keeps the last picture. `drawing_s` is the wall
-    time that drawing and sending took.
+    Pass it to `train(..., watchers=[LivePlot()])`. Beneath the curves stand the verdicts on the run's health and one group
+    of a recent step, and buttons that steer the run where they work. The saved notebook keeps the last picture and the
+    last group. `drawing_s` is the wall time that all of this took.
+
+    Args:
+        group_every: steps between two groups.
+        controls: with buttons and fields.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group_every: int = GROUP_EVERY, controls: bool = True) -> None:
         self.drawing_s = 0.0
         self.draws = 0
         self.handle: Any = None  # stays None outside a notebook, where there is nowhere to draw
-        # The first draw of a process lays out fonts, which takes longer than all later ones: here, before the run's
-        # time begins. The second says what one costs.
-        functions = ["a_reward", "b_reward", "c_reward"]
-        sample = RunFigure("", functions, {}, 0.0)
-        sample.draw(History(functions))
-        started = time.perf_counter()
-        sample.draw(History(functions))
-        self._cost_s = time.perf_counter() - started  # of the latest draw
+        self._status_handle: Any = None
+        self._below_handle: Any = None
+        self._wants_controls, self._controls = controls, None
+        # What is slow the first time (libraries, the fonts of a figure) is done here, before the run's time begins. The
+        # second draw says what one costs.
+        import pyarrow.parquet  # noqa: F401
 
+        if controls:
+            buttons_work(in_cell=True)
+        figure = RunFigure("", [], 0.0)
+        figure.draw(History())
+        started = time.perf_counter()
+        figure.draw(History())
+        self._cost_s = time.perf_counter() - started  # of the latest draw
+        self.screen = Screen(group_every, figure)
+        self._newest_batch: int | None = None  # step
+        self._said_at = self._paused_at = 0.0
+        self._below_shown = ""
+
+    @property
+    def history(self) -> History:
+        """The rows of metrics so far."""
+        return self.screen.history
+
+    @contextlib.contextmanager
+    def _paid(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.drawing_s += time.perf_counter() - started
+
+    # -- what the trainer calls --------------------------------------------------------------------------------------
     def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None:
         from IPython.display import display
 
-        started = time.perf_counter()
-        weights = run.manifest()["rewards"]["weights"]
-        self.name, self.total = run.name, total_steps
-        self.figure = RunFigure(run.name, list(weights), weights, settings["beta"] or 0.0)
-        self.history = History(list(weights))
-        self.handle = display({"text/plain": f"{run.name}: waiting for the first step"}, raw=True, display_id=True)
+        with self._paid():
+            self.screen.begin(run, total_steps, settings.get("beta") or 0.0)
+            self._take_the_past(run)
+            # Three places that are updated by themselves: a line of text costs a hundredth of a picture.
+            waiting = f"{run.name}: waiting for the first step"
+            self._status_handle = display(_text(waiting), raw=True, display_id=True)
+            self.handle = display({"text/plain": ""}, raw=True, display_id=True)
+            if self.handle is not None and self._wants_controls:
+                self._controls = Controls(run, in_cell=True, state=self.screen.state)
+                display(self._controls)
+            self._below_handle = display({"text/plain": ""}, raw=True, display_id=True)
         self.started = self.drawn_at = time.monotonic()
-        self.drawing_s += time.perf_counter() - started
+
+    def _take_the_past(self, run: RunDirectory) -> None:
+        # A run that goes on has rows and changes already.
+        for row in run.metrics():
+            self.screen.row(row["step"], row)
+        for event in run.events():
+            self.screen.event(event)
 
     def update(self, step: int, values: dict[str, Any]) -> None:
-        self.history.add(step, values)
-        if self.handle is not None and self._may_draw():
-            self._draw(step)
+        with self._paid():
+            self.screen.row(step, values)
+            if self.handle is None:
+                return
+            if self._may_draw(step):
+                self._draw()
+            elif time.monotonic() - self._said_at >= SHORTEST_INTERVAL_S:
+                self._say()
+
+    def batch(self, scored: Any, summary: Any) -> None:
+        """A generation batch was scored and recorded: its groups can be shown with the next picture."""
+        self._newest_batch = scored.step
+
+    def verdicts(self, verdicts: list[Any]) -> None:
+        """The run's health was looked at: shown with the next picture."""
+        self.screen.verdicts = list(verdicts)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Something was changed, answered or saved: marked in the next picture, and said at once."""
+        with self._paid():
+            was_paused = self.screen.state.paused
+            self.screen.event(event)
+            if self._controls is not None:
+                self._controls.answered(event, self.screen.state)
+            paused = self.screen.state.paused
+            if paused and not was_paused:
+                self._paused_at = time.monotonic()
+            elif was_paused and not paused:
+                # A pause is no time of the run that drawing could have a share of.
+                self.started += time.monotonic() - self._paused_at
+            if self.handle is not None and paused != was_paused:
+                self._say()
 
     def end(self, message: str) -> None:
-        if self.handle is not None and len(self.history.steps):
-            self._draw(int(self.history.steps[-1]), message)
+        with self._paid():
+            if self._controls is not None:
+                self._controls.ended(message)
+            if self.handle is not None and len(self.history):
+                self._draw(message)
+            elif self._status_handle is not None:
+                self._status_handle.update(_text(f"{self.screen.name}: {message}"), raw=True)
 
-    def _may_draw(self) -> bool:
+    # -- drawing -----------------------------------------------------------------------------------------------------
+    def _may_draw(self, step: int) -> bool:
+        if self.draws == 0:
+            return step >= _FIRST_STEP
         now = time.monotonic()
         if now - self.drawn_at < SHORTEST_INTERVAL_S:
             return False
         # One more draw is kept in reserve: the last picture is always drawn.
         return self.drawing_s + 2 * self._cost_s <= BUDGET * (now - self.started)
 
-    def _draw(self, step: int, message: str | None = None) -> None:
+    def _draw(self, message: str | None = None) -> None:
         started = time.perf_counter()
-        text = status_line(self.name, step, self.total, self.history, time.monotonic() - self.started, message)
-        self.handle.update(image_bundle(self.figure.draw(self.history, text), text), raw=True)
-        self._cost_s = time.perf_counter() - started
-        self.drawing_s += self._cost_s
+        picture, line = self.screen.picture(time.monotonic() - self.started, message)
+        self.handle.update(image_bundle(picture, line), raw=True)
+        self._say(line)
+        # The group of the end is shown, however young the one before it is.
+        if message is not None:
+            self.screen.group_every = 1
+        if self._newest_batch is not None:
+            self.screen.read_group(self._newest_batch)
+        below = self.screen.below()
+        if below != self._below_shown:
+            self._below_shown = below
+            self._below_handle.update({"text/html": below, "text/plain": ""}, raw=True)
+        # A draw that lays out text anew comes now and then, so the reserve does not forget it at once.
+        self._cost_s = max(time.perf_counter() - started, 0.5 * self._cost_s)
         self.draws += 1
         self.drawn_at = time.monotonic()
 
-
-def status_line(
-    name: str, step: int, total: int, history: History, elapsed_s: float, message: str | None = None
-) -> str:
-    """One line: where the run is, its three numbers, and when it will end."""
-    parts = [f"{name}: {message or f'step {step} of {total}'}"]
-    for label, key, form in (("reward", REWARD, ".2f"), ("group std", GROUP_STD, ".2f"), ("kl", KL, ".4f")):
-        value = history.last(key)
-        parts.append(f"{label} {value:{form}}" if value is not None else f"{label} not measured")
-    parts.append(f"{clock(elapsed_s)} gone" if message is None else f"took {clock(elapsed_s)}")
-    if message is None and 0 < step < total:
-        parts.append(f"about {clock(elapsed_s / step * (total - step))} to go")
-    return "   ".join(parts)
+    def _say(self, line: str | None = None) -> None:
+        self._said_at = time.monotonic()
+        self._status_handle.update(_text(line or self.screen.status(self._said_at - self.started)), raw=True)
 
 
-def clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+def _text(line: str) -> dict[str, str]:
+    return {"text/html": status_html(line), "text/plain": line}
 
 
 SLOW_S = 2.0

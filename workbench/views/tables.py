@@ -12,7 +12,8 @@ from typing import Any
 
 LONGEST_SHOWN = 2000
 _PADDED = "padding:2px 8px"
-PRE = "margin:0;white-space:pre-wrap;background:transparent;color:inherit"
+# JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.
+PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"
 _BIDI = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 

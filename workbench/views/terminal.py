@@ -20,14 +20,21 @@ from rich.progress import (
 
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
+from workbench.views.tables import plain
 
 
-def progress_bar(unit: str, numbers: bool = False) -> Progress:
-    """A rich progress bar on standard error, so that standard output stays for results."""
+def progress_bar(unit: str, numbers: bool = False, remaining: bool = True) -> Progress:
+    """A rich progress bar on standard error, so that standard output stays for results.
+
+    Args:
+        numbers: with a text of numbers beside it.
+        remaining: with the time gone, and the time to go as rich expects it.
+    """
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit)]
     if numbers:
         columns.append(TextColumn("{task.fields[numbers]}"))
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
+    times = [TimeElapsedColumn(), TimeRemainingColumn()] if remaining else []
+    return Progress(*columns, *times, console=Console(stderr=True))
 
 
 @contextlib.contextmanager
@@ -60,6 +67,33 @@ class TerminalProgress:
         if hasattr(self, "bar"):
             self.bar.stop()
             print(message, file=sys.stderr)
+
+
+class TerminalWatch:
+    """A run of another process, followed on standard error: a bar with its numbers, and above it what happens to it."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.bar = progress_bar("steps", numbers=True, remaining=False)
+        self.task = self.bar.add_task(name, total=total or None, numbers="")
+        self._step = 0
+
+    def __enter__(self) -> TerminalWatch:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def show(self, step: int, values: str, total: int = 0) -> None:
+        """Bring the bar to a step; where there is no terminal to draw in, say it in a line."""
+        self.bar.update(self.task, completed=step, numbers=values, **({"total": total} if total else {}))
+        if not self.bar.console.is_terminal and step != self._step:
+            print(f"step {step}: {values}", file=sys.stderr, flush=True)
+        self._step = step
+
+    def say(self, text: str) -> None:
+        """A line that stays above the bar. Shown as it is: what a model or a user wrote is no markup."""
+        self.bar.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def numbers(values: dict[str, Any]) -> str:

@@ -1,0 +1,195 @@
+"""The plain backend beside Unsloth's: what is trained in, what the trainer is told, and that unsloth stays out of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from workbench.inspection.evaluation import evaluate
+from workbench.run.directory import RunDirectory
+from workbench.run.errors import PolicyError
+from workbench.run.recipe import Recipe
+from workbench.run.rollouts import query
+from workbench.tiny.task import task as arithmetic
+from workbench.train import precision
+from workbench.train.policy import Policy, adapter_in_float32, config_overrides, load_policy, trainer_classes
+from workbench.train.trainer import train
+
+GRPO = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24, "learning_rate": 1e-3}
+
+WITHOUT_UNSLOTH = """
+import sys
+from datasets import Dataset
+from workbench.tiny.task import REWARD_FUNCS, task
+from workbench.train.policy import (
+    adapter_in_float32, config_overrides, load_policy, load_tokenizer, native_bf16, trainer_classes,
+)
+from workbench.train.sampling import sample
+load_tokenizer("tiny"), native_bf16()
+policy = load_policy("tiny", backend="transformers", gradient_checkpointing=True)
+Config, Trainer = trainer_classes("transformers")
+settings = dict(max_steps=2, num_generations=4, per_device_train_batch_size=8, max_completion_length=24,
+                learning_rate=1e-3, report_to="none", save_strategy="no", gradient_checkpointing=True, beta=0.01)
+config = Config(**settings, **config_overrides(policy, settings), output_dir=sys.argv[1], disable_tqdm=True)
+rows = task(16, 4).rows
+trainer = Trainer(model=policy.model, processing_class=policy.tokenizer, reward_funcs=list(REWARD_FUNCS), args=config,
+                  train_dataset=Dataset.from_list(list(rows)))
+assert adapter_in_float32(policy.model) > 0
+before = {name: p.clone() for name, p in policy.model.named_parameters() if p.requires_grad}
+trainer.train()
+assert all((p != before[name]).any() for name, p in policy.model.named_parameters() if name in before)
+sample(policy, [rows[0]["prompt"]], max_completion_length=4)
+print(Trainer.__module__, trainer.state.global_step, config.bf16, config.fp16, config.use_cpu)
+assert not [name for name in sys.modules if name.split(".")[0] in ("unsloth", "unsloth_zoo")]
+print("whole")
+"""
+
+
+def test_a_run_with_the_plain_backend_never_imports_unsloth(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_UNSLOTH, str(tmp_path)], capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-2:] == ["trl.trainer.grpo_trainer 2 False False True", "whole"]
+    assert "UserWarning" not in result.stderr
+
+
+def test_a_run_with_the_plain_backend_leaves_the_same_record(home):
+    asked = {"run_name": "t", "policy": {"backend": "transformers"}, "grpo": {**GRPO, "max_steps": 2}}
+    policy = load_policy("tiny", backend="transformers")
+    run = train(Recipe.of(asked), policy=policy, task=arithmetic(64, 8))
+    found = run.manifest()["policy"]
+    assert found["backend"].startswith("transformers ")
+    assert found["precision"] == "nf4"
+    assert found["linear4bit"] == 7 * policy.model.config.num_hidden_layers
+    assert run.result()["status"] == "finished"
+    assert [row["step"] for row in run.metrics()] == [1, 2]
+    assert len(query(run.rollouts)) == 2 * 8
+    adapter = RunDirectory.open("t").adapter
+    measured = evaluate(
+        load_policy("tiny", backend="transformers", adapter=adapter),
+        arithmetic(4, 4),
+        samples=2,
+        max_completion_length=8,
+    )
+    assert measured.lenient.shape == (4, 2)
+
+
+def test_both_backends_start_from_the_same_policy():
+    import torch
+
+    plain, unsloth = (
+        dict(load_policy("tiny", backend=backend, dtype="float32").model.named_parameters())
+        for backend in ("transformers", "unsloth")
+    )
+    assert plain.keys() == unsloth.keys()
+    for name, parameter in plain.items():
+        assert torch.equal(parameter, unsloth[name]), name
+
+
+def test_an_unknown_backend_is_named_with_the_nearest():
+    for call in (lambda: load_policy("tiny", backend="transformer"), lambda: trainer_classes("transformer")):
+        with pytest.raises(PolicyError, match=r"(?s)backend 'transformer': unknown.*did you mean 'transformers'\?"):
+            call()
+
+
+def test_where_unsloth_has_replaced_the_trainer_the_plain_backend_asks_for_a_restart(monkeypatch):
+    import trl
+
+    load_policy("tiny")  # on a CPU unsloth leaves TRL's trainer in place, and both can share a process
+    assert trainer_classes("transformers")[1].__module__.startswith("trl.")
+    replaced = type("UnslothGRPOTrainer", (), {"__module__": "UnslothGRPOTrainer"})
+    monkeypatch.setattr(trl, "GRPOTrainer", replaced)
+    for call in (lambda: load_policy("tiny", backend="transformers"), lambda: trainer_classes("transformers")):
+        with pytest.raises(PolicyError, match=r"(?s)UnslothGRPOTrainer in TRL's place.*remedy: restart the kernel"):
+            call()
+
+
+def policy_of(backend: str, compute_dtype: str) -> Policy:
+    return Policy("tiny", "", None, None, 256, "", backend, "nf4", compute_dtype, 1, 1, 1, 0.0)
+
+
+CPU = {"use_cpu": True, "dataloader_pin_memory": False}
+
+
+@pytest.mark.parametrize(
+    ("backend", "computes_in", "gpu", "asked", "added"),
+    [
+        ("Unsloth 2026.10.9", "bfloat16", False, {}, {}),
+        ("Unsloth 2026.10.9", "bfloat16", True, {}, {}),
+        ("transformers 5.17.0 + PEFT", "float32", False, {}, {"bf16": False, "fp16": False, **CPU}),
+        ("transformers 5.17.0 + PEFT", "bfloat16", False, {}, {"bf16": True, "fp16": False, **CPU}),
+        ("transformers 5.17.0 + PEFT", "float32", False, {"bf16": True}, {"fp16": False, **CPU}),
+        ("transformers 5.17.0 + PEFT", "float32", False, {"use_cpu": True}, {"bf16": False, "fp16": False} | {
+            "dataloader_pin_memory": False}),
+        ("transformers 5.17.0 + PEFT", "bfloat16", True, {}, {"bf16": True, "fp16": False}),
+        ("transformers 5.17.0 + PEFT", "float16", True, {}, {"bf16": False, "fp16": True}),
+        ("transformers 5.17.0 + PEFT", "bfloat16", True, {"fp16": True}, {"bf16": False}),
+        ("transformers 5.17.0 + PEFT", "float32", True, {}, {"bf16": False, "fp16": False}),
+    ],
+)  # fmt: skip
+def test_the_trainer_is_told_what_the_policy_computes_in(monkeypatch, backend, computes_in, gpu, asked, added):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert config_overrides(policy_of(backend, computes_in), asked) == added
+
+
+@pytest.mark.parametrize(
+    ("gpu", "native", "asked", "chosen"),
+    [
+        (True, True, None, "bfloat16"),
+        (True, False, None, "float16"),  # a T4
+        (True, False, "bfloat16", "bfloat16"),
+        (False, True, None, "float32"),
+        (False, True, "bfloat16", "bfloat16"),
+        (False, True, "float16", "float32"),
+    ],
+)
+def test_the_type_to_compute_in_follows_the_device(monkeypatch, gpu, native, asked, chosen):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(precision, "native_bf16", lambda: native)
+    dtype, notes = precision.choose_dtype(asked)
+    assert dtype == chosen
+    assert bool(notes) == (asked == "float16" and not gpu)
+
+
+def test_native_bf16_is_what_unsloth_finds():
+    load_policy("tiny")
+    import torch
+    from unsloth_zoo.cpu import cpu_bf16_supported
+
+    if torch.cuda.is_available():
+        pytest.skip("asks a CPU")
+    assert precision.native_bf16() == cpu_bf16_supported()
+
+
+def test_a_small_step_is_not_lost_to_rounding():
+    """TRL keeps the adapter of a 4-bit model in bfloat16, where a step of 1e-5 moves next to nothing."""
+    import torch
+
+    model = torch.nn.Linear(64, 64, bias=False)
+    torch.nn.init.uniform_(model.weight, 0.02, 0.1)
+
+    def moved() -> float:
+        before = model.weight.detach().clone()
+        with torch.no_grad():
+            model.weight -= 1e-5
+        return float((model.weight != before).float().mean())
+
+    model.weight.data = model.weight.data.to(torch.bfloat16)
+    assert moved() < 0.05
+    assert adapter_in_float32(model) == 1
+    assert moved() == 1
+    assert adapter_in_float32(model) == 0
+
+
+def test_more_tokens_than_the_model_was_made_for_are_said():
+    policy = load_policy("tiny", backend="transformers", max_seq_length=100_000)
+    [note] = policy.notes
+    assert note.startswith("WARNING: max_seq_length = 100000, and the model was made for")
+    assert note in str(policy)

@@ -1,0 +1,268 @@
+"""Going on with a run: exactly as if it had never stopped, from a stop, a kill and a failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from workbench.dataset.task import Task
+from workbench.run.directory import RunDirectory
+from workbench.run.errors import RewardError, RunError
+from workbench.run.recipe import LoraPart, Recipe
+from workbench.run.requests import in_force, send
+from workbench.run.rollouts import query
+from workbench.tiny.task import task as arithmetic
+from workbench.train.background import start
+from workbench.train.policy import load_policy
+from workbench.train.resuming import latest_point
+from workbench.train.trainer import continue_run, train
+
+GRPO = {
+    "max_steps": 7,
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 32,
+    "learning_rate": 1e-3,
+    "beta": 0.01,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 2,
+}
+
+
+def recipe(name="t", **more) -> Recipe:
+    grpo = {**GRPO, **more.pop("grpo", {})}
+    return Recipe.of({"run_name": name, "grpo": grpo, "policy": {"load_in_4bit": False}, **more})
+
+
+def fresh():
+    return load_policy("tiny", load_in_4bit=False)
+
+
+def task() -> Task:
+    return arithmetic(8, 4)  # two prompts a step: four steps an epoch
+
+
+class Asks:
+    def __init__(self, asked):
+        self.asked = asked
+
+    def begin(self, run, total_steps, settings):
+        self.run = run
+
+    def update(self, step, values):
+        for action, details in self.asked.get(step, []):
+            send(self.run, action, by="test", **details)
+
+    def end(self, message):
+        pass
+
+
+def numbers(run: RunDirectory) -> list[dict]:
+    return [
+        {key: value for key, value in row.items() if key != "step_time" and not key.startswith("time/")}
+        for row in run.metrics()
+    ]
+
+
+def weights(run: RunDirectory) -> dict[str, torch.Tensor]:
+    return load_file(run.final / "adapter_model.safetensors")
+
+
+def assert_same(run: RunDirectory, whole: RunDirectory) -> None:
+    assert numbers(run) == numbers(whole)
+    columns = "select step, \"group\", generation, completion, total, advantage from rollouts order by all"
+    assert query(run.rollouts, columns).equals(query(whole.rollouts, columns))
+    mine, theirs = weights(run), weights(whole)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that is never stopped."""
+    return train(recipe("whole"), policy=fresh(), task=task(), runs=tmp_path_factory.mktemp("runs"))
+
+
+# Step 4 is the end of an epoch, 6 lies in the second one.
+@pytest.mark.parametrize("stop_after", [2, 4, 6])
+def test_a_stopped_run_goes_on_to_the_last_bit(home, whole, stop_after):
+    run = train(recipe(), policy=fresh(), task=task(), watchers=[Asks({stop_after - 1: [("stop", {})]})])
+    assert (run.result()["status"], run.result()["steps"]) == ("stopped", stop_after)
+    first = run.result()["minutes"]
+    # A fresh policy, as after a restart of the kernel.
+    assert continue_run(run, policy=fresh(), task=task()).path == run.path
+    assert (run.result()["status"], run.result()["steps"]) == ("finished", 7)
+    assert run.result()["minutes"] > first
+    assert_same(run, whole)
+    assert not run.live
+
+
+def test_it_goes_on_with_the_same_policy_in_the_same_kernel(home, whole):
+    policy = fresh()
+    run = train(recipe(), policy=policy, task=task(), watchers=[Asks({2: [("stop", {})]})])
+    continue_run("latest", policy=policy, task=task())
+    assert_same(run, whole)
+
+
+def test_accumulated_and_with_an_optimiser_without_moments(home):
+    more = {"grpo": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 4, "optim": "sgd"}}
+    full = train(recipe("full", **more), policy=fresh(), task=task())
+    run = train(recipe("part", **more), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
+    continue_run(run, policy=fresh(), task=task())
+    assert_same(run, full)
+
+
+def test_what_was_changed_before_the_stop_is_in_force_after_it(home):
+    changes = {
+        1: [("weight", {"function": "correctness_reward", "value": 3}), ("beta", {"value": 0.2})],
+        2: [("mute", {"function": "length_reward"}), ("learning_rate", {"value": 3e-3})],
+    }
+    full = train(recipe("full"), policy=fresh(), task=task(), watchers=[Asks(changes)])
+    stopped = {**changes, 4: [("stop", {})]}
+    run = train(recipe("part"), policy=fresh(), task=task(), watchers=[Asks(stopped)])
+    continue_run(run, policy=fresh(), task=task())
+    assert_same(run, full)
+    assert in_force(run).muted == in_force(full).muted == {"length_reward": 1.0}
+
+
+def test_a_run_that_is_over_takes_more_steps_if_asked(home):
+    run = train(recipe(grpo={"max_steps": 2, "lr_scheduler_type": "constant"}), policy=fresh(), task=task())
+    with pytest.raises(RunError, match="all 2 steps are trained") as refused:
+        continue_run(run, policy=fresh(), task=task())
+    assert "--steps" in refused.value.remedy
+    assert run.result()["status"] == "finished"
+    continue_run(run, policy=fresh(), task=task(), steps=2)
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
+    assert run.recipe().grpo["max_steps"] == 4
+
+
+def test_a_staged_run_goes_on_in_its_stage_and_into_the_next(home):
+    stages = [
+        {"name": "a", "steps": 3, "reward_weights": {"correctness_reward": 0}},
+        {"name": "b", "steps": 3, "adaptive_weights": {"correctness_reward": {"every": 2, "below": 1.0}}},
+    ]
+    full = train(recipe("full", stages=stages), policy=fresh(), task=task())
+    for stop_after in (2, 3, 5):  # within the first stage, at its end, within the second
+        run = train(
+            recipe(f"part{stop_after}", stages=stages), policy=fresh(), task=task(),
+            watchers=[Asks({stop_after - 1: [("stop", {})]})],
+        )  # fmt: skip
+        assert run.result()["steps"] == stop_after
+        continue_run(run, policy=fresh(), task=task())
+        assert_same(run, full)
+        assert query(run.rollouts)["stage"].tolist() == query(full.rollouts)["stage"].tolist()
+
+
+def fails_late_reward(completions, trainer_state=None, **kwargs):
+    if trainer_state.global_step >= 3 and not os.environ.get("MENDED"):
+        raise ValueError("a bug that shows late")
+    return [float(len(text[0]["content"]) % 3) for text in completions]
+
+
+def test_a_run_that_failed_goes_on_when_its_reward_is_mended(home, monkeypatch):
+    rows = arithmetic(8, 4).rows
+    broken = Task("late", rows, [fails_late_reward])
+    with pytest.raises(RewardError, match="a bug that shows late"):
+        train(recipe("late"), policy=fresh(), task=broken)
+    run = RunDirectory.open("late")
+    assert run.result()["status"] == "failed"
+    monkeypatch.setenv("MENDED", "1")
+    continue_run(run, policy=fresh(), task=broken)
+    assert [row["step"] for row in run.metrics()] == list(range(1, 8))
+    assert [event["event"] for event in run.events()].count("continued") == 1
+
+
+def test_a_run_without_a_whole_checkpoint_says_so(home):
+    run = train(recipe(grpo={"max_steps": 2}), policy=fresh(), task=task())
+    (run.checkpoints / "checkpoint-2" / "state.json").write_text("{")  # killed while it was being written
+    with pytest.raises(RunError, match="no checkpoint to go on from"):
+        latest_point(run)
+
+
+def test_a_run_that_trains_is_not_taken_over(home):
+    run = train(recipe(grpo={"max_steps": 1}), policy=fresh(), task=task())
+    lock = {"pid": os.getppid(), "host": os.uname().nodename, "since": ""}
+    (run.path / "lock").write_text(json.dumps(lock))
+    with pytest.raises(RunError, match="it trains"):
+        run.reopen(1)
+
+
+def test_a_checkpoint_of_another_lora_shape_is_refused(home):
+    run = train(recipe(grpo={"max_steps": 3}), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
+    smaller = load_policy("tiny", load_in_4bit=False, lora=LoraPart(r=4))
+    with pytest.raises(RunError, match="fit") as refused:
+        continue_run(run, policy=smaller, task=task())
+    assert "recipe.yaml" in refused.value.remedy
+    # Nothing is lost by it: with the right one it goes on.
+    assert continue_run(run, policy=fresh(), task=task()).result()["steps"] == 3
+
+
+# -- in a process of its own ------------------------------------------------------------------------------------------
+def wait_for(condition, seconds=90.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "in vain"
+        time.sleep(0.1)
+
+
+def test_a_started_run_is_steered_killed_and_goes_on(home):
+    asked = recipe("bg", task="arithmetic", grpo={"max_steps": 400, "save_steps": 3})
+    started = start(asked)
+    run = started.wait_for_run(120)
+    assert run.path == home / "runs" / "bg"
+    wait_for(lambda: len(run.metrics()) >= 2)
+    assert run.live
+    assert started.poll() is None
+    send(run, "weight", by="test", function="correctness_reward", value=2)
+    wait_for(lambda: in_force(run).weights["correctness_reward"] == 2.0)
+    wait_for(lambda: (run.checkpoints / "checkpoint-3" / "state.json").is_file())
+    wait_for(lambda: len(run.metrics()) >= 7)
+    started.kill()  # as a crash would: no word of farewell
+    assert run.result()["status"] == "killed"
+    assert "each learns from" in started.log_tail()
+    steps = latest_point(run).step
+    again = start(run)
+    wait_for(lambda: len(run.metrics()) > steps + 2 or again.poll() is not None)
+    assert again.poll() is None, again.error
+    assert [row["step"] for row in run.metrics()] == list(range(1, len(run.metrics()) + 1))
+    send(run, "stop", by="test")
+    assert again.wait(60).result()["status"] == "stopped"
+    assert in_force(run).weights["correctness_reward"] == 2.0
+    parts = query(run.rollouts, "select step, count(*) as n from rollouts group by step order by step")
+    assert parts["n"].tolist() == [8] * len(parts)
+    # The run's own folder holds what both processes printed.
+    assert (run.path / "train.log").is_file()
+    assert (run.path / "train.log.before").is_file()
+
+
+def test_a_start_that_fails_says_why(home):
+    started = start(recipe("bad", grpo={"beta": -1}))
+    with pytest.raises(RunError, match="beta is at least 0"):
+        started.wait_for_run(60)
+    assert started.poll() == 2
+    assert not (home / "runs" / "bad").exists()
+
+
+def test_the_kernels_interrupt_and_end_are_not_the_runs(home):
+    """The run is in a session of its own: what is sent to the notebook's process group does not reach it."""
+    code = (
+        "import os, sys\n"
+        "from workbench.run.recipe import Recipe\n"
+        "from workbench.train.background import start\n"
+        f"started = start(Recipe.of({recipe('own', grpo={'max_steps': 500}).model_dump(mode='json')!r}))\n"
+        "print(started.process.pid, flush=True)\n"
+        "import time; time.sleep(600)\n"
+    )
+    kernel = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    pid = int(kernel.stdout.readline())
+    os.killpg(kernel.pid, signal.SIGINT)
+    kernel.wait(20)
+    os.kill(pid, 0)  # raises if it is gone
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,69 @@
+"""The memory estimate around a run: said before, measured after the first step, and the remedy when memory runs out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workbench.run.directory import RunDirectory
+from workbench.run.recipe import PolicyPart, Recipe
+from workbench.tiny.task import task as arithmetic
+from workbench.train import memory
+from workbench.train.memory import OutOfMemory
+from workbench.train.policy import load_policy
+from workbench.train.trainer import train
+
+GRPO = {"max_steps": 3, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 32}
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy("tiny", load_in_4bit=False)
+
+
+def recipe(**grpo) -> Recipe:
+    return Recipe.of({"run_name": "m", "grpo": {**GRPO, **grpo}, "policy": {"load_in_4bit": False}})
+
+
+def test_running_out_of_memory_names_three_changes_and_what_they_save(home, policy):
+    """The allocator's error, raised in the second step where a GPU would raise it: in the forward pass."""
+    calls = []
+
+    def full(*_):
+        calls.append(policy.model.training and torch.is_grad_enabled())
+        if sum(calls) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14 GiB")
+
+    hook = policy.model.get_input_embeddings().register_forward_pre_hook(full)
+    try:
+        with pytest.raises(OutOfMemory) as raised:
+            # The estimate is of the policy that the recipe names, and of the embedded one no setting saves much.
+            named = {"name": "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit"}
+            train(recipe().model_copy(update={"policy": PolicyPart(**named)}), policy=policy, task=arithmetic(32, 4))
+    finally:
+        hook.remove()
+    said = str(raised.value)
+    assert "Tried to allocate 2.00 GiB" in said
+    assert said.count("\n    - ") == 3
+    assert "GB" in said or "MB" in said
+    assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
+    assert RunDirectory.open("m").events()[-1]["event"] == "failed"
+    assert RunDirectory.open("m").result()["steps"] == 1
+
+
+def test_on_a_gpu_the_first_steps_peak_is_kept_beside_the_estimate(home, policy, monkeypatch):
+    """No GPU here: what the card and the allocator would say is given, the rest is the run's own."""
+    monkeypatch.setattr(memory, "card", lambda: ("a card", 16 * 10**9))
+    monkeypatch.setattr(memory, "measured_peak", lambda: 3 * 10**9)
+    run = train(recipe(), policy=policy, task=arithmetic(32, 4))
+    found = run.manifest()["memory"]
+    assert found["measured_peak_bytes"] == 3 * 10**9
+    assert found["calibration"]["card"] == "a card"
+    assert found["calibration"]["factor"] > 1
+    assert found["estimate"]
+
+
+def test_without_a_gpu_nothing_is_said_or_kept(home, policy, capsys):
+    run = train(recipe(max_steps=1), policy=policy, task=arithmetic(32, 4))
+    assert "memory" not in run.manifest()
+    assert "GB" not in capsys.readouterr().out

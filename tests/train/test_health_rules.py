@@ -1,0 +1,409 @@
+"""What the rules say of numbers that a small run does not make: where they wait, where they warn, what they skip."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from workbench.rewards.groups import DEAD_KINDS
+from workbench.train.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Facts, Verdict, diagnose, worsened
+from workbench.train.rules import RULES
+from workbench.train.summary import FunctionSummary, GroupSummary, StepSummary
+from workbench.train.trends import change_of_share, share, slope, steps_to_tell
+
+FACTS = Facts(
+    weights={"right": 1.0, "format": 1.0},
+    best={"right": 2.0, "format": 1.0},
+    num_generations=8,
+    max_completion_length=100,
+    beta=0.001,
+    learning_rate=1e-5,
+    temperature=1.0,
+    right_by="right",
+    format_by="format",
+)
+
+
+def function(name: str, mean: float, low: float = 0.0, high: float = 2.0, **more) -> FunctionSummary:
+    values = {"weight": 1.0, "std": 0.5, "varies": 6, "share": 0.5, "unscored": 0}
+    return FunctionSummary(name=name, mean=mean, low=low, high=high, **{**values, **more})
+
+
+def batch(step: int = 1, **changes) -> StepSummary:
+    """A healthy batch: 8 groups of 8, half of the completions right."""
+    kinds = {**dict.fromkeys(DEAD_KINDS, 0), **changes.pop("dead", {})}
+    values = {
+        "step": step, "stage": "1", "completions": 64, "group_size": 8,
+        "functions": (function("right", 1.0), function("format", 0.5, high=1.0)),
+        "reward": 1.5, "group_std": 1.0, "nonfinite": 0, "unscored": 0, "mixed": 8, "all_right": 0, "all_wrong": 0,
+        "identical_right": 0, "distinct": 60, "distinct_in_groups": 0.95, "commonest": "x", "commonest_count": 3,
+        "commonest_right": 1, "length": 40.0, "length_right": 38.0, "longest": 90, "unended": 0, "clipped": 0,
+        "clipped_right": 0, "right": 32, "formatted": 32, "formatted_right": 30, "length_correlation": 0.1,
+        "groups": tuple(GroupSummary(f"p{step}-{index}", None, 4, 0) for index in range(8)),
+    }  # fmt: skip
+    return StepSummary(**{**values, "dead": kinds, **changes})
+
+
+def row(step: int, **values) -> dict:
+    usual = {
+        "step": step,
+        "loss": 0.01,
+        "grad_norm": 0.1,
+        "kl": 0.01,
+        "reward": 1.5,
+        "learning_rate": 1e-5,
+        "step_time": 6.0,
+    }
+    return {key: value for key, value in {**usual, **values}.items() if value is not ...}
+
+
+def verdicts(batches, rows=None, facts=FACTS) -> dict[str, Verdict]:
+    found = diagnose(batches, [row(own.step) for own in batches] if rows is None else rows, facts)
+    return {verdict.name: verdict for verdict in reversed(found)}
+
+
+def batches(count: int, **changes) -> list[StepSummary]:
+    """`count` batches; a change is a value, or a function of the step's number from 0."""
+    return [
+        batch(step + 1, **{key: value(step) if callable(value) else value for key, value in changes.items()})
+        for step in range(count)
+    ]
+
+
+def test_a_healthy_record_is_all_well():
+    found = verdicts(
+        batches(30, functions=lambda n: (function("right", 1 + 0.02 * n), function("format", 0.5, high=1.0)))
+    )
+    assert {name: each.state for name, each in found.items() if each.state != OK} == {}
+
+
+def test_without_any_data_everything_is_skipped_and_the_missing_key_named():
+    found = diagnose([], [], FACTS)
+    assert len(found) == len(RULES)
+    assert {verdict.state for verdict in found} == {SKIPPED}
+    assert {verdict.evidence["missing"] for verdict in found} == {"metrics.jsonl", "rollouts", "kl", "grad_norm"}
+
+
+def test_without_a_record_the_metrics_still_speak():
+    found = verdicts([], [row(step, grad_norm=math.nan) for step in range(1, 3)])
+    assert found["non_finite"].state == ALARM
+    assert found["truncation"].evidence == {"missing": "rollouts"}
+
+
+def test_keys_that_are_absent_are_named():
+    rows = [row(step, kl=..., grad_norm=..., step_time=...) for step in range(1, 21)]
+    found = verdicts(batches(20, formatted=None, formatted_right=None), rows)
+    assert found["kl_runaway"].evidence == found["kl_not_measured"].evidence == {"missing": "kl"}
+    assert found["zero_gradient"].evidence == {"missing": "grad_norm"}
+    assert found["format_without_right"].evidence == {"missing": "format_by"}
+    assert found["wasted"].evidence["missing"] == "step_time"
+    assert "minutes" not in found["wasted"].evidence
+
+
+# --- numbers that are none --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        ({"loss": None}, ["loss"]),
+        ({"grad_norm": "inf"}, ["grad_norm"]),
+        ({"grad_norm": math.inf, "kl": math.nan}, ["grad_norm", "kl"]),
+        ({"kl": "-inf"}, ["kl"]),
+        ({"reward": math.inf}, ["reward"]),
+    ],
+)
+def test_any_number_that_is_none_in_the_latest_row_is_an_alarm(values, keys):
+    found = verdicts(batches(5), [*(row(step) for step in range(1, 5)), row(5, **values)])["non_finite"]
+    assert (found.state, found.evidence["keys"]) == (ALARM, keys)
+    assert (found.first_step, found.evidence["last_good_step"]) == (5, 4)
+
+
+def test_a_reward_that_nothing_applied_to_is_not_broken():
+    assert verdicts(batches(3), [row(1), row(2, reward=None), row(3)])["non_finite"].state == OK
+
+
+def test_one_that_passed_is_a_warning_and_that_of_a_scaler_a_note():
+    rows = [row(1, grad_norm="inf"), row(2, grad_norm="inf"), *(row(step) for step in range(3, 8))]
+    assert verdicts(batches(7), rows)["non_finite"].state == WARNING
+    assert verdicts(batches(7), rows, replace(FACTS, fp16=True))["non_finite"].state == NOTE
+    stuck = [row(step, grad_norm="inf") for step in range(1, 8)]
+    assert verdicts(batches(7), stuck, replace(FACTS, fp16=True))["non_finite"].state == ALARM
+
+
+def test_an_infinite_total_in_the_rollouts_is_seen_too():
+    assert verdicts(batches(3, nonfinite=lambda n: n == 2))["non_finite"].evidence["keys"] == ["reward"]
+
+
+def test_a_gradient_of_zero_with_groups_to_learn_from_is_an_alarm():
+    rows = [row(1), *(row(step, grad_norm=0.0) for step in range(2, 6))]
+    found = verdicts(batches(5), rows)["zero_gradient"]
+    assert (found.state, found.first_step, found.evidence["rows"]) == (ALARM, 2, 4)
+    dead = batches(5, dead={"all right": 8})
+    assert verdicts(dead, rows)["zero_gradient"].state == NOTE
+    assert verdicts(batches(2), rows[:2])["zero_gradient"].state == OK
+
+
+# --- KL ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kl", "state"),
+    [
+        ([0.0005 * n for n in range(60)], OK),  # steady, to 0.03
+        ([0.01, 0.02, 3.0, 0.02, 0.01, 0.02], OK),  # a single spike
+        ([0.005 * n for n in range(60)], WARNING),  # steady, to 0.3
+        ([0.001 * 1.1**n for n in range(52)], WARNING),  # doubles and doubles: 0.13
+        ([0.001 * 1.1**n for n in range(60)], ALARM),  # and so it goes on: 0.28
+        ([0.6, 0.7, 0.9], ALARM),
+    ],
+)
+def test_kl_by_its_height_and_by_its_growth(kl, state):
+    found = verdicts(batches(len(kl)), [row(step + 1, kl=value) for step, value in enumerate(kl)])["kl_runaway"]
+    assert found.state == state, found
+
+
+def test_a_kl_of_zero_with_beta_zero_is_no_measurement():
+    found = verdicts(batches(5), [row(step, kl=0.0) for step in range(1, 6)], replace(FACTS, beta=0.0))
+    assert (found["kl_not_measured"].state, found["kl_runaway"].state) == (NOTE, SKIPPED)
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------
+
+
+def paying(value: float, trend: float = 0.0):
+    return lambda n: (function("right", 1.0 + trend * n), function("format", value, value, value, varies=0, share=0.0))
+
+
+@pytest.mark.parametrize(
+    ("value", "best", "state", "said"),
+    [
+        (0.0, 1.0, ALARM, "has paid 0 for each of 256 completions, and says that it pays up to 1"),
+        (0.5, 1.0, ALARM, "has paid 0.5"),
+        (-1.0, 0.0, ALARM, "has paid -1"),
+        (0.0, None, WARNING, "what it could pay is not known"),
+        (1.0, 1.0, NOTE, "nothing left to learn"),
+        (0.0, 0.0, OK, "each function has paid differently"),
+    ],
+)
+def test_a_function_that_always_pays_the_same(value, best, state, said):
+    facts = replace(FACTS, best={"right": 2.0, "format": best})
+    found = verdicts(batches(4, functions=paying(value)), facts=facts)["reward_cannot_pay"]
+    assert found.state == state
+    assert said in found.line
+
+
+def test_while_the_reward_rises_a_rare_function_is_given_time():
+    found = verdicts(batches(12, functions=paying(0.0, trend=0.03)))["reward_cannot_pay"]
+    assert (found.state, found.function) == (WARNING, "format")
+    assert verdicts(batches(17, functions=paying(0.0, trend=0.03)))["reward_cannot_pay"].state == ALARM
+
+
+def test_too_few_completions_are_no_evidence():
+    small = batches(8, completions=8, functions=paying(0.0))
+    assert verdicts(small)["reward_cannot_pay"].evidence["needs"] == 16
+    small = batches(4, completions=24, group_size=4, functions=paying(0.0))
+    assert verdicts(small)["reward_cannot_pay"].evidence == {"needs": 128, "has": 96, "of": "completions"}
+
+
+def test_a_function_without_weight_may_pay_what_it_likes():
+    mute = (function("right", 1.0), function("format", 0.0, 0.0, 0.0, weight=0.0))
+    assert verdicts(batches(9, functions=mute))["reward_cannot_pay"].state == OK
+
+
+def test_a_function_that_never_says_anything_is_named():
+    silent = (function("right", 1.0), FunctionSummary("format", 1.0, None, None, None, None, 0, 0.0, 64))
+    found = verdicts(batches(4, functions=silent))["reward_cannot_pay"]
+    assert (found.state, found.function) == (WARNING, "format")
+    assert "none of 256 completions" in found.line
+
+
+@pytest.mark.parametrize(
+    ("shares", "varies", "state"),
+    [((0.98, 0.02), 6, NOTE), ((0.02, 0.98), 6, ALARM), ((0.02, 0.98), 1, OK), ((0.1, 0.9), 6, OK)],
+)
+def test_one_function_decides(shares, varies, state):
+    functions = (
+        function("right", 1.0, share=shares[0], varies=varies),
+        function("format", 0.5, share=shares[1], varies=varies),
+    )
+    assert verdicts(batches(5, functions=functions))["one_function"].state == state
+
+
+# --- groups and texts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dead", "right", "state"),
+    [
+        ({"all wrong": 1}, 0, OK),
+        ({"all wrong": 4}, 0, WARNING),
+        ({"all wrong": 4, "same score": 2}, 0, ALARM),
+        ({"all right": 7}, 0, NOTE),
+        ({"identical texts": 7}, 7, NOTE),  # late in a run: sure, and right
+        ({"identical texts": 7}, 0, ALARM),
+    ],
+)
+def test_dead_groups_by_kind(dead, right, state):
+    found = verdicts(batches(20, dead=dead, identical_right=right))
+    assert found["dead_groups"].state == state
+    assert found["collapse"].state == (ALARM if dead == {"identical texts": 7} and not right else OK)
+
+
+def test_one_text_for_every_prompt_is_a_collapse():
+    assert verdicts(batches(5, commonest_count=60, commonest_right=4))["collapse"].state == ALARM
+    assert verdicts(batches(5, commonest_count=60, commonest_right=55))["collapse"].state == OK
+
+
+@pytest.mark.parametrize(("clipped", "state"), [(6, OK), (20, WARNING), (40, ALARM)])
+def test_truncation_by_its_share(clipped, state):
+    cut = batches(20, clipped=clipped, unended=clipped, longest=100)
+    assert verdicts(cut)["truncation"].state == state
+
+
+def test_completions_that_end_with_another_token_are_not_taken_for_cut():
+    found = verdicts(batches(20, clipped=1, unended=60, longest=70))["truncation"]
+    assert found.state == NOTE
+    assert "another token" in found.line
+
+
+def test_a_length_that_grows_with_the_answers_is_no_drift():
+    longer = {"length": lambda n: 40.0 + 4 * n}
+    assert verdicts(batches(20, **longer))["length_drift"].state == ALARM
+    assert verdicts(batches(20, right=lambda n: 16 + 2 * n, **longer))["length_drift"].state == NOTE
+    noise = random.Random(0)
+    assert verdicts(batches(20, length=lambda n: noise.uniform(20, 60)))["length_drift"].state == OK
+
+
+@pytest.mark.parametrize(
+    ("formatted", "right", "state"),
+    [
+        (lambda n: 6 + 3 * n, 32, ALARM),
+        (lambda n: 6 + 2 * n, 32, WARNING),
+        (lambda n: 6 + 3 * n, lambda n: 6 + 2 * n, OK),
+        (32, 32, OK),
+    ],
+)
+def test_format_without_right(formatted, right, state):
+    assert verdicts(batches(19, formatted=formatted, right=right))["format_without_right"].state == state
+
+
+def test_wasted_minutes_and_prompts_that_are_always_dead():
+    groups = (
+        GroupSummary("hard", "all wrong", 0, 0),
+        GroupSummary("done", "all right", 8, 0),
+        GroupSummary("live", None, 4, 0),
+    )
+    found = verdicts(batches(10, dead={"all wrong": 5}, groups=groups))["wasted"]
+    assert found.state == NOTE
+    assert found.evidence["minutes"] == pytest.approx(10 * 6 / 60 * 5 / 8)
+    assert (found.prompts, found.evidence["prompts_seen_again"]) == (("hard",), 3)
+
+
+# --- progress ---------------------------------------------------------------------------------------------------
+
+
+def wavering(trend: float, count: int, noise: float = 0.2) -> list[StepSummary]:
+    draw = random.Random(1)
+    means = [1 + trend * n + draw.gauss(0, noise) for n in range(count)]
+    return batches(count, functions=lambda n: (function("right", means[n]), function("format", 0.5, high=1.0)))
+
+
+@pytest.mark.parametrize(
+    ("trend", "count", "kl", "state", "said"),
+    [
+        (0.0, 10, 0.01, SKIPPED, "10 of 16 batches"),
+        (0.03, 40, 0.01, OK, "rises"),
+        (0.0, 30, 0.01, NOTE, "cannot be told from noise yet"),
+        (0.0, 30, 1e-7, WARNING, "hardly moved"),
+        (0.0, 100, 0.01, WARNING, "at best"),
+        (-0.05, 40, 0.01, WARNING, "falls"),
+    ],
+)
+def test_progress(trend, count, kl, state, said):
+    noise = 0.02 if said == "at best" else 0.2
+    found = verdicts(wavering(trend, count, noise), [row(step + 1, kl=kl) for step in range(count)])["slow_learning"]
+    assert found.state == state, found
+    assert said in found.line
+
+
+def test_a_flat_end_of_a_run_that_has_learnt_is_no_illness():
+    functions = (function("right", 1.9), function("format", 1.0, high=1.0))
+    found = verdicts(batches(100, right=61, functions=functions), [row(n + 1, kl=1e-7) for n in range(100)])
+    assert found["slow_learning"].state == OK
+
+
+def test_a_change_of_weights_is_not_taken_for_a_trend():
+    def functions(step):
+        weight = 1.0 if step < 15 else 10.0
+        return (function("right", 1.0 + 0.001 * (step % 2), weight=weight), function("format", 0.5, high=1.0))
+
+    found = verdicts(batches(30, functions=functions, reward=lambda n: 1.5 if n < 15 else 10.5))["slow_learning"]
+    assert found.evidence["slope"] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_new_stage_begins_anew():
+    ill = batches(20, dead={"all wrong": 8}, clipped=60, unended=60, longest=100)
+    assert {verdicts(ill)[name].state for name in ("dead_groups", "truncation")} == {ALARM}
+    both = ill + [replace(own, step=own.step + 20, stage="2") for own in batches(20)]
+    found = verdicts(both)
+    assert {found[name].state for name in ("dead_groups", "truncation")} == {OK}
+    assert found["dead_groups"].first_step == 21
+    assert verdicts(both[:21])["dead_groups"].state == SKIPPED
+
+
+# --- together ---------------------------------------------------------------------------------------------------
+
+
+def test_only_what_got_worse_is_news():
+    before = [Verdict("a", OK, ""), Verdict("b", ALARM, ""), Verdict("c", WARNING, ""), Verdict("d", SKIPPED, "")]
+    after = [Verdict("a", WARNING, ""), Verdict("b", ALARM, ""), Verdict("c", ALARM, ""), Verdict("d", NOTE, "")]
+    assert [verdict.name for verdict in worsened(before, after)] == ["a", "c"]
+    assert [verdict.name for verdict in worsened([], after)] == ["a", "b", "c"]
+    assert worsened([Verdict("r", ALARM, "", function="f")], [Verdict("r", ALARM, "", function="g")])
+
+
+def test_two_hundred_batches_are_examined_in_a_moment():
+    """3 ms were measured on two cores; a shared machine may take longer."""
+    many, rows = batches(200), [row(step + 1) for step in range(200)]
+    diagnose(many, rows, FACTS)  # the first brings in a library
+    costs = []
+    for _ in range(20):
+        started = time.process_time()
+        diagnose(many, rows, FACTS)
+        costs.append(time.process_time() - started)
+    assert min(costs) < 0.02
+
+
+def test_states_are_in_order_of_badness():
+    assert STATES == (ALARM, WARNING, NOTE, OK, SKIPPED)
+
+
+def test_intervals():
+    from scipy import stats
+
+    low, high = stats.binomtest(7, 40).proportion_ci(0.99, "wilson")
+    assert share(7, 40)[1:] == pytest.approx((low, high), abs=1e-4)
+    assert share(0, 0)[1:] == (0.0, 1.0)
+    rise = change_of_share((10, 100), (40, 100))
+    assert rise.value == pytest.approx(0.3)
+    assert 0.1 < rise.low < 0.3 < rise.high < 0.5
+    values = [1.0, 2.5, 2.0, 4.0, 4.5, 6.5]
+    line = stats.linregress(range(6), values)
+    half = line.stderr * stats.t.ppf(0.995, 4)
+    assert slope(values) == pytest.approx((line.slope, line.slope - half, line.slope + half))
+    assert slope([1.0, 2.0]).low == -math.inf
+
+
+def test_the_steps_that_it_takes_to_tell_are_those_that_it_took():
+    draw = random.Random(0)
+    noise = [draw.gauss(0, 1) for _ in range(400)]
+    needed = steps_to_tell(noise[:20], 1.0)
+    assert 100 < needed < 1000
+    rising = [value + 1.5 * n / needed for n, value in enumerate((noise * 3)[:needed])]
+    assert slope(rising).low > 0
+    assert steps_to_tell(noise[:20], 0.0) is None

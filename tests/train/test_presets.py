@@ -1,0 +1,209 @@
+"""Presets, and `plan_run`: every one loads, is planned and trains a step; a plan says all that can be known beforehand."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from workbench.planning import plan_run, read_source
+from workbench.run.errors import DataError, PolicyError, RecipeError, TaskError
+from workbench.run.recipe import PolicyPart, Recipe
+from workbench.tiny import MODEL_DIR
+from workbench.tiny.task import task as arithmetic
+from workbench.train import plan
+from workbench.train.device import Device
+from workbench.train.policy import load_policy, trainer_classes
+from workbench.train.presets import FOLDER, find_recipe, preset_names
+from workbench.train.trainer import train
+
+NAMES = [
+    "blog", "blog_math", "course", "course_vllm", "cpu", "gemma", "gpu_24gb", "gpu_80gb", "large_gpu", "small_gpu", "t4",
+]  # fmt: skip
+GPU = Device(cuda=True, native_bf16=True, vllm=True)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """A policy of this module's own: the tests below train it."""
+    return load_policy("tiny")
+
+
+@pytest.fixture(scope="module")
+def fields():
+    return plan.field_names(trainer_classes()[0])
+
+
+def test_these_are_the_presets():
+    assert preset_names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_needs_no_correction(fields, name):
+    recipe = Recipe.load(find_recipe(name))
+    assert recipe.run_name == ("arithmetic" if name == "cpu" else name)
+    assert recipe.policy.name == "tiny" or re.fullmatch(r"[\w-]+/[\w.-]+", recipe.policy.name)
+    found, settings, notes = plan.normalised(recipe, fields, GPU)
+    assert found == recipe, "every name is today's, and stands where it belongs"
+    assert {**settings, **recipe.grpo} == settings, "every value is in force on a GPU with vLLM"
+    plan.check_values(settings, plan.field_kinds(trainer_classes()[0]))
+    plan.batch(settings)
+    plan.check_lengths(recipe, settings)
+    if not name.startswith("blog"):  # whose own numbers are kept, and said to be unusual
+        assert [line for line in notes if "saves no memory in generation" not in line] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_of_a_preset_is_explained(name):
+    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    bare = [line for line in text.splitlines() if re.search(r":\s*[\d.]", line) and "#" not in line]
+    assert [line for line in bare if not line.startswith("seed:")] == []
+    assert "Not measured on a GPU" in text or name == "cpu"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_trains_a_step_on_the_embedded_policy(home, policy, name):
+    recipe = Recipe.load(find_recipe(name))
+    grpo = {**recipe.grpo, "max_steps": 1, "max_completion_length": 24}
+    count = grpo["num_generations"]
+    if grpo["per_device_train_batch_size"] * grpo.get("gradient_accumulation_steps", 1) > 32:
+        grpo |= {"per_device_train_batch_size": count, "gradient_accumulation_steps": 1}
+        grpo.pop("steps_per_generation", None)
+    small = recipe.model_copy(update={"policy": PolicyPart(), "task": "arithmetic", "grpo": grpo})
+    run = train(small, policy=policy, task=arithmetic(64, 8))
+    assert run.manifest()["result"]["steps"] == 1
+    assert run.manifest()["settings"]["in_force"]["learning_rate"] == recipe.grpo["learning_rate"]
+
+
+def test_the_cpu_preset_is_the_demo(fields):
+    assert Recipe.load(find_recipe("cpu")) == Recipe.load(MODEL_DIR.parent / "recipe.yaml")
+
+
+def test_corrected_batches_are_those_that_were_worked_out_by_hand():
+    batches = {name: plan.batch({**plan.DEFAULTS, **Recipe.load(find_recipe(name)).grpo}) for name in NAMES}
+    assert {name: (made.prompts, made.num_generations) for name, made in batches.items()} == {
+        "blog": (2, 4), "blog_math": (3, 6), "course": (1, 8), "course_vllm": (2, 4), "cpu": (8, 8), "gemma": (1, 8),
+        "gpu_24gb": (4, 8), "gpu_80gb": (8, 16), "large_gpu": (1, 16), "small_gpu": (1, 8), "t4": (1, 8),
+    }  # fmt: skip
+
+
+# Finding one.
+
+
+def test_a_file_comes_before_a_preset_of_its_name(home):
+    assert find_recipe("t4") == FOLDER / "t4.yaml"
+    (home / "t4").write_text("run_name: own\n")
+    assert find_recipe("t4") == home / "t4"
+
+
+def test_a_name_that_is_neither_is_refused_with_the_nearest(home):
+    with pytest.raises(RecipeError, match="(?s)'small_gpus': no such file.*did you mean 'small_gpu'"):
+        find_recipe("small_gpus")
+    with pytest.raises(RecipeError, match="the presets are blog, blog_math"):
+        find_recipe("zzz")
+
+
+# Plans.
+
+
+def test_a_plan_of_the_embedded_policy_knows_everything():
+    found = plan_run("cpu", device=Device(cuda=False, native_bf16=True, vllm=False))
+    assert found.notes == []
+    assert found.words == (
+        "45 steps; each learns from 64 completions (8 prompts x 8). 64 completions (8 prompts x 8) are generated at once; a "
+        "forward pass takes 64. 2000 prompts give 250 steps an epoch: 45 steps are 0.18 epochs"
+    )
+    rows = {row.name: row for row in found.rows}
+    assert rows["learning_rate"][1:] == (1e-3, 1e-5, 1e-3, "you")
+    assert rows["max_grad_norm"].by == "workbench default"
+    assert rows["seed"].in_force == 0
+    assert found.prompts == 2000
+    assert 20 < found.longest_tokens < 160
+    text = str(found)
+    assert text.startswith("cpu: task arithmetic, policy tiny through unsloth, 4-bit, 256 tokens, LoRA r 16\n45 steps;")
+    assert re.search(r"learning_rate +0\.001 +1e-05 +0\.001 +you", text)
+    data = json.loads(json.dumps(found.found()))
+    assert data["recipe"]["policy"]["name"] == "tiny"
+    assert {"name": "learning_rate", "asked": 1e-3, "default": 1e-5, "in_force": 1e-3, "by": "you"} in data["in_force"]
+
+
+@pytest.mark.parametrize("name", ["small_gpu", "course"])
+def test_without_the_hub_the_rest_is_planned_and_that_is_said(name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = plan_run(name)
+    unknown = [line for line in found.notes if line.startswith("not checked: ")]
+    assert len(unknown) == 2
+    assert all("the hub cannot be reached" in line for line in unknown)
+    assert found.prompts is None
+    assert "a forward pass takes" in found.words
+    assert "epoch" not in found.words.partition(";")[2]
+
+
+def test_a_script_is_planned_as_text_and_as_a_file(home):
+    script = (
+        "config = GRPOConfig(per_device_train_batch_size=1, gradient_accumulation_steps=4, num_generations=8,\n"
+        "    max_completion_length=64, kl_coef=0.01, max_steps=5)\n"
+    )
+    (home / "train.py").write_text(script)
+    for source in (script, "train.py"):
+        found = plan_run(source)
+        assert found.settings["gradient_accumulation_steps"] == 8
+        assert "kl_coef is called beta in this version: beta = 0.01" in found.notes
+        rows = {row.name: row for row in found.rows}
+        assert rows["gradient_accumulation_steps"][1:] == (4, 1, 8, "changed by the workbench")
+        assert found.recipe.task == "arithmetic"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error", "said"),
+    [
+        ({"grpo": {"learning_rate": "abc"}}, RecipeError, "learning_rate = 'abc'"),
+        ({"grpo": {"learning_rat": 1}}, RecipeError, "did you mean 'learning_rate'"),
+        ({"grpo": {"steps_per_generation": 3, "per_device_train_batch_size": 1}}, RecipeError, "= 3 completions"),
+        ({"grpo": {"max_completion_length": 256}}, RecipeError, "policy.max_seq_length = 256"),
+        ({"grpo": {"max_completion_length": 250}}, DataError, "longest prompt"),
+        ({"grpo": {"per_device_train_batch_size": 80_000}}, RecipeError, "2000 prompts.*no step is trained"),
+        ({"grpo": {"auto_find_batch_size": True}}, RecipeError, "auto_find_batch_size is not supported"),
+        ({"task": "nothing.py"}, TaskError, "no such file"),
+        ({"policy": {"name": "nothing"}}, PolicyError, "'nothing': unknown"),
+        ({"reward_weights": {"wrong_reward": 1.0}}, RecipeError, "reward_weights: 'wrong_reward'"),
+        ({"stages": [{"name": "a", "steps": 1, "grpo": {"betta": 1}}]}, RecipeError, "did you mean 'beta'"),
+    ],
+)
+def test_what_would_stop_the_training_stops_the_plan(recipe, error, said):
+    with pytest.raises(error, match=f"(?s){said}"):
+        plan_run(Recipe.of(recipe))
+
+
+def test_stages_are_planned_one_by_one():
+    stages = [{"name": "a", "steps": 3}, {"name": "b", "steps": 4, "grpo": {"kl_coef": 0.01}}]
+    found = plan_run(Recipe.of({"stages": stages}))
+    assert re.search(r"stage 'a': 3 steps; .*stage 'b': 4 steps; ", found.words)
+    assert found.recipe.stages[1].grpo == {"beta": 0.01}
+
+
+def test_memory_is_asked_with_what_is_known():
+    seen = []
+    found = plan_run("cpu", memory=lambda *known: seen.append(known) or {"gb": 0.1})
+    assert found.found()["memory"] == {"gb": 0.1}
+    assert "{'gb': 0.1}" in str(found)
+    [(recipe, settings, longest)] = seen
+    assert (recipe.run_name, settings["num_generations"], longest) == ("arithmetic", 8, found.longest_tokens)
+
+
+def test_a_file_that_is_neither_is_refused(home):
+    (home / "cells.ipynb").write_text("{}")
+    with pytest.raises(RecipeError, match="neither YAML nor Python"):
+        read_source("cells.ipynb")
+
+
+def test_the_plain_backend_is_planned_without_unsloth():
+    script = (
+        "import sys\nfrom workbench.planning import plan_run\nfound = plan_run('course')\n"
+        "assert 'unsloth' not in sys.modules\nprint(found.settings['num_generations'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "8", done.stderr[-2000:]

@@ -1,0 +1,58 @@
+"""What verdicts look like: the worst first, the well in one line, and nothing that a completion holds can run."""
+
+from __future__ import annotations
+
+import re
+
+from workbench.train.health import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict
+from workbench.views.health import HealthReport, verdict_lines
+
+HOSTILE = "<script>alert(1)</script> $x$ \u202egnp \x1b[31m\nnext"
+VERDICTS = [
+    Verdict("truncation", OK, "0 % were cut"),
+    Verdict("kl_not_measured", NOTE, "beta = 0", first_step=1, last_step=9, remedy="set grpo.beta"),
+    Verdict("length_drift", SKIPPED, "too early to say: 4 of 10 batches"),
+    Verdict("dead_groups", WARNING, "30 % teach nothing", first_step=5, last_step=5, prompts=("a", "b", "c", "d")),
+    Verdict("collapse", ALARM, f"the commonest begins {HOSTILE}", {}, 1, 9, (HOSTILE,), "<b>f</b>", HOSTILE, "cool it"),
+    Verdict("kl_runaway", OK, "KL is 0"),
+]
+
+
+def test_as_text_the_worst_comes_first_and_the_well_in_one_line():
+    lines = verdict_lines(VERDICTS).splitlines()
+    assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == [
+        "alarm", "warning", "note", "ok", "skipped",
+    ]  # fmt: skip
+    assert lines[-2:] == ["ok: truncation, kl runaway", "skipped: length drift (too early to say: 4 of 10 batches)"]
+    assert "warning: dead groups: 30 % teach nothing (step 5)" in lines
+    assert "  prompts: a, b, c and 1 more" in lines
+    assert "note: kl not measured: beta = 0 (steps 1 to 9)" in lines
+    assert "  -> set grpo.beta" in lines
+
+
+def test_without_causes_there_is_a_line_a_verdict():
+    assert len(verdict_lines(VERDICTS, causes=False).splitlines()) == 5
+
+
+def test_as_text_nothing_of_a_completion_reaches_the_terminal_as_a_command():
+    text = str(HealthReport(VERDICTS))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "\\nnext" in text
+
+
+def test_as_html_everything_is_escaped_and_stands_in_pre():
+    bundle = HealthReport(VERDICTS)._repr_mimebundle_()
+    page = bundle["text/html"]
+    assert bundle["text/plain"] == verdict_lines(VERDICTS)
+    assert "<script" not in page
+    assert "\u202e" not in page
+    for place in (match.start() for match in re.finditer(r"alert\(1\)|\$x\$", page)):
+        assert page.rfind("<pre", 0, place) > page.rfind("</pre>", 0, place)
+    assert page.index("alarm</b>") < page.index("warning</b>") < page.index("note</b>") < page.index("ok: truncation")
+
+
+def test_a_healthy_run_takes_one_line():
+    assert verdict_lines([Verdict("truncation", OK, "0 % were cut")]) == "ok: truncation"
+    assert "<ul" not in HealthReport([Verdict("truncation", OK, "0 % were cut")])._repr_html_()
+    assert verdict_lines([]) == ""

@@ -1,0 +1,85 @@
+"""Memory against the card: bars that add up, labels that do not collide, tables that say what is exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.run.recipe import Recipe
+from workbench.train.memory import UNCALIBRATED, Calibration, cheapest, estimate
+from workbench.train.parts import GB, PHASES
+from workbench.train.values import DEFAULTS
+from workbench.views.figure import png
+from workbench.views.memory import changes_table, memory_bars, memory_table
+
+
+def made(vram_gb=16.0, *, calibration=None, name="Qwen/Qwen2.5-1.5B-Instruct", **grpo):
+    recipe = Recipe(policy={"name": name, "max_seq_length": 1024})
+    settings = {**DEFAULTS, "max_completion_length": 512, **grpo}
+    return estimate(recipe, settings, vram_gb=vram_gb, calibration=calibration)
+
+
+CASES = [
+    made(),
+    made(200.0),  # far below the card
+    made(4.0),  # far above it
+    made(None),
+    made(gradient_accumulation_steps=32, gradient_checkpointing=True),
+    made(name="tiny"),
+    made(use_vllm=True, gradient_checkpointing=True),
+]
+
+
+@pytest.mark.parametrize("estimated", CASES, ids=lambda e: e.verdict[:30])
+def test_the_bars_are_the_estimate(estimated):
+    axis = memory_bars(estimated).axes[0]
+    for place, phase in enumerate(PHASES):
+        patches = [patch for patch in axis.patches if abs(patch.get_y() + patch.get_height() / 2 - place) < 0.01]
+        assert sum(patch.get_width() for patch in patches) == pytest.approx(estimated.total(phase).bytes / GB)
+        assert axis.get_xlim()[1] > estimated.total(phase).high / GB
+    lines = [line for line in axis.lines if len(set(line.get_xdata())) == 1 and len(line.get_xdata()) == 2]
+    limits = [line.get_xdata()[0] for line in lines if line.get_linewidth() > 1.5]
+    assert limits == ([] if estimated.vram_bytes is None else [estimated.vram_bytes / GB])
+    assert estimated.verdict in axis.get_title(loc="left")
+
+
+@pytest.mark.parametrize("estimated", CASES, ids=lambda e: e.verdict[:30])
+def test_no_text_lies_on_another_or_outside(estimated):
+    figure = memory_bars(estimated)
+    assert png(figure)
+    axis = figure.axes[0]
+    texts = [*axis.texts, *axis.get_yticklabels(), *axis.get_legend().get_texts(), axis.xaxis.label, axis._left_title]
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
+    page = figure.bbox
+    for index, box in enumerate(boxes):
+        assert box.x0 >= page.x0
+        assert box.x1 <= page.x1
+        assert not any(box.overlaps(other) for other in boxes[index + 1 :])
+
+
+def test_the_picture_says_that_it_is_not_calibrated_until_it_is():
+    assert UNCALIBRATED in memory_bars(made()).axes[0].get_xlabel()
+    scaled = made(calibration=Calibration("training", 0.8, 10**10, "a card"))
+    assert memory_bars(scaled).axes[0].get_xlabel() == "GB"
+
+
+def test_a_phase_is_told_from_the_other_by_its_parts():
+    legend = [text.get_text() for text in memory_bars(made()).axes[0].get_legend().get_texts()]
+    assert {"weights", "keys and values", "activations", "log-probabilities"} <= set(legend)
+    assert len(set(legend)) == len(legend)
+    assert "vLLM" in [text.get_text() for text in memory_bars(made(use_vllm=True)).axes[0].get_legend().get_texts()]
+
+
+def test_the_tables():
+    estimated = made()
+    text = str(memory_table(estimated))
+    assert estimated.verdict in text
+    for part in estimated.parts:
+        assert part.name in text
+        assert part.formula in text
+    assert "exact" in text
+    assert "all of training" in text
+    changes = cheapest(estimated)
+    text = str(changes_table(changes))
+    assert "grpo.gradient_checkpointing = True" in text
+    assert all(change.cost in text for change in changes)
+    assert "<table" in changes_table(changes)._repr_html_()

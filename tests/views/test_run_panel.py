@@ -1,0 +1,375 @@
+"""The panel of an idle kernel, without a browser: it reads what is new, says how a run stands, and only ever asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from running import Running
+from test_live_plot import Handle
+
+import workbench.views.widgets as widgets
+from workbench.run.directory import RunDirectory
+from workbench.run.errors import RunError
+from workbench.views import panel as panel_module
+from workbench.views.controls import Controls
+from workbench.views.followed import FollowedRun
+from workbench.views.following import Follower, NewLines
+from workbench.views.panel import RunPanel, buttons_work
+
+
+@pytest.fixture
+def running(home):
+    opened = Running("r", 40)
+    yield opened
+    opened.suite.close()
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Shows a panel as a notebook does; returns its places by name."""
+    monkeypatch.setattr(panel_module, "_OPEN", {})
+
+    def show(panel: RunPanel) -> dict[str, Handle]:
+        places: list = []
+
+        def display(bundle, **options):
+            places.append(Handle(bundle))
+            return places[-1]
+
+        monkeypatch.setattr("IPython.display.display", display)
+        panel._ipython_display_()
+        names = ["status", "picture", "controls", "below"]
+        return dict(zip(names if len(places) == 4 else [name for name in names if name != "controls"], places))
+
+    return show
+
+
+def requests(run: RunDirectory) -> list[dict]:
+    file = run.path / "control.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_read_once_and_a_line_in_flight_is_waited_for(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    lines = NewLines(file)
+    assert lines.take() == ([], False)
+    file.write_bytes(b'{"a": 1}\n{"a"')
+    assert lines.take() == ([{"a": 1}], False)
+    with file.open("ab") as more:
+        more.write(b': 2}\nno json\n[3]\n{"a": 4}\n')
+    assert lines.take() == ([{"a": 2}, {"a": 4}], False)
+    assert lines.take() == ([], False)
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    file.write_text('{"a": 1}\n{"a": 2}\n')
+    lines = NewLines(file)
+    lines.take()
+    (tmp_path / "other").write_text('{"a": 1}\n{"a": 3}\n{"a": 4}\n')
+    (tmp_path / "other").replace(file)
+    assert lines.take() == ([{"a": 1}, {"a": 3}, {"a": 4}], True)
+
+
+def test_how_a_run_stands(running):
+    follower = Follower(running.run)
+    assert follower.look().status == "running"
+    running.step()
+    assert [row["step"] for row in follower.look().rows] == [1]
+    assert not follower.look()
+    (running.run.path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "host": __import__("socket").gethostname()}))
+    assert follower.look().status == "killed"
+    running.finish("stopped")
+    assert follower.look().status == "stopped"
+    running.run.discard()
+    assert follower.look().status == "gone"
+
+
+def test_a_look_at_a_long_run_reads_only_what_is_new(running):
+    row = json.dumps({"step": 0, **{f"metric/{n}": 0.123456789 for n in range(45)}})
+    with (running.run.path / "metrics.jsonl").open("w") as lines:
+        for step in range(1, 10_001):
+            lines.write(row.replace('"step": 0', f'"step": {step}') + "\n")
+    followed = FollowedRun(running.run)
+    assert followed.screen.history.step == 10_000
+    running.run.log_metrics(10_001, {"reward": 1.0})
+    started = time.process_time()
+    followed.look()
+    assert time.process_time() - started < 0.05
+    assert followed.screen.history.step == 10_001
+
+
+# -- the panel ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_panel_shows_the_run_and_follows_it_to_its_end(running, shown):
+    panel = RunPanel("latest")
+    places = shown(panel)
+    assert places["status"].html.count("waiting for the first step")
+    for _ in range(3):
+        running.step()
+    panel.look()
+    assert "step 3 of 40" in places["status"].html
+    assert "image/png" in places["picture"].shown[-1]
+    assert "step 3, group" in places["below"].html
+    pictures = len(places["picture"].shown)
+    panel.look()
+    assert len(places["picture"].shown) == pictures  # nothing new, nothing drawn
+    running.step()
+    running.finish()
+    panel.look()
+    assert panel.over
+    assert "finished after 4 steps; notebook 04" in places["status"].html
+    assert "step 4, group" in places["below"].html
+    assert "ok" in places["below"].html or "health" in places["below"].html.lower()
+    assert panel.controls.buttons["stop"].disabled
+
+
+def test_a_killed_run_says_how_to_go_on(running, shown, monkeypatch):
+    running.step()
+    panel = RunPanel(running.run)
+    places = shown(panel)
+    monkeypatch.setattr(RunDirectory, "live", property(lambda run: False))
+    panel.look()
+    assert panel.status == "killed"
+    assert "workbench continue r" in places["status"].html
+
+
+def test_a_panel_that_is_opened_after_the_end_has_nothing_to_click(running, shown):
+    running.step()
+    running.finish()
+    places = shown(RunPanel("r"))
+    assert "controls" not in places
+    assert "finished after 1 steps" in places["status"].html
+    assert "image/png" in places["picture"].shown[-1]
+
+
+def test_a_run_that_kept_nothing(running, shown):
+    panel = RunPanel("r")
+    places = shown(panel)
+    running.run.discard()
+    panel.look()
+    assert "ended before its first step" in places["status"].html
+
+
+def test_no_such_run_is_an_error(home):
+    with pytest.raises(RunError, match="no run 'nonesuch'"):
+        RunPanel("nonesuch")
+
+
+class Started:
+    """What `workbench.train.background.start` returns."""
+
+    run: RunDirectory | None = None
+    error = ""
+    code: int | None = None
+    said = ""
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def log_tail(self) -> str:
+        return self.said
+
+
+def test_a_run_that_is_being_started(home, shown):
+    started = Started()
+    started.said = "reading weights\n\nquantising <b>\n"
+    panel = RunPanel(started)
+    places = shown(panel)
+    assert "loading the policy ... 0:0" in places["status"].html
+    assert "quantising &lt;b&gt;" in places["status"].html
+    assert panel._box is not None
+    assert panel.controls is None
+    running = Running("r", 40)
+    started.run = running.run
+    panel.look()
+    panel.look()
+    assert "waiting for the first step" in places["status"].html
+    assert panel._box.children == (panel.controls.widget,)
+    running.step()
+    panel.look()
+    assert "step 1 of 40" in places["status"].html
+    running.suite.close()
+
+
+def test_a_run_that_could_not_be_started(home, shown):
+    started = Started()
+    panel = RunPanel(started)
+    places = shown(panel)
+    started.code, started.error = 2, "RecipeError: beta = -1"
+    panel.look()
+    assert panel.status == "not begun"
+    assert "RecipeError: beta = -1" in places["status"].html
+    assert panel.wait(1) == "not begun"
+
+
+def test_waiting_follows_a_run_of_another_process(home, shown):
+    script = Path(__file__).parents[1] / "running.py"
+    process = subprocess.Popen([sys.executable, str(script), "other", "6", "0.3"])
+    try:
+        until = time.monotonic() + 60
+        while not (home / "runs" / "other" / "manifest.json").is_file() and time.monotonic() < until:
+            time.sleep(0.1)
+        panel = RunPanel("other", every_s=0.1)
+        places = shown(panel)
+        assert panel.wait(0.2) == "running"
+        assert panel.wait(60) == "finished"
+        assert "finished after 6 steps" in places["status"].html
+        assert panel.draws >= 2
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_panel_that_is_shown_again_replaces_the_one_before(running, shown):
+    first, second = RunPanel("r"), RunPanel("r")
+    shown(first)
+    closed = []
+    first.close = lambda: closed.append(1)
+    shown(second)
+    assert closed == [1]
+
+
+def test_where_nobody_clicks_there_is_a_sentence(running, shown, monkeypatch):
+    monkeypatch.setenv(widgets.WIDGETS, "0")
+    panel = RunPanel("r")
+    places = shown(panel)
+    assert panel.controls is None
+    assert "WORKBENCH_WIDGETS=0" in places["controls"].shown[0]["text/plain"]
+    assert "workbench control r stop" in repr(Controls(running.run))
+
+
+# -- controls ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def controls(running):
+    return Controls(running.run)
+
+
+def test_a_click_is_a_line_and_the_answer_is_shown(running, controls):
+    controls.buttons["stop"].click()
+    [request] = requests(running.run)
+    assert (request["action"], request["by"]) == ("stop", "panel")
+    assert "asked: stop …" in controls._said_widget.value
+    running.step()
+    for event in running.run.events():
+        controls.event(event)
+    assert "after step 1: stop" in controls._said_widget.value
+    assert "asked" not in controls._said_widget.value
+
+
+def test_a_weight_is_applied_with_its_button(running, controls):
+    field, mute = controls._functions["correctness_reward"]
+    field.value = 0.25
+    assert requests(running.run) == []  # arrows and half a number are no request
+    [apply] = [
+        button
+        for line in controls._rows.children[1:]
+        for button in line.children
+        if "workbench-apply-correctness_reward" in button._dom_classes
+    ]
+    apply.click()
+    mute.value = True
+    mute.value = False
+    assert [(r["action"], r["function"], r.get("value")) for r in requests(running.run)] == [
+        ("weight", "correctness_reward", 0.25),
+        ("mute", "correctness_reward", None),
+        ("unmute", "correctness_reward", None),
+    ]
+
+
+def test_answers_set_the_fields_and_ask_for_nothing(running, controls):
+    Controls(running.run).ask("mute", function="format_reward")
+    Controls(running.run).ask("learning_rate", value="2e-6")
+    running.step()
+    before = len(requests(running.run))
+    for event in running.run.events():
+        controls.event(event)
+    field, mute = controls._functions["format_reward"]
+    assert mute.value
+    assert field.value == 1.0  # the weight that it will get back
+    assert controls._numbers["learning_rate"][0].value == "2e-06"
+    assert len(requests(running.run)) == before
+
+
+def test_what_is_wrong_is_said_and_what_was_typed_stays(running, controls):
+    field, apply = controls._numbers["beta"]
+    field.value = "-1"
+    apply.click()
+    assert "beta = &#x27;-1&#x27;; give a number from 0 on" in controls._said_widget.value
+    assert field.value == "-1"
+    assert requests(running.run) == []
+    running.finish()
+    controls.buttons["checkpoint"].click()
+    assert "does not train (finished)" in controls._said_widget.value
+
+
+def test_a_refusal_is_shown_with_its_reason(running, controls):
+    controls.ask("weight", function="nonesuch", value=1)
+    running.step()
+    for event in running.run.events():
+        controls.event(event)
+    assert "refused: weight nonesuch 1: function &#x27;nonesuch&#x27;" in controls._said_widget.value
+
+
+def test_pause_becomes_resume(running, controls):
+    controls.buttons["pause"].click()
+    running.step()
+    for event in running.run.events():
+        controls.event(event)
+    assert controls.buttons["pause"].description == "Resume"
+    controls.buttons["pause"].click()
+    assert [request["action"] for request in requests(running.run)] == ["pause", "resume"]
+
+
+def test_another_set_of_functions_gets_its_own_lines(controls):
+    controls.event(
+        {"event": "stage", "step": 5, "stage": "b", "weights": {"new <b>": 2.0}, "beta": 0, "learning_rate": 1}
+    )
+    assert list(controls._functions) == ["new <b>"]
+    assert "&lt;b&gt;" in controls._rows.children[1].children[0].value
+
+
+def test_adaptive_weights_do_not_push_out_the_answers(controls):
+    after = {"correctness_reward": 2.0, "format_reward": 1.0}
+    event = {"event": "control", "action": "weight", "function": "correctness_reward", "applied": True, "after": after}
+    controls.event({**event, "by": "adaptive", "before": after})
+    assert not controls.said
+    assert controls._functions["correctness_reward"][0].value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("version", "environment", "works"),
+    [
+        ("7.3.0", {}, True),
+        ("7.0.1", {}, True),
+        ("7.4.0", {}, False),
+        ("6.31.0", {}, False),
+        ("7.3.0", {"VSCODE_PID": "1"}, False),
+        ("7.3.0", {"COLAB_GPU": "0"}, False),
+        ("7.3.0", {"WORKBENCH_WIDGETS": "0"}, False),
+    ],
+)
+def test_where_buttons_work_in_a_busy_cell(monkeypatch, version, environment, works):
+    import ipykernel
+
+    for name in [name for name in os.environ if name.startswith(("VSCODE_", "COLAB_"))]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ipykernel, "__version__", version)
+    found, sentence = buttons_work(in_cell=True)
+    assert found == works
+    assert ("Interrupt the cell" in sentence) == (not works and widgets.WIDGETS not in environment)
+    assert buttons_work(in_cell=False)[0] == (widgets.WIDGETS not in environment)

@@ -1,0 +1,252 @@
+"""`workbench plan`: a recipe, a preset or a pasted script, checked as far as can be without loading the policy."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from workbench.dataset.task import Task, load_task
+from workbench.run.errors import DataError, PolicyError, RecipeError
+from workbench.run.recipe import Recipe
+from workbench.run.workspace import find, shown
+from workbench.train import plan
+from workbench.train.presets import find_recipe
+
+Memory = Callable[[Recipe, dict[str, Any], int | None], Any]
+_OFFLINE = "cannot be reached"  # how the workbench's errors say that it is the network, and not the name
+
+
+@dataclass
+class Plan:
+    """What a run would be."""
+
+    source: str
+    recipe: Recipe  # under today's names
+    settings: dict[str, Any]  # what GRPOConfig is built from
+    notes: list[str]  # whatever is not exactly as it was asked, and what could not be checked
+    words: str  # the batch arithmetic
+    rows: list[plan.Row] = field(default_factory=list)  # asked, default, in force, and whose doing
+    prompts: int | None = None
+    longest_tokens: int | None = None  # prompt
+    memory: Any = None  # an estimate, if one was asked for
+
+    @property
+    def table(self) -> Any:
+        """Asked beside in force, as a table."""
+        from workbench.views.tables import Table
+
+        body = [[row.name, *map(_word, (row.asked, row.default, row.in_force)), row.by] for row in self.rows]
+        return Table(["setting", "asked", "default", "in force", "by"], body)
+
+    def found(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "source": self.source,
+            "recipe": self.recipe.model_dump(mode="json"),
+            "settings": {name: _jsonable(value) for name, value in self.settings.items()},
+            "notes": self.notes,
+            "words": self.words,
+            "in_force": [
+                {name: _jsonable(value) for name, value in zip(plan.Row._fields, row, strict=True)} for row in self.rows
+            ],
+            "prompts": self.prompts,
+            "longest_prompt_tokens": self.longest_tokens,
+            "memory": self._memory(),
+        }
+
+    def _memory(self) -> Any:
+        found = getattr(self.memory, "found", None)
+        if found is not None:
+            return found()
+        if hasattr(self.memory, "__dataclass_fields__"):
+            return asdict(self.memory)
+        return self.memory._asdict() if hasattr(self.memory, "_asdict") else self.memory
+
+    def __str__(self) -> str:
+        policy = self.recipe.policy
+        lines = [
+            f"{self.source}: task {self.recipe.task}, policy {policy.name} through {policy.backend}, "
+            f"{'4-bit' if policy.load_in_4bit else '16-bit'}, {policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
+            f"{self.words}.",
+        ]
+        lines += [f"  note: {note}" for note in self.notes]
+        if self.memory is not None:
+            lines.append(str(self.memory))
+        return "\n".join([*lines, "", str(self.table)])
+
+
+def plan_run(
+    source: str | Path | Recipe,
+    *,
+    device: plan.Device | None = None,
+    task: Task | None = None,
+    memory: Memory | None = None,
+) -> Plan:
+    """Check everything that can be checked without loading the policy, and say what the run would be.
+
+    Args:
+        source: a recipe file, a preset's name, a Python script (a `.py` file, or its text), or a recipe.
+        device: what the machine can do; None: this one.
+        task: a task object; None: the recipe's is loaded.
+        memory: called with the recipe, the settings and the longest prompt in tokens (None: not known); what it returns
+            is shown and kept.
+
+    Raises:
+        RecipeError, TaskError, DataError, PolicyError: what would stop the training, with the remedy. A hub that cannot
+            be reached is a note.
+    """
+    from workbench.train.policy import trainer_classes
+
+    said, recipe, notes = read_source(source)
+    config_class, _ = trainer_classes(recipe.policy.backend)
+    fields = plan.field_names(config_class)
+    recipe, settings, more = plan.normalised(recipe, fields, device)
+    notes = [*notes, *(line for line in more if line not in notes)]
+    plan.check_values(settings, plan.field_kinds(config_class))
+    planned = plan.batch(settings)
+    plan.check_lengths(recipe, settings)
+    task, offline = (task, []) if task is not None else _task(recipe)
+    prompts, longest, measured = _prompts(recipe, task, settings, planned)
+    words = plan.in_words(planned, settings, prompts)
+    if recipe.stages and task is not None:
+        words = _in_stages(recipe, task, config_class)
+    given = {**settings, **_for_the_backend(recipe, settings)}
+    built = _built(config_class, given, recipe)
+    notes += [*offline, *measured, *plan.check_in_force(given, built)]
+    estimate, unmeasured = None, []
+    if memory is not None:
+        estimate, unmeasured = _estimated(memory, recipe, settings, longest)
+    return Plan(
+        source=said,
+        recipe=recipe,
+        settings=settings,
+        notes=[*notes, *unmeasured],
+        words=words,
+        rows=plan.in_force_table(recipe.grpo, built, {**given, "seed": recipe.seed}),
+        prompts=prompts,
+        longest_tokens=longest,
+        memory=estimate,
+    )
+
+
+def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str]]:
+    """What a recipe file, a preset's name, a script or a recipe asks for.
+
+    Returns:
+        (what to call it, the recipe, lines about what a script had otherwise).
+    """
+    from workbench.train.pasting import read_script
+
+    if isinstance(source, Recipe):
+        return "recipe", source, []
+    if isinstance(source, str) and "\n" in source:
+        return "script", *read_script(source)
+    if Path(source).suffix in (".yaml", ".yml") or not find(source).is_file():
+        file = find_recipe(source)
+        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), []
+    file = find(source)
+    if file.suffix != ".py":
+        raise RecipeError(
+            f"{shown(file)}: neither YAML nor Python",
+            rule="a plan is made of a recipe (.yaml), a preset or a training script (.py)",
+            remedy="rename it, or paste a notebook's cells into one .py file",
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so") from error
+    return shown(file), *read_script(text, shown(file))
+
+
+def _in_stages(recipe: Recipe, task: Task, config_class: type) -> str:
+    from workbench.train.stages import planned_stages
+
+    return ". ".join(
+        f"stage {stage.name!r}: {plan.in_words(stage.planned, stage.settings, len(stage.rows))}"
+        for stage in planned_stages(recipe, task, config_class)
+    )
+
+
+def _for_the_backend(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+    from workbench.train.precision import choose_dtype, config_overrides
+
+    # What will be known of the policy once it is loaded, as far as its configuration says it.
+    found = SimpleNamespace(backend_name=recipe.policy.backend, compute_dtype=choose_dtype(recipe.policy.dtype)[0])
+    return config_overrides(found, settings)
+
+
+def _estimated(memory: Memory, recipe: Recipe, settings: dict[str, Any], longest: int | None) -> tuple[Any, list[str]]:
+    try:
+        return memory(recipe, settings, longest), []
+    except PolicyError as error:
+        if _OFFLINE not in error.value:
+            raise
+        return None, [f"not estimated: {error.value}; so nothing is said of memory"]
+
+
+def _task(recipe: Recipe) -> tuple[Task | None, list[str]]:
+    try:
+        return load_task(recipe.task), []
+    except DataError as error:
+        if _OFFLINE not in error.value:
+            raise
+        return None, [f"not checked: {error.value}; so its prompts were neither counted nor measured"]
+
+
+def _prompts(
+    recipe: Recipe, task: Task | None, settings: dict[str, Any], planned: plan.Batch
+) -> tuple[int | None, int | None, list[str]]:
+    from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens
+    from workbench.rewards.suite import RewardSuite
+    from workbench.train.policy import load_tokenizer
+
+    if task is not None:
+        RewardSuite(task, planned.num_generations, recipe.reward_weights)  # its names and weights; nothing is scored
+        plan.check_prompts(len(task.rows), planned)
+    try:
+        tokenizer = load_tokenizer(recipe.policy.name)
+    except PolicyError as error:
+        if _OFFLINE not in error.value:
+            raise
+        return (
+            None if task is None else len(task.rows),
+            None,
+            [f"not checked: {error.value}; so no prompt was measured with its tokenizer"],
+        )
+    if task is None:
+        return None, None, []
+    rows, notes = list(task.rows), []
+    lengths = prompt_lengths_tokens(rows, tokenizer)
+    if recipe.max_prompt_length is not None:
+        rows, longer = keep_within(rows, lengths, recipe.max_prompt_length)
+        lengths = [length for length in lengths if length <= recipe.max_prompt_length]
+        if longer:
+            notes.append(f"max_prompt_length = {recipe.max_prompt_length}: {len(longer)} longer prompts left out")
+        plan.check_prompts(len(rows), planned)
+    check_budget(max(lengths), settings["max_completion_length"], recipe.policy.max_seq_length, min(lengths))
+    return len(rows), max(lengths), notes
+
+
+def _built(config_class: type, settings: dict[str, Any], recipe: Recipe) -> Any:
+    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
+        try:
+            return config_class(**settings, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
+        except (TypeError, ValueError, ImportError) as error:
+            raise RecipeError(
+                f"grpo: {error}",
+                rule="GRPOConfig accepts these settings together",
+                remedy="change the setting that it names",
+            ) from error
+
+
+def _word(value: Any) -> str:
+    # A table shows None as a dash, and 1e-05 in full: these are settings, not measurements.
+    return "-" if value is None else str(value)
+
+
+def _jsonable(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str, list, dict)) else str(value)

@@ -1,0 +1,50 @@
+"""What is allowed and often not meant: one line each, never an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.run.recipe import Recipe
+
+LEAST_FOR_LORA = 1e-6
+MUCH_BETA = 0.05
+
+
+def advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
+    """Lines about settings that were asked for, work, and may do something else than their author thinks.
+
+    Args:
+        recipe: under today's names.
+        settings: as they are given to GRPOConfig.
+    """
+    lines, asked = [], recipe.grpo
+    rate, beta = _number(asked.get("learning_rate")), _number(asked.get("beta"))
+    if rate is not None and 0 < rate < LEAST_FOR_LORA:
+        lines.append(
+            f"learning_rate = {rate:g} is a value for full fine-tuning; an adapter usually takes 5e-6 to 5e-5, and with "
+            "this one may not move"
+        )
+    if beta is not None and beta >= MUCH_BETA:
+        lines.append(
+            f"beta = {beta:g} is far above today's practice (0, or about 0.001): the reference holds the policy back"
+        )
+    if _number(asked.get("max_steps")) not in (None, -1) and asked.get("num_train_epochs") is not None:
+        lines.append(
+            f"max_steps = {asked['max_steps']} decides; num_train_epochs = {asked['num_train_epochs']} does not count "
+            "beside it"
+        )
+    accumulated = _number(asked.get("gradient_accumulation_steps")) or 1
+    stated = any(settings.get(name) for name in ("steps_per_generation", "generation_batch_size"))
+    if accumulated > 1 and accumulated == settings["gradient_accumulation_steps"] and not stated:
+        lines.append(
+            f"gradient_accumulation_steps = {accumulated:g} saves no memory in generation: the completions of all "
+            f"{accumulated:g} passes are generated at once (steps_per_generation says how many)"
+        )
+    logged = _number(asked.get("logging_steps"))
+    if logged is not None and logged > 1:
+        lines.append(f"logging_steps = {logged:g}: metrics are averages over {logged:g} steps; 1 records every step")
+    return lines
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,186 @@
+"""What loading a policy needs whichever library does it: where the weights are, and what was really loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workbench.run.errors import PolicyError
+from workbench.run.workspace import resolve, shown
+from workbench.tiny import MODEL_DIR
+
+HUB_TIMEOUT_S = 10
+NF4_BLOCK = 64
+SMALL_BYTES = 100 * 2**20
+
+
+def find_model(name: str | Path) -> str:
+    """Where the weights of a policy are: a folder, or a hub name that is known to exist.
+
+    Raises:
+        PolicyError: for an unknown name, a folder without a model, or a hub that cannot be reached.
+    """
+    text = str(name)
+    if text == "tiny":
+        return str(MODEL_DIR)
+    folder = resolve(text)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise PolicyError(
+                f"policy {text!r}: the folder has no config.json",
+                rule="a local policy is a folder that transformers' save_pretrained wrote",
+                remedy="point at the folder that holds config.json and the weights",
+            )
+        return str(folder)
+    looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1
+    if looks_local or "/" not in text:
+        raise PolicyError(
+            f"policy {text!r}: " + ("no such folder" if looks_local else "unknown"),
+            rule='a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder',
+            remedy="check the path" if looks_local else 'write the hub name with its owner, or use "tiny"',
+        )
+    _check_hub(text)
+    return text
+
+
+def _check_hub(name: str) -> None:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except GatedRepoError as error:
+        raise PolicyError(
+            f"policy {name!r}: gated",
+            rule="a gated model needs its licence accepted and a token",
+            remedy="accept it on the model's page, then set HF_TOKEN",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise PolicyError(
+            f"policy {name!r}: the hub knows no such model",
+            rule="a hub name is owner/model, exactly as on its page",
+            remedy="check the spelling; a private model needs HF_TOKEN",
+        ) from error
+    except Exception as error:
+        raise PolicyError(
+            f"policy {name!r}: the hub cannot be reached ({type(error).__name__})",
+            rule="a model that is not on this machine is downloaded from the Hugging Face hub",
+            remedy='connect to the network, give a local folder, or use "tiny", which needs neither',
+        ) from error
+
+
+def find_adapter(adapter: str | Path) -> str:
+    """The folder of a trained adapter.
+
+    Raises:
+        PolicyError: if PEFT saved nothing there.
+    """
+    folder = resolve(adapter)
+    if not (folder / "adapter_config.json").is_file():
+        raise PolicyError(
+            f"adapter {shown(folder)}: no adapter_config.json there",
+            rule="an adapter is a folder that PEFT saved",
+            remedy="give a run's checkpoints/final, or train one with notebook 03",
+        )
+    return str(folder)
+
+
+def load_tokenizer(name: str | Path = "tiny") -> Any:
+    """Only the tokenizer of a policy, without its weights: enough to measure prompts."""
+    with quiet_imports():
+        from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(find_model(name))
+
+
+def linear4bit_layers(model: Any) -> list[Any]:
+    """The layers of a model that are `bitsandbytes.nn.Linear4bit`."""
+    import bitsandbytes
+
+    return [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
+
+
+def check_4bit(model: Any, name: Any, asked: bool) -> list[str]:
+    """Notes on how the weights are stored, where that differs from what was asked.
+
+    Raises:
+        PolicyError: if 4-bit was asked for and is not what was loaded, or a layer is too narrow for it.
+    """
+    layers = linear4bit_layers(model)
+    if asked and not layers:
+        raise PolicyError(
+            f"policy {str(name)!r}: load_in_4bit = True, but no layer was quantised",
+            rule="4-bit needs bitsandbytes to work on this device, and layers at least 64 wide",
+            remedy="set load_in_4bit = False, or see what `workbench doctor` says of bitsandbytes",
+        )
+    narrow = [layer.in_features for layer in layers if layer.in_features < NF4_BLOCK]
+    if narrow:
+        raise PolicyError(
+            f"policy {str(name)!r}: a 4-bit layer with {narrow[0]} inputs",
+            rule=f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one",
+            remedy="set load_in_4bit = False for a model this narrow",
+        )
+    if not asked and layers:
+        return [f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"]
+    return []
+
+
+def compute_dtype(model: Any) -> str:
+    """The type that the layers compute in, without `torch.`."""
+    chosen = [layer.compute_dtype for layer in linear4bit_layers(model) if layer.compute_dtype is not None]
+    return str(chosen[0] if chosen else model.dtype).removeprefix("torch.")
+
+
+def base_parameters(model: Any) -> int:
+    """Parameters of the base model, adapters left out, each 4-bit weight counted as one."""
+    # Two NF4 weights are packed into a byte, so numel() of a packed weight is half of what it stands for.
+    total = 0
+    for parameter_name, parameter in model.named_parameters():
+        if "lora_" not in parameter_name:
+            state = getattr(parameter, "quant_state", None)
+            total += state.shape.numel() if state is not None else parameter.numel()
+    return total
+
+
+@contextlib.contextmanager
+def bars_for(source: str) -> Iterator[None]:
+    """Progress bars while weights are read or written, but not for a model that is there at once.
+
+    In a notebook such a bar is a widget, and a widget in a saved notebook is an empty place.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    folder = Path(source)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else SMALL_BYTES
+    shown_before = transformers_logging.is_progress_bar_enabled()
+    if size < SMALL_BYTES:
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown_before:
+            transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Silence for what other libraries say of one another when they are imported: nothing that a reader could act on."""
+    import warnings
+
+    # bitsandbytes warns that an optional package is absent, in red, in every notebook.
+    loggers = [logging.getLogger(name) for name in ("torch.utils._pytree", "bitsandbytes.backends.cpu.ops")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,486 @@
+"""A training script read without being run: what it asks for, as a recipe.
+
+The script is parsed and never executed. Values are read where they stand: numbers, words, lists, names that are bound to
+such, `torch.bfloat16`. What only running it could tell is said, and left out. Reward functions and data are code, and stay
+in the script: they belong into a task file.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from typing import Any, NamedTuple
+
+from workbench.run.errors import RecipeError
+from workbench.run.recipe import SEVEN_PROJECTIONS, Recipe
+from workbench.train import plan
+from workbench.train.names import ALIASES, LEFT_OUT, MOVED
+from workbench.train.reading import Call, Script, Unknown, read
+
+# Calls that are understood -> what a keyword of theirs is: a place in the recipe, or a reason to leave it out.
+_UNSLOTH_LOADER = {
+    "model_name": "policy.name",
+    "max_seq_length": "policy.max_seq_length",
+    "dtype": "policy.dtype",
+    "torch_dtype": "policy.dtype",
+    "load_in_4bit": "policy.load_in_4bit",
+    "random_state": "seed",
+    "token": "-: set HF_TOKEN, which stays out of recipes",
+    "device_map": f"-: {LEFT_OUT['device_map']}",
+    "attn_implementation": f"-: {LEFT_OUT['attn_implementation']}",
+    "gpu_memory_utilization": f"-: {LEFT_OUT['gpu_memory_utilization']}",
+    "max_lora_rank": f"-: {LEFT_OUT['max_lora_rank']}",
+    "fast_inference": f"-: {LEFT_OUT['fast_inference']}",
+    "load_in_8bit": "!the frozen weights are kept in 4 or in 16 bits (policy.load_in_4bit)",
+    "full_finetuning": "!an adapter is trained (recipe field lora)",
+    "use_gradient_checkpointing": "grpo.gradient_checkpointing",
+    "trust_remote_code": "!code from a model's repository is not run",
+    "use_exact_model_name": "-: the name is used as it stands",
+}
+_ADAPTER = {
+    "r": "lora.r",
+    "lora_alpha": "lora.lora_alpha",
+    "lora_dropout": "lora.lora_dropout",
+    "target_modules": "lora.target_modules",
+    "random_state": "seed",
+    "task_type": "-: the adapter is always one of a causal language model",
+    "bias": "-: an adapter has no biases",
+    "inference_mode": "-: the adapter is trained",
+    "use_gradient_checkpointing": "grpo.gradient_checkpointing",
+    "max_seq_length": "policy.max_seq_length",
+    "use_rslora": "!recipe field lora has r, lora_alpha, lora_dropout and target_modules",
+    "use_dora": "!recipe field lora has r, lora_alpha, lora_dropout and target_modules",
+    "loftq_config": "-: the adapter begins at zero",
+    "init_lora_weights": "-: the adapter begins at zero",
+    "modules_to_save": "!only an adapter is trained (lora.target_modules)",
+    "layers_to_transform": "!recipe field lora has r, lora_alpha, lora_dropout and target_modules",
+}
+_TRANSFORMERS_LOADER = {
+    "pretrained_model_name_or_path": "policy.name",
+    "dtype": "policy.dtype",
+    "torch_dtype": "policy.dtype",
+    "load_in_4bit": "policy.load_in_4bit",
+    "quantization_config": "-: policy.load_in_4bit says it",
+    "attn_implementation": f"-: {LEFT_OUT['attn_implementation']}",
+    "device_map": f"-: {LEFT_OUT['device_map']}",
+    "low_cpu_mem_usage": "-: it is how models are loaded",
+    "use_cache": "-: generation always uses its cache",
+    "token": "-: set HF_TOKEN, which stays out of recipes",
+    "load_in_8bit": "!the frozen weights are kept in 4 or in 16 bits (policy.load_in_4bit)",
+    "trust_remote_code": "!code from a model's repository is not run",
+    "revision": "!a policy is a hub name or a folder; download that revision, and name its folder",
+}
+_TRAINER_ALIASES = {
+    "reward_function": "reward_funcs",
+    "reward_functions": "reward_funcs",
+    "reward_func": "reward_funcs",
+    "tokenizer": "processing_class",
+    "config": "args",
+    "training_args": "args",
+    "dataset": "train_dataset",
+}
+_TRAINER = {
+    "model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class", "reward_processing_classes",
+    "callbacks", "optimizers", "peft_config", "tools", "rollout_func", "environment_factory",
+}  # fmt: skip
+# Names of a script's constants that are a model's or a dataset's.
+_MODEL_WORDS = ("model_name", "model_id", "base_model", "model_name_or_path", "model_path")
+_DATASET_WORDS = ("dataset_name", "dataset_id", "dataset")
+_TASKS = {"gsm8k": "gsm8k", "openai/gsm8k": "gsm8k"}
+
+
+class Pasted(NamedTuple):
+    """What a script asks for."""
+
+    recipe: Recipe
+    notes: list[str]  # one line for each thing that is not in the recipe as it stood in the script
+
+    def __str__(self) -> str:
+        return "\n".join(f"note: {line}" for line in self.notes)
+
+
+def read_script(text: str, source: str = "script", fields: set[str] | None = None) -> Pasted:
+    """Read a training script (TRL, with Unsloth or plain transformers) into a recipe, without running it.
+
+    Args:
+        text: Python source; `...` among a call's arguments, as in a shortened example, is skipped.
+        source: what errors call it.
+        fields: names of the installed GRPOConfig's fields; None: they are looked up, which imports the libraries.
+
+    Raises:
+        RecipeError: if it is not Python, asks for nothing that is known here, contradicts itself, or has a keyword that no
+            library has, with the nearest right one.
+    """
+    script = read(text, source)
+    reading = _Reading(script)
+    for found in (reading.configs, reading.loaders, reading.adapters, reading.trainers):
+        found()
+    if fields is None:
+        from workbench.train.policy import trainer_classes
+
+        # Not before the backend is known: importing Unsloth cannot be undone.
+        fields = plan.field_names(trainer_classes(reading.content["policy"].get("backend", "unsloth"))[0])
+    reading.constants(fields)
+    reading.rest()
+    if not reading.understood:
+        raise RecipeError(
+            f"{source}: no GRPOConfig, GRPOTrainer or model loader in it",
+            rule="a script asks for a run by calling them",
+            remedy="paste the part that builds the config and loads the model",
+        )
+    recipe, renamed = plan.renamed(Recipe.of(reading.content, source), fields)
+    recipe, lengths = reading.lengths(recipe)
+    return Pasted(recipe, [*reading.notes, *renamed, *lengths, *reading.defaults(recipe)])
+
+
+class _Reading:
+    """One pass over a script's calls: what they say goes into `content`, and what cannot, into `notes`."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.content: dict[str, Any] = {"policy": {}, "lora": {}, "grpo": {}}
+        self.notes: list[str] = []
+        self.stated: dict[str, str] = {}  # place in the recipe -> where the script says it
+        self.understood = False
+        self.unsloth = False
+
+    def configs(self) -> None:
+        calls = self.script.calls("GRPOConfig")
+        used = {
+            node.id
+            for trainer in self.script.calls("GRPOTrainer")
+            if isinstance(node := trainer.keywords.get("args"), ast.Name)
+        }
+        chosen = [call for call in calls if call.bound_to in used] if len(calls) > 1 else calls
+        written = {ast.dump(ast.Module([ast.Expr(call.node)], [])) for call in chosen}
+        if len(calls) > 1 and len(written) != 1:
+            raise RecipeError(
+                f"{self.script.source}: {len(calls)} GRPOConfig calls, in lines "
+                + " and ".join(str(call.line) for call in calls),
+                rule="a recipe is one run",
+                remedy="paste the one to train with; a run of several stages has them as `stages:` of one recipe",
+            )
+        for call in chosen[:1]:
+            self.understood = True
+            for name, value in self._values(call, ("output_dir",)):
+                if name == "reward_weights" and isinstance(value, list):
+                    self._weights(call, value)
+                else:
+                    self.content["grpo"][name] = value
+                    self.stated[f"grpo.{ALIASES.get(name, name)}"] = f"line {call.line}"
+                    if name in MOVED:
+                        # Moved by `renamed`, which would take another value in the recipe for a contradiction.
+                        self.stated[MOVED[name]] = f"line {call.line}"
+
+    def _weights(self, call: Call, weights: list[Any]) -> None:
+        names = next(iter(self._reward_names()), [])
+        pairs = (
+            ", ".join(f"{name}: {weight}" for name, weight in zip(names, weights, strict=True))
+            if len(names) == len(weights)
+            else "<function>: <weight>, ..."
+        )
+        self._say(call.line, f"reward_weights = {weights} go by function name here; beside your task: {{{pairs}}}")
+
+    def loaders(self) -> None:
+        for call in self.script.calls(
+            "FastLanguageModel.from_pretrained", "FastModel.from_pretrained", "FastVisionModel.from_pretrained"
+        ):
+            self.understood = self.unsloth = True
+            self._put("policy.backend", "unsloth", call.line, "the loader")
+            self._keywords(call, _UNSLOTH_LOADER, ("model_name", "max_seq_length", "dtype", "load_in_4bit"))
+            self._ranks(call)
+        for call in self.script.calls("AutoModelForCausalLM.from_pretrained"):
+            if self.unsloth:
+                self._say(call.line, "AutoModelForCausalLM is left out: the policy is the one that Unsloth loads")
+                continue
+            self.understood = True
+            self._plain_transformers(call)
+            self._keywords(call, _TRANSFORMERS_LOADER, ("pretrained_model_name_or_path",))
+        for call in self.script.calls("BitsAndBytesConfig"):
+            four = self._known(call, "load_in_4bit")
+            self._put("policy.load_in_4bit", bool(four), call.line, "BitsAndBytesConfig")
+
+    def _plain_transformers(self, call: Call) -> None:
+        self._put("policy.backend", "transformers", call.line, "the loader")
+        if not self.script.calls("BitsAndBytesConfig") and "load_in_4bit" not in call.keywords:
+            self.content["policy"]["load_in_4bit"] = False
+            self._say(
+                call.line,
+                "plain transformers, weights as they are stored: policy.backend = 'transformers', "
+                "policy.load_in_4bit = False",
+            )
+        else:
+            self._say(call.line, "plain transformers: policy.backend = 'transformers'")
+
+    def _ranks(self, loader: Call) -> None:
+        most = self._known(loader, "max_lora_rank")
+        for call in self.script.calls("FastLanguageModel.get_peft_model", "FastModel.get_peft_model"):
+            rank = self._known(call, "r")
+            if isinstance(most, int) and isinstance(rank, int) and most < rank:
+                self._say(
+                    loader.line,
+                    f"max_lora_rank = {most} is below r = {rank}: vLLM would refuse it; the adapter keeps r",
+                )
+
+    def adapters(self) -> None:
+        for call in self.script.calls(
+            "FastLanguageModel.get_peft_model", "FastModel.get_peft_model", "LoraConfig", "get_peft_model"
+        ):
+            if call.name == "get_peft_model":  # PEFT's own: its numbers are in the LoraConfig that it is given
+                continue
+            self.understood = True
+            self._keywords(call, _ADAPTER, ("r",) if call.name == "LoraConfig" else ("model", "r"))
+
+    def trainers(self) -> None:
+        trainers = self.script.calls("GRPOTrainer")
+        for call in trainers:
+            self.understood = True
+            for name in call.keywords:
+                right = _TRAINER_ALIASES.get(name)
+                if right:
+                    self._say(call.line, f"{name} is called {right} in this version of GRPOTrainer")
+                elif name not in _TRAINER:
+                    self._unknown(call, name, _TRAINER | set(_TRAINER_ALIASES))
+            self._model(call)
+            if "peft_config" in call.keywords and self.unsloth:
+                self._say(
+                    call.line,
+                    "peft_config is left out: with Unsloth the adapter is made when the policy is loaded (recipe field "
+                    "lora), and TRL refuses a second one",
+                )
+        if len(trainers) > 1:
+            self._say(
+                trainers[1].line,
+                f"{len(trainers)} trainers after one another: `stages:` of one recipe go on with the same adapter",
+            )
+        adapter = self.script.calls(
+            "LoraConfig", "FastLanguageModel.get_peft_model", "FastModel.get_peft_model"
+        ) or any("peft_config" in call.keywords for call in trainers)
+        if trainers and not adapter:
+            self._say(
+                trainers[0].line,
+                "no adapter in the script: there it would be full fine-tuning; here an adapter is trained (recipe field "
+                "lora)",
+            )
+
+    def _model(self, call: Call) -> None:
+        name = self._known(call, "model")
+        if not isinstance(name, str):
+            return
+        if name.startswith(("your_", "your-", "<")):
+            self._say(call.line, f"model = {name!r} holds a place: write a model's name into policy.name")
+            return
+        self._put("policy.name", name, call.line, "GRPOTrainer")
+        self._plain_transformers(call)
+
+    def constants(self, fields: set[str]) -> None:
+        """Names in capitals that no call uses: scripts keep their settings there, for a call in another file."""
+        for name, (line, value) in self.script.constants.items():
+            word = name.lower()
+            if not name.isupper() or name in self.script.used or isinstance(value, Unknown):
+                continue
+            if word in _MODEL_WORDS and isinstance(value, str):
+                if "policy.name" not in self.stated:
+                    self.understood = True
+                    self._say(line, f"{name} is taken as policy.name = {value!r}")
+                    self._put("policy.name", value, line, name)
+                continue
+            if word in _DATASET_WORDS or f"grpo.{ALIASES.get(word, word)}" in self.stated:
+                continue
+            if len(word) > 1 and (word in ALIASES or word in fields or word in MOVED):
+                self.understood = True
+                self._say(line, f"{name} = {value!r} is taken as the setting {word}")
+                self.content["grpo"][word] = value
+
+    def rest(self) -> None:
+        if "policy.name" not in self.stated:
+            self.notes.append(f"no model's name in the script: policy.name stays {Recipe().policy.name!r}")
+        self._task()
+        for line, target in self.script.attributes:
+            if target.endswith(("pad_token", "pad_token_id")):
+                self._say(line, f"{target} is left alone: TRL gives a tokenizer without a padding token its own")
+            elif target.endswith("padding_side"):
+                self._say(line, f"{target} is left alone: TRL pads prompts on the left by itself")
+        for call in self.script.calls(".save_model", ".save_pretrained", ".save_pretrained_merged"):
+            self._say(
+                call.line,
+                f"{call.name.rpartition('.')[2]}: the adapter is saved in runs/<run_name>/checkpoints/final; notebook 05 "
+                "exports it",
+            )
+            break
+        for call in self.script.calls(".generate_completions"):
+            self._say(
+                call.line,
+                "generate_completions is no method of GRPOTrainer: `workbench probe` scores completions before training",
+            )
+            break
+
+    def _reward_names(self) -> list[list[str]]:
+        found = []
+        for call in self.script.calls("GRPOTrainer"):
+            for keyword in ("reward_funcs", "reward_function", "reward_functions", "reward_func"):
+                node = call.keywords.get(keyword)
+                if node is not None:
+                    nodes = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
+                    found.append([ast.unparse(part) for part in nodes])
+        return found
+
+    def _task(self) -> None:
+        names = list(dict.fromkeys(name for group in self._reward_names() for name in group))
+        dataset, line = None, 0
+        for call in self.script.calls("load_dataset"):
+            dataset, line = (call.positional and self._evaluate(call.positional[0])) or None, call.line
+        for name, (at, value) in self.script.constants.items():
+            if dataset is None and name.lower() in _DATASET_WORDS and isinstance(value, str):
+                dataset, line = value, at
+        if isinstance(dataset, str) and dataset in _TASKS:
+            self.content["task"] = _TASKS[dataset]
+            self._say(
+                line, f"dataset {dataset!r}: task = {_TASKS[dataset]!r}, which ships, with its own prompts and rewards"
+            )
+            if names:
+                self.notes.append(
+                    f"the script's reward functions ({', '.join(names)}) are not read: a task file of your own has them"
+                )
+        elif names or dataset is not None:
+            what = [f"reward functions ({', '.join(names)})"] if names else []
+            what += [f"dataset {dataset!r}" if isinstance(dataset, str) else "data"]
+            self.notes.append(
+                f"the script's {' and '.join(what)} are code, and not read: put them into a task file (notebook 02 writes "
+                f"one) and name it in `task:`; until then the task is {Recipe().task!r}"
+            )
+
+    def lengths(self, recipe: Recipe) -> tuple[Recipe, list[str]]:
+        """The recipe with a context that holds what was asked for, where the script does not say one."""
+        completion = recipe.grpo.get("max_completion_length")
+        notes: list[str] = []
+        if not isinstance(completion, int):
+            # A script without it means TRL's default, not the workbench's.
+            from_trl = 512
+            if self.script.calls("GRPOConfig"):
+                recipe.grpo["max_completion_length"] = completion = from_trl
+                notes.append(f"max_completion_length is not said: {from_trl}, as in TRL")
+            else:
+                completion = plan.DEFAULTS["max_completion_length"]
+        if "policy.max_seq_length" in self.stated:
+            plan.check_lengths(recipe, {"max_completion_length": completion})
+            return recipe, notes
+        prompt = recipe.max_prompt_length or 512
+        policy = recipe.policy.model_copy(update={"max_seq_length": prompt + completion})
+        notes.append(
+            f"policy.max_seq_length = {prompt + completion}: "
+            + (f"max_prompt_length {prompt}" if recipe.max_prompt_length else f"{prompt} for the prompt")
+            + f" + max_completion_length {completion}, as the script does not say it"
+        )
+        return recipe.model_copy(update={"policy": policy}), notes
+
+    def defaults(self, recipe: Recipe) -> list[str]:
+        """A line for settings that decide much, that the script leaves to TRL, and that are others here."""
+        if not self.script.calls("GRPOConfig"):
+            return []
+        lines, asked = [], recipe.grpo
+        if "learning_rate" not in asked:
+            lines.append(f"learning_rate = {plan.DEFAULTS['learning_rate']:g} (TRL: 1e-06, for full fine-tuning)")
+        if "max_steps" not in asked and "num_train_epochs" not in asked:
+            lines.append(f"max_steps = {plan.DEFAULTS['max_steps']} (TRL: 3 epochs)")
+        return [f"not in the script, so the workbench's: {', '.join(lines)}"] if lines else []
+
+    def _keywords(self, call: Call, meaning: dict[str, str], positional: tuple[str, ...]) -> None:
+        for name, value in self._values(call, positional):
+            if name == "model" and call.name.endswith("get_peft_model"):
+                continue
+            if name not in meaning:
+                self._unknown(call, name, meaning)
+            where = meaning[name]
+            if where.startswith("!"):
+                if value not in (None, False, []):
+                    raise RecipeError(
+                        f"{self.script.source}, line {call.line}: {call.name}({name}={value!r})",
+                        rule=where[1:],
+                        remedy=f"leave {name} out",
+                    )
+            elif where.startswith("-"):
+                if value not in (None, False, "none"):
+                    self._say(call.line, f"{name} = {value!r} is left out{where[1:]}")
+            else:
+                self._place(call, name, where, value)
+
+    def _place(self, call: Call, name: str, where: str, value: Any) -> None:
+        if where == "policy.dtype":
+            word = str(value).removeprefix("torch.")
+            value = {"half": "float16", "auto": None, "None": None}.get(word, word)
+            if name == "torch_dtype":
+                self._say(call.line, f"torch_dtype is called dtype in this version: policy.dtype = {value!r}")
+            if value is None:
+                return
+        elif where == "grpo.gradient_checkpointing":
+            value = bool(value)
+            if value:
+                self._say(call.line, f"{name} becomes gradient_checkpointing = {value}")
+            if "grpo.gradient_checkpointing" in self.stated:
+                return
+        elif where == "seed":
+            stated = self.content.get("seed", self.content["grpo"].get("seed"))
+            if stated is not None:
+                if stated != value:
+                    self._say(call.line, f"{name} = {value!r} is left out: the run has one seed, {stated}")
+                return
+            self._say(call.line, f"{name} = {value!r} becomes seed, which every random choice follows")
+        elif where == "lora.target_modules" and isinstance(value, str):
+            self._say(
+                call.line, f"target_modules = {value!r} are the seven projections: {', '.join(SEVEN_PROJECTIONS)}"
+            )
+            value = list(SEVEN_PROJECTIONS)
+        self._put(where, value, call.line, call.name)
+
+    def _put(self, where: str, value: Any, line: int, by: str) -> None:
+        part, _, leaf = where.rpartition(".")
+        target = self.content[part] if part else self.content
+        if where in self.stated and target.get(leaf, value) != value:
+            raise RecipeError(
+                f"{self.script.source}: {where} is {target[leaf]!r} in {self.stated[where]} and {value!r} in line {line} ({by})",
+                rule="a run has one value for it",
+                remedy="keep one of them",
+            )
+        target[leaf] = value
+        self.stated[where] = f"line {line}"
+
+    def _values(self, call: Call, positional: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+        found = []
+        pairs = [*zip(positional, call.positional, strict=False), *call.keywords.items()]
+        for name, node in pairs:
+            value = self._evaluate(node)
+            if isinstance(value, Unknown):
+                if not (name == "model" and call.name.endswith("get_peft_model")):
+                    self._say(call.line, f"{name} = {value} cannot be known without running it: left out")
+                continue
+            found.append((name, value))
+        for node in call.unpacked:
+            value = self._evaluate(node)
+            if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+                found += list(value.items())
+            else:
+                self._say(call.line, f"**{ast.unparse(node)} cannot be known without running it: left out")
+        return found
+
+    def _known(self, call: Call, name: str) -> Any:
+        node = call.keywords.get(name)
+        value = self._evaluate(node) if node is not None else None
+        return None if isinstance(value, Unknown) else value
+
+    def _evaluate(self, node: ast.AST) -> Any:
+        return self.script.value(node)
+
+    def _unknown(self, call: Call, name: str, known: Any) -> None:
+        near = difflib.get_close_matches(name, list(known), n=1)
+        right = _TRAINER_ALIASES.get(near[0], near[0]) if near and call.name == "GRPOTrainer" else (near or [None])[0]
+        raise RecipeError(
+            f"{self.script.source}, line {call.line}: {call.name}({name}=...)",
+            rule=f"{call.name} has no parameter {name}",
+            remedy=f"did you mean {right!r}?" if right else f"it has {', '.join(sorted(known))}",
+        )
+
+    def _say(self, line: int, text: str) -> None:
+        said = f"line {line}: {text}"
+        if said not in self.notes:
+            self.notes.append(said)

@@ -1,0 +1,232 @@
+"""Python source as calls and constants, by its syntax alone: nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.run.errors import RecipeError
+
+LONGEST = 200_000  # characters; a script is a page or two
+_PLACEHOLDER = re.compile(r",\s*\.\.\.\s*(?=[,)])|(?<=\()\s*\.\.\.\s*,")
+_DEEPEST = 40
+_OPERATIONS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: a // b,
+}
+
+
+class Unknown:
+    """A value that only running the script could tell."""
+
+    def __init__(self, node: ast.AST) -> None:
+        self.text = ast.unparse(node)
+
+    def __str__(self) -> str:
+        return self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
+
+
+@dataclass
+class Call:
+    """One call in the source."""
+
+    name: str  # as its library has it: GRPOConfig, FastLanguageModel.from_pretrained
+    line: int
+    node: ast.Call
+    positional: list[ast.expr]
+    keywords: dict[str, ast.expr]
+    unpacked: list[ast.expr]  # what stands behind `**`
+    bound_to: str | None  # the variable that its result goes into
+
+
+@dataclass
+class Script:
+    """A parsed script."""
+
+    source: str
+    all_calls: list[Call] = field(default_factory=list)
+    constants: dict[str, tuple[int, Any]] = field(default_factory=dict)  # name -> (line, value or Unknown)
+    attributes: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # (line, "tokenizer.pad_token") that are assigned to
+    used: set[str] = field(default_factory=set)  # names that stand as values somewhere
+    _nodes: dict[str, list[ast.expr]] = field(default_factory=dict)
+
+    def calls(self, *names: str) -> list[Call]:
+        """Calls of any of these names, in order; a name that begins with a dot is a method of anything."""
+        return [
+            call
+            for call in self.all_calls
+            if any(call.name.endswith(name) if name.startswith(".") else call.name == name for name in names)
+        ]
+
+    def value(self, node: ast.AST, depth: int = 0) -> Any:
+        """What an expression stands for, or `Unknown`."""
+        if depth > _DEEPEST:
+            return Unknown(node)
+        if isinstance(node, ast.Constant):
+            return Unknown(node) if node.value is Ellipsis or isinstance(node.value, (bytes, complex)) else node.value
+        if isinstance(node, (ast.List, ast.Tuple)):
+            values = [self.value(part, depth + 1) for part in node.elts]
+            return Unknown(node) if any(isinstance(value, Unknown) for value in values) else values
+        if isinstance(node, ast.Dict):
+            return self._mapping(node, depth)
+        if isinstance(node, ast.Name):
+            bound = self._nodes.get(node.id, [])
+            # Bound twice to different things: which one holds is for the interpreter to know.
+            written = {ast.dump(other) for other in bound}
+            return self.value(bound[0], depth + 1) if len(written) == 1 else Unknown(node)
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            return text.removeprefix("torch.") if re.fullmatch(r"torch\.\w+", text) else Unknown(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not)):
+            value = self.value(node.operand, depth + 1)
+            if isinstance(value, Unknown):
+                return Unknown(node)
+            return (
+                not value
+                if isinstance(node.op, ast.Not)
+                else -value
+                if isinstance(value, (int, float))
+                else Unknown(node)
+            )
+        if isinstance(node, ast.BinOp):
+            return self._computed(node, depth)
+        if isinstance(node, ast.JoinedStr):
+            return self._joined(node, depth)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:
+            keywords = {word.arg: self.value(word.value, depth + 1) for word in node.keywords}
+            return Unknown(node) if None in keywords or _any_unknown(keywords) else keywords
+        return Unknown(node)
+
+    def _mapping(self, node: ast.Dict, depth: int) -> Any:
+        if any(key is None for key in node.keys):
+            return Unknown(node)
+        keys = [self.value(key, depth + 1) for key in node.keys]
+        values = [self.value(value, depth + 1) for value in node.values]
+        if any(isinstance(part, (Unknown, list, dict)) for part in keys) or any(
+            isinstance(part, Unknown) for part in values
+        ):
+            return Unknown(node)
+        return dict(zip(keys, values, strict=True))
+
+    def _computed(self, node: ast.BinOp, depth: int) -> Any:
+        left, right = self.value(node.left, depth + 1), self.value(node.right, depth + 1)
+        operation = _OPERATIONS.get(type(node.op))
+        if not operation or not all(isinstance(side, (int, float)) for side in (left, right)):
+            return Unknown(node)
+        try:
+            return operation(left, right)
+        except (ArithmeticError, ValueError):
+            return Unknown(node)
+
+    def _joined(self, node: ast.JoinedStr, depth: int) -> Any:
+        parts = []
+        for part in node.values:
+            inner = part.value if isinstance(part, ast.FormattedValue) else part
+            value = self.value(inner, depth + 1)
+            formatted = isinstance(part, ast.FormattedValue) and (part.format_spec or part.conversion != -1)
+            if isinstance(value, Unknown) or formatted:
+                return Unknown(node)
+            parts.append(str(value))
+        return "".join(parts)
+
+
+def _any_unknown(values: dict[Any, Any]) -> bool:
+    return any(isinstance(value, Unknown) for value in values.values())
+
+
+def read(text: str, source: str) -> Script:
+    """Parse a script. Skipped: a notebook's own commands (`!pip`, `%cd`), Markdown's fences, and `...` among arguments.
+
+    Raises:
+        RecipeError: if it is not Python, with the line; or far longer than any script.
+    """
+    if len(text) > LONGEST:
+        raise RecipeError(
+            f"{source}: {len(text):,} characters",
+            rule=f"a script has at most {LONGEST:,}",
+            remedy="paste the part that builds the config and loads the model",
+        )
+    try:
+        return _script(_parsed(text, source), source)
+    except (RecursionError, MemoryError) as error:
+        raise RecipeError(
+            f"{source}: nested too deeply", rule="a script is Python that a person wrote", remedy="paste less of it"
+        ) from error
+
+
+def _script(tree: ast.Module, source: str) -> Script:
+    script = Script(source)
+    imported = _imported(tree)
+    parents = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    script._nodes.setdefault(target.id, []).append(node.value)
+                elif isinstance(target, ast.Attribute):
+                    script.attributes.append((node.lineno, ast.unparse(target)))
+        elif isinstance(node, ast.Call):
+            script.all_calls.append(_call(node, imported, parents))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            script.used.add(node.id)
+    script.all_calls.sort(key=lambda call: (call.line, call.node.col_offset))
+    script.attributes.sort()
+    for name, nodes in script._nodes.items():
+        script.constants[name] = (nodes[0].lineno, script.value(ast.Name(name, ast.Load())))
+    return script
+
+
+def _parsed(text: str, source: str) -> ast.Module:
+    lines = ["" if line.lstrip().startswith(("!", "%", "```")) else line for line in text.splitlines()]
+    text = "\n".join(lines)
+    for attempt in (text, _PLACEHOLDER.sub("", text)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about the script's style, and there is no file to name
+                return ast.parse(attempt)
+        except (SyntaxError, ValueError) as error:
+            last = error
+    where = f", line {last.lineno}: {(last.text or '').strip()}" if isinstance(last, SyntaxError) else ""
+    raise RecipeError(
+        f"{source}{where}",
+        rule=f"a script is Python ({getattr(last, 'msg', None) or last})",
+        remedy="correct that line, or paste less",
+    ) from None
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    # `from trl import GRPOConfig as Config`: the name here -> the name there.
+    return {
+        alias.asname: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+
+
+def _call(node: ast.Call, imported: dict[str, str], parents: dict[int, ast.AST]) -> Call:
+    parts = ast.unparse(node.func).split(".") if isinstance(node.func, (ast.Name, ast.Attribute)) else [""]
+    parts[0] = imported.get(parts[0], parts[0])
+    if parts[0] in ("trl", "peft", "unsloth", "transformers", "datasets") and len(parts) > 1:
+        parts = parts[1:]
+    parent = parents.get(id(node))
+    target = parent.targets[0] if isinstance(parent, ast.Assign) else None
+    return Call(
+        name=".".join(parts),
+        line=node.lineno,
+        node=node,
+        positional=[part for part in node.args if not isinstance(part, ast.Starred)],
+        keywords={word.arg: word.value for word in node.keywords if word.arg},
+        unpacked=[word.value for word in node.keywords if not word.arg],
+        bound_to=target.id if isinstance(target, ast.Name) else None,
+    )

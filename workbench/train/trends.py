@@ -1,0 +1,76 @@
+"""Intervals for what a run's numbers say: shares, differences of shares, slopes.
+
+All at 99 %: a verdict is asked for again at every step, and one in twenty would soon be wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+CONFIDENCE = 0.99
+_Z = 2.5758  # of the normal distribution, two-sided
+
+
+class Interval(NamedTuple):
+    """An estimate and its bounds."""
+
+    value: float
+    low: float
+    high: float
+
+
+def share(count: float, of: float) -> Interval:
+    """A share with Wilson's interval; 0 to 1 where there is nothing to count."""
+    if not of:
+        return Interval(math.nan, 0.0, 1.0)
+    value = count / of
+    centre = (value + _Z**2 / (2 * of)) / (1 + _Z**2 / of)
+    half = _Z * math.sqrt(value * (1 - value) / of + _Z**2 / (4 * of**2)) / (1 + _Z**2 / of)
+    return Interval(value, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def change_of_share(before: tuple[float, float], after: tuple[float, float]) -> Interval:
+    """How much a share rose, (count, of) each, with Newcombe's interval."""
+    first, second = share(*before), share(*after)
+    value = second.value - first.value
+    below = math.hypot(second.value - second.low, first.high - first.value)
+    above = math.hypot(second.high - second.value, first.value - first.low)
+    return Interval(value, value - below, value + above)
+
+
+def slope(values: Sequence[float]) -> Interval:
+    """Change from one value to the next, by least squares; without bounds where there are fewer than three values."""
+    count = len(values)
+    if count < 3:
+        return Interval(math.nan, -math.inf, math.inf)
+    places = np.arange(count) - (count - 1) / 2
+    numbers = np.asarray(values, dtype=np.float64)
+    spread = float((places**2).sum())
+    value = float((places * numbers).sum()) / spread
+    left = numbers - numbers.mean() - value * places
+    half = _t(count - 2) * math.sqrt(float((left**2).sum()) / (count - 2) / spread)
+    return Interval(value, value - half, value + half)
+
+
+def steps_to_tell(values: Sequence[float], rise: float) -> int | None:
+    """How many steps it takes until a total rise of `rise` stands out from the noise of these values; None: no rise.
+
+    The half-width of a slope over n values is about t * noise * sqrt(12 / n^3), and that slope times n is the rise.
+    """
+    found = slope(values)
+    if rise <= 0 or not math.isfinite(found.low):
+        return None
+    count = len(values)
+    half = found.high - found.value
+    # half grows with n^-1.5, the slope of a given total rise with n^-1: n^0.5 decides.
+    return max(count, math.ceil(count * (half * count / rise) ** 2))
+
+
+def _t(freedom: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(freedom, 1.0), 0.5 + CONFIDENCE / 2))

@@ -1,0 +1,119 @@
+"""Values of settings: the workbench's own defaults, and what each setting may be."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from workbench.run.errors import RecipeError
+
+# Stated, not inherited: stock TRL and Unsloth's GPU class have different defaults for most of these.
+DEFAULTS: dict[str, Any] = {
+    "learning_rate": 1e-5,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "max_completion_length": 96,
+    "max_steps": 100,
+    "temperature": 1.0,
+    "beta": 0.0,
+    "scale_rewards": "group",
+    "optim": "adamw_torch",
+    "weight_decay": 0.0,
+    "warmup_steps": 0,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 1.0,
+    "gradient_checkpointing": False,
+    "logging_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 100,
+    "save_total_limit": 2,
+    "save_only_model": True,  # the optimiser's and the random states are pickles
+    "report_to": "none",
+}
+
+
+def _at_least(least: float) -> tuple[Callable[[Any], bool], str]:
+    return lambda value: value >= least, f"at least {least:g}"
+
+
+def _above(bound: float) -> tuple[Callable[[Any], bool], str]:
+    return lambda value: value > bound, f"above {bound:g}"
+
+
+# Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_steps": (lambda value: value == -1 or value >= 1, "at least 1, or -1 to train for num_train_epochs"),
+    "num_train_epochs": _above(0),
+    "learning_rate": _above(0),
+    "temperature": _above(0),
+    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "top_k": _at_least(0),
+    "repetition_penalty": _above(0),
+    "beta": _at_least(0),
+    "epsilon": _above(0),
+    "epsilon_high": _above(0),
+    "num_iterations": _at_least(1),
+    "weight_decay": _at_least(0),
+    "warmup_steps": _at_least(0),
+    "max_grad_norm": _at_least(0),
+    "logging_steps": _above(0),
+    "save_steps": _above(0),
+}
+CHOICES = {
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
+    "scale_rewards": ("group", "batch", "none", True, False),
+    "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+}
+_KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "empty"}
+
+
+def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
+    """Check each value's type and range, before anything is built from it.
+
+    Args:
+        kinds: the types that a field takes, where they are plain ones: `field_kinds(config_class)`.
+
+    Raises:
+        RecipeError: for a value that GRPOConfig would take and that cannot work.
+    """
+    for name, value in settings.items():
+        said = f"grpo.{name} = {value!r}"
+        default = f"; {DEFAULTS[name]!r} is the default" if name in DEFAULTS else ""
+        if name in CHOICES:
+            if not any(value is choice or (isinstance(value, str) and value == choice) for choice in CHOICES[name]):
+                near = difflib.get_close_matches(str(value), [c for c in CHOICES[name] if isinstance(c, str)], n=1)
+                words = ", ".join(map(str, CHOICES[name]))
+                remedy = f"did you mean {near[0]!r}?" if near else f"choose one of them{default}"
+                raise RecipeError(said, rule=f"{name} is one of {words}", remedy=remedy)
+            continue
+        wanted = kinds.get(name)
+        if wanted and not _fits(value, wanted):
+            words = " or ".join(sorted(_KIND_WORDS[kind] for kind in wanted))
+            quoted = isinstance(value, str) and str not in wanted
+            remedy = "write it without quotes" if quoted else f"give {words}"
+            raise RecipeError(said, rule=f"{name} is {words}", remedy=remedy)
+        if name in _RULES and isinstance(value, (int, float)) and not isinstance(value, bool):
+            allowed, words = _RULES[name]
+            if not allowed(value):
+                raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")
+
+
+def _fits(value: Any, wanted: set[type]) -> bool:
+    if isinstance(value, bool):
+        return bool in wanted
+    return isinstance(value, tuple(wanted)) or (isinstance(value, int) and float in wanted)
+
+
+def field_kinds(config_class: type) -> dict[str, set[type]]:
+    """For each field whose type is made of plain ones (int, float, bool, str, None): those."""
+    kinds = {}
+    for name, hint in typing.get_type_hints(config_class).items():
+        parts = set(typing.get_args(hint) or (hint,))
+        if parts <= set(_KIND_WORDS):
+            kinds[name] = parts
+    return kinds

@@ -1,0 +1,123 @@
+"""A run that trains elsewhere, as far as its files tell: its screen, how it stands, and its health from time to time."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from workbench.run.directory import RunDirectory
+from workbench.views.following import ENDED, Follower, News
+from workbench.views.screen import GROUP_EVERY, Screen
+
+HEALTH_EVERY_S = 5.0
+HEALTH_SHARE = 0.05  # of the time that examining the record may take
+_CONTINUE = "`workbench continue {name}` goes on from its latest checkpoint"
+_AFTER = {
+    "finished": "notebook 04 measures what it bought",
+    "stopped": _CONTINUE,
+    "aborted": _CONTINUE,
+    "failed": "events.jsonl says why; " + _CONTINUE,
+    "killed": "its process is gone; " + _CONTINUE,
+    "gone": "nothing of it was kept",
+}
+
+
+class FollowedRun:
+    """What the panel and `workbench watch` show of a run, brought up to date by `look`.
+
+    Args:
+        run: to follow, whether it trains or not.
+        group_every: steps between two groups.
+    """
+
+    def __init__(self, run: RunDirectory, group_every: int = GROUP_EVERY) -> None:
+        self.run, self.screen = run, Screen(group_every)
+        self.screen.begin(run)
+        self.status = "running"
+        self._follower = Follower(run)
+        self._begun: float | None = None  # time.time() at which the session began
+        self._unexamined = False  # something was read since the run's health was looked at
+        self._examined_at, self._health_cost_s = float("-inf"), 0.0
+        self.look()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to follow."""
+        return self.status in (*ENDED, "gone")
+
+    def look(self) -> News:
+        """Read what was written since the last look."""
+        news = self._follower.look()
+        if news.anew:
+            self.screen.forget()
+        for row in news.rows:
+            self.screen.row(row["step"], row)
+        for event in news.events:
+            self.screen.event(event)
+            if event.get("event") in ("started", "continued"):
+                self._begun = _seconds(event.get("time"))
+        self._unexamined = self._unexamined or bool(news)
+        self.status = news.status
+        if self.over:
+            self.screen.group_every = 1  # the last group is shown, however young the one before it is
+        return news
+
+    # -- health --------------------------------------------------------------------------------------------------
+    def time_to_examine(self) -> bool:
+        """Whether there is something new to examine, and examining it would not take too large a share of the time."""
+        if not len(self.screen.history) or not self._unexamined:
+            return False
+        pause = max(HEALTH_EVERY_S, self._health_cost_s / HEALTH_SHARE)
+        return self.over or time.monotonic() - self._examined_at >= pause
+
+    def examine(self) -> list[Any]:
+        """The verdicts on the run's health, from its record. Reads files only, so it may run on another thread."""
+        from workbench.train.health import examine_run
+
+        started, self._unexamined = time.monotonic(), False
+        try:
+            found = list(examine_run(self.run))
+        except Exception:  # a part that is being written, a run that is taken away: the next look may find it whole
+            found = self.screen.verdicts
+        self._examined_at = time.monotonic()
+        self._health_cost_s = self._examined_at - started
+        self.screen.verdicts = found
+        return found
+
+    # -- words ---------------------------------------------------------------------------------------------------
+    def elapsed_s(self) -> float | None:
+        """Seconds since the run (or its latest session) began; of a run that is over, what it took."""
+        if self.over and self.status != "gone":
+            return 60 * (self.run.result().get("minutes") or 0.0)
+        return max(0.0, time.time() - self._begun) if self._begun is not None else None
+
+    def message(self) -> str | None:
+        """How the run ended, and what can be done now; None while it trains."""
+        if not self.over:
+            return None
+        said = _AFTER.get(self.status, "").format(name=self.run.name)
+        if self.status == "gone":
+            return f"ended before its first step; {said}"
+        return f"{self.status} after {self.screen.history.step} steps; {said}"
+
+    def line(self) -> str:
+        """The status line."""
+        if not len(self.screen.history) and not self.over:
+            return f"{self.run.name}: waiting for the first step"
+        return self.screen.status(self.elapsed_s(), self.message())
+
+    def picture(self) -> tuple[bytes, str]:
+        """(the curves as PNG bytes, the status line)."""
+        return self.screen.picture(self.elapsed_s(), self.message())
+
+    def read_group(self) -> bool:
+        """Read a group of the newest step, if it is time for another one."""
+        return self.status != "gone" and self.screen.read_group()
+
+
+def _seconds(written: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(str(written)).astimezone(UTC).timestamp()
+    except ValueError:
+        return None

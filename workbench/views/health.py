@@ -1,0 +1,105 @@
+"""A run's health in a few lines: what is wrong first, what is well in one line, what could not be examined by name."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.train.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Verdict
+from workbench.views.tables import PRE, plain
+
+_COLOURS = {ALARM: "#c0392b", WARNING: "#b9770e", NOTE: "#5d6d7e"}
+_SHOWN = (ALARM, WARNING, NOTE)
+_MOST_PROMPTS = 3
+
+
+def verdict_lines(verdicts: Sequence[Verdict], causes: bool = True) -> str:
+    """The verdicts as text for a terminal: alarms, warnings and notes with cause and remedy, the others in a line each.
+
+    Args:
+        causes: with the cause, the remedy and the prompts of what is wrong; without, one line each.
+    """
+    lines = []
+    for verdict in _in_order(verdicts):
+        lines.append(f"{verdict.state}: {_said(verdict)}")
+        if causes:
+            lines += [f"  {word} {text}" for word, text in _reasons(verdict)]
+    return "\n".join(lines + _rest(verdicts))
+
+
+class HealthReport:
+    """The verdicts as a compact list: HTML in a notebook, text elsewhere. Made to stand under a live plot."""
+
+    def __init__(self, verdicts: Sequence[Verdict]) -> None:
+        self.verdicts = list(verdicts)
+
+    def __str__(self) -> str:
+        return verdict_lines(self.verdicts)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        items = "".join(_item(verdict) for verdict in _in_order(self.verdicts))
+        listed = f"<ul style='margin:2px 0;padding-left:18px'>{items}</ul>" if items else ""
+        rest = "".join(f"<div style='color:{_COLOURS[NOTE]}'>{_pre(line)}</div>" for line in _rest(self.verdicts))
+        return f"<div style='font-size:90%'>{listed}{rest}</div>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+
+def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    return sorted((each for each in verdicts if each.state in _SHOWN), key=lambda each: STATES.index(each.state))
+
+
+def _said(verdict: Verdict) -> str:
+    return f"{_spaced(verdict.name)}: {_flat(verdict.line)}{_when(verdict)}"
+
+
+def _when(verdict: Verdict) -> str:
+    if verdict.last_step is None:
+        return ""
+    same = verdict.first_step in (None, verdict.last_step)
+    return f" (step {verdict.last_step})" if same else f" (steps {verdict.first_step} to {verdict.last_step})"
+
+
+def _reasons(verdict: Verdict) -> list[tuple[str, str]]:
+    found = []
+    if verdict.cause:
+        found.append(("cause:", _flat(verdict.cause)))
+    if verdict.prompts:
+        more = len(verdict.prompts) - _MOST_PROMPTS
+        ids = ", ".join(map(_flat, verdict.prompts[:_MOST_PROMPTS])) + (f" and {more} more" if more > 0 else "")
+        found.append(("prompts:", ids))
+    if verdict.remedy:
+        found.append(("->", _flat(verdict.remedy)))
+    return found
+
+
+def _rest(verdicts: Sequence[Verdict]) -> list[str]:
+    well = [_spaced(verdict.name) for verdict in verdicts if verdict.state == OK]
+    skipped = [f"{_spaced(each.name)} ({_flat(each.line)})" for each in verdicts if each.state == SKIPPED]
+    lines = [f"ok: {', '.join(well)}"] if well else []
+    return lines + ([f"skipped: {'; '.join(skipped)}"] if skipped else [])
+
+
+def _item(verdict: Verdict) -> str:
+    # What is worth a look is open; a note's reasons are not worth the room.
+    reasons = "" if verdict.state == NOTE else "".join(_pre(f"{word} {text}") for word, text in _reasons(verdict))
+    colour = _COLOURS[verdict.state]
+    return f"<li><b style='color:{colour}'>{verdict.state}</b> {_pre(_said(verdict))}{reasons}</li>"
+
+
+def _pre(text: str) -> str:
+    # As tables have it: a verdict quotes completions, and outside of <pre> a `$` would begin a formula.
+    return f"<pre style='{PRE}'>{html.escape(plain(text), quote=True)}</pre>"
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _flat(text: str) -> str:
+    # One line each, in a terminal too: a completion may hold line breaks and escape sequences.
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

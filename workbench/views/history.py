@@ -1,0 +1,146 @@
+"""The columns of a run that are drawn: flat arrays that grow by a row a step, and their reduction to few points."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.run.metrics import (
+    ALL_RIGHT,
+    ALL_WRONG,
+    CLIPPED,
+    DEAD,
+    ENTROPY,
+    GENERATE_S,
+    GROUP_STD,
+    KL,
+    MEAN_LENGTH,
+    MIXED,
+    REWARD,
+    REWARD_S,
+    REWARD_STD,
+    STEP_S,
+    TRAIN_S,
+    function_names,
+    per_function,
+    weight_of,
+)
+
+MAX_POINTS = 300  # of a line that is as wide as the figure
+MIN_LENGTH, MAX_LENGTH = "completions/min_length", "completions/max_length"  # logged by TRL
+KL_PER_COMPLETION = "kl x completions/mean_length"  # nats; the sum that one completion's tokens add up to
+_COLUMNS = (
+    REWARD, REWARD_STD, GROUP_STD, MIXED, ALL_RIGHT, ALL_WRONG, DEAD, KL, KL_PER_COMPLETION, ENTROPY, MEAN_LENGTH,
+    MIN_LENGTH, MAX_LENGTH, CLIPPED, STEP_S, GENERATE_S, REWARD_S, TRAIN_S,
+)  # fmt: skip
+_RECENT = 20  # steps that tell how long the next ones will take
+
+
+def weighted(function: str) -> str:
+    """The column of what one function adds to the reward: its mean times the weight that it had in that step."""
+    return f"{per_function(function)} x weight"
+
+
+class History:
+    """The columns that the figure draws, as flat arrays of doubles (NaN where a step lacks the number).
+
+    Args:
+        weights: by function, for rows that do not say which weight was in force (older runs). A function that appears
+            later (another task, a reloaded file) gets its column then.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | Sequence[str] = ()) -> None:
+        self.weights: dict[str, float] = dict(weights) if isinstance(weights, Mapping) else dict.fromkeys(weights, 1.0)
+        self.functions: list[str] = []
+        self.steps = array("d")
+        self.columns = {key: array("d") for key in _COLUMNS}
+        for name in self.weights:
+            self._grow(name)
+
+    def _grow(self, function: str) -> None:
+        self.functions.append(function)
+        for key in (per_function(function), weighted(function)):
+            self.columns[key] = array("d", [float("nan")]) * len(self.steps)
+
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append one row of metrics. A run that was continued goes back to its checkpoint: what came after it is dropped."""
+        self._back_to(step)
+        for name in function_names(set(values)):
+            if name not in self.functions:
+                self._grow(name)
+        row = dict(values)
+        kl, length = _number(row.get(KL)), _number(row.get(MEAN_LENGTH))
+        row[KL_PER_COMPLETION] = kl * length
+        for name in self.functions:
+            weight = _number(row.get(weight_of(name)))
+            if weight == weight:
+                self.weights[name] = weight
+            row[weighted(name)] = _number(row.get(per_function(name))) * self.weights.get(name, 1.0)
+        self.steps.append(step)
+        for key, column in self.columns.items():
+            column.append(_number(row.get(key)))
+
+    def _back_to(self, step: int) -> None:
+        while self.steps and self.steps[-1] >= step:
+            for column in (self.steps, *self.columns.values()):
+                column.pop()
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return np.array(self.columns[key])
+
+    @property
+    def step(self) -> int:
+        """The latest step; 0 before the first."""
+        return int(self.steps[-1]) if self.steps else 0
+
+    def last(self, key: str) -> float | None:
+        """The newest number under `key`, None if there is none."""
+        column = self.columns.get(key)
+        return column[-1] if column and column[-1] == column[-1] else None
+
+    def recent_step_s(self) -> float | None:
+        """Median wall time of the latest steps, in seconds: a slow first step (compilation) soon counts no more."""
+        recent = np.array(self.columns[STEP_S][-_RECENT:])
+        recent = recent[~np.isnan(recent)]
+        return float(np.median(recent)) if len(recent) else None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+def decimate(x: np.ndarray, y: np.ndarray, max_points: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """At most `max_points` points that keep every peak and trough: the least and the greatest of each bucket."""
+    if len(x) <= max_points:
+        return x, y
+    grid = _grid(y, max_points // 2)
+    first = np.arange(len(grid)) * grid.shape[1]
+    low = first + np.where(np.isnan(grid), np.inf, grid).argmin(axis=1)
+    high = first + np.where(np.isnan(grid), -np.inf, grid).argmax(axis=1)
+    picked = np.unique(np.concatenate([low, high]))
+    return x[picked], y[picked]
+
+
+def thinned(x: np.ndarray, y: np.ndarray, max_points: int = MAX_POINTS // 2) -> tuple[np.ndarray, np.ndarray]:
+    """At most `max_points` points, each the mean of its bucket: for areas, whose borders must not zigzag."""
+    if len(x) <= max_points:
+        return x, y
+    grids = [_grid(values, max_points) for values in (x, y)]
+    there = [np.maximum(1, (~np.isnan(grid)).sum(axis=1)) for grid in grids]
+    empty = np.isnan(grids[1]).all(axis=1)
+    middle, mean = (np.nansum(grid, axis=1) / count for grid, count in zip(grids, there))
+    return middle, np.where(empty, np.nan, mean)
+
+
+def _grid(values: np.ndarray, buckets: int) -> np.ndarray:
+    # [buckets, values in a bucket], the last one filled up with NaN.
+    size = -(-len(values) // buckets)
+    padded = np.full(-(-len(values) // size) * size, np.nan)
+    padded[: len(values)] = values
+    return padded.reshape(-1, size)

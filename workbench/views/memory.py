@@ -1,0 +1,114 @@
+"""Will it fit? The memory of a recipe as bars against the card, and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.train.memory import UNCALIBRATED, Change, MemoryEstimate
+from workbench.train.parts import GB, PHASES, Part, add, in_gb
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, new_figure
+from workbench.views.tables import Table
+
+# What is drawn in one colour: name, its parts' names, colour. What is named in none is drawn as the last.
+_GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("weights", ("weights",), BLUE),
+    ("LoRA, gradients, optimiser", ("LoRA", "reference adapter", "optimiser", "gradients"), GREEN),
+    ("vLLM", ("vLLM",), RED),
+    ("keys and values", ("keys and values", "growing cache"), ORANGE),
+    ("activations", ("activations", "backward scratch"), PURPLE),
+    ("log-probabilities", ("log-probabilities",), SKY),
+    ("scratch", ("reading the prompts", "choosing tokens", "unpacked layer"), GREY),
+    ("CUDA and the allocator's gaps", (), "#cccccc"),
+)
+
+
+def memory_bars(estimate: MemoryEstimate) -> Any:
+    """One bar a phase, its parts stacked, the whole range from low to high as a whisker, the card's limit as a line."""
+    figure, axis = new_figure(9.5, 2.7)
+    axis.grid(visible=False, axis="y")
+    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+    widest = max([estimate.total(phase).high for phase in PHASES] + [estimate.vram_bytes or 0]) / GB
+    for place, phase in enumerate(PHASES):
+        start = 0.0
+        for name, colour, parts in _grouped(estimate.of(phase)):
+            width = add(parts).bytes / GB
+            axis.barh(place, width, left=start, height=0.5, color=colour, edgecolor="white", linewidth=0.8, label=name)
+            start += width
+        span = estimate.total(phase)
+        ends = [[(span.bytes - span.low) / GB], [(span.high - span.bytes) / GB]]
+        axis.errorbar(start, place, xerr=ends, color=BLACK, elinewidth=1.2, capsize=5, capthick=1.2)
+    # The figures stand beside the bars: on them they would cross the card's line.
+    spans = [estimate.total(phase) for phase in PHASES]
+    labels = [
+        f"{phase}\n{in_gb(span.bytes)}\n({span.low / GB:.1f} to {span.high / GB:.1f})"
+        for phase, span in zip(PHASES, spans, strict=True)
+    ]
+    axis.set_yticks(range(len(PHASES)), labels, fontsize=8)
+    axis.set_ylim(len(PHASES) - 0.45, -0.75)
+    axis.set_xlim(0, 1.12 * widest)
+    if estimate.vram_bytes is not None:
+        limit = estimate.vram_bytes / GB
+        axis.axvline(limit, color=RED, linewidth=1.8)
+        axis.axvspan(limit, 1.12 * widest, color=RED, alpha=0.06)
+        right = limit < 0.8 * widest
+        axis.text(
+            limit + (0.012 if right else -0.012) * widest, -0.72, f"the card: {in_gb(estimate.vram_bytes)}",
+            color=RED, fontsize=8, va="top", ha="left" if right else "right",
+        )  # fmt: skip
+    axis.set_xlabel("GB" if estimate.calibrated else f"GB, estimated: {UNCALIBRATED}", fontsize=8)
+    axis.set_title(f"{estimate.shape.name}: {estimate.verdict}", fontsize=9, loc="left")
+    _legend(axis)
+    figure.tight_layout()
+    return figure
+
+
+def memory_table(estimate: MemoryEstimate) -> Table:
+    """Every part: its phase, its bytes, whether they are exact, and the formula in words."""
+    rows = [
+        [
+            part.name,
+            part.phase,
+            in_gb(part.bytes),
+            "exact" if part.exact else f"{in_gb(part.low)} to {in_gb(part.high)}",
+            part.formula,
+        ]
+        for part in estimate.parts
+    ]
+    rows += [[f"all of {phase}", phase, in_gb(span.bytes), f"{in_gb(span.low)} to {in_gb(span.high)}", ""]
+             for phase in PHASES for span in [estimate.total(phase)]]  # fmt: skip
+    caption = f"{estimate.shape.name}: {estimate.verdict}"
+    return Table(["part", "phase", "bytes", "range", "how it is counted"], rows, caption)
+
+
+def changes_table(changes: Sequence[Change]) -> Table:
+    """What would save memory, cheapest first: what to set, the saving, the peak after it, and the cost."""
+    rows = [
+        [
+            ", ".join(f"{name} = {value}" for name, value in change.sets.items()),
+            in_gb(change.saving_bytes),
+            str(change.peak),
+            {True: "yes", False: "not alone", None: "-"}[change.fits],
+            change.cost,
+        ]
+        for change in changes
+    ]
+    return Table(["set", "saves", "peak then", "fits", "cost"], rows)
+
+
+def _grouped(parts: Sequence[Part]) -> list[tuple[str, str, list[Part]]]:
+    named = {part for _, names, _ in _GROUPS for part in names}
+    found = []
+    for name, names, colour in _GROUPS:
+        own = [part for part in parts if part.name in names or (not names and part.name not in named)]
+        if own:
+            found.append((name, colour, own))
+    return found
+
+
+def _legend(axis: Any) -> None:
+    handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    order = [name for name, _, _ in _GROUPS if name in handles]
+    axis.legend(
+        [handles[name] for name in order], order, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+    )
