@@ -35,11 +35,11 @@ def test_running_out_of_memory_names_three_changes_and_what_they_save(home, poli
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14 GiB")
 
     hook = policy.model.get_input_embeddings().register_forward_pre_hook(full)
+    # The estimate is of the policy that the recipe names, and of the embedded one no setting saves much.
+    asked = recipe().model_copy(update={"policy": PolicyPart(name="unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit")})
     try:
         with pytest.raises(OutOfMemory) as raised:
-            # The estimate is of the policy that the recipe names, and of the embedded one no setting saves much.
-            named = {"name": "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit"}
-            train(recipe().model_copy(update={"policy": PolicyPart(**named)}), policy=policy, task=arithmetic(32, 4))
+            train(asked, policy=policy, task=arithmetic(32, 4))
     finally:
         hook.remove()
     said = str(raised.value)

@@ -164,9 +164,7 @@ def test_length_drift(examined):
 
 
 def test_format_up_while_correctness_is_flat(examined):
-    found, run = examined(
-        task, max_completion_length=56, learning_rate=3e-3, max_steps=12, per_device_train_batch_size=16
-    )
+    found, run = examined("format without right")
     verdict = found["format_without_right"]
     assert verdict.state in (ALARM, WARNING)
     assert verdict.evidence["format_after"] - verdict.evidence["format_before"] > 0.3

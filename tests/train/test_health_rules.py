@@ -331,6 +331,12 @@ def test_progress(trend, count, kl, state, said):
     assert said in found.line
 
 
+def test_a_run_that_is_too_short_to_tell_is_told_so():
+    rows = [row(step + 1) for step in range(30)]
+    found = verdicts(wavering(0.0, 30), rows, replace(FACTS, total_steps=40))["slow_learning"]
+    assert "more than this run's 40 steps" in found.line
+
+
 def test_a_flat_end_of_a_run_that_has_learnt_is_no_illness():
     functions = (function("right", 1.9), function("format", 1.0, high=1.0))
     found = verdicts(batches(100, right=61, functions=functions), [row(n + 1, kl=1e-7) for n in range(100)])

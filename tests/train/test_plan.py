@@ -219,9 +219,8 @@ def test_prompts_of_a_batch():
         ((1, 4, 8), 8, 8),
         ((4, 2, 16), 4, 16),
         ((1, 16, 6), 18, 18),
-        ((16, 1, 6), 3, 48),
         ((6, 5, 4), 6, 36),
-        ((3, 1, 7), 7, 21),
+        ((16, 1, 32), 2, 32),
     ],
 )
 def test_accumulation_is_raised_so_that_groups_are_whole_and_the_batch_of_a_forward_pass_never(
@@ -234,6 +233,15 @@ def test_accumulation_is_raised_so_that_groups_are_whole_and_the_batch_of_a_forw
     assert batch(values).completions == completions
     assert note.startswith(f"gradient_accumulation_steps {sizes[1]} -> {raised}: ")
     assert f"all {completions} are generated at once, so generation takes more memory" in note
+
+
+@pytest.mark.parametrize("sizes", [(16, 1, 6), (3, 1, 7), (16, 1, 5)])
+def test_a_batch_that_would_more_than_double_is_refused_with_what_is_near(sizes):
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
+    values, notes = of(**dict(zip(names, sizes, strict=True)))
+    assert (notes, values["gradient_accumulation_steps"]) == ([], sizes[1])
+    with pytest.raises(RecipeError, match="num_generations divides the generation batch|whole"):
+        batch(values)
 
 
 def test_with_several_processes_the_batch_is_theirs_together():

@@ -15,6 +15,7 @@ from workbench.rewards.suite import RewardSuite, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
+from workbench.train.health import examine_run
 from workbench.train.recorder import Recorder
 from workbench.train.summary import MOST_GROUPS, StepSummary, stage_in, summaries_of, summarise
 from workbench.train.trainer import train
@@ -112,6 +113,8 @@ def test_a_real_run_gives_the_same_summaries_while_it_trains_and_afterwards(home
     grpo = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 40}
     run = train(Recipe.of({"run_name": "t", "grpo": grpo}), policy=tiny_policy_of_its_own, task=arithmetic(64, 8))
     assert summaries_of(run) == live
+    assert summaries_of(run, last=1) == live[1:]
+    assert {verdict.last_step for verdict in examine_run(run, last=1)} <= {None, 2}
     assert [found.step for found in live] == [1, 2]
     rows = run.metrics()
     for found, row in zip(live, rows, strict=True):

@@ -34,8 +34,7 @@ from workbench.views.history import (
     MAX_POINTS,
     MIN_LENGTH,
     History,
-    decimate,
-    thinned,
+    envelope,
     weighted,
 )
 from workbench.views.marks import ADAPTIVE, CHANGE, CHECKPOINT, Mark
@@ -72,37 +71,37 @@ def line_of(chart, key: str) -> list[float]:
 # -- the history -------------------------------------------------------------------------------------------------------
 
 
-def test_decimation_keeps_ends_of_the_range_and_is_bounded():
+def test_an_envelope_keeps_every_peak_and_is_bounded():
     x = np.arange(10_000.0)
     y = np.sin(x / 50)
     y[1234], y[7777] = 9.0, -9.0
-    few_x, few_y = decimate(x, y)
-    assert len(few_x) <= MAX_POINTS
-    assert (few_y.max(), few_y.min()) == (9.0, -9.0)
-    assert few_x[few_y.argmax()] == 1234
-    assert np.all(np.diff(few_x) > 0)
+    found = envelope(x, y, 120)
+    assert len(found.x) <= 120
+    assert (found.high.max(), found.low.min()) == (9.0, -9.0)
+    assert abs(found.x[found.high.argmax()] - 1234) < 10_000 / 120
+    assert np.all(np.diff(found.x) > 0)
 
 
 def test_short_histories_are_untouched():
     x = np.arange(5.0)
-    assert decimate(x, x)[0] is x
-    assert thinned(x, x)[0] is x
+    assert all(part is x for part in envelope(x, x, 5))
 
 
-def test_decimation_survives_gaps():
+def test_an_envelope_survives_gaps():
     y = np.full(5000, np.nan)
     y[17] = 1.0
-    assert 1.0 in decimate(np.arange(5000.0), y)[1]
-    few_x, few_y = thinned(np.arange(5000.0), y)
-    assert np.nansum(few_y) == 1.0
-    assert len(few_x) <= MAX_POINTS
+    found = envelope(np.arange(5000.0), y, 100)
+    for part in (found.low, found.mean, found.high):
+        assert np.nansum(part) == 1.0
+        assert np.isnan(part).sum() == 99
 
 
-def test_thinning_takes_means():
+def test_buckets_have_their_means_in_the_middle_of_their_steps():
     x = np.arange(1000.0)
-    few_x, few_y = thinned(x, x % 2, 10)
-    assert few_y.tolist() == [0.5] * 10
-    assert few_x.tolist() == [49.5 + 100 * bucket for bucket in range(10)]
+    found = envelope(x, x % 2, 10)
+    assert found.mean.tolist() == [0.5] * 10
+    assert found.x.tolist() == [49.5 + 100 * bucket for bucket in range(10)]
+    assert envelope(np.arange(15.0), np.ones(15), 10).x[-1] == 14.0
 
 
 def test_a_function_adds_its_mean_times_the_weight_of_that_step():
@@ -252,7 +251,8 @@ def test_marks_are_bounded_and_the_latest_are_explained():
     words = figure._key.get_text()
     assert words.count("(") == MOST_NUMBERS
     assert f"({MOST_NUMBERS}) step 499: change 499" in words.replace("\n", " ")
-    assert len(words.splitlines()) <= 3
+    assert "lines are means of up to 5 steps" in figure._reduced.get_text()
+    assert len(words.splitlines()) <= 2
     assert len(picture) < 200_000
 
 

@@ -11,7 +11,8 @@ HOSTILE = "<script>alert(1)</script> $x$ \u202egnp \x1b[31m\nnext"
 VERDICTS = [
     Verdict("truncation", OK, "0 % were cut"),
     Verdict("kl_not_measured", NOTE, "beta = 0", first_step=1, last_step=9, remedy="set grpo.beta"),
-    Verdict("length_drift", SKIPPED, "too early to say: 4 of 10 batches"),
+    Verdict("length_drift", SKIPPED, "too early to say: 4 of 10 batches", {"needs": 10, "has": 4, "of": "batches"}),
+    Verdict("format_without_right", SKIPPED, "not examined: none is named", {"missing": "format_by"}),
     Verdict("dead_groups", WARNING, "30 % teach nothing", first_step=5, last_step=5, prompts=("a", "b", "c", "d")),
     Verdict("collapse", ALARM, f"the commonest begins {HOSTILE}", {}, 1, 9, (HOSTILE,), "<b>f</b>", HOSTILE, "cool it"),
     Verdict("kl_runaway", OK, "KL is 0"),
@@ -21,9 +22,13 @@ VERDICTS = [
 def test_as_text_the_worst_comes_first_and_the_well_in_one_line():
     lines = verdict_lines(VERDICTS).splitlines()
     assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == [
-        "alarm", "warning", "note", "ok", "skipped",
+        "alarm", "warning", "note", "ok", "too early to say", "skipped",
     ]  # fmt: skip
-    assert lines[-2:] == ["ok: truncation, kl runaway", "skipped: length drift (too early to say: 4 of 10 batches)"]
+    assert lines[-3:] == [
+        "ok: truncation, kl runaway",
+        "too early to say: length drift",
+        "skipped: format without right (no format_by: none is named)",
+    ]
     assert "warning: dead groups: 30 % teach nothing (step 5)" in lines
     assert "  prompts: a, b, c and 1 more" in lines
     assert "note: kl not measured: beta = 0 (steps 1 to 9)" in lines
@@ -31,7 +36,7 @@ def test_as_text_the_worst_comes_first_and_the_well_in_one_line():
 
 
 def test_without_causes_there_is_a_line_a_verdict():
-    assert len(verdict_lines(VERDICTS, causes=False).splitlines()) == 5
+    assert len(verdict_lines(VERDICTS, causes=False).splitlines()) == 6
 
 
 def test_as_text_nothing_of_a_completion_reaches_the_terminal_as_a_command():

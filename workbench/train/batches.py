@@ -129,7 +129,8 @@ def whole_groups(
     """Settings whose generation batch holds whole groups: `gradient_accumulation_steps` raised where it must be.
 
     Never `per_device_train_batch_size`, as Unsloth does: that multiplies the memory of every forward pass. A batch that
-    was said outright (`steps_per_generation`, `generation_batch_size`) is not touched; `batch` refuses it.
+    was said outright (`steps_per_generation`, `generation_batch_size`) is not touched, nor is one that would more than
+    double to hold whole groups (16 completions, groups of 5): `batch` refuses it and names what is near.
 
     Returns:
         (new settings, lines that say what was raised and what it costs).
@@ -147,6 +148,8 @@ def whole_groups(
         return settings, []
     stride = count // math.gcd(forward, count)
     raised = -(-accumulated // stride) * stride
+    if forward * raised > max(count, 2 * forward * accumulated):
+        return settings, []
     return {**settings, "gradient_accumulation_steps": raised}, [
         f"gradient_accumulation_steps {accumulated} -> {raised}: {forward} x {accumulated} = {forward * accumulated} "
         f"completions hold no whole number of groups of {count}, {forward} x {raised} = {forward * raised} do; all "

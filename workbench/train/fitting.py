@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from typing import Any
 
@@ -23,10 +24,9 @@ class Fit:
         self._measured = False
         card = memory.card()
         if card is not None:
-            try:
+            # Where the shape of this model is not known, the run is the measurement.
+            with contextlib.suppress(WorkbenchError):
                 self.estimate = memory.estimate(stage.recipe, stage.settings, **self._how(card))
-            except WorkbenchError:
-                pass  # the shape of this model is not known: the run is the measurement
 
     def _how(self, card: tuple[str, int] | None) -> dict[str, Any]:
         return {

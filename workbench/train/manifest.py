@@ -38,6 +38,7 @@ def manifest_of(
     """
     first = stages[0]
     task = first.task
+    given = {**first.settings, "report_to": "none", "seed": recipe.seed}
     found = {
         "created": now(),
         "versions": versions(),
@@ -57,7 +58,7 @@ def manifest_of(
         "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [
             {key: _plain(value) for key, value in row._asdict().items()}
-            for row in plan.in_force_table(recipe.grpo, trainer.args, {**first.settings, "report_to": "none", "seed": recipe.seed})
+            for row in plan.in_force_table(recipe.grpo, trainer.args, given)
         ],
         "prompts": {
             "used": len(first.rows),

@@ -116,12 +116,14 @@ def load_adapter(model: Any, folder: Path) -> None:
     from safetensors.torch import load_file
 
     weights = load_file(str(folder / "adapter_model.safetensors"))
-    rule, remedy = "a run goes on with the policy and the LoRA shape that it was begun with", "load the policy as recipe.yaml says"
+    rule, remedy = "a run goes on with the LoRA shape that it was begun with", "load the policy as recipe.yaml says"
     try:
         found = set_peft_model_state_dict(model, weights, adapter_name="default")
     except RuntimeError as error:  # torch's word for a wrong shape
         first = str(error).strip().splitlines()[1:2] or [str(error)]
-        raise RunError(f"{shown(folder)}: its weights do not fit: {first[0].strip()}", rule=rule, remedy=remedy) from error
+        raise RunError(
+            f"{shown(folder)}: its weights do not fit: {first[0].strip()}", rule=rule, remedy=remedy
+        ) from error
     if found.unexpected_keys:
         some = f"{len(found.unexpected_keys)} of its weights fit nowhere, {found.unexpected_keys[0]} first"
         raise RunError(f"{shown(folder)}: {some}", rule=rule, remedy=remedy)

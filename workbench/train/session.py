@@ -16,7 +16,7 @@ from workbench.train.fitting import Fit
 from workbench.train.policy import Policy, adapter_in_float32, config_overrides
 from workbench.train.recorder import Recorder, Watcher
 from workbench.train.resuming import Point, Restored, load_adapter, save_state
-from workbench.train.stages import Stage
+from workbench.train.stages import ONLY_STAGE, Stage
 from workbench.train.steering import Live, Steering
 
 
@@ -276,7 +276,7 @@ def _callback(session: Session, live: Live, restored: Restored | None) -> Any:
                 recorder.event(
                     "continued" if session.point else "started", begun_at, **({"inexact": inexact} if inexact else {})
                 )
-            if restored is None:
+            if restored is None and stage.name != ONLY_STAGE:
                 recorder.event(
                     "stage", stage.offset, stage=stage.name, weights=live.weights, beta=trainer.beta,
                     learning_rate=args.learning_rate, temperature=args.temperature, steps=steps, task=stage.task.name,

@@ -150,13 +150,16 @@ def summarise(scored: ScoredBatch, suite: RewardSuite, eos_token_id: int, stage:
     )
 
 
-def summaries_of(run: RunDirectory) -> list[StepSummary]:
+def summaries_of(run: RunDirectory, last: int | None = None) -> list[StepSummary]:
     """A summary of each batch in a run's record, in order, read one part at a time; none if it recorded nothing.
 
     A part that cannot be read is skipped, with a warning that says which.
+
+    Args:
+        last: so many of the latest parts; None: all. A part takes about 5 ms.
     """
     try:
-        files = parts(run.rollouts)
+        files = parts(run.rollouts)[-(last or 0) :]
     except RunError:
         return []
     manifest, found = run.manifest(), []

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
+from workbench.run.metrics import KL
 from workbench.train.summary import FunctionSummary, StepSummary
 from workbench.train.trends import Interval, slope
 
@@ -97,6 +98,12 @@ class Case:
         """(step, value) of a metric, where it is a finite number."""
         found = [(row.get("step") or 0, row.get(key)) for row in self.rows]
         return [(step, float(value)) for step, value in found if is_number(value)]
+
+    @cached_property
+    def kl(self) -> list[tuple[int, float]]:
+        """(step, KL) where it was measured: with beta = 0 a trainer may log a 0.0 that nobody measured."""
+        found = self.numbers(KL)
+        return found if self.facts.beta != 0 or any(value for _, value in found) else []
 
     @cached_property
     def functions(self) -> list[FunctionSummary]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from workbench.views.figure import GREY, style
-from workbench.views.history import MAX_POINTS, History, decimate, thinned
+from workbench.views.history import MAX_POINTS, Envelope, History, envelope
 
 _ROUND = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _ROOM = 1.02  # so that a curve does not run along the frame
@@ -39,7 +39,7 @@ class Chart:
         share: the left axis goes from 0 to 1; `right_share`: the right one does.
         peaks: a lone peak may leave the scale, so that it does not flatten all the rest.
         legend_rows: rows that the legend takes between title and axis.
-        points: that a line has at most; about one a pixel is enough.
+        points: that a line has at most; a longer history is drawn as the means of so many buckets.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Chart:
         self.axis, self.share, self.right_share, self.peaks, self.points = axis, share, right_share, peaks, points
         self.right = axis.twinx() if right else None
         self.lines: list[tuple[Any, str]] = []  # (artist, key) on the left
+        self.shades: dict[str, Any] = {}  # key of a line -> the area from its least to its greatest
         self.right_lines: list[tuple[Any, str]] = []
         self.stacks: list[tuple[list[Any], list[str]]] = []
         self.bands: list[tuple[Any, str, str]] = []
@@ -92,29 +93,34 @@ class Chart:
         self.axis.set_title(self.title, fontsize=9, loc="left", y=1.0, pad=6 + 11 * legend_rows)
 
     # -- curves ------------------------------------------------------------------------------------------------------
-    def line(self, key: str, label: str, colour: str, *, right: bool = False, **look: Any) -> Any:
-        """Add the line of one column."""
+    def line(self, key: str, label: str, colour: str, *, right: bool = False, shade: bool = False, **look: Any) -> Any:
+        """Add the line of one column.
+
+        Args:
+            right: on the second axis.
+            shade: where it shows means, with a faint area from the least to the greatest.
+        """
         axis = self.right if right else self.axis
+        if shade:
+            self.shades[key] = self._area(colour, 0.22)
         (artist,) = axis.plot([], [], color=colour, label=label, animated=True, **look)
         (self.right_lines if right else self.lines).append((artist, key))
         return artist
 
+    def _area(self, colour: str, alpha: float, label: str | None = None) -> Any:
+        return self.axis.fill_between(
+            [0, 1], [0, 0], [0, 0], color=colour, alpha=alpha, linewidth=0, label=label, animated=True
+        )
+
     def stack(self, *parts: tuple[str, str, str], alpha: float = 0.45) -> list[Any]:
         """Add areas on top of one another: (column, label, colour) each."""
-        areas = [
-            self.axis.fill_between(
-                [0, 1], [0, 0], [0, 0], color=colour, alpha=alpha, linewidth=0, label=label, animated=True
-            )
-            for _, label, colour in parts
-        ]
+        areas = [self._area(colour, alpha, label) for _, label, colour in parts]
         self.stacks.append((areas, [key for key, _, _ in parts]))
         return areas
 
     def band(self, low: str, high: str, label: str, colour: str) -> None:
         """Add a faint area between two columns."""
-        area = self.axis.fill_between(
-            [0, 1], [0, 0], [0, 0], color=colour, alpha=0.15, linewidth=0, label=label, animated=True
-        )
+        area = self._area(colour, 0.15, label)
         self.bands.append((area, low, high))
 
     def legend(self, artists: Sequence[Any] | None = None, columns: int = 4) -> Any:
@@ -136,22 +142,25 @@ class Chart:
         """Give the artists the history as it is now; returns what the frame depends on."""
         heights, depths, right_heights = [0.0], [0.0], [0.0]
         for artist, key in self.lines:
-            x, y = decimate(steps, history[key], self.points)
-            artist.set_data(x, y)
-            heights.append(_greatest(y))
-            depths.append(_greatest(-y))
+            found = self._envelope(steps, history, key)
+            artist.set_data(found.x, found.mean)
+            shade = self.shades.get(key)
+            if shade is not None:
+                _fill_between(shade, found.x, found.low, found.high)
+            # Where the shade is not drawn, what it would show needs no room.
+            heights.append(_greatest(found.high if shade is not None else found.mean))
+            depths.append(_greatest(-(found.low if shade is not None else found.mean)))
         for artist, key in self.right_lines:
-            x, y = decimate(steps, history[key], self.points)
-            artist.set_data(x, y)
-            right_heights.append(_greatest(y))
+            found = self._envelope(steps, history, key)
+            artist.set_data(found.x, found.mean)
+            right_heights.append(_greatest(found.mean))
         for areas, keys in self.stacks:
-            heights.append(_fill_stack(areas, [history[key] for key in keys], steps))
+            found = [self._envelope(steps, history, key) for key in keys]
+            heights.append(_fill_stack(areas, found))
         for area, low, high in self.bands:
-            x, below = thinned(steps, history[low])
-            above = thinned(steps, history[high])[1]
-            if len(x) and not np.isnan(above).all():
-                area.set_data(x, np.nan_to_num(below), np.nan_to_num(above))
-                heights.append(_greatest(above))
+            below, above = self._envelope(steps, history, low), self._envelope(steps, history, high)
+            _fill_between(area, below.x, below.low, above.high)
+            heights.append(_greatest(above.high))
         top = self._within_scale(steps, history, max(heights))
         limits = (
             (0.0, 1.0)
@@ -164,6 +173,9 @@ class Chart:
         if self.right is not None:
             self.right.set_ylim(*right_limits)
         return most_x, limits, right_limits
+
+    def _envelope(self, steps: np.ndarray, history: History, key: str) -> Envelope:
+        return envelope(steps, history[key], self.points)
 
     def _within_scale(self, steps: np.ndarray, history: History, top: float) -> float:
         self._peak.set_text("")
@@ -188,6 +200,7 @@ class Chart:
         return [
             *(area for area, _, _ in self.bands),
             *areas,
+            *self.shades.values(),
             *(artist for artist, _ in self.right_lines),
             *(artist for artist, _ in reversed(self.lines)),
             *self.extra,
@@ -200,14 +213,20 @@ def _greatest(values: np.ndarray) -> float:
     return float(there.max()) if len(there) else 0.0
 
 
-def _fill_stack(areas: Sequence[Any], columns: Sequence[np.ndarray], steps: np.ndarray) -> float:
+def _fill_between(area: Any, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    there = np.isfinite(low) & np.isfinite(high)
+    area.set_visible(bool(there.any()))
+    if there.any():
+        area.set_data(x[there], low[there], high[there])
+
+
+def _fill_stack(areas: Sequence[Any], columns: Sequence[Envelope]) -> float:
     # Returns the height of the whole stack.
-    if not len(steps):
+    if not len(columns[0].x):
         return 0.0
     lower: Any = 0.0
     for area, column in zip(areas, columns, strict=True):
-        x, y = thinned(steps, column)
-        upper = lower + np.nan_to_num(y)
-        area.set_data(x, np.broadcast_to(lower, upper.shape), upper)
+        upper = lower + np.nan_to_num(column.mean)
+        area.set_data(column.x, np.broadcast_to(lower, upper.shape), upper)
         lower = upper
     return _greatest(lower)

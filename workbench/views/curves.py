@@ -39,13 +39,12 @@ from workbench.views.history import (
     MAX_POINTS,
     MIN_LENGTH,
     History,
-    decimate,
     weighted,
 )
 from workbench.views.marks import ADAPTIVE, CHECKPOINT, Mark, add_mark
 from workbench.views.tables import short_name
 
-__all__ = ["KL_UNMEASURED", "MAX_POINTS", "History", "RunFigure", "decimate", "run_figure", "show_run"]
+__all__ = ["KL_UNMEASURED", "MAX_POINTS", "History", "RunFigure", "run_figure", "show_run"]
 
 MOST_MARKS = 60  # vertical lines
 MOST_NUMBERS = 8  # of them that are numbered and explained
@@ -72,7 +71,7 @@ class RunFigure:
         self.name, self.beta, self.total = name, beta, total
         self.figure = bare_figure(10, 7.6)
         grid = self.figure.add_gridspec(
-            3, 3, left=0.045, right=0.955, top=0.845, bottom=0.088, hspace=0.62, wspace=0.33
+            3, 3, left=0.045, right=0.955, top=0.845, bottom=0.098, hspace=0.62, wspace=0.33
         )  # fmt: skip
         place = {
             "reward": grid[0, :2], "raw": grid[0, 2], "std": grid[1, 0], "groups": grid[1, 1], "kl": grid[1, 2],
@@ -82,6 +81,9 @@ class RunFigure:
         self._title = self.figure.text(0.045, 0.985, name, fontsize=11, va="top", weight="bold", animated=True)
         self._note = self.figure.text(0.045, 0.96, "", fontsize=8.5, va="top", linespacing=1.35, animated=True)
         self._key = self.figure.text(0.045, 0.012, "", fontsize=7.5, va="bottom", color="#444444", animated=True)
+        self._reduced = self.figure.text(
+            0.955, 0.985, "", fontsize=7.5, va="top", ha="right", color=GREY, animated=True
+        )
         self._lines: dict[str, tuple[Any, Any]] = {}  # function -> (weighted line, raw line)
         self._shown_frame: Any = None  # what the kept frame was drawn for, and the frame
         self._frame: Any = None
@@ -95,10 +97,10 @@ class RunFigure:
         self.reward = Chart(
             axes["reward"], "reward: total, and what each function adds to it", points=4 * MAX_POINTS // 5
         )
-        self.reward.line(REWARD, "total", BLACK, linewidth=2)
+        self.reward.line(REWARD, "total", BLACK, linewidth=2, shade=True)
         self.raw = Chart(axes["raw"], "mean of each function\nbefore its weight, colours as left", legend_rows=0)
         self.std = Chart(axes["std"], "reward_std")
-        self.std.line(GROUP_STD, "within groups: learnt from", BLUE, linewidth=2)
+        self.std.line(GROUP_STD, "within groups: learnt from", BLUE, linewidth=2, shade=True)
         self.std.line(REWARD_STD, "whole batch: TRL's", GREY, linewidth=1, linestyle=":")
         self.std.legend()
         self.groups = Chart(axes["groups"], "groups", share=True)
@@ -107,7 +109,7 @@ class RunFigure:
         self.groups.legend()
         self.kl = Chart(axes["kl"], "KL from the reference model, nats", right="per completion", peaks=True)
         self._kl_lines = [
-            self.kl.line(KL, "per token", ORANGE, linewidth=2),
+            self.kl.line(KL, "per token", ORANGE, linewidth=2, shade=True),
             self.kl.line(KL_PER_COMPLETION, "per completion (right)", GREY, right=True, linewidth=1, linestyle=":"),
         ]
         self._unmeasured = axes["kl"].text(
@@ -119,7 +121,7 @@ class RunFigure:
         self.length.line(CLIPPED, "cut at the limit (right)", RED, right=True, linewidth=1.2, linestyle="--")
         self.length.legend()
         self.entropy = Chart(axes["entropy"], "entropy, nats per token", legend_rows=0)
-        self.entropy.line(ENTROPY, "entropy", PURPLE, linewidth=1.5)
+        self.entropy.line(ENTROPY, "entropy", PURPLE, linewidth=1.5, shade=True)
         self.time = Chart(axes["time"], "wall time of a step, s", peaks=True)
         self._parts = self.time.stack(
             (GENERATE_S, "generate", BLUE), (REWARD_S, "rewards", ORANGE), (TRAIN_S, "the rest", GREEN), alpha=0.6
@@ -154,13 +156,16 @@ class RunFigure:
         for function in history.functions:
             if function not in self._lines:
                 self._add_function(function)
-        self._title.set_text(_cut(title or self.name, 118))
+        self._title.set_text(_cut(title or self.name, 118 if len(history) <= self.std.points else 72))
         self._note.set_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …")))
         steps = np.array(history.steps)
         limit = self._most_x(history.step)
         depends = [chart.fill(steps, history, limit) for chart in self.charts.values()]
         depends += [self._fit_kl(history), self._fit_time(history), self._fit_legend(history)]
         self._key.set_text(self._marks.fill(marks, limit))
+        size = -(-len(steps) // self.reward.points)
+        told = f"lines are means of up to {-(-len(steps) // self.std.points)} steps, shades reach from the least to the greatest"
+        self._reduced.set_text(told if size > 1 else "")
         self._paint(tuple(depends))
         return drawn_png(self.figure)
 
@@ -221,7 +226,7 @@ class RunFigure:
             for artist in chart.moving():
                 chart.axis.draw_artist(artist)
         self.reward.axis.draw_artist(self.reward._legend)
-        for text in (self._title, self._note, self._key):
+        for text in (self._title, self._note, self._key, self._reduced):
             self.figure.draw_artist(text)
 
 
@@ -284,8 +289,8 @@ class _Marks:
             before = step
             text.set_text(str(number))
             text.set_position((step, 0.94 - 0.11 * level))
-            words.append(f"({number}) step {step}: {_cut(', '.join(by_step[step]), 48)}")
-        return "\n".join(textwrap.wrap("   ".join(words), 200, max_lines=3, placeholder=" …"))
+            words.append(f"({number}) step {step}: {_cut(', '.join(by_step[step]), 44)}")
+        return "\n".join(textwrap.wrap("   ".join(words), 195, max_lines=2, placeholder=" …"))
 
 
 def _cut(text: str, most: int) -> str:

@@ -79,9 +79,15 @@ def _reasons(verdict: Verdict) -> list[tuple[str, str]]:
 
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
     well = [_spaced(verdict.name) for verdict in verdicts if verdict.state == OK]
-    skipped = [f"{_spaced(each.name)} ({_flat(each.line)})" for each in verdicts if each.state == SKIPPED]
-    lines = [f"ok: {', '.join(well)}"] if well else []
-    return lines + ([f"skipped: {'; '.join(skipped)}"] if skipped else [])
+    skipped = [verdict for verdict in verdicts if verdict.state == SKIPPED]
+    early = [_spaced(verdict.name) for verdict in skipped if "missing" not in verdict.evidence]
+    blind = [f"{_spaced(each.name)} ({_key(each)})" for each in skipped if "missing" in each.evidence]
+    said = (("ok", well), ("too early to say", early), ("skipped", blind))
+    return [f"{word}: {', '.join(dict.fromkeys(names))}" for word, names in said if names]
+
+
+def _key(verdict: Verdict) -> str:
+    return f"no {_flat(str(verdict.evidence['missing']))}: {_flat(verdict.line.removeprefix('not examined: '))}"
 
 
 def _item(verdict: Verdict) -> str:

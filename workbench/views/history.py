@@ -1,10 +1,10 @@
-"""The columns of a run that are drawn: flat arrays that grow by a row a step, and their reduction to few points."""
+"""The columns of a run that are drawn: flat arrays that grow by a row a step, and their reduction to buckets."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -115,27 +115,29 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else float("nan")
 
 
-def decimate(x: np.ndarray, y: np.ndarray, max_points: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `max_points` points that keep every peak and trough: the least and the greatest of each bucket."""
-    if len(x) <= max_points:
-        return x, y
-    grid = _grid(y, max_points // 2)
-    first = np.arange(len(grid)) * grid.shape[1]
-    low = first + np.where(np.isnan(grid), np.inf, grid).argmin(axis=1)
-    high = first + np.where(np.isnan(grid), -np.inf, grid).argmax(axis=1)
-    picked = np.unique(np.concatenate([low, high]))
-    return x[picked], y[picked]
+class Envelope(NamedTuple):
+    """A column in buckets of steps: the middle step of each, and the least, mean and greatest value in it."""
+
+    x: np.ndarray
+    low: np.ndarray
+    mean: np.ndarray
+    high: np.ndarray
 
 
-def thinned(x: np.ndarray, y: np.ndarray, max_points: int = MAX_POINTS // 2) -> tuple[np.ndarray, np.ndarray]:
-    """At most `max_points` points, each the mean of its bucket: for areas, whose borders must not zigzag."""
-    if len(x) <= max_points:
-        return x, y
-    grids = [_grid(values, max_points) for values in (x, y)]
-    there = [np.maximum(1, (~np.isnan(grid)).sum(axis=1)) for grid in grids]
-    empty = np.isnan(grids[1]).all(axis=1)
-    middle, mean = (np.nansum(grid, axis=1) / count for grid, count in zip(grids, there))
-    return middle, np.where(empty, np.nan, mean)
+def envelope(x: np.ndarray, y: np.ndarray, buckets: int) -> Envelope:
+    """At most so many buckets, NaN where one holds no number: no peak is lost, and the mean does not zigzag."""
+    if len(x) <= buckets:
+        return Envelope(x, y, y, y)
+    steps, values = _grid(x, buckets), _grid(y, buckets)
+    there = ~np.isnan(values)
+    count = there.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(there, values, 0.0).sum(axis=1) / count
+    low = np.where(there, values, np.inf).min(axis=1)
+    high = np.where(there, values, -np.inf).max(axis=1)
+    # The last bucket may be filled up, so its middle is that of what is in it.
+    middle = np.array([steps[:, 0], np.nanmax(steps, axis=1)]).mean(axis=0)
+    return Envelope(middle, np.where(count, low, np.nan), mean, np.where(count, high, np.nan))
 
 
 def _grid(values: np.ndarray, buckets: int) -> np.ndarray:

@@ -51,7 +51,8 @@ def dead_groups(case: Case) -> Verdict:
         return early
     groups = sum(batch.group_count for batch in case.recent)
     kinds = dead_kinds(case.recent)
-    done, bad = kinds.pop(ALL_RIGHT), sum(kinds.values()) - kinds[ALL_RIGHT]
+    done = kinds.pop(ALL_RIGHT)
+    bad = sum(kinds.values())
     found, learnt = share(bad, groups), share(done, groups)
     evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
     rest = steps_of(case.recent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from typing import Any
 
@@ -31,8 +32,8 @@ def kl_not_measured(case: Case) -> Verdict:
     name = "kl_not_measured"
     if not case.rows:
         return missing(name, "metrics.jsonl", "no step was logged")
-    values = case.numbers(KL)
-    if values and case.facts.beta != 0:
+    values = case.kl
+    if values:
         return Verdict(name, OK, f"kl is measured in {len(values)} of {len(case.rows)} rows", {"rows": len(values)})
     if case.facts.beta == 0:
         return Verdict(
@@ -51,7 +52,7 @@ def kl_not_measured(case: Case) -> Verdict:
 def kl_runaway(case: Case) -> Verdict:
     """The policy leaves the reference model, faster and faster."""
     name = "kl_runaway"
-    values = case.numbers(KL) if case.facts.beta != 0 else []
+    values = case.kl
     if not values:
         return missing(name, KL, "the metrics have no kl" + (", as beta = 0" if case.facts.beta == 0 else ""))
     if len(values) < 3:
@@ -65,14 +66,15 @@ def kl_runaway(case: Case) -> Verdict:
     early, middle, late = (statistics.median(kl[start : start + third]) for start in (0, third, len(kl) - third))
     # Faster and faster: the last third added more than three times what the middle one did, and that on top of no small sum.
     speeds_up = len(kl) >= 9 and late - middle > 3 * max(middle - early, 0.2 * middle)
-    over = next((step for step, value in values if value > KL_EARLY), None)
+    above = list(itertools.takewhile(lambda pair: pair[1] > KL_EARLY, reversed(values)))
+    over = above[-1][0] if above else None
     rates = case.numbers(LEARNING_RATE)
     rate = rates[-1][1] if rates else case.facts.learning_rate
     evidence = {
         "kl": now,
         "by_thirds": [early, middle, late],
         "speeds_up": speeds_up,
-        "first_step_over": over,
+        "above_early_since": over,
         "beta": case.facts.beta,
         "learning_rate": rate,
     }
@@ -104,7 +106,7 @@ def non_finite(case: Case) -> Verdict:
     name = "non_finite"
     if not case.all_rows:
         return missing(name, "metrics.jsonl", "no step was logged")
-    bad = [(row.get("step"), wrong) for row in case.all_rows if (wrong := _broken(row))]
+    bad = [(row.get("step") or 0, wrong) for row in case.all_rows if (wrong := _broken(row))]
     strange = [batch for batch in case.everything if batch.nonfinite]
     if not bad and not strange:
         return Verdict(name, OK, f"every number in {len(case.all_rows)} rows is finite", {"rows": len(case.all_rows)})
@@ -120,7 +122,7 @@ def non_finite(case: Case) -> Verdict:
         streak += 1
     keys = sorted({key for _, wrong in bad for key in wrong} | ({REWARD} if strange else set()))
     steps = [step for step, _ in bad] or [batch.step for batch in strange]
-    first = min(step for step in steps if step is not None)
+    first = min(steps)
     good = [row.get("step") for row in case.all_rows if (row.get("step") or 0) < first and not _broken(row)]
     # The scaler of 16-bit floats tries a scale, sees an infinite gradient, leaves that step out and takes a smaller one.
     scaled = case.facts.fp16 and keys == [GRAD_NORM] and streak < 3

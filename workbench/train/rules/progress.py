@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from workbench.rewards.groups import ALL_RIGHT
-from workbench.run.metrics import KL, LEARNING_RATE
+from workbench.run.metrics import LEARNING_RATE
 from workbench.train.trends import share, steps_to_tell
 from workbench.train.verdicts import (
     NOTE,
@@ -36,7 +36,7 @@ def slow_learning(case: Case) -> Verdict:
     batches = case.batches[-count:]
     right = share(*counts(batches[-10:], "right"))
     spread = statistics.fmean(batch.group_std or 0.0 for batch in batches)
-    kl = [value for _, value in case.numbers(KL)][-5:] if case.facts.beta != 0 else []
+    kl = [value for _, value in case.kl[-5:]]
     moved = statistics.median(kl) if kl else None
     rest = steps_of(batches)
     left = _left_to_gain(case, values)
@@ -75,6 +75,8 @@ def slow_learning(case: Case) -> Verdict:
     tell = ""
     if enough is not None:
         when = "would have shown by now" if enough <= count else f"shows after about {enough} batches"
+        if case.facts.total_steps is not None and enough > max(count, case.facts.total_steps):
+            when += f", more than this run's {case.facts.total_steps} steps"
         tell = f"; a rise of {0.1 * left:.2g} in all {when}"
     if moved is not None and moved < STILL:
         rates = [value for _, value in case.numbers(LEARNING_RATE)]

@@ -1,0 +1,133 @@
+"""What the health verdicts say of ten healthy runs, at every step, and of one run of each illness.
+
+    uv run python benchmarks/health.py [--healthy 10] [--steps 45]
+
+A healthy run is the demo's recipe with another seed, and in 32 bits, which a CPU computes fastest; the ill ones are those of
+the tests (`tests/ill_runs.py`). A false alarm is an alarm or a warning on a healthy run at any of its steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections import Counter
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+
+def healthy(fresh: Any, seed: int, steps: int) -> dict[str, Any]:
+    """One run of the demo's recipe: its verdicts at the end, what was raised on the way, and what looking cost."""
+    import workbench.tiny
+    from workbench.run.recipe import Recipe
+    from workbench.tiny.task import task as arithmetic
+    from workbench.train.health import diagnose, facts_of, worsened
+    from workbench.train.summary import summaries_of
+    from workbench.train.trainer import train
+
+    recipe = Recipe.load(Path(workbench.tiny.__file__).parent / "recipe.yaml")
+    changes = {"run_name": f"healthy-{seed}", "seed": seed, "grpo": {**recipe.grpo, "max_steps": steps}}
+    task = arithmetic()
+    run = train(recipe.model_copy(update=changes), policy=fresh(), task=task)
+    summaries, rows, facts = summaries_of(run), run.metrics(), facts_of(run, task)
+    raised, found, costs = [], [], []
+    for step in range(1, len(summaries) + 1):
+        before, started = found, time.process_time()
+        found = diagnose(summaries[:step], rows[:step], facts)
+        costs.append(time.process_time() - started)
+        raised += [f"step {step}: {verdict}" for verdict in worsened(before, found)]
+    return {
+        "seed": seed,
+        "right": [sum(own.right for own in end) / sum(own.completions for own in end) for end in (summaries[:5], summaries[-5:])],
+        "reward": [rows[0]["reward"], rows[-1]["reward"]],
+        "states": dict(Counter(verdict.state for verdict in found)),
+        "raised": raised,
+        "notes": [str(verdict) for verdict in found if verdict.state == "note"],
+        "diagnose_ms": 1000 * sorted(costs)[len(costs) // 2],
+    }  # fmt: skip
+
+
+def ill(fresh: Any, name: str) -> dict[str, Any]:
+    """One run that is ill: what is said of its illness, and of what else."""
+    from ill_runs import RUNS, run_ill
+
+    from workbench.train.health import examine_run
+
+    asked = RUNS[name]
+    run, task = run_ill(asked, fresh(), name.replace(" ", "-"))
+    found = examine_run(run, task)
+    own = next(verdict for verdict in found if verdict.name == asked.verdict)
+    return {
+        "illness": asked.verdict,
+        "state": own.state,
+        "named": own.state in asked.states,
+        "line": own.line,
+        "steps": len(run.metrics()),
+        "also": [f"{each.state}: {each.name}" for each in found if each.state in ("alarm", "warning") and each is not own],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--healthy", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=45)
+    asked = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from workbench.run.versions import versions
+
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["WORKBENCH_HOME"] = home
+        from ill_runs import RUNS, Fresh
+
+        quiet = io.StringIO()
+        with contextlib.redirect_stdout(quiet):
+            fresh = Fresh()
+        started, well, sick = time.perf_counter(), [], {}
+        for seed in range(asked.healthy):
+            with contextlib.redirect_stdout(quiet):
+                well.append(healthy(fresh, seed, asked.steps))
+            one = well[-1]
+            print(
+                f"healthy, seed {seed}: right {one['right'][0]:.0%} -> {one['right'][1]:.0%}, "
+                f"{len(one['raised'])} alarms or warnings in {asked.steps} steps; at the end {one['states']}",
+                flush=True,
+            )
+        for name in RUNS:
+            with contextlib.redirect_stdout(quiet):
+                sick[name] = ill(fresh, name)
+            one = sick[name]
+            print(f"{name:22} {'named' if one['named'] else 'MISSED'}  {one['state']}: {one['line']}", flush=True)
+    found = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "versions": versions(),
+        "healthy_runs": len(well),
+        "steps": asked.steps,
+        "false_alarms": sum(len(one["raised"]) for one in well),
+        "looks": asked.steps * len(well),
+        "ill_runs": len(sick),
+        "named": sum(one["named"] for one in sick.values()),
+        "seconds": time.perf_counter() - started,
+        "healthy": well,
+        "ill": sick,
+    }
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results" / "health.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(
+        f"{found['false_alarms']} false alarms in {found['looks']} looks at {len(well)} healthy runs; "
+        f"{found['named']} of {len(sick)} ill runs named; {found['seconds']:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
