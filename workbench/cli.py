@@ -97,9 +97,44 @@ def _demo_table(result: dict[str, Any]) -> str:
 
 
 @app.command()
+def plan(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe (.yaml), a preset's name, a training script (.py; it is read, never run), or - for a script on "
+            "standard input."
+        ),
+    ],
+    vram: Annotated[
+        float | None, typer.Option(help="GPU memory in GB to plan for, instead of that of this machine's card.", min=1)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the recipe under today's names here (YAML).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What would this run do, and does it fit? Settings asked, changed and in force, the batch in words, GPU memory.
+
+    The policy is not loaded. Old names are translated, each with a line; unknown ones, contradictions and batches without
+    whole groups are errors (exit code 2). Presets: blog, blog_math, course, course_vllm, cpu, gemma, gpu_24gb, gpu_80gb,
+    large_gpu, small_gpu, t4.
+
+    Examples: `workbench plan small_gpu --vram 16`, `workbench plan train.py --out recipe.yaml`,
+    `workbench plan recipe.yaml --json`.
+    """
+    from workbench.planning import memory_on, plan_run
+
+    text = sys.stdin.read() + "\n" if source == "-" else source
+    with _output_to_stderr():
+        found = plan_run(text, memory=memory_on(vram))
+    if out:
+        found.recipe.save(out)
+    print(json.dumps(found.found()) if as_json else found)
+
+
+@app.command()
 def train(
     recipe: Annotated[
-        Path, typer.Argument(help="Recipe file (YAML). workbench/tiny/recipe.yaml is one to start from.")
+        str,
+        typer.Argument(help="Recipe file (YAML) or a preset's name. workbench/tiny/recipe.yaml is one to start from."),
     ],
     run_name: Annotated[str | None, typer.Option(help="Name of the run, instead of the recipe's.")] = None,
     changes_of: Annotated[
@@ -116,10 +151,11 @@ def train(
     """
     from workbench.run.directory import RunDirectory
     from workbench.run.recipe import Recipe
+    from workbench.train.presets import find_recipe
     from workbench.train.trainer import train as run_training
     from workbench.views.terminal import TerminalProgress
 
-    asked = Recipe.load(recipe)
+    asked = Recipe.load(find_recipe(recipe))
     if run_name:
         asked = asked.model_copy(update={"run_name": run_name})
     again = RunDirectory.open(changes_of, runs) if changes_of else None

@@ -179,6 +179,25 @@ def _for_the_backend(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]
     return config_overrides(found, settings)
 
 
+def memory_on(vram_gb: float | None = None) -> Memory:
+    """For `plan_run(memory=...)`: the estimate for a card of so many GB; None: for the one of this machine, if it has one.
+
+    On a machine without a GPU the settings are taken as a GPU would run them: the estimate is of the card, not of here.
+    """
+    from workbench.train.memory import card, estimate
+    from workbench.train.policy import trainer_classes
+
+    def memory(recipe: Recipe, settings: dict[str, Any], longest: int | None) -> Any:
+        here = card()
+        if here is None:
+            fields = plan.field_names(trainer_classes(recipe.policy.backend)[0])
+            settings = plan.normalised(recipe, fields, plan.Device(cuda=True, native_bf16=True, vllm=False))[1]
+        room = vram_gb or (here[1] / 1e9 if here else None)
+        return estimate(recipe, settings, longest_prompt_tokens=longest, vram_gb=room)
+
+    return memory
+
+
 def _estimated(memory: Memory, recipe: Recipe, settings: dict[str, Any], longest: int | None) -> tuple[Any, list[str]]:
     try:
         return memory(recipe, settings, longest), []
