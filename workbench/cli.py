@@ -197,6 +197,64 @@ def _tell_result(run: Any, as_json: bool) -> None:
 
 
 @app.command()
+def watch(
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")] = "latest",
+    once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Write its curves as they stand now to this file.")] = None,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a run that trains in another process: its numbers, its health, what is changed. Ends when the run ends.
+
+    Ctrl-C ends the watching, not the run. --once, --png and --json show how it stands now, and end.
+    """
+    from workbench.watching import follow, followed, snapshot, snapshot_text, write_picture
+
+    found = followed(run)
+    if png is not None:
+        print(f"curves written to {write_picture(found, png)}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(snapshot(found)))
+    elif once or (png is None and found.over):
+        print(snapshot_text(found))
+    elif png is None:
+        follow(found, every)
+
+
+@app.command()
+def control(
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")],
+    action: Annotated[
+        str,
+        typer.Argument(
+            help="stop, pause, resume, checkpoint, sample, weight, mute, unmute, reload, beta or learning_rate."
+        ),
+    ],
+    details: Annotated[
+        list[str] | None,
+        typer.Argument(help="FUNCTION VALUE for weight, FUNCTION for mute and unmute, VALUE for beta, learning_rate."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for the trainer's answer; 0: do not wait.", min=0)
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a run that trains for something; it is applied at the end of the step in flight, and recorded in events.jsonl.
+
+    Exits with 1 if the run refuses, with 3 if it has not answered in time.
+
+    Examples: `workbench control latest stop`, `workbench control latest weight format_reward 0.5`.
+    """
+    from workbench.watching import answered
+    from workbench.watching import control as ask
+
+    found = ask(run, action, details or [], timeout_s=timeout)
+    print(json.dumps(found) if as_json else answered(found, timeout))
+    if not found["applied"]:
+        raise typer.Exit(3 if found["applied"] is None and timeout else 1 if found["applied"] is False else 0)
+
+
+@app.command()
 def check(
     source: Annotated[
         str,

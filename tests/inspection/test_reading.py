@@ -41,7 +41,7 @@ def run(home):
              "group_std": std, "advantage": float(g), "right": g == 1, "score.a_reward": float(g)}
             for g in range(2)
         ]  # fmt: skip
-        write_part(made.rollouts, 1, rows, ["a_reward"])
+        write_part(made.rollouts, 1, {key: [row[key] for row in rows] for key in rows[0]}, ["a_reward"])
     return made
 
 

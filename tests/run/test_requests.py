@@ -128,6 +128,15 @@ def test_what_is_in_force_follows_the_events(run):
     assert [event["action"] for event in list_events(run)] == ["weight", "mute", "beta", "unmute"]
 
 
+def test_what_was_changed_after_the_checkpoint_that_a_run_goes_on_from_is_undone(run):
+    for step, weight in ((2, 3.0), (5, 9.0)):
+        after = {"a_reward": weight, "b_reward": 2.0}
+        run.log_event("control", step, action="weight", applied=True, after=after, function="a_reward", value=weight)
+    run.log_event("continued", 4)
+    assert in_force(run).weights["a_reward"] == 3.0
+    assert [event["step"] for event in list_events(run)] == [2]
+
+
 def test_a_stage_brings_its_own_weights():
     found = InForce({"a_reward": 5.0}, muted={"a_reward": 1.0}, beta=0.5)
     apply_event(

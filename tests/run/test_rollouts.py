@@ -32,39 +32,43 @@ def rows(step, count=2, **changes):
     return [{**ROW, "step": step, "generation": index, **changes} for index in range(count)]
 
 
+def write(folder, step, rows):
+    return write_part(folder, step, {key: [row[key] for row in rows] for key in rows[0]}, ["a_reward"])
+
+
 def test_round_trip_in_order(tmp_path):
-    write_part(tmp_path, 2, rows(2), ["a_reward"])
-    write_part(tmp_path, 1, rows(1), ["a_reward"])
+    write(tmp_path, 2, rows(2))
+    write(tmp_path, 1, rows(1))
     frame = query(tmp_path)
     assert frame["step"].tolist() == [1, 1, 2, 2]
     assert frame.iloc[0].to_dict() == {**ROW, "step": 1, "generation": 0}
 
 
 def test_two_batches_of_one_step_are_two_parts(tmp_path):
-    names = [write_part(tmp_path, 1, rows(1), ["a_reward"]).name for _ in range(2)]
+    names = [write(tmp_path, 1, rows(1)).name for _ in range(2)]
     assert names == ["step-0000001-00.parquet", "step-0000001-01.parquet"]
     assert len(query(tmp_path)) == 4
 
 
 def test_a_part_in_the_making_is_not_read(tmp_path):
-    write_part(tmp_path, 1, rows(1), ["a_reward"])
+    write(tmp_path, 1, rows(1))
     (tmp_path / ".step-0000002-00.parquet.part").write_bytes(b"PAR1 torn")
     assert len(query(tmp_path)) == 2
 
 
 def test_any_text_survives(tmp_path):
     texts = ["", "a\x00b", "é漢🙂", "<script>", "a" * 100_000]
-    write_part(tmp_path, 1, [{**rows(1, 1)[0], "completion": text} for text in texts], ["a_reward"])
+    write(tmp_path, 1, [{**rows(1, 1)[0], "completion": text} for text in texts])
     assert query(tmp_path, "select completion from rollouts")["completion"].tolist() == texts
 
 
 def test_a_lone_surrogate_is_escaped_not_fatal(tmp_path):
-    write_part(tmp_path, 1, rows(1, 1, completion="a\ud800b"), ["a_reward"])
+    write(tmp_path, 1, rows(1, 1, completion="a\ud800b"))
     assert query(tmp_path)["completion"].tolist() == ["a\\ud800b"]
 
 
 def test_a_score_that_does_not_apply_is_null(tmp_path):
-    write_part(tmp_path, 1, rows(1, 1, **{"score.a_reward": None}), ["a_reward"])
+    write(tmp_path, 1, rows(1, 1, **{"score.a_reward": None}))
     assert query(tmp_path, 'select count("score.a_reward") as n from rollouts')["n"].tolist() == [0]
 
 
@@ -75,5 +79,5 @@ def test_reading_nothing_says_so(tmp_path):
 
 def test_a_folder_with_a_quote_in_its_name(tmp_path):
     folder = tmp_path / "it's"
-    write_part(folder, 1, rows(1), ["a_reward"])
+    write(folder, 1, rows(1))
     assert len(query(folder)) == 2

@@ -86,7 +86,7 @@ def test_corrected_batches_are_those_that_were_worked_out_by_hand():
     batches = {name: plan.batch({**plan.DEFAULTS, **Recipe.load(find_recipe(name)).grpo}) for name in NAMES}
     assert {name: (made.prompts, made.num_generations) for name, made in batches.items()} == {
         "blog": (2, 4), "blog_math": (3, 6), "course": (1, 8), "course_vllm": (2, 4), "cpu": (8, 8), "gemma": (1, 8),
-        "gpu_24gb": (4, 8), "gpu_80gb": (8, 16), "large_gpu": (1, 16), "small_gpu": (1, 8), "t4": (1, 8),
+        "gpu_24gb": (4, 8), "gpu_80gb": (4, 16), "large_gpu": (1, 16), "small_gpu": (1, 8), "t4": (1, 8),
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,9 +175,20 @@ def in_force(run: RunDirectory) -> InForce:
         beta=settings.get("beta"),
         learning_rate=settings.get("learning_rate"),
     )
-    for event in read_lines(run.path / "events.jsonl", being_written=run.live):
+    for event in effective(read_lines(run.path / "events.jsonl", being_written=run.live)):
         apply_event(found, event)
     return found
+
+
+def effective(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events without the changes that were undone when a run went on from a checkpoint before them."""
+    kept: list[dict[str, Any]] = []
+    for event in events:
+        if event.get("event") == "continued":
+            after = event.get("step") or 0
+            kept = [old for old in kept if not (old.get("event") == "control" and (old.get("step") or 0) > after)]
+        kept.append(event)
+    return kept
 
 
 def apply_event(found: InForce, event: dict[str, Any]) -> None:
@@ -206,6 +218,6 @@ def list_events(run: RunDirectory) -> list[dict[str, Any]]:
     kinds = ("weight", "mute", "unmute", "reload", "beta", "learning_rate")
     return [
         event
-        for event in run.events()
+        for event in effective(run.events())
         if event["event"] == "control" and event.get("applied") and event["action"] in kinds
     ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,28 +61,47 @@ def schema(functions: list[str]):
     return pa.schema(fields)
 
 
-def write_part(folder: Path, step: int, rows: list[dict[str, Any]], functions: list[str]) -> Path:
-    """Write one step's completions as one immutable part, whole or not at all."""
+def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], functions: list[str]) -> Path:
+    """Write one step's completions as one immutable part, whole or not at all.
+
+    Args:
+        columns: by name, one value a completion; NaN in a column of numbers stands for none. One that is left out is empty.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     folder.mkdir(parents=True, exist_ok=True)
     # Several processes may generate for one step (one part a rank), and one step may be generated more than once.
-    number = sum(1 for _ in folder.glob(f"step-{step:07d}-*.parquet"))
-    part = folder / f"step-{step:07d}-{number:02d}.parquet"
+    number = 0
+    while (part := folder / f"step-{step:07d}-{number:02d}.parquet").exists():
+        number += 1
     beside = part.with_name(f".{part.name}.part")
-    table = pa.Table.from_pylist([_clean(row) for row in rows], schema=schema(functions))
-    pq.write_table(table, beside, compression="zstd")
+    made = schema(functions)
+    count = len(next(iter(columns.values())))
+    arrays = [_array(columns.get(field.name), field.type, count) for field in made]
+    # A part has a few dozen rows, and a run thousands of parts: what pays in large files costs here.
+    pq.write_table(
+        pa.Table.from_arrays(arrays, schema=made), beside, compression="zstd", use_dictionary=False,
+        write_statistics=["step"],
+    )  # fmt: skip
     os.replace(beside, part)
     return part
 
 
-def _clean(row: dict[str, Any]) -> dict[str, Any]:
-    # A lone surrogate in a completion is legal in Python and not in Parquet's UTF-8.
-    return {
-        key: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-        for key, value in row.items()
-    }
+def _array(values: Sequence[Any] | None, kind: pyarrow.DataType, count: int) -> pyarrow.Array:
+    import pyarrow as pa
+
+    if values is None:
+        return pa.nulls(count, kind)
+    try:
+        return pa.array(values, kind, from_pandas=True)
+    except UnicodeEncodeError:
+        # A lone surrogate in a completion is legal in Python and not in Parquet's UTF-8.
+        return pa.array([value if value is None else _encodable(value) for value in values], kind)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def query(folder: Path, sql: str = 'select * from rollouts order by step, "group", generation') -> pandas.DataFrame:

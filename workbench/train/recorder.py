@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,8 @@ from workbench.run.metrics import (
     weight_of,
 )
 from workbench.run.rollouts import write_part
+from workbench.train.health import ALARM
+from workbench.train.watchdog import Watchdog, as_event
 
 _REQUIRED = ("begin", "update", "end")
 
@@ -65,6 +67,7 @@ class Recorder:
         self.reward_s: dict[str, float] = {}  # by function
         self.reward_errors: dict[str, int] = {}  # by function: completions that it gave no score because it failed
         self.stage = "1"
+        self.watchdog: Watchdog | None = None  # of the stage that trains
         self._health: list[GroupHealth] = []
         self._weights: dict[str, float] = {}
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
@@ -92,7 +95,7 @@ class Recorder:
     def batch(self, scored: ScoredBatch) -> None:
         """Record one generation batch: every completion of every group."""
         started = time.perf_counter()
-        write_part(self.run.rollouts, scored.step, self._rows(scored), self.suite.names)
+        write_part(self.run.rollouts, scored.step, self._columns(scored), self.suite.names)
         # Now, because what is asked for at the end of the step is in force for the next one.
         self._kl_measured = self.measures_kl
         self._weights = {
@@ -106,8 +109,9 @@ class Recorder:
             self.reward_s[name] = self.reward_s.get(name, 0.0) + seconds
             self._rewarded_s += seconds
         self._note_errors(scored)
+        summary = self.watchdog.batch(scored) if self.watchdog else None
         self.seconds += time.perf_counter() - started
-        self.tell("batch", scored, None)
+        self.tell("batch", scored, summary)
         self._recorded_s += time.perf_counter() - started
 
     def begin_steps(self, step: int) -> None:
@@ -158,8 +162,24 @@ class Recorder:
         self._split_time(step, values)
         self.run.log_metrics(step, values)
         self.seconds += time.perf_counter() - started
+        if self.watchdog is not None:
+            self.watchdog.row(step, values)
+            if self.watchdog.due():
+                self.look(step)
         self.tell("update", step, values)
         return values
+
+    def look(self, step: int) -> None:
+        """Look at the run's health; what is newly wrong is an event, and an alarm is printed, too."""
+        if self.watchdog is None:
+            return
+        started = time.perf_counter()
+        for verdict in self.watchdog.look():
+            self.event("health", step, **as_event(verdict))
+            if verdict.state == ALARM:
+                print(f"step {step}: ALARM: {verdict.line} -> {verdict.remedy}", flush=True)
+        self.seconds += time.perf_counter() - started
+        self.tell("verdicts", self.watchdog.verdicts)
 
     def _split_time(self, step: int, values: dict[str, Any]) -> None:
         # Means over the steps that this row is about, as TRL's step_time is.
@@ -187,40 +207,51 @@ class Recorder:
                 warnings.warn(f"{name} failed and is left out, training goes on: {reason}", stacklevel=2)
         self.seconds += time.perf_counter() - started
 
-    def _rows(self, scored: ScoredBatch) -> list[dict[str, Any]]:
-        count, groups = self.suite.num_generations, scored.groups
-        ids = scored.columns.get("prompt_id") or [""] * len(scored.completions)
-        columns = {key: value for key, value in scored.columns.items() if key != "prompt_id"}
-        reward_hash = self.suite.hash
-        rows = []
-        for index, (prompt, completion, tokens) in enumerate(
-            zip(scored.prompts, scored.completions, scored.completion_ids, strict=True)
-        ):
-            row = {
-                "step": scored.step,
-                "stage": self.stage,
-                "group": index // count,
-                "prompt_id": str(ids[index]),
-                "generation": index % count,
-                "prompt": prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
-                "completion": completion,
-                "length_tokens": len(tokens),
-                "finish_reason": "stop" if len(tokens) and tokens[-1] == self.eos_token_id else "length",
-                "columns": json.dumps({k: strict(v[index]) for k, v in columns.items()}, ensure_ascii=False),
-                "total": _number(groups.totals[index]),
-                "group_mean": _number(groups.means[index]),
-                "group_std": _number(groups.stds[index]),
-                "advantage": float(groups.advantages[index]),
-                "right": scored.right[index],
-                "reward_hash": reward_hash,
-            }
-            for function, (name, weight) in enumerate(zip(self.suite.names, self.suite.weights, strict=True)):
-                row[f"score.{name}"] = _number(scored.scores[index, function])
-                row[f"weight.{name}"] = weight
-                row[f"error.{name}"] = scored.errors.get(name, {}).get(index)
-            rows.append(row)
-        return rows
+    def _columns(self, scored: ScoredBatch) -> dict[str, Any]:
+        suite, groups = self.suite, scored.groups
+        total, size = len(scored.completions), suite.num_generations
+        columns: dict[str, Any] = {
+            "step": np.full(total, scored.step, dtype=np.int32),
+            "stage": [self.stage] * total,
+            "group": np.arange(total, dtype=np.int32) // size,
+            "prompt_id": [str(name) for name in scored.columns.get("prompt_id") or [""] * total],
+            "generation": np.arange(total, dtype=np.int32) % size,
+            "prompt": _each_once(scored.prompts, _prompt),
+            "completion": scored.completions,
+            "length_tokens": [len(tokens) for tokens in scored.completion_ids],
+            "finish_reason": [
+                "stop" if len(tokens) and tokens[-1] == self.eos_token_id else "length"
+                for tokens in scored.completion_ids
+            ],
+            "columns": _dataset_columns(scored.columns, total),
+            "total": groups.totals,
+            "group_mean": groups.means,
+            "group_std": groups.stds,
+            "advantage": groups.advantages,
+            "right": scored.right,
+            "reward_hash": [suite.hash] * total,
+        }
+        for number, (name, weight) in enumerate(zip(suite.names, suite.weights, strict=True)):
+            columns[f"score.{name}"] = np.ascontiguousarray(scored.scores[:, number])
+            columns[f"weight.{name}"] = np.full(total, weight)
+            if errors := scored.errors.get(name):
+                columns[f"error.{name}"] = [errors.get(index) for index in range(total)]
+        return columns
 
 
-def _number(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+def _prompt(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+
+
+def _each_once(values: Sequence[Any], text: Callable[[Any], str]) -> list[str]:
+    # The completions of a group have one prompt, and what belongs to it, between them.
+    found: list[str] = []
+    for index, value in enumerate(values):
+        found.append(found[-1] if index and value == values[index - 1] else text(value))
+    return found
+
+
+def _dataset_columns(columns: dict[str, list[Any]], total: int) -> list[str]:
+    names = [name for name in columns if name != "prompt_id"]
+    rows = list(zip(*(columns[name] for name in names), strict=True)) or [()] * total
+    return _each_once(rows, lambda row: json.dumps(dict(zip(names, map(strict, row), strict=True)), ensure_ascii=False))

@@ -18,6 +18,7 @@ from workbench.train.recorder import Recorder, Watcher
 from workbench.train.resuming import Point, Restored, load_adapter, save_state
 from workbench.train.stages import ONLY_STAGE, Stage
 from workbench.train.steering import Live, Steering
+from workbench.train.watchdog import Watchdog
 
 
 def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:
@@ -162,6 +163,7 @@ class Session:
             self.trainer = self.rest(stage)
         trainer, recorder = self.trainer, self.recorder
         recorder.suite, recorder.stage = stage.suite, stage.name
+        recorder.watchdog = Watchdog(stage, self.policy.tokenizer.eos_token_id)
         recorder.measures_kl = bool(stage.settings["beta"])
         adaptive = AdaptiveWeights(stage.adaptive, stage.suite)
         live = Live(trainer, self.policy, stage, recorder, adaptive)
@@ -196,6 +198,7 @@ class Session:
 
     def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
         recorder = self.recorder
+        recorder.look(step)
         before = self.run.manifest().get("before") or {}
         recorder.tell("end", f"{status} after {step} steps{recorder.verdict}")
         if step or status in ("finished", "stopped"):
@@ -222,6 +225,7 @@ def _result(
         "reward_errors": recorder.reward_errors,
         "hooks_s": recorder.seconds,
         "hooks_share": recorder.seconds / busy,
+        "health": recorder.watchdog.found() if recorder.watchdog else [],
         "drawing_s": sum(getattr(watcher, "drawing_s", 0.0) for watcher in recorder.watchers),
     }
 

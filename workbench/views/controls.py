@@ -208,8 +208,9 @@ class Controls:
         if self._over:
             with self._lock:
                 self.asked.clear()
-            for button in self.buttons.values():
-                button.disabled = True
+            for widget in _parts(self.widget):
+                if hasattr(widget, "disabled"):
+                    widget.disabled = True
             self._sentence_widget.value = _line(f"{self._over}: nothing is left to steer.", _GREY)
         self._show_said()
 
@@ -274,6 +275,10 @@ def _written(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return "" if value is None else str(value)
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _parts(widget: Any) -> list[Any]:
+    return [widget, *(part for child in getattr(widget, "children", ()) for part in _parts(child))]
 
 
 def _class(name: str) -> str:
