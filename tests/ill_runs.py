@@ -135,7 +135,7 @@ RUNS = {
     "not a number": IllRun("non_finite", ["alarm"], short, poison_after=3),
     "length drift": IllRun(
         "length_drift",
-        ["alarm"],
+        ["alarm", "warning"],
         lambda: Task("padded", bare(), [padding_reward]),
         {"max_completion_length": 40, "learning_rate": 3e-3, "max_steps": 12},
     ),

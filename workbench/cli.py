@@ -221,7 +221,7 @@ def watch(
         follow(found, every)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # a weight may be negative
 def control(
     run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")],
     action: Annotated[

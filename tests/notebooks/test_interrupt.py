@@ -44,6 +44,6 @@ def test_one_interrupt_ends_the_cell_normally_and_the_next_cell_runs(home):
     run = RunDirectory.open("long")
     assert run.manifest()["result"]["status"] == "stopped"
     assert run.manifest()["result"]["steps"] < 100
-    assert [event["event"] for event in run.events()] == ["started", "checkpoint", "stopped"]
+    assert [event["event"] for event in run.events()] == ["started", "control", "checkpoint", "stopped"]
     assert (run.adapter / "adapter_model.safetensors").is_file()
     assert "stopped" in "".join(said)

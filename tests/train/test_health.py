@@ -154,11 +154,11 @@ def test_a_gradient_that_is_no_number(examined):
 def test_length_drift(examined):
     found, run = examined("length drift")
     verdict = found["length_drift"]
-    assert verdict.state == ALARM
+    assert verdict.state in (ALARM, WARNING)
     lengths = [row["completions/mean_length"] for row in run.metrics()]
     assert verdict.evidence["before"] == pytest.approx(statistics.fmean(lengths[:3]))
     assert verdict.evidence["after"] == pytest.approx(statistics.fmean(lengths[-3:]))
-    assert verdict.evidence["ratio"] > 2
+    assert verdict.evidence["ratio"] > 1.5
     assert verdict.evidence["reward_goes_with_length"] > 0.4
     assert "pays for length" in verdict.cause
 

@@ -12,6 +12,7 @@ did not apply or failed), `error.<function>` (what it did instead; None if nothi
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,8 +50,13 @@ _FIXED = {
 }
 
 
-def schema(functions: list[str]):
+def schema(functions: list[str]) -> pyarrow.Schema:
     """The Parquet schema of a run with these reward functions."""
+    return _schema(tuple(functions))
+
+
+@functools.lru_cache(maxsize=16)
+def _schema(functions: tuple[str, ...]) -> pyarrow.Schema:
     import pyarrow as pa
 
     kinds = {"int32": pa.int32(), "string": pa.string(), "float64": pa.float64(), "bool": pa.bool_()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.dataset.split import fingerprint
+from workbench.rewards.stated import maximum_of
 from workbench.run.directory import now
 from workbench.run.recipe import Recipe
 from workbench.run.versions import versions
@@ -82,6 +83,7 @@ def _rewards(stage: Stage) -> dict[str, Any]:
         "hash": suite.hash,
         "functions": suite.hashes,
         "weights": dict(zip(suite.names, suite.weights, strict=True)),
+        "best": dict(zip(suite.names, map(maximum_of, stage.task.reward_funcs), strict=True)),
         "run": suite.functions.places,
     }
 
@@ -93,6 +95,8 @@ def _stage(stage: Stage) -> dict[str, Any]:
         "after": stage.offset,
         "task": stage.task.source or stage.task.name,
         "prompts": len(stage.rows),
+        "right_by": stage.task.right_function,
+        "format_by": stage.task.format_by,
         "rewards": _rewards(stage),
         "settings": {key: _plain(value) for key, value in stage.settings.items() if key in _IN_FORCE},
     }

@@ -6,6 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,13 +61,17 @@ class Recorder:
         eos_token_id: int,
         watchers: Sequence[Watcher] = (),
         measures_kl: bool = True,
+        in_background: bool = False,
     ) -> None:
+        """`in_background`: parts are written on a thread of their own while the step goes on, and are there when it ends."""
         self.run, self.suite, self.eos_token_id, self.watchers = run, suite, eos_token_id, list(watchers)
         self.measures_kl = measures_kl
         self.seconds = 0.0
         self.reward_s: dict[str, float] = {}  # by function
         self.reward_errors: dict[str, int] = {}  # by function: completions that it gave no score because it failed
         self.stage = "1"
+        self._writer = ThreadPoolExecutor(1, "rollouts") if in_background else None
+        self._writing: Future | None = None
         self.watchdog: Watchdog | None = None  # of the stage that trains
         self._health: list[GroupHealth] = []
         self._weights: dict[str, float] = {}
@@ -95,7 +100,12 @@ class Recorder:
     def batch(self, scored: ScoredBatch) -> None:
         """Record one generation batch: every completion of every group."""
         started = time.perf_counter()
-        write_part(self.run.rollouts, scored.step, self._columns(scored), self.suite.names)
+        self.finish()
+        part = (self.run.rollouts, scored.step, self._columns(scored), list(self.suite.names))
+        if self._writer is not None:
+            self._writing = self._writer.submit(write_part, *part)
+        else:
+            write_part(*part)
         # Now, because what is asked for at the end of the step is in force for the next one.
         self._kl_measured = self.measures_kl
         self._weights = {
@@ -113,6 +123,16 @@ class Recorder:
         self.seconds += time.perf_counter() - started
         self.tell("batch", scored, summary)
         self._recorded_s += time.perf_counter() - started
+
+    def finish(self) -> None:
+        """Wait until the latest part is written.
+
+        Raises:
+            OSError: if it could not be written.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def begin_steps(self, step: int) -> None:
         """The next row of metrics is about the steps after this one."""
@@ -150,6 +170,7 @@ class Recorder:
     def log(self, step: int, logs: dict[str, Any]) -> dict[str, Any]:
         """Record one row of metrics, and return it: what the trainer logged, and what the groups of those steps were like."""
         started = time.perf_counter()
+        self.finish()
         values = dict(logs)
         if not (self.measures_kl if self._kl_measured is None else self._kl_measured):
             # Unsloth's GPU trainer logs a kl of 0.0 when beta is 0, which reads as "the policy does not move".

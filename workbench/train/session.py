@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,7 +119,12 @@ class Session:
         self.steering = Steering(run, self.stop, replayed, replayed_from)
         stage = self.stages[0]
         self.recorder = Recorder(
-            run, stage.suite, policy.tokenizer.eos_token_id, watchers, measures_kl=bool(stage.settings["beta"])
+            run,
+            stage.suite,
+            policy.tokenizer.eos_token_id,
+            watchers,
+            measures_kl=bool(stage.settings["beta"]),
+            in_background=True,
         )
         last = self.stages[-1]
         self.total = last.offset + last.steps if last.steps > 0 else -1  # -1: it follows from epochs
@@ -198,6 +204,8 @@ class Session:
 
     def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
         recorder = self.recorder
+        with contextlib.suppress(OSError):  # the error that ended the run, if it was this one
+            recorder.finish()
         recorder.look(step)
         before = self.run.manifest().get("before") or {}
         recorder.tell("end", f"{status} after {step} steps{recorder.verdict}")

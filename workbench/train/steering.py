@@ -295,6 +295,8 @@ class Steering:
         trainer.reward_weights = torch.tensor(suite.weights, dtype=torch.float32)
         trainer.args.reward_weights = list(suite.weights)
         live.stage.task, live.stage.suite, live.recorder.suite = task, suite, suite
+        if live.recorder.watchdog is not None:
+            live.recorder.watchdog.forget()
         live.adaptive.reloaded(dict(zip(suite.names, task.reward_funcs, strict=True)))
 
     @staticmethod

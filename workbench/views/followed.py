@@ -77,7 +77,7 @@ class FollowedRun:
 
         started, self._unexamined = time.monotonic(), False
         try:
-            found = list(examine_run(self.run))
+            found = list(examine_run(self.run, last=200))
         except Exception:  # a part that is being written, a run that is taken away: the next look may find it whole
             found = self.screen.verdicts
         self._examined_at = time.monotonic()

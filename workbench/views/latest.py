@@ -162,10 +162,12 @@ def middle_cut(text: str, most: int) -> str:
 
 
 def _prompt_text(prompt: str) -> str:
-    # The record keeps a chat as JSON; a text may look like JSON and stays what it is.
+    # The record keeps a chat as JSON; a text may look like JSON and stays what it is. The question comes first: what stands
+    # before it in the chat is the same for every group.
     try:
-        messages = json.loads(prompt)
-        return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+        *before, last = json.loads(prompt)
+        told = [f"[{message['role']}]\n{message['content']}" for message in before]
+        return "\n\n".join([str(last["content"]), *told])
     except (ValueError, TypeError, KeyError):
         return prompt
 

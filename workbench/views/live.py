@@ -18,13 +18,13 @@ from workbench.views.widgets import buttons_work
 
 __all__ = ["LivePlot", "clock", "count_line", "progress_line", "status_line"]
 
-BUDGET = 0.01  # share of the run's time that drawing may take, but for the first and the last picture
+BUDGET = 0.008  # share of the run's time that drawing may take, but for the first and the last picture
 SHORTEST_INTERVAL_S = 1.0
 _FIRST_STEP = 2  # the first picture is drawn here: one point is no curve
 
 
 class LivePlot:
-    """Watches a run and redraws its curves in the notebook, as often as 1 % of the run's time allows.
+    """Watches a run and redraws its curves in the notebook, as often as 0.8 % of the run's time allows.
 
     Pass it to `train(..., watchers=[LivePlot()])`. Beneath the curves stand the verdicts on the run's health and one group
     of a recent step, and buttons that steer the run where they work. The saved notebook keeps the last picture and the
@@ -57,6 +57,7 @@ class LivePlot:
         self._newest_batch: int | None = None  # step
         self._said_at = self._paused_at = 0.0
         self._below_shown = ""
+        self._news = False  # somebody changed something since the last picture
 
     @property
     def history(self) -> History:
@@ -118,6 +119,7 @@ class LivePlot:
         with self._paid():
             was_paused = self.screen.state.paused
             self.screen.event(event)
+            self._news |= bool(event.get("event") == "control" and event.get("applied") and event.get("by") != "adaptive")
             if self._controls is not None:
                 self._controls.answered(event, self.screen.state)
             paused = self.screen.state.paused
@@ -145,11 +147,13 @@ class LivePlot:
         now = time.monotonic()
         if now - self.drawn_at < SHORTEST_INTERVAL_S:
             return False
+        if self._news:
+            return True  # who changed something wants to see it marked
         # One more draw is kept in reserve: the last picture is always drawn.
         return self.drawing_s + 2 * self._cost_s <= BUDGET * (now - self.started)
 
     def _draw(self, message: str | None = None) -> None:
-        started = time.perf_counter()
+        started, self._news = time.perf_counter(), False
         picture, line = self.screen.picture(time.monotonic() - self.started, message)
         self.handle.update(image_bundle(picture, line), raw=True)
         self._say(line)
