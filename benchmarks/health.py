@@ -32,7 +32,7 @@ def healthy(fresh: Any, seed: int, steps: int) -> dict[str, Any]:
     from workbench.run.recipe import Recipe
     from workbench.tiny.task import task as arithmetic
     from workbench.train.health import diagnose, facts_of, worsened
-    from workbench.train.summary import summaries_of
+    from workbench.train.health.summary import summaries_of
     from workbench.train.trainer import train
 
     recipe = Recipe.load(Path(workbench.tiny.__file__).parent / "recipe.yaml")

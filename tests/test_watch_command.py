@@ -30,7 +30,7 @@ def test_a_snapshot_for_people(running):
     text = snapshot_text(followed("latest"))
     assert text.startswith("r: step 5 of 40\n  reward ")
     assert "ok:" in text
-    assert "step 5, group 1 of 4: [user]⏎What is" in text
+    assert "step 5, group 1 of 4: What is" in text
     assert "\u202e" not in text
 
 

@@ -139,7 +139,7 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str]]:
     Returns:
         (what to call it, the recipe, lines about what a script had otherwise).
     """
-    from workbench.train.pasting import read_script
+    from workbench.train.plan.pasting import read_script
 
     if isinstance(source, Recipe):
         return "recipe", source, []

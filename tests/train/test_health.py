@@ -12,7 +12,7 @@ from workbench.run.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.train.health import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict, diagnose, examine_run, facts_of, worsened
-from workbench.train.summary import summaries_of
+from workbench.train.health.summary import summaries_of
 from workbench.train.trainer import train
 
 

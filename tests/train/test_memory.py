@@ -13,19 +13,12 @@ import pytest
 from workbench.run.errors import RecipeError, WorkbenchError
 from workbench.run.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe
 from workbench.train import memory
-from workbench.train.footprint import (
-    activation_bytes_per_token,
-    kv_bytes,
-    lora_sizes,
-    nf4_bytes,
-    optimizer_bytes,
-    weight_bytes,
-)
 from workbench.train.memory import (
     Calibration,
     OutOfMemory,
     calibrate,
     card,
+    changes,
     cheapest,
     combined,
     estimate,
@@ -33,8 +26,16 @@ from workbench.train.memory import (
     is_oom,
     measured_peak,
 )
-from workbench.train.shapes import from_config, shape_of
-from workbench.train.values import DEFAULTS
+from workbench.train.memory.footprint import (
+    activation_bytes_per_token,
+    kv_bytes,
+    lora_sizes,
+    nf4_bytes,
+    optimizer_bytes,
+    weight_bytes,
+)
+from workbench.train.memory.shapes import from_config, shape_of
+from workbench.train.plan.values import DEFAULTS
 
 TINY = shape_of("tiny")
 SMALL = {
@@ -350,7 +351,7 @@ def test_the_printed_estimate_says_what_is_exact_and_that_the_rest_is_uncalibrat
     assert "exact" in lines["LoRA"]
     assert "~" not in lines["LoRA"]
     assert "~" in lines["activations"]
-    assert "not calibrated" in (memory.__doc__ + memory.estimate.__doc__)
+    assert "not calibrated" in memory.estimate.__doc__
 
 
 def test_settings_move_what_they_should():
@@ -417,7 +418,7 @@ def test_found_is_json():
 def test_no_heavy_library_is_imported():
     script = (
         "import sys\nfrom workbench.train.memory import *\nfrom workbench.run.recipe import Recipe\n"
-        "from workbench.train.values import DEFAULTS\n"
+        "from workbench.train.plan.values import DEFAULTS\n"
         "print(cheapest(estimate(Recipe(policy={'name': 'Qwen/Qwen2.5-1.5B-Instruct'}), DEFAULTS, vram_gb=16.0)))\n"
         "measured_peak()\nprint(sorted(sys.modules))"
     )
@@ -509,8 +510,8 @@ def test_a_change_keeps_groups_whole_and_prompts_as_long_as_they_were():
         per_device_train_batch_size=2, num_generations=2, max_completion_length=900, gradient_checkpointing=True
     )
     for change in cheapest(counted, count=9):
-        recipe, settings, how = memory._asked(counted)
-        after = estimate(*memory._apply(recipe, settings, change.sets), **how)
+        recipe, settings, how = changes._asked(counted)
+        after = estimate(*changes._apply(recipe, settings, change.sets), **how)
         assert after.prompt_tokens == counted.prompt_tokens == 124
         assert after.sequences % (settings["num_generations"]) == 0
 

@@ -10,8 +10,8 @@ from workbench.run.errors import RecipeError
 from workbench.run.recipe import SEVEN_PROJECTIONS, PolicyPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.train import plan
-from workbench.train.device import Device
-from workbench.train.pasting import read_script
+from workbench.train.plan.device import Device
+from workbench.train.plan.pasting import read_script
 from workbench.train.policy import load_policy, trainer_classes
 from workbench.train.trainer import train
 
@@ -392,7 +392,9 @@ def for_the_tiny_policy(recipe: Recipe) -> Recipe:
     """The recipe with what the embedded policy and a test's patience need: everything else as it was asked for."""
     grpo = {**recipe.grpo, "max_steps": 1, "report_to": "none"}
     grpo["max_completion_length"] = min(grpo.get("max_completion_length", 96), 24)
-    return recipe.model_copy(update={"policy": PolicyPart(), "task": "arithmetic", "grpo": grpo})
+    changes = {"policy": PolicyPart(), "task": "arithmetic", "grpo": grpo}
+    changes["max_prompt_length"] = recipe.max_prompt_length and min(recipe.max_prompt_length, 232)
+    return recipe.model_copy(update=changes)
 
 
 @pytest.mark.parametrize("name", REFUSED)

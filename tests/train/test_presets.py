@@ -15,7 +15,7 @@ from workbench.run.recipe import PolicyPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.train import plan
-from workbench.train.device import Device
+from workbench.train.plan.device import Device
 from workbench.train.policy import load_policy, trainer_classes
 from workbench.train.presets import FOLDER, find_recipe, preset_names
 from workbench.train.trainer import train
@@ -72,7 +72,9 @@ def test_a_preset_trains_a_step_on_the_embedded_policy(home, policy, name):
     if grpo["per_device_train_batch_size"] * grpo.get("gradient_accumulation_steps", 1) > 32:
         grpo |= {"per_device_train_batch_size": count, "gradient_accumulation_steps": 1}
         grpo.pop("steps_per_generation", None)
-    small = recipe.model_copy(update={"policy": PolicyPart(), "task": "arithmetic", "grpo": grpo})
+    changes = {"policy": PolicyPart(), "task": "arithmetic", "grpo": grpo}
+    changes["max_prompt_length"] = recipe.max_prompt_length and min(recipe.max_prompt_length, 232)
+    small = recipe.model_copy(update=changes)
     run = train(small, policy=policy, task=arithmetic(64, 8))
     assert run.manifest()["result"]["steps"] == 1
     assert run.manifest()["settings"]["in_force"]["learning_rate"] == recipe.grpo["learning_rate"]

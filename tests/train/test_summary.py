@@ -16,8 +16,8 @@ from workbench.run.directory import RunDirectory
 from workbench.run.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.train.health import examine_run
+from workbench.train.health.summary import MOST_GROUPS, StepSummary, stage_in, summaries_of, summarise
 from workbench.train.recorder import Recorder
-from workbench.train.summary import MOST_GROUPS, StepSummary, stage_in, summaries_of, summarise
 from workbench.train.trainer import train
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "prompt_id": f"p{n}"} for n in range(4)]

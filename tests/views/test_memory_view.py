@@ -6,8 +6,8 @@ import pytest
 
 from workbench.run.recipe import Recipe
 from workbench.train.memory import UNCALIBRATED, Calibration, cheapest, estimate
-from workbench.train.parts import GB, PHASES
-from workbench.train.values import DEFAULTS
+from workbench.train.memory.parts import GB, PHASES
+from workbench.train.plan.values import DEFAULTS
 from workbench.views.figure import png
 from workbench.views.memory import changes_table, memory_bars, memory_table
 

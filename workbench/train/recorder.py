@@ -29,7 +29,7 @@ from workbench.run.metrics import (
 )
 from workbench.run.rollouts import write_part
 from workbench.train.health import ALARM
-from workbench.train.watchdog import Watchdog, as_event
+from workbench.train.health.watchdog import Watchdog, as_event
 
 _REQUIRED = ("begin", "update", "end")
 

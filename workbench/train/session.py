@@ -14,12 +14,12 @@ from workbench.run.requests import list_events, write_request
 from workbench.train.adaptive import AdaptiveWeights
 from workbench.train.control import GracefulStop
 from workbench.train.fitting import Fit
+from workbench.train.health.watchdog import Watchdog
 from workbench.train.policy import Policy, adapter_in_float32, config_overrides
 from workbench.train.recorder import Recorder, Watcher
 from workbench.train.resuming import Point, Restored, load_adapter, save_state
 from workbench.train.stages import ONLY_STAGE, Stage
 from workbench.train.steering import Live, Steering
-from workbench.train.watchdog import Watchdog
 
 
 def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.train.memory import UNCALIBRATED, Change, MemoryEstimate
-from workbench.train.parts import GB, PHASES, Part, add, in_gb
+from workbench.train.memory.parts import GB, PHASES, Part, add, in_gb
 from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, new_figure
 from workbench.views.tables import Table
 

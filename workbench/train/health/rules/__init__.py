@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workbench.train.rules import groups, metrics, progress, rewards, texts
-from workbench.train.verdicts import Case, Verdict
+from workbench.train.health.rules import groups, metrics, progress, rewards, texts
+from workbench.train.health.verdicts import Case, Verdict
 
 RULES: tuple[Callable[[Case], Verdict | list[Verdict]], ...] = (
     metrics.non_finite,

@@ -10,14 +10,9 @@ from workbench.rewards.hashing import reward_hash
 from workbench.rewards.stated import maximum_of
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import TaskError
-from workbench.train.rules import RULES
-from workbench.train.summary import StepSummary, stage_in, summaries_of
-from workbench.train.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Case, Facts, Verdict
-
-__all__ = [
-    "ALARM", "NOTE", "OK", "SKIPPED", "STATES", "WARNING",
-    "Facts", "Verdict", "diagnose", "examine_run", "facts_of", "worsened",
-]  # fmt: skip
+from workbench.train.health.rules import RULES
+from workbench.train.health.summary import StepSummary, stage_in, summaries_of
+from workbench.train.health.verdicts import ALARM, STATES, WARNING, Case, Facts, Verdict
 
 
 def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], facts: Facts) -> list[Verdict]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, IDENTICAL, NOT_SCORED, SAME_SCORE
 from workbench.run.metrics import STEP_S
-from workbench.train.summary import StepSummary
-from workbench.train.trends import share
-from workbench.train.verdicts import (
+from workbench.train.health.summary import StepSummary
+from workbench.train.health.trends import share
+from workbench.train.health.verdicts import (
     ALARM,
     NOTE,
     OK,

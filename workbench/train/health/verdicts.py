@@ -11,8 +11,8 @@ from typing import Any
 
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
 from workbench.run.metrics import KL
-from workbench.train.summary import FunctionSummary, StepSummary
-from workbench.train.trends import Interval, slope
+from workbench.train.health.summary import FunctionSummary, StepSummary
+from workbench.train.health.trends import Interval, slope
 
 ALARM, WARNING, NOTE, OK, SKIPPED = STATES = ("alarm", "warning", "note", "ok", "skipped")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from workbench.train.trends import change_of_share, share, slope
-from workbench.train.verdicts import (
+from workbench.train.health.trends import change_of_share, share, slope
+from workbench.train.health.verdicts import (
     ALARM,
     NOTE,
     OK,

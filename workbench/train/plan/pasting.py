@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.train import plan
-from workbench.train.names import ALIASES, LEFT_OUT, MOVED
-from workbench.train.reading import Call, Script, Unknown, read
+from workbench.train.plan.names import ALIASES, LEFT_OUT, MOVED
+from workbench.train.plan.reading import Call, Script, Unknown, read
 
 # Calls that are understood -> what a keyword of theirs is: a place in the recipe, or a reason to leave it out.
 _UNSLOTH_LOADER = {

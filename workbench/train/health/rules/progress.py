@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from workbench.rewards.groups import ALL_RIGHT
 from workbench.run.metrics import LEARNING_RATE
-from workbench.train.trends import share, steps_to_tell
-from workbench.train.verdicts import (
+from workbench.train.health.trends import share, steps_to_tell
+from workbench.train.health.verdicts import (
     NOTE,
     OK,
     WARNING,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from workbench.train.shapes import Matrix, ModelShape
+from workbench.train.memory.shapes import Matrix, ModelShape
 
 NF4_BLOCK, NESTED_BLOCK = 64, 256  # weights that share a scale, and scales that share one
 _CODES = 16 * 4 + 256 * 4 + 4  # of each layer: both code tables and the offset, float32

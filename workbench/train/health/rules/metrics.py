@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from workbench.run.metrics import GRAD_NORM, KL, LEARNING_RATE, REWARD
-from workbench.train.verdicts import (
+from workbench.train.health.verdicts import (
     ALARM,
     NOTE,
     OK,

@@ -12,39 +12,11 @@ from typing import Any
 
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import Recipe
-from workbench.train.advice import advice
-from workbench.train.batches import Arithmetic, Batch, arithmetic, batch, check_prompts, in_words, whole_groups
-from workbench.train.device import Device, depends, fitted
-from workbench.train.in_force import Row, check_in_force, in_force_table
-from workbench.train.names import ALIASES, ELSEWHERE, MOVED, nearest, renamed, translated
-from workbench.train.values import CHOICES, DEFAULTS, check_values, field_kinds
-
-__all__ = [
-    "ALIASES",
-    "CHOICES",
-    "DEFAULTS",
-    "ELSEWHERE",
-    "MOVED",
-    "Arithmetic",
-    "Batch",
-    "Device",
-    "Row",
-    "arithmetic",
-    "batch",
-    "check_in_force",
-    "check_lengths",
-    "check_prompts",
-    "check_values",
-    "field_kinds",
-    "field_names",
-    "in_force_table",
-    "in_words",
-    "nearest",
-    "normalised",
-    "renamed",
-    "settings",
-    "translated",
-]
+from workbench.train.plan.advice import advice
+from workbench.train.plan.batches import whole_groups
+from workbench.train.plan.device import Device, depends, fitted
+from workbench.train.plan.names import MOVED, renamed
+from workbench.train.plan.values import DEFAULTS
 
 
 def normalised(

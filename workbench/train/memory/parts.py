@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import Recipe
 from workbench.train import plan
-from workbench.train.footprint import (
+from workbench.train.memory.footprint import (
     NF4_BLOCK,
     activation_bytes_per_token,
     kv_bytes,
@@ -22,7 +22,7 @@ from workbench.train.footprint import (
     optimizer_bytes,
     weight_bytes,
 )
-from workbench.train.shapes import LOCAL, ModelShape
+from workbench.train.memory.shapes import LOCAL, ModelShape
 
 GB = 10**9
 

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 from typing import Any, NamedTuple
 
-from workbench.train.values import DEFAULTS
+from workbench.train.plan.values import DEFAULTS
 
 SHOWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",

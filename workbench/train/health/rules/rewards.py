@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.train.summary import FunctionSummary
-from workbench.train.verdicts import (
+from workbench.train.health.summary import FunctionSummary
+from workbench.train.health.verdicts import (
     ALARM,
     NOTE,
     OK,

@@ -9,8 +9,8 @@ from typing import Any
 from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import ScoredBatch
 from workbench.train.health import ALARM, WARNING, Facts, Verdict, diagnose, worsened
+from workbench.train.health.summary import StepSummary, summarise
 from workbench.train.stages import Stage
-from workbench.train.summary import StepSummary, summarise
 
 LATEST = 200  # batches and rows that are looked at
 BUDGET = 0.001  # share of the run's time that looking may take

@@ -1,0 +1,17 @@
+"""Will it fit: GPU memory from a recipe alone, what one step measured, and what to change when it does not."""
+
+from workbench.train.memory.changes import Change, OutOfMemory, cheapest, combined, explain_oom, is_oom
+from workbench.train.memory.estimate import (
+    UNCALIBRATED,
+    Calibration,
+    MemoryEstimate,
+    calibrate,
+    card,
+    estimate,
+    measured_peak,
+)
+
+__all__ = [
+    "UNCALIBRATED", "Calibration", "Change", "MemoryEstimate", "OutOfMemory", "calibrate", "card", "cheapest", "combined",
+    "estimate", "explain_oom", "is_oom", "measured_peak",
+]  # fmt: skip

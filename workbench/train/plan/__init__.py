@@ -1,0 +1,35 @@
+"""Settings: what was asked, under today's names, checked, and what is in force. `normalised` is where to begin."""
+
+from workbench.train.plan.batches import Arithmetic, Batch, arithmetic, batch, check_prompts, in_words
+from workbench.train.plan.device import Device
+from workbench.train.plan.in_force import Row, check_in_force, in_force_table
+from workbench.train.plan.names import ALIASES, ELSEWHERE, MOVED, nearest, renamed, translated
+from workbench.train.plan.settings import check_lengths, field_names, normalised, settings
+from workbench.train.plan.values import CHOICES, DEFAULTS, check_values, field_kinds
+
+__all__ = [
+    "ALIASES",
+    "CHOICES",
+    "DEFAULTS",
+    "ELSEWHERE",
+    "MOVED",
+    "Arithmetic",
+    "Batch",
+    "Device",
+    "Row",
+    "arithmetic",
+    "batch",
+    "check_in_force",
+    "check_lengths",
+    "check_prompts",
+    "check_values",
+    "field_kinds",
+    "field_names",
+    "in_force_table",
+    "in_words",
+    "nearest",
+    "normalised",
+    "renamed",
+    "settings",
+    "translated",
+]
