@@ -43,7 +43,8 @@ def _watch(page, home) -> list[str]:
         if source and source not in seen:
             seen.append(source)
             page.screenshot(path=str(home / f"figure-{len(seen)}.png"))
-        if page.evaluate("() => /finished after \\d+ steps in/.test(document.body.innerText)"):
+        # The line above the figure, which is in view: JupyterLab takes cells that are far from it out of the page.
+        if page.evaluate("() => /browser: finished after \\d+ steps/.test(document.body.innerText)"):
             return seen
         page.wait_for_timeout(300)
     pytest.fail(f"training did not finish; {len(seen)} pictures were seen")

@@ -78,7 +78,7 @@ def weights(run: RunDirectory) -> dict[str, torch.Tensor]:
 
 def assert_same(run: RunDirectory, whole: RunDirectory) -> None:
     assert numbers(run) == numbers(whole)
-    columns = "select step, \"group\", generation, completion, total, advantage from rollouts order by all"
+    columns = 'select step, "group", generation, completion, total, advantage from rollouts order by all'
     assert query(run.rollouts, columns).equals(query(whole.rollouts, columns))
     mine, theirs = weights(run), weights(whole)
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
@@ -112,7 +112,9 @@ def test_it_goes_on_with_the_same_policy_in_the_same_kernel(home, whole):
 
 
 def test_accumulated_and_with_an_optimiser_without_moments(home):
-    more = {"grpo": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 4, "optim": "sgd"}}
+    more = {
+        "grpo": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 4, "optim": "sgd"}
+    }
     full = train(recipe("full", **more), policy=fresh(), task=task())
     run = train(recipe("part", **more), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
     continue_run(run, policy=fresh(), task=task())

@@ -44,7 +44,12 @@ def means(frame, column, steps) -> float:
 def test_format_first_then_correctness_ends_better_and_keeps_the_format(home):
     stages = [
         {"name": "format", "steps": 14, "reward_weights": {CORRECT: 0.0, STRICT: 1.0}},
-        {"name": "correctness", "steps": 16, "reward_weights": {CORRECT: 2.0, STRICT: 0.5}, "grpo": {"temperature": 0.9}},
+        {
+            "name": "correctness",
+            "steps": 16,
+            "reward_weights": {CORRECT: 2.0, STRICT: 0.5},
+            "grpo": {"temperature": 0.9},
+        },
     ]
     run = train(
         Recipe.of({"run_name": "staged", "grpo": GRPO, "stages": stages, "policy": {"load_in_4bit": False}}),
@@ -99,7 +104,9 @@ def test_a_stage_can_have_its_own_prompts_and_task(home):
     other = frame[frame["stage"] == "other"]
     assert len(other) == 16
     assert other["score.correctness_reward"].isna().all()
-    assert other[[name for name in other.columns if "countdown" in name and name.startswith("score.")]].notna().all().all()
+    assert (
+        other[[name for name in other.columns if "countdown" in name and name.startswith("score.")]].notna().all().all()
+    )
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,9 @@ def controls(run: RunDirectory) -> list[dict]:
     return [event for event in run.events() if event["event"] == "control"]
 
 
-def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and_in_the_metrics(home, policy, monkeypatch):
+def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and_in_the_metrics(
+    home, policy, monkeypatch
+):
     used = []
     original = session.build_trainer
 
@@ -218,10 +220,10 @@ def correctness_reward(completions, answer, **kwargs):
 task = Task(name="mine", rows=arithmetic(32, 4).rows, held_out=arithmetic(32, 4).held_out,
             reward_funcs=[correctness_reward{names}], right_by="correctness_reward")
 """
-OTHER = '''
+OTHER = """
 def brevity_reward(completions, **kwargs):
     return [-len(text[0]["content"]) / 1000 for text in completions]
-'''
+"""
 
 
 class Edits(Asks):

@@ -119,7 +119,9 @@ class LivePlot:
         with self._paid():
             was_paused = self.screen.state.paused
             self.screen.event(event)
-            self._news |= bool(event.get("event") == "control" and event.get("applied") and event.get("by") != "adaptive")
+            self._news |= bool(
+                event.get("event") == "control" and event.get("applied") and event.get("by") != "adaptive"
+            )
             if self._controls is not None:
                 self._controls.answered(event, self.screen.state)
             paused = self.screen.state.paused

@@ -68,7 +68,9 @@ def batch(settings: dict[str, Any], processes: int = 1) -> Batch:
     """
     _check_sizes(settings)
     count, explicit = settings["num_generations"], settings.get("generation_batch_size")
-    per_device, on = settings["per_device_train_batch_size"], f" x {processes} processes" if processes > 1 else ""
+    # Who knows the generation batch already (notebook 01) need not say how it is cut.
+    per_device = settings.get("per_device_train_batch_size", 0) if explicit else settings["per_device_train_batch_size"]
+    on = f" x {processes} processes" if processes > 1 else ""
     if explicit and settings.get("steps_per_generation"):
         raise RecipeError(
             f"grpo.generation_batch_size = {explicit} and grpo.steps_per_generation = {settings['steps_per_generation']}",
@@ -98,7 +100,7 @@ def batch(settings: dict[str, Any], processes: int = 1) -> Batch:
             if near
             else f"make the batch {up}",
         )
-    if completions % (per_device * processes):
+    if per_device and completions % (per_device * processes):
         forward = per_device * processes
         both = math.lcm(forward, count)
         raise RecipeError(

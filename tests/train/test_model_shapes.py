@@ -226,6 +226,8 @@ def test_a_cached_configuration_comes_before_a_known_one(home, monkeypatch):
 
 
 def test_nothing_heavy_is_imported():
-    script = "import sys\nfrom workbench.train.memory.shapes import shape_of\nshape_of('tiny')\nprint(sorted(sys.modules))"
+    script = (
+        "import sys\nfrom workbench.train.memory.shapes import shape_of\nshape_of('tiny')\nprint(sorted(sys.modules))"
+    )
     modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert not {"'torch'", "'transformers'"} & set(modules.strip("[]\n").split(", "))
