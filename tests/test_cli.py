@@ -21,11 +21,22 @@ def workbench(*arguments: str, home=None) -> subprocess.CompletedProcess:
 
 def test_help_names_every_command_and_where_to_start():
     text = workbench("--help").stdout
-    for word in ("demo", "train", "check", "doctor", "lab", "Start with `workbench demo`"):
+    for word in (
+        "demo",
+        "plan",
+        "train",
+        "continue",
+        "watch",
+        "control",
+        "check",
+        "doctor",
+        "lab",
+        "Start with `workbench demo`",
+    ):
         assert word in text
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "check", "doctor", "lab"])
+@pytest.mark.parametrize("command", ["demo", "plan", "train", "continue", "watch", "control", "check", "doctor", "lab"])
 def test_every_command_explains_itself(command):
     result = workbench(command, "--help")
     assert result.returncode == 0

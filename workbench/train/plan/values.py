@@ -27,6 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "max_grad_norm": 1.0,
     "gradient_checkpointing": False,
     "logging_steps": 1,
+    "logging_nan_inf_filter": False,  # on, a loss that is no number is logged as the mean of those before
     "save_strategy": "steps",
     "save_steps": 100,
     "save_total_limit": 2,
