@@ -105,7 +105,9 @@ def plan_run(
     config_class, _ = trainer_classes(recipe.policy.backend)
     fields = plan.field_names(config_class)
     recipe, settings, more = plan.normalised(recipe, fields, device)
-    notes = [*notes, *(line for line in more if line not in notes)]
+    notes = [*notes, *(line for line in [*more, *plan.stages_decide(recipe)] if line not in notes)]
+    if recipe.stages:
+        settings = {**settings, "max_steps": sum(stage.steps for stage in recipe.stages)}
     plan.check_values(settings, plan.field_kinds(config_class))
     planned = plan.batch(settings)
     plan.check_lengths(recipe, settings)
@@ -126,7 +128,7 @@ def plan_run(
         settings=settings,
         notes=[*notes, *unmeasured],
         words=words,
-        rows=plan.in_force_table(recipe.grpo, built, {**given, "seed": recipe.seed}),
+        rows=_rows(recipe, built, given),
         prompts=prompts,
         longest_tokens=longest,
         memory=estimate,
@@ -160,6 +162,13 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str]]:
     except UnicodeDecodeError as error:
         raise RecipeError(f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so") from error
     return shown(file), *read_script(text, shown(file))
+
+
+def _rows(recipe: Recipe, built: Any, given: dict[str, Any]) -> list[plan.Row]:
+    rows = plan.in_force_table(recipe.grpo, built, {**given, "seed": recipe.seed})
+    if not recipe.stages:
+        return rows
+    return [row._replace(by=plan.STAGES) if row.name == "max_steps" else row for row in rows]
 
 
 def _in_stages(recipe: Recipe, task: Task, config_class: type) -> str:

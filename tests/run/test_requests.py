@@ -74,7 +74,13 @@ def test_a_request_is_one_line_that_the_trainer_takes_once(run):
 
 def test_requests_of_an_earlier_session_are_not_for_this_one(run):
     send(run, "stop")
+    # One that was sent before the trainer began to listen is for it; one of the session before is not.
+    assert [request.action for request in Mailbox(run).take()] == ["stop"]
+    run.release()
+    run.reopen(0)
     assert Mailbox(run).take() == []
+    send(run, "pause")
+    assert [request.action for request in Mailbox(run).take()] == ["pause"]
 
 
 def test_a_line_in_flight_is_read_when_it_is_whole(run):

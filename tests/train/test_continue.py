@@ -162,6 +162,64 @@ def test_a_staged_run_goes_on_in_its_stage_and_into_the_next(home):
         assert query(run.rollouts)["stage"].tolist() == query(full.rollouts)["stage"].tolist()
 
 
+def test_a_run_of_epochs_goes_on_to_its_last_step_on_its_schedule(home):
+    more = {"grpo": {"max_steps": -1, "num_train_epochs": 2, "lr_scheduler_type": "linear", "warmup_steps": 0}}
+    full = train(recipe("full", **more), policy=fresh(), task=task())
+    assert [row["step"] for row in full.metrics()] == list(range(1, 9))
+    run = train(recipe("part", **more), policy=fresh(), task=task(), watchers=[Asks({4: [("stop", {})]})])
+    continue_run(run, policy=fresh(), task=task())
+    assert_same(run, full)
+
+
+def test_what_fails_before_it_goes_on_leaves_the_run_as_it_was(home):
+    stages = [{"name": "a", "steps": 2}, {"name": "b", "steps": 2}]
+    run = train(recipe(stages=stages), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
+    before = (run.result(), run.recipe(), sorted(run.path.rglob("*.safetensors")))
+    other = load_policy("tiny", load_in_4bit=False, lora=LoraPart(r=4))
+    for _ in range(2):
+        with pytest.raises(RunError, match="fit"):
+            continue_run(run, policy=other, task=task(), steps=3)
+    assert (run.result(), run.recipe(), sorted(run.path.rglob("*.safetensors"))) == before
+    assert not run.live
+    assert continue_run(run, policy=fresh(), task=task(), steps=1).result()["steps"] == 5
+
+
+def test_after_going_on_and_an_abort_the_adapter_is_the_newest(home):
+    class Aborts(Asks):
+        def update(self, step, values):
+            if step == 5:
+                raise KeyboardInterrupt
+
+    run = train(recipe(grpo={"save_steps": 1}), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
+    assert run.adapter.name == "final"
+    with pytest.raises(KeyboardInterrupt):
+        continue_run(run, policy=fresh(), task=task(), watchers=[Aborts({})])
+    assert int(run.adapter.name.removeprefix("checkpoint-")) >= 4
+
+
+EDITED = """
+from workbench.dataset.task import Task
+from workbench.tiny.task import task as arithmetic
+
+def length_reward(completions, **kwargs):
+    return [{factor} * len(text[0]["content"]) for text in completions]
+
+task = Task(name="edited", rows=arithmetic(8, 4).rows, reward_funcs=[length_reward])
+"""
+
+
+def test_a_run_that_goes_on_keeps_its_rewards_and_can_be_given_the_edited_ones(home):
+    file = home / "edited.py"
+    file.write_text(EDITED.format(factor=1))
+    run = train(recipe(task=str(file)), policy=fresh(), watchers=[Asks({1: [("stop", {})]})])
+    file.write_text(EDITED.format(factor=100))
+    continue_run(run, policy=fresh(), watchers=[Asks({4: [("reload", {})]})])
+    frame = query(run.rollouts)
+    ratio = frame["score.length_reward"] / frame["completion"].str.len()
+    assert set(ratio[frame["step"] <= 5].round()) == {1.0}
+    assert set(ratio[frame["step"] > 5].round()) == {100.0}
+
+
 def fails_late_reward(completions, trainer_state=None, **kwargs):
     if trainer_state.global_step >= 3 and not os.environ.get("MENDED"):
         raise ValueError("a bug that shows late")
@@ -177,7 +235,8 @@ def test_a_run_that_failed_goes_on_when_its_reward_is_mended(home, monkeypatch):
     assert run.result()["status"] == "failed"
     monkeypatch.setenv("MENDED", "1")
     continue_run(run, policy=fresh(), task=broken)
-    assert [row["step"] for row in run.metrics()] == list(range(1, 8))
+    # As if it had never failed: the failing step's random numbers are drawn again.
+    assert_same(run, train(recipe("never"), policy=fresh(), task=broken))
     assert [event["event"] for event in run.events()].count("continued") == 1
 
 

@@ -341,6 +341,23 @@ REFUSED = {
     ),
     "a typing error in the trainer": ("GRPOTrainer(model='a/b', reward_fns=[f])", "reward_fns.*'reward_funcs'"),
     "old and new name": ("GRPOConfig(kl_coef=0.1, beta=0.2)", "kl_coef = 0.1 and grpo.beta = 0.2"),
+    "a typing error after the config": (
+        "args = GRPOConfig()\nargs.learning_rat = 1",
+        "grpo.learning_rat.*'learning_rate'",
+    ),
+    "a typing error after the adapter": ("c = LoraConfig(r=8)\nc.lora_alfa = 16", "LoraConfig.lora_alfa.*'lora_alpha'"),
+    "a typing error in the quantisation": (
+        "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_typ='nf4')",
+        "line 1: BitsAndBytesConfig.bnb_4bit_quant_typ.*'bnb_4bit_quant_type'",
+    ),
+    "8 bits by a config": (
+        "BitsAndBytesConfig(load_in_8bit=True, bnb_4bit_quant_type='fp4', nonsense=1)",
+        "line 1: BitsAndBytesConfig.load_in_8bit=True.*4 or in 16 bits",
+    ),
+    "a parameter of nothing": (
+        "BitsAndBytesConfig(load_in_4bit=True, nonsense=1)",
+        "nonsense.*it has bnb_4bit_compute",
+    ),
     "8 bits": ("FastLanguageModel.from_pretrained('a/b', load_in_8bit=True)", "load_in_8bit.*4 or in 16 bits"),
     "not Python": ("x = 1\nmodel = AutoModel( a, b c )", "script, line 2: model = AutoModel.*a script is Python"),
     "nothing to read": ("print('hello')", "no GRPOConfig, GRPOTrainer or model loader"),
@@ -355,9 +372,18 @@ def fields():
 
 
 @pytest.fixture(scope="module")
-def policy():
-    """A policy of this module's own: the tests below train it."""
-    return load_policy("tiny")
+def policy_of():
+    """The embedded policy as a script loads its own: one for each way, and this module's, whose tests train it."""
+    loaded = {}
+
+    def policy(part: PolicyPart):
+        way = {"backend": part.backend, "load_in_4bit": part.load_in_4bit, "dtype": part.dtype}
+        key = tuple(way.values())
+        if key not in loaded:
+            loaded[key] = load_policy("tiny", **way)
+        return loaded[key]
+
+    return policy
 
 
 def planned(script, fields):
@@ -379,9 +405,14 @@ def test_every_translation_is_a_line_and_every_line_is_a_translation(fields, nam
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_is_not_refused_trains_a_step(home, fields, policy, name):
+def test_what_is_not_refused_trains_a_step(home, fields, policy_of, name):
     recipe, _, _ = planned(TRAINED[name][0], fields)
-    run = train(for_the_tiny_policy(recipe), policy=policy, task=arithmetic(64, 8))
+    asked = for_the_tiny_policy(recipe)
+    policy = policy_of(asked.policy)
+    assert policy.backend_name == recipe.policy.backend
+    assert (policy.precision == "nf4") == recipe.policy.load_in_4bit
+    assert recipe.policy.dtype in (None, policy.compute_dtype)
+    run = train(asked, policy=policy, task=arithmetic(64, 8))
     assert run.manifest()["result"]["steps"] == 1
     in_force = run.manifest()["settings"]["in_force"]
     for key in ("learning_rate", "beta", "num_generations", "per_device_train_batch_size"):
@@ -392,7 +423,9 @@ def for_the_tiny_policy(recipe: Recipe) -> Recipe:
     """The recipe with what the embedded policy and a test's patience need: everything else as it was asked for."""
     grpo = {**recipe.grpo, "max_steps": 1, "report_to": "none"}
     grpo["max_completion_length"] = min(grpo.get("max_completion_length", 96), 24)
-    changes = {"policy": PolicyPart(), "task": "arithmetic", "grpo": grpo}
+    small = PolicyPart()
+    policy = recipe.policy.model_copy(update={"name": small.name, "max_seq_length": small.max_seq_length})
+    changes = {"policy": policy, "task": "arithmetic", "grpo": grpo}
     changes["max_prompt_length"] = recipe.max_prompt_length and min(recipe.max_prompt_length, 232)
     return recipe.model_copy(update=changes)
 
@@ -435,8 +468,19 @@ GRPOConfig(learning_rate=open({str(victim)!r}, "w").write("1") * 1e-6, beta=__im
         ("k = k\nGRPOConfig(beta=k, top_k=5)", {"top_k": 5}),
         ("n = 9\nGRPOConfig(top_k=5, lr_scheduler_type=f'cos{n}')", {"top_k": 5, "lr_scheduler_type": "cos9"}),
         ("GRPOConfig(top_k=5, beta=1 / 0, bf16=is_bfloat16_supported())", {"top_k": 5}),
+        ("a = GRPOConfig(beta=0.1)\na.beta = 0.2\na.top_k = 5\na.beta = 0.3", {"beta": 0.3, "top_k": 5}),
+        ("a = GRPOConfig(kl_coef=0.1)\na.beta = 0.2", {"beta": 0.2}),
+        ("a: GRPOConfig = GRPOConfig(beta=0.1)\na.beta *= 2\na.top_k, a.top_p = 5, 0.9",
+         {"beta": 0.2, "top_k": 5, "top_p": 0.9}),
+        ("a = GRPOConfig()\nb = a\nb.beta = 0.2\nsetattr(a, 'top_k', 5)", {"beta": 0.2, "top_k": 5}),
+        ("a = GRPOConfig(beta=0.1)\na = GRPOConfig(beta=0.1)\na.beta = 0.2\nGRPOTrainer(m, f, a)", {"beta": 0.2}),
+        ("t = GRPOTrainer(m, f, GRPOConfig(beta=0.1))\nt.args.beta = 0.2", {"beta": 0.2}),
+        ("class A:\n    def f(self):\n        self.a = GRPOConfig(beta=0.1)\n        self.a.beta = 0.2", {"beta": 0.2}),
+        ("a = GRPOConfig(beta=0.1)\nif __name__ == '__main__':\n    a.beta = 0.2", {"beta": 0.2}),
+        ("a = parse()\na.foo = 1\na = GRPOConfig(beta=0.1)\na.beta = 0.2\na = parse()\na.bar = 1", {"beta": 0.2}),
+        ("a = GRPOConfig(beta=0.1)\nb.beta = 0.2\na.c.beta = 0.3\na['beta'] = 0.4", {"beta": 0.1}),
     ],
-)
+)  # fmt: skip
 def test_values_are_read_where_they_can_be_known(fields, script, grpo):
     found = read_script(script, fields=fields).recipe.grpo
     found.pop("max_completion_length")
@@ -472,6 +516,33 @@ def test_a_config_that_a_trainer_names_is_the_one(fields):
         ("q = BitsAndBytesConfig(load_in_4bit=True)\nAutoModelForCausalLM.from_pretrained('a/b', quantization_config=q)",
          "plain transformers: policy.backend = 'transformers'"),
         ("GRPOConfig('out')", "output_dir = 'out' is left out"),
+        ("a = GRPOConfig(learning_rate=1e-5)\na.learning_rate = 5e-5",
+         "line 2: a.learning_rate = 5e-05: learning_rate = 5e-05, instead of 1e-05 in GRPOConfig"),
+        ("a = GRPOConfig(beta=0.1)\na.beta = f()",
+         "line 2: beta = f() cannot be known without running it: left out, and 0.1 stays"),
+        ("a = GRPOConfig()\na.beta += 1", "line 2: a.beta += 1 cannot be known without running it: left out"),
+        ("a = GRPOConfig()\na.x, a.y = f()", "line 2: x = f() cannot be known"),
+        ("a = GRPOConfig()\nif b:\n    a.beta = 0.2", "line 3: a.beta = 0.2 may happen or not, which only running it"),
+        ("if b:\n    a = GRPOConfig()\nelse:\n    a.beta = 0.2", "line 4: a.beta = 0.2 stands in another branch"),
+        ("a = GRPOConfig()\ndef f(a):\n    a.x = 1", "line 3: a.x = 1 stands in another function or class than the call"),
+        ("a = GRPOConfig()\na.b.c = 1", "line 2: a.b.c = 1 is no plain attribute: left out"),
+        ("a = GRPOConfig()\nt = GRPOTrainer(m, f, a)\nt.train()\na.beta = 0.2",
+         "line 4: a.beta = 0.2 comes after the training in line 3: left out"),
+        ("a = GRPOConfig()\na.beta = 0.2\na = GRPOConfig()\nGRPOTrainer(m, f, a)",
+         "line 2: a.beta = 0.2 is about the GRPOConfig in line 1: left out"),
+        ("c = LoraConfig(r=8)\nc.r = 32", "line 2: c.r = 32: r = 32, instead of 8 in LoraConfig"),
+        ("GRPOTrainer('a/b', f, a, d, held_out)", "line 1: eval_dataset = held_out is left out: a run only trains"),
+        ("GRPOTrainer('a/b', callbacks=[Mine()])", "line 1: callbacks = [Mine()] is left out: they are code"),
+        ("GRPOTrainer('a/b', optimizers=(o, s))", "line 1: optimizers = (o, s) is left out: the optimiser is grpo.optim"),
+        ("GRPOTrainer('a/b', tools=[search])", "line 1: tools = [search] is left out"),
+        ("GRPOTrainer('a/b', **more)", "line 1: **more cannot be known without running it: left out"),
+        ("BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='fp4')",
+         "line 1: bnb_4bit_quant_type = 'fp4' is left out: the 4 bits are NF4"),
+        ("BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=False)", "bnb_4bit_use_double_quant = False is"),
+        ("BitsAndBytesConfig(load_in_4bit=f())", "line 1: load_in_4bit = f() cannot be known"),
+        ("AutoModelForCausalLM.from_pretrained('a/b', dtype='bfloat16')\nBitsAndBytesConfig(load_in_4bit=True, "
+         "bnb_4bit_compute_dtype=torch.float16)",
+         "line 2: bnb_4bit_compute_dtype = 'float16' is left out: a policy computes in one type, 'bfloat16'"),
         ("GRPOConfig(beta=0.1)", "learning_rate = 1e-05 (TRL: 1e-06, for full fine-tuning), max_steps = 100 (TRL: 3 epochs)"),
     ],
 )  # fmt: skip
@@ -480,11 +551,29 @@ def test_what_is_said_of_single_calls(fields, script, said):
     assert said in str(pasted)
 
 
+def test_what_asks_for_nothing_needs_no_line(fields):
+    script = (
+        "q = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True, "
+        "bnb_4bit_compute_dtype=torch.float16)\na = GRPOConfig(beta=0.1, learning_rate=1e-5, max_steps=5)\na.beta = 0.1\n"
+        "GRPOTrainer('a/b', args=a, eval_dataset=None, callbacks=[], optimizers=(None, None), quantization_config=q, "
+        "peft_config=p)"
+    )
+    pasted = read_script(script, fields=fields)
+    assert [line for line in pasted.notes if line.startswith("line")] == [
+        "line 4: plain transformers: policy.backend = 'transformers'"
+    ]
+    policy = pasted.recipe.policy
+    assert (policy.name, policy.load_in_4bit, policy.dtype) == ("a/b", True, "float16")
+
+
 def test_four_bits_come_from_where_they_are_asked_for(fields):
     bnb = (
         "q = BitsAndBytesConfig(load_in_4bit=True)\nAutoModelForCausalLM.from_pretrained('a/b', quantization_config=q)"
     )
     assert read_script(bnb, fields=fields).recipe.policy.load_in_4bit is True
+    later = "q = BitsAndBytesConfig()\nq.load_in_4bit = True"
+    assert read_script(later, fields=fields).recipe.policy.load_in_4bit is True
+    assert read_script("BitsAndBytesConfig()", fields=fields).recipe.policy.load_in_4bit is False
     assert read_script("AutoModelForCausalLM.from_pretrained('a/b')", fields=fields).recipe.policy.load_in_4bit is False
     recipe = read_script("LoraConfig(r=4, target_modules='all-linear')", fields=fields).recipe
     assert recipe.lora.target_modules == list(SEVEN_PROJECTIONS)

@@ -187,6 +187,32 @@ def test_stages_are_planned_one_by_one():
     assert found.recipe.stages[1].grpo == {"beta": 0.01}
 
 
+@pytest.mark.parametrize(
+    ("grpo", "steps", "line"),
+    [
+        (
+            {"max_steps": 500, "num_train_epochs": 3},
+            [3, 4],
+            "the steps of the stages decide: 3 + 4 = 7; grpo.max_steps = 500 and grpo.num_train_epochs = 3 do not count "
+            "beside them",
+        ),
+        ({"max_steps": 500}, [6], "the steps of the stages decide: 6; grpo.max_steps = 500 does not count beside them"),
+        ({}, [3, 4], None),
+        ({"max_steps": -1}, [3, 4], None),
+    ],
+)
+def test_the_steps_of_the_stages_decide_and_that_is_said(grpo, steps, line):
+    stages = [{"name": f"s{number}", "steps": each} for number, each in enumerate(steps)]
+    recipe = Recipe.of({"stages": stages, "grpo": grpo})
+    found = plan_run(recipe)
+    assert [note for note in found.notes if "decide" in note or "max_steps" in note] == ([line] if line else [])
+    assert plan.stages_decide(recipe) == ([line] if line else [])
+    rows = {row.name: row for row in found.rows}
+    assert (rows["max_steps"].in_force, rows["max_steps"].by) == (sum(steps), "stages")
+    assert rows["max_steps"].asked == grpo.get("max_steps")
+    assert plan.stages_decide(Recipe.of({"grpo": grpo})) == []
+
+
 def test_memory_is_asked_with_what_is_known():
     seen = []
     found = plan_run("cpu", memory=lambda *known: seen.append(known) or {"gb": 0.1})

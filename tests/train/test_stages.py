@@ -117,6 +117,8 @@ def test_a_stage_can_have_its_own_prompts_and_task(home):
         ({"grpo": {"num_generations": 5, "generation_batch_size": 32}}, RecipeError, "num_generations"),
         ({"reward_weights": {"nope": 1}}, RecipeError, "choose from correctness_reward"),
         ({"adaptive_weights": {"nope": {}}}, RecipeError, "adaptive_weights: 'nope'"),
+        ({"adaptive_weights": {SOFT: {}}}, RecipeError, "adaptive_weights: 'incremental_format_reward'"),
+        ({"adaptive_weights": {STRICT: {}}, "reward_weights": {STRICT: 0}}, RecipeError, "has the weight 0"),
         ({"prompts": {"level": 3}}, RecipeError, "the rows have"),
         ({"prompts": {"answer": "none of them"}}, RecipeError, "no row has answer"),
         ({"task": "no_such_task"}, TaskError, "no_such_task"),

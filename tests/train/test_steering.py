@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 
@@ -317,3 +318,95 @@ def test_no_frozen_copy_of_the_adapter_stays_behind(home):
     # The reference is the base model, so a policy that has moved begins with a KL above zero.
     assert run.metrics()[0][KL] > 0
     assert all(torch.isfinite(p).all() for p in own.model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    "more", [{"num_iterations": 2}, {"steps_per_generation": 2}], ids=["iterations", "generations"]
+)
+def test_a_batch_that_serves_several_steps(home, more):
+    """A weight counts from the next generation on; a reference that is switched on between two has its numbers at once."""
+    sizes = {"per_device_train_batch_size": 4 if "steps_per_generation" in more else 8}
+    asks = Asks({1: [("weight", {"function": CORRECT, "value": 4})], 2: [("beta", {"value": 0.05})]})
+    run = train(recipe(beta=0.0, max_steps=6, **sizes, **more), policy=fresh(), task=arithmetic(64, 8), watchers=[asks])
+    assert run.result()["status"] == "finished"
+    weight, beta = controls(run)
+    frame = query(run.rollouts)
+    first = frame[frame[f"weight.{CORRECT}"] == 4.0]["step"].min()
+    assert weight["from_step"] == first
+    assert (beta["step"], beta["from_step"]) == (3, 4)
+    assert [KL in row for row in run.metrics()][-2:] == [True, True]
+
+
+def test_a_request_that_comes_too_late_is_told_so_and_one_that_comes_early_is_kept(home, policy):
+    class Eager(Asks):
+        def begin(self, run, total_steps, settings):
+            super().begin(run, total_steps, settings)
+            self.ids.append(send(run, "weight", by="early", function=CORRECT, value=2))
+
+        def end(self, message):
+            pass
+
+    eager = Eager({3: [("weight", {"function": CORRECT, "value": 7})]})
+    run = train(recipe(max_steps=3), policy=policy, task=arithmetic(64, 8), watchers=[eager])
+    early, late = (answer(run, identity) for identity in eager.ids)
+    assert (early["applied"], early["from_step"]) == (True, 1)
+    assert (late["applied"], late["why"]) == (False, "the run is over")
+    assert {row[weight_of(CORRECT)] for row in run.metrics()} == {2.0}
+
+
+def test_a_verdict_that_fails_is_left_out_and_training_goes_on(home, policy, monkeypatch):
+    monkeypatch.setattr("workbench.train.health.watchdog.diagnose", lambda *_: 1 / 0)
+    with pytest.warns(UserWarning, match="the health verdicts failed"):
+        run = train(recipe(max_steps=2), policy=policy, task=arithmetic(64, 8))
+    assert run.result()["status"] == "finished"
+    assert [event["event"] for event in run.events()].count("watchdog_failed") == 1
+    assert not run.live
+
+
+def test_a_reload_that_cannot_be_kept_changes_nothing(home, monkeypatch):
+    file = home / "mine.py"
+    file.write_text(TASK.format(pays=1.0, more="", names=""))
+    edits = Edits(file, {1: TASK.format(pays=5.0, more="", names="")})
+
+    def full(source, target):
+        if "after-step" in str(target):
+            raise OSError(28, "No space left on device")
+        return original(source, target)
+
+    original = shutil.copyfile
+    monkeypatch.setattr("workbench.train.steering.shutil.copyfile", full)
+    asked = Recipe.of({"run_name": "r", "task": str(file), "grpo": {**GRPO, "max_steps": 4}})
+    run = train(asked, policy=fresh(), watchers=[edits])
+    [event] = controls(run)
+    assert not event["applied"]
+    assert "No space left" in event["why"]
+    assert query(run.rollouts)["score.correctness_reward"].max() == 1.0
+
+
+def test_what_is_asked_at_the_end_of_a_stage_is_the_next_ones_and_a_reload_stays(home):
+    file = home / "mine.py"
+    file.write_text(TASK.format(pays=1.0, more="", names=""))
+
+    class EditsAndAsks(Edits):
+        def update(self, step, values):
+            super().update(step, values)
+            if step == 3:  # read at the boundary after step 4, where the first stage ends
+                send(self.run, "weight", by="test", function=CORRECT, value=3)
+
+    edits = EditsAndAsks(file, {1: TASK.format(pays=5.0, more="", names="")})
+    stages = [{"name": "a", "steps": 4}, {"name": "b", "steps": 2}]
+    asked = Recipe.of({"run_name": "r", "task": str(file), "grpo": {**GRPO, "max_steps": 4}, "stages": stages})
+    run = train(asked, policy=fresh(), watchers=[edits])
+    frame = query(run.rollouts)
+    assert frame.groupby("step")[f"weight.{CORRECT}"].first().tolist() == [1.0] * 4 + [3.0] * 2
+    paid = frame[frame["score.correctness_reward"] > 0].groupby("step")["score.correctness_reward"].max()
+    assert set(paid[paid.index > 2]) == {5.0}
+    assert [(event["action"], event["by"], event["step"]) for event in controls(run)] == [
+        ("reload", "test", 2),
+        ("reload", "the stage before", 4),
+        ("weight", "test", 4),
+    ]
+    assert in_force(run).weights == {CORRECT: 3.0}
+    file.write_text(TASK.format(pays=1.0, more="", names=""))
+    again = train(asked.model_copy(update={"run_name": "again"}), policy=fresh(), changes_of=run)
+    assert numbers(again) == numbers(run)

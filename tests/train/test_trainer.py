@@ -193,7 +193,9 @@ def test_the_second_interrupt_aborts_and_the_record_stays(home, policy):
     with pytest.raises(KeyboardInterrupt):
         train(recipe(max_steps=50), policy=policy, task=arithmetic(64, 8), watchers=[InterruptAt(2, times=2)])
     run = RunDirectory.open("t")
-    assert [e["event"] for e in run.events()] == ["started", "aborted"]
+    # The first Interrupt's request was overtaken by the second, and its writer is told so.
+    assert [e["event"] for e in run.events()] == ["started", "control", "aborted"]
+    assert not run.events()[1]["applied"]
     assert run.manifest()["result"]["status"] == "aborted"
     assert len(run.metrics()) == 2
     assert not (run.path / "lock").exists()

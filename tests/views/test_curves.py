@@ -37,7 +37,7 @@ from workbench.views.history import (
     envelope,
     weighted,
 )
-from workbench.views.marks import ADAPTIVE, CHANGE, CHECKPOINT, Mark
+from workbench.views.marks import ADAPTIVE, CHANGE, CHECKPOINT, STAGE, Mark, add_mark
 
 FIVE = [f"{letter}_reward" for letter in "abcde"]
 NUMBERS = (
@@ -96,6 +96,18 @@ def test_an_envelope_survives_gaps():
         assert np.isnan(part).sum() == 99
 
 
+def test_an_envelope_is_that_of_each_bucket():
+    rng = np.random.default_rng(0)
+    x, y = np.arange(1.0, 1004.0), rng.normal(size=1003)
+    y[rng.random(1003) < 0.3] = np.nan
+    found = envelope(x, y, 100)
+    for bucket, start in enumerate(range(0, 1003, 11)):
+        steps, values = x[start : start + 11], y[start : start + 11]
+        wanted = (steps.mean(), np.nanmin(values), np.nanmean(values), np.nanmax(values))
+        assert [part[bucket] for part in found] == pytest.approx(wanted)
+    assert len(found.x) == bucket + 1
+
+
 def test_buckets_have_their_means_in_the_middle_of_their_steps():
     x = np.arange(1000.0)
     found = envelope(x, x % 2, 10)
@@ -145,6 +157,40 @@ def test_the_latest_steps_say_how_long_the_next_ones_take():
     for step in range(1, 60):
         filled.add(step, {STEP_S: 600.0 if step < 10 else 2.0})
     assert filled.recent_step_s() == 2.0
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+
+def marks_of(*events: dict) -> list[Mark]:
+    marks: list[Mark] = []
+    for event in events:
+        add_mark(marks, event)
+    return marks
+
+
+def changed(step: int, before: float, after: float) -> dict:
+    """A change that was made after this step, as the record has it."""
+    return {
+        "event": "control", "step": step, "from_step": step + 1, "action": "beta", "by": "you", "applied": True,
+        "before": before, "after": after,
+    }  # fmt: skip
+
+
+def test_a_change_at_the_boundary_where_a_run_stopped_stays_marked():
+    """Made after step 5, in the checkpoint of step 5: in force when the run goes on from there."""
+    stop = {"event": "control", "step": 5, "from_step": 6, "action": "stop", "by": "you", "applied": True}
+    saved = {"event": "checkpoint", "step": 5}
+    events = (changed(5, 0.0, 0.1), stop, saved, changed(6, 0.1, 0.2), {"event": "continued", "step": 5})
+    assert [mark[:3] for mark in marks_of(*events)] == [
+        (6, CHANGE, "beta 0 → 0.1"), (5, CHECKPOINT, "checkpoint"), (6, STAGE, "continued"),
+    ]  # fmt: skip
+    assert [mark.text for mark in marks_of(*events, {"event": "continued", "step": 4})] == ["continued"]
+
+
+def test_a_stage_that_a_continued_run_begins_again_is_marked_once():
+    stage = {"event": "stage", "step": 5, "stage": "b"}
+    assert [mark.text for mark in marks_of(stage, {"event": "continued", "step": 5}, stage)] == ["stage b", "continued"]
 
 
 # -- the figure --------------------------------------------------------------------------------------------------------
@@ -270,22 +316,38 @@ def test_long_titles_are_cut():
 
 
 def test_a_redraw_costs_the_same_however_long_the_run():
-    """Processor time, the least of several: what other programs do on the machine counts little."""
-
-    def cost(steps: int) -> tuple[float, int]:
+    """Processor time, in turns, the least of several, and measured again: what other programs do counts little."""
+    made = []
+    for steps in (100, 10_000):
         figure, filled = RunFigure("r", FIVE, 0.01, total=steps), history(steps)
-        figure.draw(filled)
-        best, size = float("inf"), 0
-        for _ in range(12):
-            started = time.process_time()
-            size = len(figure.draw(filled))
-            best = min(best, time.process_time() - started)
-        return best, size
+        assert len(figure.draw(filled)) < 200_000
+        made.append((figure, filled))
 
-    short, long = cost(100), cost(10_000)
-    assert long[0] <= 1.5 * short[0]
-    assert long[1] < 200_000
-    assert short[1] < 200_000
+    def ratio() -> float:
+        best = [float("inf")] * 2
+        for _ in range(9):
+            for place, (figure, filled) in enumerate(made):
+                started = time.process_time()
+                figure.draw(filled)
+                best[place] = min(best[place], time.process_time() - started)
+        return best[1] / best[0]
+
+    ratios = []
+    while not ratios or (ratios[-1] > 1.5 and len(ratios) < 3):
+        ratios.append(ratio())
+    assert ratios[-1] <= 1.5, ratios
+
+
+def test_what_is_said_of_the_reduction_is_part_of_the_frame(monkeypatch):
+    figure, filled = RunFigure("r", FIVE, 0.01, total=1000), history(360)
+    figure.draw(filled)
+    assert "means of up to 3 steps" in figure._reduced.get_text()
+    frames = []
+    monkeypatch.setattr(figure.figure.canvas, "draw", lambda: frames.append(1))
+    filled.add(361, {key: filled.last(key) for key in filled.columns})
+    figure.draw(filled)
+    assert "means of up to 4 steps" in figure._reduced.get_text()
+    assert frames == [1]
 
 
 def test_points_are_bounded():

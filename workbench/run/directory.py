@@ -7,6 +7,7 @@ old as the latest checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -31,6 +32,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.requests_from: int | None = None  # byte of control.jsonl from which requests are for this owner
 
     # -- where things lie ------------------------------------------------------------------------------------------
     @property
@@ -108,6 +110,7 @@ class RunDirectory:
             return False
         with os.fdopen(handle, "w") as lock:
             json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, lock)
+        self.requests_from = 0
         return True
 
     @classmethod
@@ -143,10 +146,24 @@ class RunDirectory:
                 rule="one process at a time owns a run",
                 remedy=f"stop it first: `workbench control {self.name} stop`",
             )
-        (self.path / "lock").unlink(missing_ok=True)
-        handle = os.open(self.path / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        # Of two processes that want it, one moves the dead owner's lock away, and one makes the new one.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.path / "lock", self.path / f".lock-{os.getpid()}")
+        (self.path / f".lock-{os.getpid()}").unlink(missing_ok=True)
+        try:
+            handle = os.open(self.path / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            raise RunError(
+                f"{self.name}: another process has just gone on with it",
+                rule="one process at a time owns a run",
+                remedy="watch it: `workbench watch`",
+            ) from None
         with os.fdopen(handle, "w") as lock:
             json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, lock)
+        asked = self.path / "control.jsonl"
+        self.requests_from = asked.stat().st_size if asked.is_file() else 0
+        # The adapter of the end is no longer that of the end; the checkpoint holds it until there is another.
+        shutil.rmtree(self.final, ignore_errors=True)
         self.update_manifest(result=None, before=self.manifest().get("result"))
         rows = [row for row in self.metrics() if row["step"] <= step]
         text = "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in rows)
@@ -171,7 +188,7 @@ class RunDirectory:
             "lock",
         ):
             (self.path / name).unlink(missing_ok=True)
-        for folder in (self.rollouts, self.checkpoints):
+        for folder in (self.rollouts, self.checkpoints, self.path / "tasks", self.path / "trackers"):
             shutil.rmtree(folder, ignore_errors=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
@@ -193,7 +210,8 @@ class RunDirectory:
             return ended
         steps = self.metrics()
         minutes = sum(row.get("step_time") or 0.0 for row in steps) / 60
-        return {"status": "running" if self.live else "killed", "steps": len(steps), "minutes": minutes}
+        done = steps[-1]["step"] if steps else 0
+        return {"status": "running" if self.live else "killed", "steps": done, "minutes": minutes}
 
     @property
     def live(self) -> bool:

@@ -127,7 +127,10 @@ class Mailbox:
 
     def __init__(self, run: RunDirectory) -> None:
         self.file = run.path / "control.jsonl"
-        self._read = self.file.stat().st_size if self.file.is_file() else 0  # bytes
+        if run.requests_from is not None:
+            self._read = run.requests_from  # bytes
+        else:
+            self._read = self.file.stat().st_size if self.file.is_file() else 0
 
     def take(self) -> list[Request]:
         """The requests since the last call. A line that is no request is handed out with the action "" and its text."""
@@ -181,14 +184,25 @@ def in_force(run: RunDirectory) -> InForce:
 
 
 def effective(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events without the changes that were undone when a run went on from a checkpoint before them."""
+    """Events without the changes and stages that were undone when a run went on from a checkpoint before them."""
     kept: list[dict[str, Any]] = []
     for event in events:
         if event.get("event") == "continued":
-            after = event.get("step") or 0
-            kept = [old for old in kept if not (old.get("event") == "control" and (old.get("step") or 0) > after)]
+            kept = _until(kept, event.get("step") or 0)
         kept.append(event)
     return kept
+
+
+def _until(events: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    # What was in force when the checkpoint was saved stands before it; a stage may begin at the same step, after it.
+    saved = [n for n, event in enumerate(events) if event.get("event") == "checkpoint" and event.get("step") == step]
+    last = saved[-1] if saved else None
+    return [
+        event
+        for number, event in enumerate(events)
+        if event.get("event") not in ("control", "stage")
+        or (number < last if last is not None else (event.get("step") or 0) <= step)
+    ]
 
 
 def apply_event(found: InForce, event: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ queue behind the cell in most of them.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -45,5 +46,7 @@ class GracefulStop:
     def _interrupted(self, signum: int, frame: Any) -> None:
         if self.requested is not None:
             raise KeyboardInterrupt
-        self.request("interrupt" if signum == signal.SIGINT else "SIGTERM")
-        print("stopping after this step; interrupt again to abort at once", flush=True)
+        # Whatever the handler does happens in the middle of a step: an error here must not become the step's.
+        with contextlib.suppress(Exception):
+            self.request("interrupt" if signum == signal.SIGINT else "SIGTERM")
+            print("stopping after this step; interrupt again to abort at once", flush=True)

@@ -119,7 +119,7 @@ class Recorder:
             self.reward_s[name] = self.reward_s.get(name, 0.0) + seconds
             self._rewarded_s += seconds
         self._note_errors(scored)
-        summary = self.watchdog.batch(scored) if self.watchdog else None
+        summary = self._guarded(lambda dog: dog.batch(scored))
         self.seconds += time.perf_counter() - started
         self.tell("batch", scored, summary)
         self._recorded_s += time.perf_counter() - started
@@ -183,24 +183,34 @@ class Recorder:
         self._split_time(step, values)
         self.run.log_metrics(step, values)
         self.seconds += time.perf_counter() - started
-        if self.watchdog is not None:
-            self.watchdog.row(step, values)
-            if self.watchdog.due():
-                self.look(step)
+        self._guarded(lambda dog: dog.row(step, values))
+        if self.watchdog is not None and self.watchdog.due():
+            self.look(step)
         self.tell("update", step, values)
         return values
 
     def look(self, step: int) -> None:
         """Look at the run's health; what is newly wrong is an event, and an alarm is printed, too."""
-        if self.watchdog is None:
-            return
         started = time.perf_counter()
-        for verdict in self.watchdog.look():
+        for verdict in self._guarded(lambda dog: dog.look()) or []:
             self.event("health", step, **as_event(verdict))
             if verdict.state == ALARM:
                 print(f"step {step}: ALARM: {verdict.line} -> {verdict.remedy}", flush=True)
         self.seconds += time.perf_counter() - started
-        self.tell("verdicts", self.watchdog.verdicts)
+        if self.watchdog is not None:
+            self.tell("verdicts", self.watchdog.verdicts)
+
+    def _guarded(self, ask: Callable[[Watchdog], Any]) -> Any:
+        # Watching must not end a run; what fails is left out from then on.
+        if self.watchdog is None:
+            return None
+        try:
+            return ask(self.watchdog)
+        except Exception as error:
+            self.watchdog, reason = None, f"{type(error).__name__}: {error}"
+            self.run.log_event("watchdog_failed", error=reason)
+            warnings.warn(f"the health verdicts failed and are left out, training goes on: {reason}", stacklevel=2)
+            return None
 
     def _split_time(self, step: int, values: dict[str, Any]) -> None:
         # Means over the steps that this row is about, as TRL's step_time is.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,13 +37,28 @@ class Point:
     state: dict[str, Any]
 
 
-def save_state(trainer: Any, folder: Path, stage: int, done: int, adaptive: dict[str, Any]) -> None:
+def random_states() -> dict[str, Any]:
+    """The states of all random numbers that training draws from, now."""
+    import torch
+
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def save_state(
+    trainer: Any, folder: Path, stage: int, done: int, adaptive: dict[str, Any], states: dict[str, Any] | None = None
+) -> None:
     """Write the state of training beside an adapter that was just saved.
 
     Args:
         stage: number of the stage, from 0.
         done: steps of the stage that are done.
         adaptive: state of the adaptive weights.
+        states: `random_states()` at the end of the step; None: now.
     """
     import torch
     from safetensors.torch import save_file
@@ -55,18 +71,19 @@ def save_state(trainer: Any, folder: Path, stage: int, done: int, adaptive: dict
                 tensors[f"{index}.{key}"] = value.detach().cpu().contiguous().clone()
             else:
                 plain[f"{index}.{key}"] = value
-    tensors["random.torch"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    states = states or random_states()
+    tensors["random.torch"] = states["torch"]
+    if states["cuda"] is not None:
+        tensors["random.cuda"] = states["cuda"]
     save_file(tensors, str(folder / _TENSORS))
-    version, numbers, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    version, numbers, gauss = states["python"]
+    kind, keys, position, has_gauss, cached = states["numpy"]
     state = {
         "stage": stage,
         "step": trainer.state.global_step,
         "done": done,
         "adaptive": adaptive,
-        "tokens": trainer.state.num_input_tokens_seen,
+        "tokens": states.get("tokens", trainer.state.num_input_tokens_seen),
         "whole_generation": trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0,
         "optimizer": {"plain": plain, "groups": packed["param_groups"]},
         "schedule": {
@@ -143,6 +160,14 @@ class Restored:
         point, args = self.point, trainer.args
         per_step = args.per_device_train_batch_size * args.steps_per_generation * args.gradient_accumulation_steps
         per_epoch = max(1, _steps_an_epoch(trainer))
+        if self.total < 0:
+            self.total = math.ceil(args.num_train_epochs * per_epoch)
+        if point.done >= self.total:
+            raise RunError(
+                f"all {point.step} steps are trained",
+                rule="a run goes on to the steps that its recipe asks for",
+                remedy="start a new run with more num_train_epochs",
+            )
         self.epochs, self.skipped = divmod(point.done, per_epoch)
         self._of_an_epoch = self.skipped / per_epoch
         args.max_steps = self.total - self.epochs * per_epoch
@@ -152,6 +177,8 @@ class Restored:
         trainer._get_train_sampler = lambda *a, **k: _Skipping(sampler(*a, **k), self.epochs, self.skipped * per_step)
         if not point.state["whole_generation"]:
             self.inexact.append("the checkpoint lies between two generations: the rest of that batch is generated anew")
+        if args.logging_steps > 1 and point.step % args.logging_steps:
+            self.inexact.append("the next row of metrics is about the steps after the checkpoint only")
 
     def begin(self, trainer: Any) -> None:
         """When training has begun: the optimiser's and the schedule's state."""

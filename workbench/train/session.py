@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RecipeError, RewardError
+from workbench.run.errors import RecipeError
 from workbench.run.requests import list_events, write_request
 from workbench.train.adaptive import AdaptiveWeights
 from workbench.train.control import GracefulStop
@@ -17,7 +17,7 @@ from workbench.train.fitting import Fit
 from workbench.train.health.watchdog import Watchdog
 from workbench.train.policy import Policy, adapter_in_float32, config_overrides
 from workbench.train.recorder import Recorder, Watcher
-from workbench.train.resuming import Point, Restored, load_adapter, save_state
+from workbench.train.resuming import Point, Restored, load_adapter, random_states, save_state
 from workbench.train.stages import ONLY_STAGE, Stage
 from workbench.train.steering import Live, Steering
 
@@ -147,14 +147,14 @@ class Session:
                     if self.steering.stopped_by:
                         break
                 by = self.steering.stopped_by
+                if by and stage is self.stages[-1] and self.trainer.state.global_step >= self.trainer.state.max_steps:
+                    by = None  # asked for at the end of the last step: there was nothing left to stop
                 status, details = ("stopped" if by else "finished"), {"by": by}
                 # Still inside: an Interrupt that comes while the adapter is being saved must not lose it.
                 save_adapter(self.policy, self.run.final)
         except BaseException as error:
-            if isinstance(error, RewardError) and self.trainer.state.global_step > begun_at:
-                # A reward that fails after hours must not take them along: the weights are those of the last whole step.
-                self.trainer._save_checkpoint(self.trainer.model, trial=None)
-                self.trainer.callback_handler.on_save(self.trainer.args, self.trainer.state, self.trainer.control)
+            if isinstance(error, Exception) and self.trainer.state.global_step > begun_at:
+                self._rescue()
             status = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             details = {"error": f"{type(error).__name__}: {error}"}
             raise
@@ -163,6 +163,15 @@ class Session:
                 tracker.close()
             step = max(step, self.trainer.state.global_step)
             self._close(status, step, time.monotonic() - started, details)
+
+    def _rescue(self) -> None:
+        # An error after hours must not take them along: the weights are those of the last whole step.
+        trainer = self.trainer
+        if (self.run.checkpoints / f"checkpoint-{trainer.state.global_step}" / "state.json").is_file():
+            return
+        with contextlib.suppress(Exception):  # the error that is being raised says more
+            trainer._save_checkpoint(trainer.model, trial=None)
+            trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     def _stage(self, stage: Stage) -> None:
         if stage is not self.stages[0]:
@@ -207,13 +216,18 @@ class Session:
         with contextlib.suppress(OSError):  # the error that ended the run, if it was this one
             recorder.finish()
         recorder.look(step)
+        self.steering.refuse_rest(recorder, step)
         before = self.run.manifest().get("before") or {}
         recorder.tell("end", f"{status} after {step} steps{recorder.verdict}")
         if step or status in ("finished", "stopped"):
             minutes = seconds / 60
-            self.run.update_manifest(result=_result(status, step, minutes, recorder, self.steering.paused_s, before))
-            self.run.log_event(status, step, **details)
-            self.run.release()
+            try:
+                self.run.update_manifest(
+                    result=_result(status, step, minutes, recorder, self.steering.paused_s, before)
+                )
+                self.run.log_event(status, step, **details)
+            finally:
+                self.run.release()
         else:
             self.run.discard()
             print(f"{self.run.name}: ended before its first step, so nothing of it is kept", flush=True)
@@ -269,16 +283,18 @@ def _callback(session: Session, live: Live, restored: Restored | None) -> Any:
     recorder, run, stage, trainer = session.recorder, session.run, live.stage, live.trainer
     # Step numbers go on through the stages, as one run.
     begun_at = session.point.step if restored else stage.offset
+    another = stage is not session.stages[-1]
+    at_step_end: dict[str, Any] = {}  # the random states, before anything that comes after draws from them
 
     class WorkbenchCallback(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            steps = stage.steps if stage.steps > 0 else state.max_steps
+            steps = stage.steps if stage.steps > 0 else restored.total if restored else state.max_steps
             state.global_step, state.max_steps = begun_at, stage.offset + steps
             trainer._globalstep_last_logged = begun_at
             if restored:
                 restored.begin(trainer)
                 live.adaptive.restore(restored.point.state.get("adaptive", {}))
-                past = [event for event in list_events(run) if stage.offset < event["step"] <= begun_at]
+                past = [event for event in list_events(run) if stage.offset <= event["step"] <= begun_at]
                 session.steering.catch_up(live, past)
             if not session.began:
                 session.began = True
@@ -294,6 +310,8 @@ def _callback(session: Session, live: Live, restored: Restored | None) -> Any:
                     learning_rate=args.learning_rate, temperature=args.temperature, steps=steps, task=stage.task.name,
                 )  # fmt: skip
             recorder.begin_steps(begun_at)
+            if restored is None:
+                session.steering.begin_stage(live, begun_at, control)
 
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if restored:
@@ -314,14 +332,27 @@ def _callback(session: Session, live: Live, restored: Restored | None) -> Any:
             session.fit.first_step_done(run)
             if restored:
                 state.epoch = restored.epoch(state.epoch)
-            session.steering.boundary(live, state.global_step, control)
+            at_step_end.update(random_states(), tokens=state.num_input_tokens_seen)
+            started, waited = time.perf_counter(), session.steering.paused_s
+            ended = state.global_step >= state.max_steps
+            session.steering.boundary(live, state.global_step, control, ends=ended and another)
+            recorder.seconds += time.perf_counter() - started - (session.steering.paused_s - waited)
+            if ended or control.should_training_stop:
+                control.should_log = True  # the last steps have a row, too, where logging_steps does not divide
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             folder = run.checkpoints / f"checkpoint-{state.global_step}"
             # A pickle that nothing needs; a run holds none.
             (folder / "training_args.bin").unlink(missing_ok=True)
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card
-            save_state(trainer, folder, stage.number, state.global_step - stage.offset, live.adaptive.state())
+            save_state(
+                trainer,
+                folder,
+                stage.number,
+                state.global_step - stage.offset,
+                live.adaptive.state(),
+                at_step_end or None,
+            )
             recorder.event("checkpoint", state.global_step, folder=folder.name)
 
     return WorkbenchCallback()

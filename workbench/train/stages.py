@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens
@@ -15,7 +16,9 @@ from workbench.dataset.task import Row, Task, load_task
 from workbench.rewards.suite import RewardSuite
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import AdaptivePart, Recipe, StagePart
+from workbench.run.workspace import find
 from workbench.train import plan
+from workbench.train.adaptive import AdaptiveWeights
 
 ONLY_STAGE = "1"
 # What is decided when the policy is loaded, or is counted over the whole run.
@@ -36,6 +39,7 @@ class Stage:
     suite: RewardSuite
     adaptive: dict[str, AdaptivePart]
     notes: list[str]
+    source: str = ""  # the task file that a person edits; empty: none
     offset: int = 0  # steps of the stages before
     left_out_too_long: int = 0
     lengths_tokens: list[int] = field(default_factory=list)  # of the prompts that are used
@@ -46,17 +50,23 @@ class Stage:
         return self.settings["max_steps"]
 
 
-def planned_stages(recipe: Recipe, task: Task, config_class: type) -> list[Stage]:
+def planned_stages(recipe: Recipe, task: Task, config_class: type, kept: Path | None = None) -> list[Stage]:
     """The recipe's stages, in order, checked as far as can be without a policy.
+
+    Args:
+        kept: folder with the task files of the stages as they were when the run began (`kept_task`); None: as they are now.
 
     Raises:
         RecipeError, TaskError, RewardError: naming the stage, where there are several.
     """
     if not recipe.stages:
-        return [_stage(recipe, task, config_class, ONLY_STAGE, 0, recipe.adaptive_weights)]
+        [only] = [_stage(recipe, task, config_class, ONLY_STAGE, 0, recipe.adaptive_weights)]
+        only.source = _edited(recipe.task, task)
+        return [only]
     stages: list[Stage] = []
     for number, part in enumerate(recipe.stages):
-        own_task = load_task(part.task) if part.task else task
+        copy = kept / kept_task(number) if kept is not None and part.task else None
+        own_task = load_task(copy if copy is not None and copy.is_file() else part.task) if part.task else task
         stage = _stage(
             _for_stage(recipe, part, own_task),
             own_task,
@@ -66,9 +76,20 @@ def planned_stages(recipe: Recipe, task: Task, config_class: type) -> list[Stage
             {**_of(recipe.adaptive_weights, own_task), **part.adaptive_weights},
             part.prompts,
         )
+        stage.source = _edited(part.task or recipe.task, own_task)
         stage.offset = stages[-1].offset + stages[-1].steps if stages else 0
         stages.append(stage)
     return stages
+
+
+def kept_task(number: int) -> str:
+    """Name of the copy of a stage's own task file in a run's folder `tasks`."""
+    return f"stage-{number}.py"
+
+
+def _edited(name: str, task: Task) -> str:
+    # A run that goes on has loaded its own copy, and nobody edits that.
+    return str(find(name)) if Path(name).suffix == ".py" else task.source
 
 
 def _of(by_function: dict[str, Any], task: Task) -> dict[str, Any]:
@@ -137,6 +158,7 @@ def _stage(
             rule="an adaptive weight names one of the task's reward functions",
             remedy=f"choose from {', '.join(suite.names)}",
         )
+    AdaptiveWeights(adaptive, suite)  # says what cannot adapt
     suite.rehearse(rows)
     return Stage(name, number, recipe, task, rows, settings, planned, suite, adaptive, notes)
 

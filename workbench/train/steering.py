@@ -18,7 +18,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, append_line
 from workbench.run.errors import RequestError, WorkbenchError
 from workbench.run.requests import Mailbox, Request, check_request, write_request
-from workbench.run.workspace import resolve
+from workbench.run.workspace import resolve, shown
 from workbench.train.adaptive import AdaptiveWeights
 from workbench.train.policy import Policy
 from workbench.train.recorder import Recorder
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from workbench.train.control import GracefulStop
 
 POLL_S = 0.1
+CARRIED = "the stage before"  # who asked for a reload that a stage inherits
+_CHANGES = ("weight", "mute", "unmute", "reload", "beta", "learning_rate")
 SAMPLED_PROMPTS = 4
 
 
@@ -50,6 +52,12 @@ class Live:
         return dict(zip(self.suite.names, self.suite.weights, strict=True))
 
 
+def _steps_to_generation(trainer: Any) -> int:
+    """Steps that still learn from completions that were generated before this boundary."""
+    window = trainer.args.steps_per_generation * trainer.num_iterations  # forward passes of one generation
+    return -(-(-trainer._step % window) // trainer.args.gradient_accumulation_steps)
+
+
 class Steering:
     """Reads a run's requests at each step boundary and applies them.
 
@@ -68,33 +76,68 @@ class Steering:
         replayed_from: Path | None = None,
     ) -> None:
         self.run, self.stop, self.mailbox = run, stop, Mailbox(run)
-        # Adaptive weights change by themselves again.
-        self.replayed = [event for event in replayed or [] if event.get("by") != "adaptive"]
+        # Adaptive weights change, and reloads are carried into the next stage, by themselves again.
+        self.replayed = [event for event in replayed or [] if event.get("by") not in ("adaptive", CARRIED)]
         self.replayed_from = replayed_from or run.path
         self.paused_s = 0.0
         self.stopped_by: str | None = None
         self._muted: dict[str, float] = {}
+        self._held: list[Request] = []  # for the next boundary
+        self._reloaded: dict[str, Path] = {}  # edited task file -> the copy that is in force
 
-    def boundary(self, live: Live, step: int, control: Any) -> None:
+    def begin_stage(self, live: Live, step: int, control: Any) -> None:
+        """A stage begins: what was asked for at the end of the one before is applied to it.
+
+        Its weights, beta and learning rate are the recipe's; reward functions that were reloaded stay so, where the stage
+        scores with the same task file.
+        """
+        self._muted.clear()
+        if live.stage.source in self._reloaded:
+            request = Request("reload", CARRIED, "")
+            found = self._reload(live, step, self._reloaded[live.stage.source])
+            self._answer(live, request, step, **found)
+        self.boundary(live, step, control, begins=True)
+
+    def boundary(self, live: Live, step: int, control: Any, *, begins: bool = False, ends: bool = False) -> None:
         """Apply what was asked for since the last boundary.
 
         Args:
             step: steps that are done.
             control: the trainer's flags: asked to save, asked to stop.
+            begins: no step of the stage is done; there is nothing to save yet.
+            ends: all are, and another stage follows: a change is meant for that one.
         """
-        for event in [event for event in self.replayed if event["step"] == step]:
-            self._again(live, step, control, event)
-        self.replayed = [event for event in self.replayed if event["step"] > step]
-        for change in live.adaptive.due(live.weights) if step > live.stage.offset else []:
-            details = {"function": change.function, "value": change.weight, "why": change.why}
-            write_request(self.run, "weight", "adaptive", details)
-        if self._handle(live, step, control):
+        asked, self._held = [*self._held, *self.mailbox.take()], []
+        later = ("checkpoint",) if begins else _CHANGES if ends else ()
+        self._held = [request for request in asked if request.action in later]
+        asked = [request for request in asked if request.action not in later]
+        if not ends:
+            for event in [event for event in self.replayed if event["step"] == step]:
+                self._again(live, step, control, event)
+            self.replayed = [event for event in self.replayed if event["step"] > step]
+        if not ends and not begins:
+            asked += self._adapted(live)
+        if self._handle(live, step, control, asked):
             self._wait(live, step, control)
         if self.stop.requested and self.stopped_by is None:
             # The Interrupt's own line could not be written, or stands after what was read.
             self.stopped_by = self.stop.requested
         if self.stopped_by is not None:
             control.should_training_stop = control.should_save = True
+
+    def _adapted(self, live: Live) -> list[Request]:
+        # Written as a request like any other, so that the record has it; and read back at once.
+        for change in live.adaptive.due(live.weights):
+            details = {"function": change.function, "value": change.weight, "why": change.why}
+            write_request(self.run, "weight", "adaptive", details)
+        return self.mailbox.take()
+
+    def refuse_rest(self, recorder: Recorder, step: int) -> None:
+        """The run is over: who asked for something that no boundary came for is told so."""
+        for request in [*self._held, *self.mailbox.take()]:
+            event = {"id": request.id, "action": request.action, "by": request.by, "applied": False}
+            recorder.event("control", step, **event, from_step=step + 1, why="the run is over")
+        self._held = []
 
     def catch_up(self, live: Live, events: list[dict[str, Any]]) -> None:
         """Put in force again what was in force at the checkpoint that a run goes on from; recorded already, so in silence."""
@@ -113,11 +156,13 @@ class Steering:
             elif action == "reload":
                 self._reload(live, event["step"], self.run.path / event["file"])
 
-    def _handle(self, live: Live, step: int, control: Any) -> bool:
-        """Answer the new requests; whether the run should wait now."""
+    def _handle(self, live: Live, step: int, control: Any, asked: list[Request]) -> bool:
+        """Answer these requests; whether the run should wait now."""
         waiting = False
-        for request in self.mailbox.take():
-            if request.action == "pause":
+        for request in asked:
+            if request.action == "pause" and self.stopped_by is not None:
+                self._answer(live, request, step, why="the run stops", applied=False)
+            elif request.action == "pause":
                 waiting = True
                 self._answer(live, request, step)
             elif request.action == "resume":
@@ -165,7 +210,7 @@ class Steering:
                 )
             details = check_request(request.action, request.details)
             found = self._apply(live, step, control, request, details)
-            self._answer(live, request, step, why=why, **found)
+            self._answer(live, request, step, **{"why": why, **found})
         except Exception as error:  # whatever a user's edited file does when it is loaded must not end the run
             said = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
             print(f"step {step}: {request.action or 'request'} refused, training goes on: {said}", flush=True)
@@ -193,15 +238,17 @@ class Steering:
         try:
             found = self._reload(live, step, self.replayed_from / event["file"])
             self._answer(live, request, step, **found)
-        except WorkbenchError as error:
+        except Exception as error:  # as in `_one`
             self._answer(live, request, step, why=str(error), applied=False)
 
     def _answer(
         self, live: Live, request: Request, step: int, *, why: str | None = None, applied: bool = True, **found: Any
     ) -> None:
+        generated = request.action in ("weight", "mute", "unmute", "reload")
         event = {
             "id": request.id, "action": request.action, "by": request.by, "applied": applied,
-            "from_step": step + 1, **found, **({"why": why} if why else {}),
+            "from_step": step + 1 + (_steps_to_generation(live.trainer) if generated else 0),
+            **found, **({"why": why} if why else {}),
         }  # fmt: skip
         live.recorder.event("control", step, **event)
 
@@ -253,7 +300,7 @@ class Steering:
         live.trainer.args.reward_weights = list(live.suite.weights)
 
     def _reload(self, live: Live, step: int, file: Path | None = None) -> dict[str, Any]:
-        source = str(file or live.stage.task.source)
+        source = str(file or live.stage.source)
         if not source or not resolve(source).is_file():
             raise RequestError(
                 f"reload: task {live.stage.task.name!r} is not a file",
@@ -267,22 +314,34 @@ class Steering:
             task, old.num_generations, weights, old.scale_rewards, old.aggregation,
             on_batch=old.on_batch, deadline_s=old.deadline_s, on_error=old.on_error,
         )  # fmt: skip
-        suite.rehearse(live.stage.rows)  # the prompts stay those of the run
-        if any(suite.functions.is_async(name) for name in suite.names) and not live.trainer._has_async_funcs:
-            raise RequestError(
-                "reload: a reward function is a coroutine now",
-                rule="TRL starts the loop that coroutines run in when a run begins, and only if it has one",
-                remedy="start a new run",
-            )
-        hashes = {"hash_before": old.hash, "hash_after": suite.hash}
+        try:
+            suite.rehearse(live.stage.rows)  # the prompts stay those of the run
+            if any(suite.functions.is_async(name) for name in suite.names) and not live.trainer._has_async_funcs:
+                raise RequestError(
+                    "reload: a reward function is a coroutine now",
+                    rule="TRL starts the loop that coroutines run in when a run begins, and only if it has one",
+                    remedy="start a new run",
+                )
+            kept = self._keep(resolve(source), step)
+        except BaseException:
+            suite.close()
+            raise
+        found = {"hash_before": old.hash, "hash_after": suite.hash, "file": f"tasks/{kept.name}"}
+        if suite.hash == old.hash:
+            found["why"] = f"the reward functions in {shown(source)} are those that were in force: nothing changed"
         self._put_in(live, task, suite)
+        self._reloaded[live.stage.source] = kept
         old.close()
+        return {"before": before, "after": live.weights, **found}
+
+    def _keep(self, source: Path, step: int) -> Path:
+        # So that the run can be replayed, and go on, although the file is edited again.
         folder = self.run.path / "tasks"
         folder.mkdir(exist_ok=True)
         kept = folder / f"after-step-{step}.py"
-        if kept.resolve() != resolve(source).resolve():
-            shutil.copyfile(resolve(source), kept)
-        return {"before": before, "after": live.weights, "file": f"tasks/{kept.name}", **hashes}
+        if kept.resolve() != source.resolve():
+            shutil.copyfile(source, kept)
+        return kept
 
     @staticmethod
     def _put_in(live: Live, task: Task, suite: RewardSuite) -> None:
@@ -302,6 +361,9 @@ class Steering:
     @staticmethod
     def _beta(live: Live, value: float) -> dict[str, Any]:
         before = live.trainer.beta
+        if value and not before:
+            # What is left of a batch that serves several steps has no reference's log-probabilities: it is generated anew.
+            live.trainer._buffered_inputs = None
         live.trainer.beta = live.trainer.args.beta = live.stage.settings["beta"] = value
         live.recorder.measures_kl = bool(value)
         return {"before": before, "after": value}

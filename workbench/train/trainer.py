@@ -20,7 +20,7 @@ from workbench.train.policy import Policy, load_policy, trainer_classes
 from workbench.train.recorder import Watcher
 from workbench.train.resuming import Point, latest_point, load_adapter
 from workbench.train.session import Session, build_config, build_trainer
-from workbench.train.stages import ONLY_STAGE, Stage, fit, planned_stages
+from workbench.train.stages import ONLY_STAGE, Stage, fit, kept_task, planned_stages
 from workbench.train.trackers import planned_trackers, tracker_callbacks
 
 
@@ -71,14 +71,18 @@ def train(
         _say(notes, stages)
         manifest = manifest_of(recipe, policy, stages, first, notes)
         run = RunDirectory.create(recipe.run_name, recipe, manifest, runs)
-    announce(run)
-    if task.source:
-        shutil.copyfile(task.source, run.path / "task.py")
-    Session(
-        run, stages, first, lambda stage: build_trainer(trainer_class, configs[stage.number], stage, policy), policy,
-        watchers, _trackers(run, stages[0]), replayed=list_events(changes_of) if changes_of else None,
-        replayed_from=changes_of.path if changes_of else None,
-    ).train()  # fmt: skip
+    try:
+        _keep_tasks(run, task, stages)
+        session = Session(
+            run, stages, first, lambda stage: build_trainer(trainer_class, configs[stage.number], stage, policy), policy,
+            watchers, _trackers(run, stages[0]), replayed=list_events(changes_of) if changes_of else None,
+            replayed_from=changes_of.path if changes_of else None,
+        )  # fmt: skip
+        announce(run)
+    except BaseException:
+        run.discard()
+        raise
+    session.train()
     return run
 
 
@@ -108,7 +112,7 @@ def continue_run(
     recipe, point = run.recipe(), latest_point(run)
     task = task or _task_of(run, recipe)
     config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
-    stages = planned_stages(recipe, task, config_class)
+    stages = planned_stages(recipe, task, config_class, run.path / "tasks")
     if steps:
         _extend(run, recipe, stages, steps)
     left = [stage for stage in stages if stage.number >= point.stage and _unfinished(stage, point)]
@@ -123,17 +127,35 @@ def continue_run(
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         configs = {stage.number: build_config(config_class, stage, scratch, policy) for stage in left}
         first = build_trainer(trainer_class, configs[left[0].number], left[0], policy)
+        load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
+        result = run.manifest().get("result")
         run.reopen(point.step)
-    announce(run)
     notes.append(f"{run.name} goes on after step {point.step}, from {point.folder.name}")
     _say(notes, left)
-    if left[0].number != point.stage:
-        load_adapter(policy.model, point.folder)
-    Session(
-        run, left, first, lambda stage: build_trainer(trainer_class, configs[stage.number], stage, policy), policy,
-        watchers, _trackers(run, left[0]), point=point,
-    ).train()  # fmt: skip
+    try:
+        session = Session(
+            run, left, first, lambda stage: build_trainer(trainer_class, configs[stage.number], stage, policy), policy,
+            watchers, _trackers(run, left[0]), point=point,
+        )  # fmt: skip
+        if steps:
+            recipe.save(run.path / "recipe.yaml")
+        announce(run)
+    except BaseException:
+        run.update_manifest(result=result)
+        run.release()
+        raise
+    session.train()
     return run
+
+
+def _keep_tasks(run: RunDirectory, task: Task, stages: Sequence[Stage]) -> None:
+    # As they are now: they may be edited while the run trains, and it may go on later.
+    if task.source:
+        shutil.copyfile(task.source, run.path / "task.py")
+    for stage in stages:
+        if stage.task is not task and stage.task.source:
+            (run.path / "tasks").mkdir(exist_ok=True)
+            shutil.copyfile(stage.task.source, run.path / "tasks" / kept_task(stage.number))
 
 
 def _loaded(recipe: Recipe, settings: dict[str, Any]) -> Policy:
@@ -201,7 +223,6 @@ def _extend(run: RunDirectory, recipe: Recipe, stages: list[Stage], steps: int) 
         recipe.stages[-1].steps += steps
     else:
         recipe.grpo["max_steps"] = last.settings["max_steps"]
-    recipe.save(run.path / "recipe.yaml")
 
 
 def _warnings(task: Task) -> list[str]:

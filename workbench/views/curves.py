@@ -81,9 +81,8 @@ class RunFigure:
         self._title = self.figure.text(0.045, 0.985, name, fontsize=11, va="top", weight="bold", animated=True)
         self._note = self.figure.text(0.045, 0.96, "", fontsize=8.5, va="top", linespacing=1.35, animated=True)
         self._key = self.figure.text(0.045, 0.012, "", fontsize=7.5, va="bottom", color="#444444", animated=True)
-        self._reduced = self.figure.text(
-            0.955, 0.985, "", fontsize=7.5, va="top", ha="right", color=GREY, animated=True
-        )
+        # Changes seldom, and to draw words takes long: part of the frame.
+        self._reduced = self.figure.text(0.955, 0.985, "", fontsize=7.5, va="top", ha="right", color=GREY)
         self._lines: dict[str, tuple[Any, Any]] = {}  # function -> (weighted line, raw line)
         self._shown_frame: Any = None  # what the kept frame was drawn for, and the frame
         self._frame: Any = None
@@ -166,7 +165,7 @@ class RunFigure:
         size = -(-len(steps) // self.reward.points)
         told = f"lines are means of up to {-(-len(steps) // self.std.points)} steps, shades reach from the least to the greatest"
         self._reduced.set_text(told if size > 1 else "")
-        self._paint(tuple(depends))
+        self._paint((*depends, self._reduced.get_text()))
         return drawn_png(self.figure)
 
     def _most_x(self, step: int) -> float:
@@ -226,7 +225,7 @@ class RunFigure:
             for artist in chart.moving():
                 chart.axis.draw_artist(artist)
         self.reward.axis.draw_artist(self.reward._legend)
-        for text in (self._title, self._note, self._key, self._reduced):
+        for text in (self._title, self._note, self._key):
             self.figure.draw_artist(text)
 
 

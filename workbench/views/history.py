@@ -128,21 +128,13 @@ def envelope(x: np.ndarray, y: np.ndarray, buckets: int) -> Envelope:
     """At most so many buckets, NaN where one holds no number: no peak is lost, and the mean does not zigzag."""
     if len(x) <= buckets:
         return Envelope(x, y, y, y)
-    steps, values = _grid(x, buckets), _grid(y, buckets)
-    there = ~np.isnan(values)
-    count = there.sum(axis=1)
+    starts = np.arange(0, len(x), -(-len(x) // buckets))
+    there = ~np.isnan(y)
+    count = np.add.reduceat(there, starts, dtype=np.int64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(there, values, 0.0).sum(axis=1) / count
-    low = np.where(there, values, np.inf).min(axis=1)
-    high = np.where(there, values, -np.inf).max(axis=1)
-    # The last bucket may be filled up, so its middle is that of what is in it.
-    middle = np.array([steps[:, 0], np.nanmax(steps, axis=1)]).mean(axis=0)
-    return Envelope(middle, np.where(count, low, np.nan), mean, np.where(count, high, np.nan))
-
-
-def _grid(values: np.ndarray, buckets: int) -> np.ndarray:
-    # [buckets, values in a bucket], the last one filled up with NaN.
-    size = -(-len(values) // buckets)
-    padded = np.full(-(-len(values) // size) * size, np.nan)
-    padded[: len(values)] = values
-    return padded.reshape(-1, size)
+        mean = np.add.reduceat(y if there.all() else np.where(there, y, 0.0), starts) / count
+        # These two pass over NaN, unless there is nothing else.
+        low, high = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)
+    # Steps ascend, and the last bucket may be a short one.
+    middle = (x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2
+    return Envelope(middle, low, mean, high)

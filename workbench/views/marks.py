@@ -16,32 +16,39 @@ class Mark(NamedTuple):
     step: int
     kind: str
     text: str
+    after: int = 0  # the event's own step: what is changed after step 5 counts from step 6
 
 
 def mark_of(event: dict[str, Any]) -> Mark | None:
     """The mark of one event; None if it leaves none."""
-    kind, step = event.get("event"), event.get("from_step") or event.get("step") or 0
+    kind, after = event.get("event"), int(event.get("step") or 0)
+    step = event.get("from_step") or after
     if kind == "checkpoint":
-        return Mark(int(step), CHECKPOINT, "checkpoint")
+        return Mark(int(step), CHECKPOINT, "checkpoint", after)
     if kind == "stage":
         # The stage that a run begins with is no change.
-        return Mark(int(step) + 1, STAGE, _cut(f"stage {event.get('stage', '')}")) if step else None
+        return Mark(int(step) + 1, STAGE, _cut(f"stage {event.get('stage', '')}"), after) if step else None
     if kind == "continued":
-        return Mark(int(step) + 1, STAGE, "continued")
+        return Mark(int(step) + 1, STAGE, "continued", after)
     if kind != "control" or not event.get("applied"):
         return None
     text = change_text(event)
     if text is None:
         return None
-    return Mark(int(step), ADAPTIVE if str(event.get("by", "")).startswith("adaptive") else CHANGE, _cut(text))
+    by_itself = str(event.get("by", "")).startswith("adaptive")
+    return Mark(int(step), ADAPTIVE if by_itself else CHANGE, _cut(text), after)
 
 
 def add_mark(marks: list[Mark], event: dict[str, Any]) -> None:
-    """Append the mark of an event. A run that is continued goes back to its checkpoint: later changes are dropped."""
+    """Append the mark of an event. A run that is continued goes back to its checkpoint: later changes are dropped.
+
+    A change that was made after the checkpoint's own step is in the checkpoint, though it counts from the step after.
+    """
     mark = mark_of(event)
     if event.get("event") == "continued":
-        marks[:] = [before for before in marks if before.step <= (event.get("step") or 0)]
-    if mark is not None:
+        marks[:] = [before for before in marks if before.after <= (event.get("step") or 0)]
+    # A stage that a continued run begins again is one stage.
+    if mark is not None and not (mark.kind == STAGE and mark in marks):
         marks.append(mark)
 
 

@@ -1,8 +1,9 @@
 """Settings: what was asked, under today's names, checked, and what is in force. `normalised` is where to begin."""
 
+from workbench.train.plan.advice import stages_decide
 from workbench.train.plan.batches import Arithmetic, Batch, arithmetic, batch, check_prompts, in_words
 from workbench.train.plan.device import Device
-from workbench.train.plan.in_force import Row, check_in_force, in_force_table
+from workbench.train.plan.in_force import STAGES, Row, check_in_force, in_force_table
 from workbench.train.plan.names import ALIASES, ELSEWHERE, MOVED, nearest, renamed, translated
 from workbench.train.plan.settings import check_lengths, field_names, normalised, settings
 from workbench.train.plan.values import CHOICES, DEFAULTS, check_values, field_kinds
@@ -13,6 +14,7 @@ __all__ = [
     "DEFAULTS",
     "ELSEWHERE",
     "MOVED",
+    "STAGES",
     "Arithmetic",
     "Batch",
     "Device",
@@ -31,5 +33,6 @@ __all__ = [
     "normalised",
     "renamed",
     "settings",
+    "stages_decide",
     "translated",
 ]

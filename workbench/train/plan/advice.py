@@ -28,7 +28,8 @@ def advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
         lines.append(
             f"beta = {beta:g} is far above today's practice (0, or about 0.001): the reference holds the policy back"
         )
-    if _number(asked.get("max_steps")) not in (None, -1) and asked.get("num_train_epochs") is not None:
+    epochs_too = _number(asked.get("max_steps")) not in (None, -1) and asked.get("num_train_epochs") is not None
+    if epochs_too and not recipe.stages:  # with stages neither decides: `stages_decide`
         lines.append(
             f"max_steps = {asked['max_steps']} decides; num_train_epochs = {asked['num_train_epochs']} does not count "
             "beside it"
@@ -44,6 +45,27 @@ def advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
     if logged is not None and logged > 1:
         lines.append(f"logging_steps = {logged:g}: metrics are averages over {logged:g} steps; 1 records every step")
     return lines
+
+
+def stages_decide(recipe: Recipe) -> list[str]:
+    """One line for a recipe that says how long to train beside its stages, which say it themselves; else none.
+
+    Args:
+        recipe: under today's names.
+    """
+    beside = [
+        f"{name} = {recipe.grpo[name]}"
+        for name in ("max_steps", "num_train_epochs")
+        if recipe.grpo.get(name) not in (None, -1)
+    ]
+    if not recipe.stages or not beside:
+        return []
+    steps = [stage.steps for stage in recipe.stages]
+    total = f"{' + '.join(map(str, steps))} = {sum(steps)}" if len(steps) > 1 else str(steps[0])
+    return [
+        f"the steps of the stages decide: {total}; grpo.{' and grpo.'.join(beside)} "
+        f"{'does' if len(beside) == 1 else 'do'} not count beside them"
+    ]
 
 
 def _number(value: Any) -> float | None:

@@ -29,6 +29,7 @@ TRL = "TRL default"
 UNSLOTH = "Unsloth default"
 CHANGED_THERE = "changed by Unsloth/TRL"
 CHOSEN_THERE = "chosen by Unsloth/TRL"
+STAGES = "stages"
 
 # The same update by another kernel: no line is worth that.
 _ALIKE = ({"adamw_torch", "adamw_torch_fused"},)

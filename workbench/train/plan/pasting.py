@@ -14,75 +14,19 @@ from typing import Any, NamedTuple
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.train import plan
-from workbench.train.plan.names import ALIASES, LEFT_OUT, MOVED
+from workbench.train.plan.assigning import Assigned
+from workbench.train.plan.names import ALIASES, MOVED
+from workbench.train.plan.parameters import (
+    ADAPTER,
+    AS_IT_IS,
+    QUANTIZATION,
+    TRAINER,
+    TRAINER_ALIASES,
+    TRANSFORMERS_LOADER,
+    UNSLOTH_LOADER,
+)
 from workbench.train.plan.reading import Call, Script, Unknown, read
 
-# Calls that are understood -> what a keyword of theirs is: a place in the recipe, or a reason to leave it out.
-_UNSLOTH_LOADER = {
-    "model_name": "policy.name",
-    "max_seq_length": "policy.max_seq_length",
-    "dtype": "policy.dtype",
-    "torch_dtype": "policy.dtype",
-    "load_in_4bit": "policy.load_in_4bit",
-    "random_state": "seed",
-    "token": "-: set HF_TOKEN, which stays out of recipes",
-    "device_map": f"-: {LEFT_OUT['device_map']}",
-    "attn_implementation": f"-: {LEFT_OUT['attn_implementation']}",
-    "gpu_memory_utilization": f"-: {LEFT_OUT['gpu_memory_utilization']}",
-    "max_lora_rank": f"-: {LEFT_OUT['max_lora_rank']}",
-    "fast_inference": f"-: {LEFT_OUT['fast_inference']}",
-    "load_in_8bit": "!the frozen weights are kept in 4 or in 16 bits (policy.load_in_4bit)",
-    "full_finetuning": "!an adapter is trained (recipe field lora)",
-    "use_gradient_checkpointing": "grpo.gradient_checkpointing",
-    "trust_remote_code": "!code from a model's repository is not run",
-    "use_exact_model_name": "-: the name is used as it stands",
-}
-_ADAPTER = {
-    "r": "lora.r",
-    "lora_alpha": "lora.lora_alpha",
-    "lora_dropout": "lora.lora_dropout",
-    "target_modules": "lora.target_modules",
-    "random_state": "seed",
-    "task_type": "-: the adapter is always one of a causal language model",
-    "bias": "-: an adapter has no biases",
-    "inference_mode": "-: the adapter is trained",
-    "use_gradient_checkpointing": "grpo.gradient_checkpointing",
-    "max_seq_length": "policy.max_seq_length",
-    "use_rslora": "!recipe field lora has r, lora_alpha, lora_dropout and target_modules",
-    "use_dora": "!recipe field lora has r, lora_alpha, lora_dropout and target_modules",
-    "loftq_config": "-: the adapter begins at zero",
-    "init_lora_weights": "-: the adapter begins at zero",
-    "modules_to_save": "!only an adapter is trained (lora.target_modules)",
-    "layers_to_transform": "!recipe field lora has r, lora_alpha, lora_dropout and target_modules",
-}
-_TRANSFORMERS_LOADER = {
-    "pretrained_model_name_or_path": "policy.name",
-    "dtype": "policy.dtype",
-    "torch_dtype": "policy.dtype",
-    "load_in_4bit": "policy.load_in_4bit",
-    "quantization_config": "-: policy.load_in_4bit says it",
-    "attn_implementation": f"-: {LEFT_OUT['attn_implementation']}",
-    "device_map": f"-: {LEFT_OUT['device_map']}",
-    "low_cpu_mem_usage": "-: it is how models are loaded",
-    "use_cache": "-: generation always uses its cache",
-    "token": "-: set HF_TOKEN, which stays out of recipes",
-    "load_in_8bit": "!the frozen weights are kept in 4 or in 16 bits (policy.load_in_4bit)",
-    "trust_remote_code": "!code from a model's repository is not run",
-    "revision": "!a policy is a hub name or a folder; download that revision, and name its folder",
-}
-_TRAINER_ALIASES = {
-    "reward_function": "reward_funcs",
-    "reward_functions": "reward_funcs",
-    "reward_func": "reward_funcs",
-    "tokenizer": "processing_class",
-    "config": "args",
-    "training_args": "args",
-    "dataset": "train_dataset",
-}
-_TRAINER = {
-    "model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class", "reward_processing_classes",
-    "callbacks", "optimizers", "peft_config", "tools", "rollout_func", "environment_factory",
-}  # fmt: skip
 # Names of a script's constants that are a model's or a dataset's.
 _MODEL_WORDS = ("model_name", "model_id", "base_model", "model_name_or_path", "model_path")
 _DATASET_WORDS = ("dataset_name", "dataset_id", "dataset")
@@ -138,6 +82,8 @@ class _Reading:
 
     def __init__(self, script: Script) -> None:
         self.script = script
+        for call in script.calls("GRPOTrainer"):
+            _by_name(call, tuple(TRAINER))
         self.content: dict[str, Any] = {"policy": {}, "lora": {}, "grpo": {}}
         self.notes: list[str] = []
         self.stated: dict[str, str] = {}  # place in the recipe -> where the script says it
@@ -147,11 +93,11 @@ class _Reading:
     def configs(self) -> None:
         calls = self.script.calls("GRPOConfig")
         used = {
-            node.id
+            ast.unparse(node)
             for trainer in self.script.calls("GRPOTrainer")
-            if isinstance(node := trainer.keywords.get("args"), ast.Name)
+            if isinstance(node := trainer.keywords.get("args"), (ast.Name, ast.Attribute))
         }
-        chosen = [call for call in calls if call.bound_to in used] if len(calls) > 1 else calls
+        chosen = [call for call in calls if used.intersection(call.bound_to)] if len(calls) > 1 else calls
         written = {ast.dump(ast.Module([ast.Expr(call.node)], [])) for call in chosen}
         if len(calls) > 1 and len(written) != 1:
             raise RecipeError(
@@ -160,8 +106,14 @@ class _Reading:
                 rule="a recipe is one run",
                 remedy="paste the one to train with; a run of several stages has them as `stages:` of one recipe",
             )
-        for call in chosen[:1]:
+        for call in chosen[:-1]:
+            # Written alike, as in a notebook's two cells; what is assigned to the earlier one is not the run's.
+            self._assigned(call)
+            for one in call.assigned:
+                self._say(one.line, f"{one.written} is about the GRPOConfig in line {call.line}: left out")
+        for call in chosen[-1:]:
             self.understood = True
+            self._assigned(call)
             for name, value in self._values(call, ("output_dir",)):
                 if name == "reward_weights" and isinstance(value, list):
                     self._weights(call, value)
@@ -171,6 +123,27 @@ class _Reading:
                     if name in MOVED:
                         # Moved by `renamed`, which would take another value in the recipe for a contradiction.
                         self.stated[MOVED[name]] = f"line {call.line}"
+
+    def _assigned(self, call: Call) -> None:
+        # `args.beta = 0.2` after the call; the trainer's `args` are the same object.
+        trainers = self.script.calls("GRPOTrainer")
+        inside = (
+            [f"{name}.args" for trainer in trainers for name in trainer.bound_to] if call.name == "GRPOConfig" else []
+        )
+        for line, said in self.script.assign(call, tuple(inside)):
+            self._say(line, said)
+        began = [
+            training.line
+            for training in self.script.calls(".train")
+            if any(training.name == f"{name}.train" for trainer in trainers for name in trainer.bound_to)
+        ]
+        for one in [one for one in call.assigned if began and one.line > min(began)]:
+            call.assigned.remove(one)
+            self._say(
+                one.line,
+                f"{one.written} comes after the training in line {min(began)}: left out; a stage of `stages:` has settings "
+                "of its own",
+            )
 
     def _weights(self, call: Call, weights: list[Any]) -> None:
         names = next(iter(self._reward_names()), [])
@@ -187,7 +160,7 @@ class _Reading:
         ):
             self.understood = self.unsloth = True
             self._put("policy.backend", "unsloth", call.line, "the loader")
-            self._keywords(call, _UNSLOTH_LOADER, ("model_name", "max_seq_length", "dtype", "load_in_4bit"))
+            self._keywords(call, UNSLOTH_LOADER, ("model_name", "max_seq_length", "dtype", "load_in_4bit"))
             self._ranks(call)
         for call in self.script.calls("AutoModelForCausalLM.from_pretrained"):
             if self.unsloth:
@@ -195,10 +168,14 @@ class _Reading:
                 continue
             self.understood = True
             self._plain_transformers(call)
-            self._keywords(call, _TRANSFORMERS_LOADER, ("pretrained_model_name_or_path",))
+            self._keywords(call, TRANSFORMERS_LOADER, ("pretrained_model_name_or_path",))
         for call in self.script.calls("BitsAndBytesConfig"):
-            four = self._known(call, "load_in_4bit")
-            self._put("policy.load_in_4bit", bool(four), call.line, "BitsAndBytesConfig")
+            self.understood = True
+            self._assigned(call)
+            self._keywords(call, QUANTIZATION, ())
+            said = {*call.keywords, *(one.name for one in call.assigned)}
+            if "load_in_4bit" not in said and not call.unpacked:
+                self._put("policy.load_in_4bit", False, call.line, "BitsAndBytesConfig")
 
     def _plain_transformers(self, call: Call) -> None:
         self._put("policy.backend", "transformers", call.line, "the loader")
@@ -229,18 +206,24 @@ class _Reading:
             if call.name == "get_peft_model":  # PEFT's own: its numbers are in the LoraConfig that it is given
                 continue
             self.understood = True
-            self._keywords(call, _ADAPTER, ("r",) if call.name == "LoraConfig" else ("model", "r"))
+            if call.name == "LoraConfig":
+                self._assigned(call)
+            self._keywords(call, ADAPTER, ("r",) if call.name == "LoraConfig" else ("model", "r"))
 
     def trainers(self) -> None:
         trainers = self.script.calls("GRPOTrainer")
         for call in trainers:
             self.understood = True
-            for name in call.keywords:
-                right = _TRAINER_ALIASES.get(name)
+            for name, node in call.keywords.items():
+                right = TRAINER_ALIASES.get(name)
                 if right:
                     self._say(call.line, f"{name} is called {right} in this version of GRPOTrainer")
-                elif name not in _TRAINER:
-                    self._unknown(call, name, _TRAINER | set(_TRAINER_ALIASES))
+                elif name not in TRAINER:
+                    self._unknown(call, name, {*TRAINER, *TRAINER_ALIASES})
+                elif TRAINER[name] and not _is_nothing(node):
+                    self._say(call.line, f"{name} = {Unknown(node)} is left out: {TRAINER[name]}")
+            for node in call.unpacked:
+                self._say(call.line, f"**{ast.unparse(node)} cannot be known without running it: left out")
             self._model(call)
             if "peft_config" in call.keywords and self.unsloth:
                 self._say(
@@ -296,7 +279,8 @@ class _Reading:
         if "policy.name" not in self.stated:
             self.notes.append(f"no model's name in the script: policy.name stays {Recipe().policy.name!r}")
         self._task()
-        for line, target in self.script.attributes:
+        for one in self.script.attributes:
+            line, target = one.line, one.target
             if target.endswith(("pad_token", "pad_token_id")):
                 self._say(line, f"{target} is left alone: TRL gives a tokenizer without a padding token its own")
             elif target.endswith("padding_side"):
@@ -400,7 +384,10 @@ class _Reading:
                         remedy=f"leave {name} out",
                     )
             elif where.startswith("-"):
-                if value not in (None, False, "none"):
+                if name in AS_IT_IS:
+                    if value != AS_IT_IS[name]:
+                        self._say(call.line, f"{name} = {value!r} is left out{where[1:]}")
+                elif value not in (None, False, "none"):
                     self._say(call.line, f"{name} = {value!r} is left out{where[1:]}")
             else:
                 self._place(call, name, where, value)
@@ -412,6 +399,10 @@ class _Reading:
             if name == "torch_dtype":
                 self._say(call.line, f"torch_dtype is called dtype in this version: policy.dtype = {value!r}")
             if value is None:
+                return
+            stated = self.content["policy"].get("dtype")
+            if name == "bnb_4bit_compute_dtype" and stated not in (None, value):
+                self._say(call.line, f"{name} = {value!r} is left out: a policy computes in one type, {stated!r}")
                 return
         elif where == "grpo.gradient_checkpointing":
             value = bool(value)
@@ -461,7 +452,26 @@ class _Reading:
                 found += list(value.items())
             else:
                 self._say(call.line, f"**{ast.unparse(node)} cannot be known without running it: left out")
+        for one in call.assigned:
+            found = self._after(call, found, one)
         return found
+
+    def _after(self, call: Call, found: list[tuple[str, Any]], one: Assigned) -> list[tuple[str, Any]]:
+        # What the call was given, with one later assignment.
+        today = ALIASES.get(one.name, one.name)
+        old = [pair for pair in found if ALIASES.get(pair[0], pair[0]) == today]
+        node = one.value
+        if one.operator is not None:
+            node = ast.BinOp(ast.Constant(old[-1][1]), one.operator, node) if old else one.node
+        value = self._evaluate(node)
+        if isinstance(value, Unknown):
+            stays = f", and {old[-1][1]!r} stays" if old else ""
+            said = one.written if one.operator is not None else f"{one.name} = {value}"
+            self._say(one.line, f"{said} cannot be known without running it: left out{stays}")
+            return found
+        if old and old[-1][1] != value:
+            self._say(one.line, f"{one.written}: {one.name} = {value!r}, instead of {old[-1][1]!r} in {call.name}")
+        return [*(pair for pair in found if pair not in old), (one.name, value)]
 
     def _known(self, call: Call, name: str) -> Any:
         node = call.keywords.get(name)
@@ -473,7 +483,7 @@ class _Reading:
 
     def _unknown(self, call: Call, name: str, known: Any) -> None:
         near = difflib.get_close_matches(name, list(known), n=1)
-        right = _TRAINER_ALIASES.get(near[0], near[0]) if near and call.name == "GRPOTrainer" else (near or [None])[0]
+        right = TRAINER_ALIASES.get(near[0], near[0]) if near and call.name == "GRPOTrainer" else (near or [None])[0]
         raise RecipeError(
             f"{self.script.source}, line {call.line}: {call.name}({name}=...)",
             rule=f"{call.name} has no parameter {name}",
@@ -484,3 +494,17 @@ class _Reading:
         said = f"line {line}: {text}"
         if said not in self.notes:
             self.notes.append(said)
+
+
+def _by_name(call: Call, names: tuple[str, ...]) -> None:
+    # Arguments without a name get theirs; `...` stands for what a shortened example leaves away.
+    given = [node for node in call.positional if not (isinstance(node, ast.Constant) and node.value is Ellipsis)]
+    for name, node in zip(names, given, strict=False):
+        call.keywords.setdefault(name, node)
+
+
+def _is_nothing(node: ast.expr) -> bool:
+    # None, [], {} or (None, None)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return all(_is_nothing(part) for part in node.elts)
+    return (isinstance(node, ast.Constant) and node.value is None) or (isinstance(node, ast.Dict) and not node.keys)

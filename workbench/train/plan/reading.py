@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.run.errors import RecipeError
+from workbench.train.plan.assigning import Assigned, assignments, names_of, to_object
 
 LONGEST = 200_000  # characters; a script is a page or two
 _PLACEHOLDER = re.compile(r",\s*\.\.\.\s*(?=[,)])|(?<=\()\s*\.\.\.\s*,")
@@ -42,7 +43,8 @@ class Call:
     positional: list[ast.expr]
     keywords: dict[str, ast.expr]
     unpacked: list[ast.expr]  # what stands behind `**`
-    bound_to: str | None  # the variable that its result goes into
+    bound_to: tuple[str, ...] = ()  # the variables that its result goes into
+    assigned: list[Assigned] = field(default_factory=list)  # to attributes of its result, later, in order
 
 
 @dataclass
@@ -52,11 +54,10 @@ class Script:
     source: str
     all_calls: list[Call] = field(default_factory=list)
     constants: dict[str, tuple[int, Any]] = field(default_factory=dict)  # name -> (line, value or Unknown)
-    attributes: list[tuple[int, str]] = field(
-        default_factory=list
-    )  # (line, "tokenizer.pad_token") that are assigned to
+    attributes: list[Assigned] = field(default_factory=list)  # assignments to `tokenizer.pad_token` and its like
     used: set[str] = field(default_factory=set)  # names that stand as values somewhere
     _nodes: dict[str, list[ast.expr]] = field(default_factory=dict)
+    _parents: dict[int, ast.AST] = field(default_factory=dict)
 
     def calls(self, *names: str) -> list[Call]:
         """Calls of any of these names, in order; a name that begins with a dot is a method of anything."""
@@ -65,6 +66,19 @@ class Script:
             for call in self.all_calls
             if any(call.name.endswith(name) if name.startswith(".") else call.name == name for name in names)
         ]
+
+    def assign(self, call: Call, holders: tuple[str, ...] = ()) -> list[tuple[int, str]]:
+        """Give a call the later assignments to its result's attributes.
+
+        Args:
+            holders: other names of its result, beside the variables that it went into.
+
+        Returns:
+            (line, sentence) for each that is left out, because only running the script could tell what becomes of it.
+        """
+        names = (*call.bound_to, *holders)
+        call.assigned, doubtful = to_object(call.node, names, self.attributes, self._nodes, self._parents)
+        return doubtful
 
     def value(self, node: ast.AST, depth: int = 0) -> Any:
         """What an expression stands for, or `Unknown`."""
@@ -166,20 +180,20 @@ def _script(tree: ast.Module, source: str) -> Script:
     script = Script(source)
     imported = _imported(tree)
     parents = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    script._parents = parents
     for node in ast.walk(tree):
+        script.attributes += assignments(node)
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
                 if isinstance(target, ast.Name):
                     script._nodes.setdefault(target.id, []).append(node.value)
-                elif isinstance(target, ast.Attribute):
-                    script.attributes.append((node.lineno, ast.unparse(target)))
         elif isinstance(node, ast.Call):
             script.all_calls.append(_call(node, imported, parents))
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             script.used.add(node.id)
     script.all_calls.sort(key=lambda call: (call.line, call.node.col_offset))
-    script.attributes.sort()
+    script.attributes.sort(key=lambda one: one.line)
     for name, nodes in script._nodes.items():
         script.constants[name] = (nodes[0].lineno, script.value(ast.Name(name, ast.Load())))
     return script
@@ -219,8 +233,6 @@ def _call(node: ast.Call, imported: dict[str, str], parents: dict[int, ast.AST])
     parts[0] = imported.get(parts[0], parts[0])
     if parts[0] in ("trl", "peft", "unsloth", "transformers", "datasets") and len(parts) > 1:
         parts = parts[1:]
-    parent = parents.get(id(node))
-    target = parent.targets[0] if isinstance(parent, ast.Assign) else None
     return Call(
         name=".".join(parts),
         line=node.lineno,
@@ -228,5 +240,5 @@ def _call(node: ast.Call, imported: dict[str, str], parents: dict[int, ast.AST])
         positional=[part for part in node.args if not isinstance(part, ast.Starred)],
         keywords={word.arg: word.value for word in node.keywords if word.arg},
         unpacked=[word.value for word in node.keywords if not word.arg],
-        bound_to=target.id if isinstance(target, ast.Name) else None,
+        bound_to=names_of(node, parents),
     )
