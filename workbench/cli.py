@@ -114,7 +114,8 @@ def plan(
     """What would this run do, and does it fit? Settings asked, changed and in force, the batch in words, GPU memory.
 
     The policy is not loaded. Old names are translated, each with a line; unknown ones, contradictions and batches without
-    whole groups are errors (exit code 2). Presets: blog, blog_math, course, course_vllm, cpu, gemma, gpu_24gb, gpu_80gb,
+    whole groups are errors (exit code 2); exits with 1 if it does not fit. "In force" is what this machine would do; without
+    a GPU here, memory is estimated as on one. Presets: blog, blog_math, course, course_vllm, cpu, gemma, gpu_24gb, gpu_80gb,
     large_gpu, small_gpu, t4.
 
     Examples: `workbench plan small_gpu --vram 16`, `workbench plan train.py --out recipe.yaml`,
@@ -128,6 +129,12 @@ def plan(
     if out:
         found.recipe.save(out)
     print(json.dumps(found.found()) if as_json else found)
+    if found.memory is not None and found.memory.fits is False:
+        from workbench.train.memory import cheapest
+
+        if not as_json:
+            print("\nto make it fit, cheapest first (estimates):", *cheapest(found.memory), sep="\n  - ")
+        raise typer.Exit(1)
 
 
 @app.command()

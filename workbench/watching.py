@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import RequestError
-from workbench.run.requests import ACTIONS, answer, send
+from workbench.run.requests import ACTIONS, answer, check_request, send
 from workbench.views.controls import answer_line
 from workbench.views.followed import FollowedRun
 from workbench.views.health import verdict_lines
@@ -157,7 +157,9 @@ def control(
     """
     opened = RunDirectory.open(run, root)
     words = list(words)
-    wanted = ACTIONS[action][1] if action in ACTIONS else ()
+    if action not in ACTIONS:
+        check_request(action, {})
+    wanted = ACTIONS[action][1]
     if len(words) > len(wanted):
         raise RequestError(
             f"{action}: {' '.join(words)}",

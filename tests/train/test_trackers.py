@@ -303,7 +303,7 @@ def test_one_that_is_not_installed_is_left_out_with_the_package_to_install(monke
     names, notes = planned_trackers(["tensorboard", "comet_ml"])
     assert names == ["tensorboard"]
     assert notes == [
-        "WARNING: report_to = comet_ml is left out: it is not installed (pip install comet-ml); the run's own files are "
+        "WARNING: report_to = comet_ml is left out: it is not installed (uv pip install comet-ml); the run's own files are "
         "written as always"
     ]
 

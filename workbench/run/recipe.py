@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from workbench.run.errors import RecipeError
+from workbench.run.workspace import find
 
 _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -145,7 +146,7 @@ class Recipe(_Part):
                 rule="a recipe is a mapping of field to value",
                 remedy=f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}",
             )
-        return cls.of(content, source=str(path))
+        return cls.of(_beside(content, path.parent), source=str(path))
 
     @classmethod
     def of(cls, content: dict[str, Any], source: str = "recipe") -> Recipe:
@@ -159,6 +160,24 @@ class Recipe(_Part):
         """Write the recipe as YAML, fields in their declared order."""
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         Path(path).write_text(text, encoding="utf-8")
+
+
+def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    # A task file is looked for in the current folder and the workspace first; one that lies beside the recipe is found, too.
+    def own(name: Any) -> Any:
+        beside = (
+            isinstance(name, str) and name.endswith(".py") and not find(name).is_file() and (folder / name).is_file()
+        )
+        return str((folder / name).resolve()) if beside else name
+
+    stages = content.get("stages")
+    changed = {**content, "task": own(content["task"])} if "task" in content else dict(content)
+    if isinstance(stages, list):
+        changed["stages"] = [
+            {**stage, "task": own(stage["task"])} if isinstance(stage, dict) and "task" in stage else stage
+            for stage in stages
+        ]
+    return changed
 
 
 def _explain(error: ValidationError, source: str) -> RecipeError:

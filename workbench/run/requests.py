@@ -102,7 +102,9 @@ def send(run: RunDirectory, action: str, by: str = "python", **details: Any) -> 
         raise RequestError(
             f"{action}: {run.name} does not train ({run.result()['status']})",
             rule="only a run that trains can be steered",
-            remedy="continue it first (`workbench continue`), or start another",
+            remedy=f"train more steps: `workbench continue {run.name} --steps 20`"
+            if run.result()["status"] == "finished"
+            else f"go on with it first: `workbench continue {run.name}`",
         )
     return write_request(run, action, by, checked)
 

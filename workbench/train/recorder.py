@@ -28,7 +28,6 @@ from workbench.run.metrics import (
     weight_of,
 )
 from workbench.run.rollouts import write_part
-from workbench.train.health import ALARM
 from workbench.train.health.watchdog import Watchdog, as_event
 
 _REQUIRED = ("begin", "update", "end")
@@ -87,7 +86,12 @@ class Recorder:
         words = (
             ": NOTHING LEARNT, the completions of every group scored the same in every step (look at the rewards in 02)"
         )
-        return (words if dead else "") + "".join(f"; WARNING: {line}" for line in self.missing)
+        found = (words if dead else "") + "".join(f"; WARNING: {line}" for line in self.missing)
+        standing = self.watchdog.found() if self.watchdog else []
+        if standing:
+            kinds = ", ".join(f"{each['state']}: {each['name'].replace('_', ' ')}" for each in standing)
+            found += f"; {kinds} (`workbench watch {self.run.name} --once` says more)"
+        return found
 
     @property
     def missing(self) -> list[str]:
@@ -194,8 +198,7 @@ class Recorder:
         started = time.perf_counter()
         for verdict in self._guarded(lambda dog: dog.look()) or []:
             self.event("health", step, **as_event(verdict))
-            if verdict.state == ALARM:
-                print(f"step {step}: ALARM: {verdict.line} -> {verdict.remedy}", flush=True)
+            print(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}", flush=True)
         self.seconds += time.perf_counter() - started
         if self.watchdog is not None:
             self.tell("verdicts", self.watchdog.verdicts)

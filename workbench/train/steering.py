@@ -52,6 +52,17 @@ class Live:
         return dict(zip(self.suite.names, self.suite.weights, strict=True))
 
 
+def _far(what: str, before: float, after: float) -> dict[str, str]:
+    # It is applied: who steers may know better. But a slip of the keyboard can end a policy in one step.
+    if before > 0 and after > 10 * before:
+        return {"why": f"WARNING: {after / before:.3g} times the {what} that was in force; {before:g} takes it back"}
+    if before > 0 > after:
+        return {
+            "why": f"WARNING: below 0, so what the function paid for is punished from here on; {before:g} takes it back"
+        }
+    return {}
+
+
 def _steps_to_generation(trainer: Any) -> int:
     """Steps that still learn from completions that were generated before this boundary."""
     window = trainer.args.steps_per_generation * trainer.num_iterations  # forward passes of one generation
@@ -257,7 +268,7 @@ class Steering:
         before = live.weights
         self._set_weights(live, {**before, self._known(live, function): value})
         self._muted.pop(function, None)
-        return {"before": before, "after": live.weights}
+        return {"before": before, "after": live.weights, **_far("weight", before[function], value)}
 
     def _mute(self, live: Live, function: str) -> dict[str, Any]:
         weight = live.weights[self._known(live, function)]
@@ -380,7 +391,7 @@ class Steering:
         schedule.base_lrs = [value] * len(schedule.base_lrs)
         schedule._last_lr = [float(group["lr"]) for group in trainer.optimizer.param_groups]
         trainer.args.learning_rate = live.stage.settings["learning_rate"] = value
-        return {"before": before, "after": value}
+        return {"before": before, "after": value, **_far("learning rate", before, value)}
 
     def _sample(self, live: Live, step: int) -> dict[str, Any]:
         from workbench.train.sampling import sample

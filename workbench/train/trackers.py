@@ -66,7 +66,7 @@ def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], 
         modules = _MODULES.get(name, (name,))
         if modules and not any(importlib.util.find_spec(module) for module in modules):
             notes.append(
-                f"WARNING: report_to = {name} is left out: it is not installed (pip install {_PACKAGES.get(name, name)}); "
+                f"WARNING: report_to = {name} is left out: it is not installed (uv pip install {_PACKAGES.get(name, name)}); "
                 "the run's own files are written as always"
             )
             continue

@@ -58,7 +58,7 @@ def train(
     stages = planned_stages(recipe, task, config_class)
     planned_trackers(stages[0].settings["report_to"])  # an unknown name is an error before anything is loaded
     policy = policy or _loaded(recipe, stages[0].settings)
-    notes = renamed + _ready(stages, policy)
+    notes = renamed + plan.stages_decide(recipe) + _ready(stages, policy)
     if policy.trained_in:
         notes.append(
             f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there"

@@ -10,6 +10,7 @@ from workbench.rewards.hashing import reward_hash
 from workbench.rewards.stated import maximum_of
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import TaskError
+from workbench.run.requests import in_force
 from workbench.train.health.rules import RULES
 from workbench.train.health.summary import StepSummary, stage_in, summaries_of
 from workbench.train.health.verdicts import ALARM, STATES, WARNING, Case, Facts, Verdict
@@ -56,6 +57,11 @@ def facts_of(run: RunDirectory, task: Task | None = None, stage: str | None = No
     known = stage_in(manifest, stage)
     settings, rewards = {**recipe.grpo, **known["settings"]}, known["rewards"]
     steps = settings.get("max_steps")
+    # What was changed while it trained, if this is the stage that it is in.
+    changed = in_force(run)
+    if stage in (None, "1", changed.stage):
+        rewards = {**rewards, "weights": changed.weights}
+        settings |= {"beta": changed.beta, "learning_rate": changed.learning_rate}
     return Facts(
         weights=dict(rewards.get("weights") or {}),
         best=rewards.get("best") or _best(rewards.get("functions") or {}, task, known["task"] or recipe.task),

@@ -27,7 +27,8 @@ from workbench.train.health.verdicts import (
 _WHY_DEAD = {
     ALL_WRONG: (
         "the policy solves none of these prompts, or the reward pays for nothing that it writes",
-        "take easier prompts (notebook 01 measures difficulty), more completions a prompt, or look at the reward",
+        "see first whether the rewards can pay at all (`workbench probe`, notebook 02); then take easier prompts (notebook 01 "
+        "measures difficulty) or more completions a prompt",
     ),
     SAME_SCORE: (
         "the functions pay the same for different completions",
