@@ -86,7 +86,10 @@ def test_the_live_plot_is_one_picture_at_a_bounded_price(demo):
     assert (len(found), len(pictures)) == (2, 1)
     assert len(pictures[0]["data"]["image/png"]) < 300_000
     assert "finished after 12 steps" in "".join(pictures[0]["data"]["text/plain"])
-    assert run.manifest()["result"]["drawing_s"] > 0
+    result = run.manifest()["result"]
+    assert result["drawing_s"] > 0
+    # Of a run this short, the first and the last picture alone are a percent or two; benchmarks/hooks.py has a longer one.
+    assert result["hooks_share"] < 0.06
 
 
 def test_the_export_was_proved(demo):
