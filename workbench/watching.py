@@ -76,7 +76,7 @@ def snapshot_text(found: FollowedRun) -> str:
     parts = [found.line().replace("   ", "\n  ", 1), *([verdict_lines(verdicts)] if verdicts else [])]
     if found.read_group():
         parts.append(group_text(found.screen.group))
-    return "\n".join(map(plain, parts))
+    return "\n".join(plain(line) for part in parts for line in part.splitlines())
 
 
 def write_picture(found: FollowedRun, file: Path) -> Path:
