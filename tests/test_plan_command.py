@@ -29,8 +29,10 @@ def workbench(*arguments: str, home, text: str | None = None) -> subprocess.Comp
 
 def test_a_script_is_read_translated_and_written_as_a_recipe(home):
     (home / "train.py").write_text(SCRIPT)
-    result = workbench("plan", "train.py", "--vram", "16", "--out", "mine.yaml", home=home)
+    result = workbench("plan", "train.py", "--vram", "16", "--out", "mine.yaml", "--json", home=home)
     assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    told = "\n".join([found["words"], *found["notes"], found["memory"]["verdict"]])
     for said in (
         "kl_coef is called beta",
         "max_new_tokens is called max_completion_length",
@@ -39,11 +41,9 @@ def test_a_script_is_read_translated_and_written_as_a_recipe(home):
         "each learns from 4 completions (1 prompt x 4)",
         "of 16.0 GB",
     ):
-        assert said in result.stdout
+        assert said in told
     written = Recipe.load(home / "mine.yaml")
     assert (written.grpo["beta"], written.grpo["num_generations"]) == (0.05, 4)
-    again = workbench("plan", "mine.yaml", "--json", home=home)
-    found = json.loads(again.stdout)
     assert found["recipe"]["grpo"] == written.grpo
     assert {row["name"]: row["in_force"] for row in found["in_force"]}["beta"] == 0.05
 
