@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -43,3 +46,17 @@ def keep_screenshots(home: Path) -> None:
     if shots := os.environ.get("WORKBENCH_SCREENSHOTS"):
         for shot in home.glob("*.png"):
             shutil.copy(shot, shots)
+
+
+def waited_for(found: Callable[[], Any], seconds: float = 120) -> Any:
+    """What `found()` returns once it is true."""
+    until = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.1)
+    return value
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that a run is writing; none if it is not there yet."""
+    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")] if file.is_file() else []

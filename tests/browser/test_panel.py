@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from driving import keep_screenshots, open_notebook
+from driving import keep_screenshots, lines, open_notebook, waited_for
 
 SCRIPT = Path(__file__).parents[1] / "running.py"
 
@@ -25,19 +25,6 @@ def other(jupyterlab):
     finally:
         process.kill()
         process.wait()
-
-
-def waited_for(found, seconds: float = 60):
-    """What `found()` returns once it is true."""
-    until = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.1)
-    return value
-
-
-def lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
 def asked(run: Path, action: str) -> dict:

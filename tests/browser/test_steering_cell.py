@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import nbformat
-from driving import keep_screenshots, open_notebook
+from driving import keep_screenshots, lines, open_notebook, waited_for
 
 CELLS = [
     """
@@ -34,19 +33,6 @@ run = continue_run(run, policy=policy, task=task, watchers=[LivePlot()])
 print("after going on:", run.result()["status"], run.result()["steps"])
 """,
 ]
-
-
-def waited_for(found, seconds: float = 120):
-    """What `found()` returns once it is true."""
-    until = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.1)
-    return value
-
-
-def lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")] if file.is_file() else []
 
 
 def test_buttons_steer_the_cell_that_trains(jupyterlab, page):
