@@ -150,6 +150,21 @@ def test_what_was_not_judged_is_asked_again():
     assert GOOD[0] in mathematics._known
 
 
+@pytest.mark.parametrize(("error", "expected"), [(KeyError("a bug"), None), (RecursionError(), False)])
+def test_a_failure_of_math_verify_is_no_verdict_but_a_text_too_deep_is_no_answer(monkeypatch, error, expected):
+    from workbench.rewards import judge
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(judge, "verify", fails)
+    assert judge.agrees("$x+1$", "$1+x$") is expected
+    monkeypatch.setattr(mathematics, "inside_worker", lambda: True)  # in this process, where it was patched
+    mathematics._known.clear()
+    assert verdicts([("$x+1$", "$1+x$")]) == [expected]
+    mathematics._known.clear()
+
+
 def test_nothing_is_left_behind_by_calls_without_time(tmp_path, monkeypatch):
     monkeypatch.setattr(mathematics.tempfile, "tempdir", str(tmp_path))
     for deadline_s in (0.0, 0.0001, 0.001, 0.01):

@@ -36,7 +36,7 @@ class _OutOfTime(BaseException):
 
 
 def judge(pairs: Sequence[tuple[str, str]], slices: Sequence[float], progress: str) -> None:
-    """Write one letter into a file for each (given, right) pair that is judged: `1` the same, `0` not.
+    """Write one letter into a file for each (given, right) pair that is judged: `1` the same, `0` not, `?` math-verify failed.
 
     A pair that takes longer than its slice (seconds of processor time) ends the process: the file says which one it
     was, and whatever a formula that is stopped halfway leaves behind in sympy is gone with it.
@@ -50,7 +50,7 @@ def judge(pairs: Sequence[tuple[str, str]], slices: Sequence[float], progress: s
             same = agrees(given, right)
             if hasattr(signal, "setitimer"):
                 signal.setitimer(signal.ITIMER_PROF, 0)
-            letters.write(b"1" if same else b"0")
+            letters.write(b"?" if same is None else b"1" if same else b"0")
 
 
 def judge_here(given: str, right: str, slice_s: float) -> bool | None:
@@ -67,12 +67,14 @@ def judge_here(given: str, right: str, slice_s: float) -> bool | None:
         return None
 
 
-def agrees(given: str, right: str) -> bool:
-    """What math-verify says, without a clock of its own (its clock works only on the main thread)."""
+def agrees(given: str, right: str) -> bool | None:
+    """What math-verify says, without a clock of its own (its clock works only on the main thread); None if it fails."""
     try:
         return bool(verify(_parsed(right), _parsed(given), timeout_seconds=None))
-    except Exception:  # nested too deeply, or out of memory: not an answer that anything could be the same as
+    except (RecursionError, MemoryError):  # nested too deeply: not an answer that anything could be the same as
         return False
+    except Exception:  # a bug in that library must not become a 0: the caller records that the pair was not judged
+        return None
 
 
 @functools.lru_cache(maxsize=512)

@@ -104,7 +104,7 @@ def same_answers(
 
 
 def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool | None]:
-    """What math-verify says of (given, right) pairs: [B] True, False, or None for one that was not judged in time.
+    """What math-verify says of (given, right) pairs: [B] True, False, or None for one that was not judged: in time, or at all.
 
     Back within `deadline_s` + 1 s, however hostile the pairs are; those that are not are judged all the same.
     Verdicts are remembered; a text of more than 2,000 characters is only compared as text.
@@ -169,20 +169,21 @@ def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
                 break
             done = _attempt(worker, order, [slices[pair] for pair in order], until)
         for pair, same in zip(order, done):
-            found[pair] = same
+            if same is not None:
+                found[pair] = same
             del slices[pair]
         if len(done) < len(order):
             slices[order[len(done)]] *= GROWTH
     return found
 
 
-def _attempt(worker: Worker, pairs: Sequence[Pair], slices: Sequence[float], until: float) -> list[bool]:
-    """Verdicts of the first pairs, up to one that ran over its slice."""
+def _attempt(worker: Worker, pairs: Sequence[Pair], slices: Sequence[float], until: float) -> list[bool | None]:
+    """Verdicts of the first pairs, up to one that ran over its slice; None: math-verify failed on it."""
     number, progress = tempfile.mkstemp(prefix="workbench-verdicts-")
     try:
         with contextlib.suppress(DeadlineError, WorkerDied):  # what it had done by then is in the file
             worker(pairs, slices, progress, deadline_s=max(0.0, until - time.monotonic()))
-        return [letter == ord("1") for letter in os.read(number, len(pairs))]
+        return [{ord("1"): True, ord("0"): False}.get(letter) for letter in os.read(number, len(pairs))]
     finally:
         os.close(number)
         os.unlink(progress)
