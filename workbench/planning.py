@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.dataset.task import Task, load_task
 from workbench.run.errors import DataError, PolicyError, RecipeError
 from workbench.run.recipe import Recipe
 from workbench.run.workspace import find, shown
 from workbench.train import plan
+from workbench.train.generation import expected, in_words
 from workbench.train.presets import find_recipe
+
+if TYPE_CHECKING:
+    from workbench.train.stages import Stage
 
 Memory = Callable[[Recipe, dict[str, Any], int | None], Any]
 _OFFLINE = "cannot be reached"  # how the workbench's errors say that it is the network, and not the name
@@ -29,6 +33,7 @@ class Plan:
     settings: dict[str, Any]  # what GRPOConfig is built from
     notes: list[str]  # whatever is not exactly as it was asked, and what could not be checked
     words: str  # the batch arithmetic
+    generation: str = ""  # who generates, as far as that can be told
     rows: list[plan.Row] = field(default_factory=list)  # asked, default, in force, and whose doing
     prompts: int | None = None
     longest_tokens: int | None = None  # prompt
@@ -50,6 +55,7 @@ class Plan:
             "settings": {name: _jsonable(value) for name, value in self.settings.items()},
             "notes": self.notes,
             "words": self.words,
+            "generation": self.generation,
             "in_force": [
                 {name: _jsonable(value) for name, value in zip(plan.Row._fields, row, strict=True)} for row in self.rows
             ],
@@ -72,6 +78,7 @@ class Plan:
             f"{self.source}: task {self.recipe.task}, policy {policy.name} through {policy.backend}, "
             f"{'4-bit' if policy.load_in_4bit else '16-bit'}, {policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
             f"{self.words}.",
+            f"{self.generation}.",
         ]
         lines += [f"  note: {note}" for note in self.notes]
         if self.memory is not None:
@@ -93,13 +100,14 @@ def plan_run(
         device: what the machine can do; None: this one.
         task: a task object; None: the recipe's is loaded.
         memory: called with the recipe, the settings and the longest prompt in tokens (None: not known); what it returns
-            is shown and kept.
+            is shown and kept. From `memory_on` it is of a card, which then decides what this machine's GPU would.
 
     Raises:
         RecipeError, TaskError, DataError, PolicyError: what would stop the training, with the remedy. A hub that cannot
             be reached is a note.
     """
     from workbench.train.policy import trainer_classes
+    from workbench.train.stages import planned_stages
 
     said, recipe, notes = read_source(source)
     config_class, _ = trainer_classes(recipe.policy.backend)
@@ -114,12 +122,17 @@ def plan_run(
     task, offline = (task, []) if task is not None else _task(recipe)
     prompts, longest, measured = _prompts(recipe, task, settings, planned)
     words = plan.in_words(planned, settings, prompts)
-    if recipe.stages and task is not None:
-        words = _in_stages(recipe, task, config_class)
+    stages = planned_stages(recipe, task, config_class) if recipe.stages and task is not None else []
+    if stages:
+        words = _in_stages(stages)
+    card = memory if isinstance(memory, CardMemory) else CardMemory()
+    settings["gradient_checkpointing"], chosen = card.checkpointing(recipe, settings, longest, stages)
     given = {**settings, **_for_the_backend(recipe, settings)}
     built = _built(config_class, given, recipe)
-    notes += [*offline, *measured, *plan.check_in_force(given, built)]
+    notes += [*offline, *measured, *chosen, *plan.check_in_force(given, built)]
     estimate, unmeasured = None, []
+    if memory is card:
+        notes += card.said(recipe, settings)
     if memory is not None:
         estimate, unmeasured = _estimated(memory, recipe, settings, longest)
     return Plan(
@@ -128,6 +141,7 @@ def plan_run(
         settings=settings,
         notes=[*notes, *unmeasured],
         words=words,
+        generation=in_words(expected(recipe, settings, card.exists), settings["num_generations"]),
         rows=_rows(recipe, built, given),
         prompts=prompts,
         longest_tokens=longest,
@@ -171,12 +185,9 @@ def _rows(recipe: Recipe, built: Any, given: dict[str, Any]) -> list[plan.Row]:
     return [row._replace(by=plan.STAGES) if row.name == "max_steps" else row for row in rows]
 
 
-def _in_stages(recipe: Recipe, task: Task, config_class: type) -> str:
-    from workbench.train.stages import planned_stages
-
+def _in_stages(stages: Sequence[Stage]) -> str:
     return ". ".join(
-        f"stage {stage.name!r}: {plan.in_words(stage.planned, stage.settings, len(stage.rows))}"
-        for stage in planned_stages(recipe, task, config_class)
+        f"stage {stage.name!r}: {plan.in_words(stage.planned, stage.settings, len(stage.rows))}" for stage in stages
     )
 
 
@@ -188,23 +199,78 @@ def _for_the_backend(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]
     return config_overrides(found, settings)
 
 
-def memory_on(vram_gb: float | None = None) -> Memory:
-    """For `plan_run(memory=...)`: the estimate for a card of so many GB; None: for the one of this machine, if it has one.
+def memory_on(vram_gb: float | None = None) -> CardMemory:
+    """For `plan_run(memory=...)`: the estimate for a card of so many GB; None: for the one of this machine, if it has one."""
+    return CardMemory(vram_gb)
 
-    On a machine without a GPU the settings are taken as a GPU would run them: the estimate is of the card, not of here.
+
+class CardMemory:
+    """GPU memory of a run on a card: the estimate, and what follows from it for the settings.
+
+    On a machine without a GPU the settings are taken as a GPU would run them, with vLLM where it is asked for: the estimate
+    is of the card, not of here.
     """
-    from workbench.train.memory import card, estimate
-    from workbench.train.policy import trainer_classes
 
-    def memory(recipe: Recipe, settings: dict[str, Any], longest: int | None) -> Any:
-        here = card()
-        if here is None:
-            fields = plan.field_names(trainer_classes(recipe.policy.backend)[0])
-            settings = plan.normalised(recipe, fields, plan.Device(cuda=True, native_bf16=True, vllm=False))[1]
-        room = vram_gb or (here[1] / 1e9 if here else None)
-        return estimate(recipe, settings, longest_prompt_tokens=longest, vram_gb=room)
+    def __init__(self, vram_gb: float | None = None) -> None:
+        self._asked_gb = vram_gb
 
-    return memory
+    def __call__(self, recipe: Recipe, settings: dict[str, Any], longest: int | None) -> Any:
+        """The estimate; `longest` is the longest prompt in tokens, None where it is not known."""
+        from workbench.train.memory import estimate
+
+        return estimate(recipe, self._there(recipe, settings), longest_prompt_tokens=longest, vram_gb=self._room_gb())
+
+    def checkpointing(
+        self, recipe: Recipe, settings: dict[str, Any], longest: int | None, stages: Sequence[Stage]
+    ) -> tuple[bool, list[str]]:
+        """Gradient checkpointing as training on the card would choose it, and the lines about it; without a card, as it is.
+
+        Args:
+            stages: the recipe's, planned; none: it has none, or its task is not to be had.
+        """
+        from workbench.train.fitting import choose_for
+        from workbench.train.memory import Trained, choose_checkpointing, idle_checkpointing
+
+        room, on = self._room_gb(), settings["gradient_checkpointing"]
+        if room is None:
+            return on, []
+        there = [replace(one, settings=self._there(one.recipe, one.settings)) for one in stages]
+        whole = [Trained(recipe, self._there(recipe, settings), longest)]
+        if "gradient_checkpointing" in recipe.grpo:
+            trained = [Trained(one.recipe, one.settings, None) for one in there] or whole
+            line = idle_checkpointing(trained, room)
+        else:
+            on, line = choose_for(there, room) if there else choose_checkpointing(whole, room)
+        return on, [line] if line else []
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is one, here or in what was asked."""
+        return self._room_gb() is not None
+
+    def said(self, recipe: Recipe, settings: dict[str, Any]) -> list[str]:
+        """A line where the estimate is of something that is not in force here."""
+        if settings.get("use_vllm") or not self._there(recipe, settings).get("use_vllm"):
+            return []
+        return ["memory is estimated as on a GPU where vLLM is installed, since the recipe asks for it"]
+
+    def _room_gb(self) -> float | None:
+        from workbench.train.memory import card
+
+        here = None if self._asked_gb else card()
+        return self._asked_gb or (here[1] / 1e9 if here else None)
+
+    def _there(self, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+        from workbench.train.memory import card
+        from workbench.train.policy import trainer_classes
+
+        if card() is not None:
+            return settings
+        fields = plan.field_names(trainer_classes(recipe.policy.backend)[0])
+        # How much vLLM takes is a share of the card.
+        imagined = plan.Device(cuda=True, native_bf16=True, vllm=self._room_gb() is not None)
+        on_a_gpu = plan.normalised(recipe, fields, imagined)[1]
+        return {**on_a_gpu, "gradient_checkpointing": settings["gradient_checkpointing"]}
 
 
 def _estimated(memory: Memory, recipe: Recipe, settings: dict[str, Any], longest: int | None) -> tuple[Any, list[str]]:

@@ -59,3 +59,37 @@ def test_unsloth_still_offers_what_is_called():
         assert callable(getattr(unsloth.FastLanguageModel, name))
     parameters = inspect.signature(unsloth.FastLanguageModel.from_pretrained).parameters
     assert {"model_name", "max_seq_length", "dtype", "load_in_4bit"} <= set(parameters)
+
+
+def test_the_loop_that_generates_finds_what_it_reads():
+    """Names of transformers, PEFT, bitsandbytes and torch that `train/generation` reads and nobody promises."""
+    import bitsandbytes
+    import torch
+    import transformers
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import Linear
+    from transformers import cache_utils
+
+    generate = inspect.getsource(transformers.GenerationMixin.generate)
+    assert "custom_generate" in inspect.signature(transformers.GenerationMixin.generate).parameters
+    assert "isinstance(custom_generate, Callable)" in generate
+    assert "_pad_token_tensor" in inspect.getsource(transformers.GenerationMixin._prepare_special_tokens)
+    assert "torch.multinomial(probs, num_samples=1)" in inspect.getsource(transformers.GenerationMixin._sample)
+    for name in ("lazy_initialization", "update", "batch_select_indices", "get_seq_length", "get_mask_sizes"):
+        assert callable(getattr(cache_utils.DynamicLayer, name)), name
+    assert callable(cache_utils.DynamicCache.batch_select_indices)
+    assert hasattr(torch.nn.modules.dropout, "_DropoutNd")
+    source = inspect.getsource(LoraLayer) + inspect.getsource(Linear) + inspect.getsource(inspect.getmodule(LoraLayer))
+    for name in ("lora_variant", "lora_dropout", "scaling", "cast_input_dtype_enabled", "active_adapters"):
+        assert name in source or hasattr(LoraLayer, name), name
+    layer = inspect.getsource(bitsandbytes.nn.Linear4bit)
+    for name in ("compute_type_is_set", "compute_dtype", "support_avx512bf16_for_cpu", "packing_format_for_cpu"):
+        assert name in layer, name
+
+
+def test_trl_still_generates_by_the_models_own_generate(classes):
+    """What `train/generation` stands in for: a call with ids, mask and settings by name."""
+    source = inspect.getsource(classes[1]._generate_single_turn)
+    assert "unwrapped_model.generate(" in source
+    assert "**generate_inputs, generation_config=self.generation_config" in source
+    assert '{"input_ids": padded_ids, "attention_mask": attention_mask}' in source

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,7 +11,9 @@ from workbench.run.directory import RunDirectory
 from workbench.run.recipe import PolicyPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.train import memory
+from workbench.train.fitting import Fit
 from workbench.train.memory import OutOfMemory
+from workbench.train.plan.values import DEFAULTS
 from workbench.train.policy import load_policy
 from workbench.train.trainer import train
 
@@ -69,3 +73,16 @@ def test_without_a_gpu_nothing_is_said_or_kept(home, policy, capsys):
     run = train(recipe(max_steps=1), policy=policy, task=arithmetic(32, 4))
     assert "memory" not in run.manifest()
     assert "GB" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("peak", "settings"), [(1, {}), (3 * 10**9, {"use_vllm": True})])
+def test_a_peak_that_says_nothing_of_the_estimate_is_kept_without_a_calibration(monkeypatch, peak, settings):
+    """Completions that ended early need less than the keys and values of whole ones; vLLM's share is in the same counter."""
+    monkeypatch.setattr(memory, "card", lambda: ("a card", 16 * 10**9))
+    monkeypatch.setattr(memory, "measured_peak", lambda: peak)
+    asked = recipe()
+    fit = Fit(SimpleNamespace(recipe=asked, settings={**DEFAULTS, **asked.grpo, **settings}, lengths_tokens=[20]))
+    kept = {}
+    fit.first_step_done(SimpleNamespace(update_manifest=lambda **found: kept.update(found)))
+    assert (kept["memory"]["measured_peak_bytes"], kept["memory"]["calibration"]) == (peak, None)
+    assert kept["memory"]["estimate"]["fits"] is True

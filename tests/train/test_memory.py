@@ -381,15 +381,38 @@ def test_prompts_are_as_long_as_the_recipe_lets_them_be():
     assert estimate(short, settings, longest_prompt_tokens=64).prompt_tokens == 64
 
 
-def test_vllm_takes_its_share_of_the_card_and_keeps_the_keys_and_values():
-    counted = made(use_vllm=True, vllm_gpu_memory_utilization=0.4)
+def test_trls_vllm_takes_its_share_of_the_card_and_keeps_the_keys_and_values():
+    plain = {"backend": "transformers"}
+    counted = made(policy=plain, use_vllm=True, vllm_gpu_memory_utilization=0.4)
     assert part(counted, "vLLM").bytes == round(0.4 * 16 * 10**9)
     assert "keys and values" not in {p.name for p in counted.parts}
-    asleep = made(use_vllm=True, vllm_enable_sleep_mode=True)
+    asleep = made(policy=plain, use_vllm=True, vllm_enable_sleep_mode=True)
     assert part(asleep, "vLLM").phase == "generation"
-    assert not [p for p in made(use_vllm=True, vllm_mode="server").parts if p.name == "vLLM"]
+    assert not [p for p in made(policy=plain, use_vllm=True, vllm_mode="server").parts if p.name == "vLLM"]
     with pytest.raises(RecipeError, match="the card is not known"):
         made(use_vllm=True, how={"vram_gb": None})
+
+
+def test_unsloths_vllm_has_the_weights_in_its_share_and_they_are_counted_once():
+    counted = made(use_vllm=True, policy={"gpu_memory_utilization": 0.4})
+    weights, vllm = part(counted, "weights"), part(counted, "vLLM")
+    assert weights.bytes + vllm.bytes == round(0.4 * 16 * 10**9)
+    assert weights.bytes == part(made(), "weights").bytes
+    assert vllm.phase == "always"
+    assert "keys and values" not in {p.name for p in counted.parts}
+    # TRL's own share would stand beside the weights.
+    trls = {"vllm_gpu_memory_utilization": 0.9, "vllm_enable_sleep_mode": True}
+    assert part(made(use_vllm=True, policy={"gpu_memory_utilization": 0.4}, **trls), "vLLM") == vllm
+    with pytest.raises(RecipeError, match=r"(?s)gpu_memory_utilization = 0.05, 0.80 GB.*share holds the weights \(1.1"):
+        made(use_vllm=True, policy={"gpu_memory_utilization": 0.05})
+
+
+def test_a_smaller_share_of_vllm_is_a_change_that_saves_memory():
+    counted = made(use_vllm=True, policy={"gpu_memory_utilization": 0.8})
+    [change] = [one for one in cheapest(counted, 9) if "policy.gpu_memory_utilization" in one.sets]
+    assert change.sets == {"policy.gpu_memory_utilization": 0.4}
+    assert change.saving_bytes == pytest.approx(0.4 * 16e9, rel=1e-6)
+    assert not [one for one in cheapest(made(), 9) if "policy.gpu_memory_utilization" in one.sets]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ class PolicyPart(_Part):
     load_in_4bit: bool = True
     max_seq_length: int = Field(256, ge=16, description="tokens of prompt + completion")
     dtype: Literal["float16", "bfloat16", "float32"] | None = Field(None, description="None: chosen for the device")
+    fast_inference: bool = Field(False, description="vLLM generates (backend unsloth, on a GPU, if vLLM is installed)")
+    gpu_memory_utilization: float = Field(
+        0.5, gt=0, le=1, description="with fast_inference: vLLM's share of the GPU's free memory, the weights included"
+    )
 
 
 class LoraPart(_Part):
@@ -109,6 +113,10 @@ class Recipe(_Part):
     )
     adaptive_weights: dict[str, AdaptivePart] = Field(default_factory=dict, description="by reward function")
     stages: list[StagePart] = Field(default_factory=list, description="none: one stage of grpo.max_steps steps")
+    generation: Literal["auto", "trl"] = Field(
+        "auto",
+        description="auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path",
+    )
     max_prompt_length: int | None = Field(None, ge=1, description="tokens; longer prompts are left out and counted")
     seed: int = Field(0, ge=0)
 

@@ -9,7 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = ("unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes", "torch", "ipykernel")
+LIBRARIES = (
+    "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes", "torch", "vllm", "ipykernel",
+)  # fmt: skip
 
 
 def versions() -> dict[str, Any]:

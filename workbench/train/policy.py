@@ -20,8 +20,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from workbench.run.errors import PolicyError
-from workbench.run.recipe import LoraPart
+from workbench.run.recipe import LoraPart, PolicyPart
 from workbench.train import plain
+from workbench.train.fast_inference import COST, NOT_IN_FORCE, missing, why_not
 from workbench.train.loading import (
     bars_for,
     base_parameters,
@@ -67,6 +68,8 @@ class Policy:
     trainable: int
     linear4bit: int  # layers that are bitsandbytes.nn.Linear4bit
     load_s: float
+    gradient_checkpointing: bool = False  # as it was loaded
+    fast_inference: bool = False  # vLLM has been started with it, holds its frozen weights and generates
     notes: list[str] = field(default_factory=list)
     trained_in: list[str] = field(default_factory=list)  # runs that have changed this adapter, in order
 
@@ -80,6 +83,7 @@ class Policy:
                 if self.trainable
                 else "with a trained adapter, frozen"
             )
+            + ("; vLLM generates" if self.fast_inference else "")
             + f"; loaded in {self.load_s:.0f} s"
             + "".join(f"\n  note: {note}" for note in self.notes)
         )
@@ -95,7 +99,7 @@ class Policy:
             key: getattr(self, key)
             for key in (
                 "name", "source", "device", "backend", "precision", "compute_dtype", "parameters", "trainable",
-                "linear4bit", "max_seq_length", "notes", "trained_in",
+                "linear4bit", "max_seq_length", "fast_inference", "notes", "trained_in",
             )
         }  # fmt: skip
 
@@ -125,6 +129,8 @@ def load_policy(
     lora: LoraPart | None = None,
     adapter: str | Path | None = None,
     gradient_checkpointing: bool = False,
+    fast_inference: bool = False,
+    gpu_memory_utilization: float = PolicyPart().gpu_memory_utilization,
     seed: int = 0,
 ) -> Policy:
     """Load a policy with a LoRA adapter on it, ready for `GRPOTrainer`.
@@ -138,11 +144,15 @@ def load_policy(
         lora: shape of a new adapter; None: the default one.
         adapter: folder of a trained adapter to put on instead of a new one (then not trainable).
         gradient_checkpointing: recompute activations in the backward pass: less memory, slower.
+        fast_inference: start vLLM on the same frozen weights, to generate with. Where that cannot be, the policy is loaded
+            without it, and a note says why.
+        gpu_memory_utilization: vLLM's share of the GPU's free memory, from 0 to 1, the weights included.
         seed: initialises the adapter.
 
     Raises:
         PolicyError: if the name is unknown, the folder holds no model, the hub cannot be reached, 4-bit was asked
-            for and is not what was loaded, or the plain backend is asked for where unsloth has patched the libraries.
+            for and is not what was loaded, vLLM does not start, or the plain backend is asked for where unsloth has patched
+            the libraries.
     """
     _check_backend(backend)
     loads = _BACKENDS[backend]
@@ -152,12 +162,21 @@ def load_policy(
     if backend == "transformers":
         _check_not_replaced()
     started = time.perf_counter()
+    without = _without_vllm(backend) if fast_inference else ""
+    engine = _engine(lora or LoraPart(), gpu_memory_utilization) if fast_inference and not without else {}
     try:
         with bars_for(source):
             model, tokenizer, notes = loads.load_base(
-                source, load_in_4bit=load_in_4bit, max_seq_length=max_seq_length, dtype=dtype
+                source, load_in_4bit=load_in_4bit, max_seq_length=max_seq_length, dtype=dtype, **engine
             )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
+        if engine:
+            raise PolicyError(
+                f"policy {str(name)!r} with fast_inference: {type(error).__name__}: {error}",
+                rule="vLLM starts when the policy is loaded, within its share of the GPU's free memory "
+                f"(gpu_memory_utilization = {gpu_memory_utilization:g})",
+                remedy="correct what it names, or set policy.fast_inference: false, which generates with the policy itself",
+            ) from error
         raise PolicyError(
             f"policy {str(name)!r}: {type(error).__name__}: {error}",
             rule="a policy is a causal language model that transformers can read",
@@ -170,6 +189,10 @@ def load_policy(
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, trained)
+    started_vllm = getattr(model, "vllm_engine", None) is not None
+    if fast_inference and not started_vllm:
+        without = without or "Unsloth loads this model, or on this GPU, without it, and has said why above"
+        notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
     linear4bit = len(linear4bit_layers(model))
     return Policy(
         name=str(name),
@@ -185,6 +208,8 @@ def load_policy(
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         linear4bit=linear4bit,
         load_s=time.perf_counter() - started,
+        gradient_checkpointing=gradient_checkpointing,
+        fast_inference=started_vllm,
         notes=notes,
     )
 
@@ -233,6 +258,18 @@ def _check_not_replaced() -> None:
         )
 
 
+def _without_vllm(backend: str) -> str:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return why_not(backend, cuda=cuda, missing=missing(imports=cuda))
+
+
+def _engine(lora: LoraPart, gpu_memory_utilization: float) -> dict[str, Any]:
+    # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
+    return {"fast_inference": True, "max_lora_rank": lora.r, "gpu_memory_utilization": gpu_memory_utilization}
+
+
 def _count(number: int) -> str:
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
@@ -262,10 +299,10 @@ def _unsloth_version() -> str:
 
 
 def _unsloth_base(
-    source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None
+    source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None, **engine: Any
 ) -> tuple[Any, Any, list[str]]:
     model, tokenizer = _unsloth().FastLanguageModel.from_pretrained(
-        model_name=source, max_seq_length=max_seq_length, dtype=dtype, load_in_4bit=load_in_4bit
+        model_name=source, max_seq_length=max_seq_length, dtype=dtype, load_in_4bit=load_in_4bit, **engine
     )
     return model, tokenizer, []
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from workbench.dataset.lengths import prompt_text
+from workbench.train.generation import Generation
+from workbench.train.generation.hook import UNSLOTH_ON_A_GPU
 from workbench.train.policy import Policy
 
 
@@ -53,8 +55,15 @@ def sample(
     # What the model's own generation_config asks for besides is not what it is trained under.
     sampling |= {"min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
     found: list[list[Completion]] = []
-    devices = [policy.model.device] if policy.model.device.type == "cuda" else []
-    with policy.generating(base=base) as model, torch.random.fork_rng(devices=devices), torch.inference_mode():
+    cuda = policy.model.device.type == "cuda"
+    devices = [policy.model.device] if cuda else []
+    why_not = UNSLOTH_ON_A_GPU if cuda and policy.backend_name == "unsloth" else None
+    with (
+        policy.generating(base=base) as model,
+        torch.random.fork_rng(devices=devices),
+        torch.inference_mode(),
+        Generation(model, why_not),
+    ):
         torch.manual_seed(seed)
         for start in range(0, len(prompts), per_batch):
             chunk = prompts[start : start + per_batch]

@@ -14,6 +14,7 @@ from workbench.run.requests import list_events, write_request
 from workbench.train.adaptive import AdaptiveWeights
 from workbench.train.control import GracefulStop
 from workbench.train.fitting import Fit
+from workbench.train.generation import Generation, expected
 from workbench.train.health.watchdog import Watchdog
 from workbench.train.policy import Policy, adapter_in_float32, config_overrides
 from workbench.train.recorder import Recorder, Watcher
@@ -126,6 +127,7 @@ class Session:
             measures_kl=bool(stage.settings["beta"]),
             in_background=True,
         )
+        self.generation = Generation(policy.model)
         last = self.stages[-1]
         self.total = last.offset + last.steps if last.steps > 0 else -1  # -1: it follows from epochs
         self.began = False
@@ -201,8 +203,11 @@ class Session:
         trainer.add_callback(_callback(self, live, restored))
         for tracker in self.trackers:
             trainer.add_callback(tracker)
+        why_not = expected(stage.recipe, stage.settings, self.policy.model.device.type == "cuda")
+        self.generation = Generation(self.policy.model, why_not, self._generates)
         try:
-            trainer.train()
+            with self.generation:
+                trainer.train()
         except Exception as error:
             explained = self.fit.explained(error)
             if explained is error:
@@ -210,6 +215,12 @@ class Session:
             raise explained from error
         finally:
             live.suite.close()
+
+    def _generates(self, why_not: str | None) -> None:
+        step = self.trainer.state.global_step
+        self.recorder.event("generation", step, **self.generation.found())
+        if why_not:
+            print(f"step {step + 1}: TRL's own path generates: {why_not}", flush=True)
 
     def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
         recorder = self.recorder
@@ -224,6 +235,7 @@ class Session:
             try:
                 self.run.update_manifest(
                     result=_result(status, step, minutes, recorder, self.steering.paused_s, before)
+                    | {"generation": self.generation.found()}
                 )
                 self.run.log_event(status, step, **details)
             finally:

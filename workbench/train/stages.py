@@ -22,7 +22,7 @@ from workbench.train.adaptive import AdaptiveWeights
 
 ONLY_STAGE = "1"
 # What is decided when the policy is loaded, or is counted over the whole run.
-_NOT_BY_STAGE = ("gradient_checkpointing", "max_steps", "num_train_epochs", "bf16", "fp16", "report_to")
+_NOT_BY_STAGE = ("gradient_checkpointing", "use_vllm", "max_steps", "num_train_epochs", "bf16", "fp16", "report_to")
 
 
 @dataclass
@@ -102,7 +102,7 @@ def _for_stage(recipe: Recipe, part: StagePart, task: Task) -> Recipe:
         if name in part.grpo:
             raise RecipeError(
                 f"stages: {part.name}.grpo.{name} = {part.grpo[name]!r}",
-                rule="a stage's length is its `steps`; precision, checkpointing and trackers are the whole run's",
+                rule="a stage's length is its `steps`; precision, checkpointing, vLLM and trackers are the whole run's",
                 remedy=f"set stages: {part.name}.steps"
                 if name in ("max_steps", "num_train_epochs")
                 else f"set grpo.{name}",

@@ -13,8 +13,10 @@ from workbench.run.directory import RunDirectory, check_name
 from workbench.run.errors import RunError
 from workbench.run.recipe import Recipe
 from workbench.run.requests import list_events
-from workbench.train import plan
+from workbench.train import fast_inference, plan
 from workbench.train.background import announce
+from workbench.train.fitting import settle_checkpointing
+from workbench.train.generation import expected, in_words
 from workbench.train.manifest import manifest_of
 from workbench.train.policy import Policy, load_policy, trainer_classes
 from workbench.train.recorder import Watcher
@@ -57,8 +59,10 @@ def train(
     recipe, renamed = plan.renamed(recipe, plan.field_names(config_class))
     stages = planned_stages(recipe, task, config_class)
     planned_trackers(stages[0].settings["report_to"])  # an unknown name is an error before anything is loaded
+    checkpointing = settle_checkpointing(stages, policy)
     policy = policy or _loaded(recipe, stages[0].settings)
-    notes = renamed + plan.stages_decide(recipe) + _ready(stages, policy)
+    notes = renamed + plan.stages_decide(recipe) + checkpointing + fast_inference.agree(stages, policy)
+    notes += _ready(stages, policy)
     if policy.trained_in:
         notes.append(
             f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there"
@@ -68,7 +72,7 @@ def train(
         configs = [build_config(config_class, stage, scratch, policy) for stage in stages]
         first = build_trainer(trainer_class, configs[0], stages[0], policy)
         notes += plan.check_in_force({**stages[0].settings, "report_to": "none"}, first.args)
-        _say(notes, stages)
+        _say(notes, stages, policy)
         manifest = manifest_of(recipe, policy, stages, first, notes)
         run = RunDirectory.create(recipe.run_name, recipe, manifest, runs)
     try:
@@ -122,8 +126,10 @@ def continue_run(
             rule="a run goes on to the steps that its recipe asks for",
             remedy="ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`",
         )
+    begun_with = run.manifest()["settings"]["in_force"].get("gradient_checkpointing")
+    notes = settle_checkpointing(left, policy, begun_with)
     policy = policy or _loaded(recipe, left[0].settings)
-    notes = _ready(left, policy)
+    notes += fast_inference.agree(left, policy) + _ready(left, policy)
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         configs = {stage.number: build_config(config_class, stage, scratch, policy) for stage in left}
         first = build_trainer(trainer_class, configs[left[0].number], left[0], policy)
@@ -131,7 +137,7 @@ def continue_run(
         result = run.manifest().get("result")
         run.reopen(point.step)
     notes.append(f"{run.name} goes on after step {point.step}, from {point.folder.name}")
-    _say(notes, left)
+    _say(notes, left, policy)
     try:
         session = Session(
             run, left, first, lambda stage: build_trainer(trainer_class, configs[stage.number], stage, policy), policy,
@@ -167,6 +173,8 @@ def _loaded(recipe: Recipe, settings: dict[str, Any]) -> Policy:
         dtype=recipe.policy.dtype,
         lora=recipe.lora,
         gradient_checkpointing=settings["gradient_checkpointing"],
+        fast_inference=bool(settings.get("use_vllm")) and recipe.policy.backend == "unsloth",
+        gpu_memory_utilization=recipe.policy.gpu_memory_utilization,
         seed=recipe.seed,
     )
 
@@ -188,12 +196,17 @@ def _ready(stages: Sequence[Stage], policy: Policy) -> list[str]:
     return notes
 
 
-def _say(notes: list[str], stages: Sequence[Stage]) -> None:
+def _say(notes: list[str], stages: Sequence[Stage], policy: Policy) -> None:
     for line in notes:
         print(line)
     for stage in stages:
         where = f"stage {stage.name}: " if stage.name != ONLY_STAGE else ""
         print(where + plan.in_words(stage.planned, stage.settings, len(stage.rows)))
+    cuda = policy.model.device.type == "cuda"
+    for line in dict.fromkeys(
+        in_words(expected(stage.recipe, stage.settings, cuda), stage.settings["num_generations"]) for stage in stages
+    ):
+        print(line)
 
 
 def _trackers(run: RunDirectory, stage: Stage) -> list[Any]:

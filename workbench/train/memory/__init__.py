@@ -1,6 +1,7 @@
 """Will it fit: GPU memory from a recipe alone, what one step measured, and what to change when it does not."""
 
 from workbench.train.memory.changes import Change, OutOfMemory, cheapest, combined, explain_oom, is_oom
+from workbench.train.memory.checkpointing import Choice, Trained, choose_checkpointing, idle_checkpointing
 from workbench.train.memory.estimate import (
     UNCALIBRATED,
     Calibration,
@@ -12,6 +13,7 @@ from workbench.train.memory.estimate import (
 )
 
 __all__ = [
-    "UNCALIBRATED", "Calibration", "Change", "MemoryEstimate", "OutOfMemory", "calibrate", "card", "cheapest", "combined",
-    "estimate", "explain_oom", "is_oom", "measured_peak",
+    "UNCALIBRATED", "Calibration", "Change", "Choice", "MemoryEstimate", "OutOfMemory", "Trained", "calibrate", "card",
+    "cheapest", "choose_checkpointing", "combined", "estimate", "explain_oom", "idle_checkpointing", "is_oom",
+    "measured_peak",
 ]  # fmt: skip

@@ -73,6 +73,11 @@ def _small_moments(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] |
     return {"grpo.optim": "adamw_8bit"} if settings.get("optim") in ("adamw_torch", "adamw_torch_fused") else None
 
 
+def _less_vllm(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
+    unsloths = settings.get("use_vllm") and recipe.policy.backend == "unsloth"
+    return {"policy.gpu_memory_utilization": recipe.policy.gpu_memory_utilization / 2} if unsloths else None
+
+
 def _four_bits(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
     return None if recipe.policy.load_in_4bit else {"policy.load_in_4bit": True}
 
@@ -98,6 +103,7 @@ _CHANGES: tuple[tuple[int, Callable[[Recipe, dict], dict[str, Any] | None], str]
     (1, _smaller_steps, "the same batch in smaller steps; a little slower"),
     (1, _smaller_generation, "the same batch, generated in two parts; generation is slower"),
     (1, _small_moments, "Adam's moments in 8 bits; the updates are rounded a little"),
+    (1, _less_vllm, "vLLM keeps fewer keys and values, and so generates fewer completions at a time"),
     (2, _four_bits, "frozen weights in NF4: a slightly different base, and slower steps"),
     (3, _half_rank, "an adapter of half the rank can learn less"),
     (3, _half_group, "smaller groups: noisier advantages, and more of them dead"),

@@ -144,7 +144,7 @@ def _rough(name: str, phase: Phase, size: float, low: float, high: float, formul
 
 
 def lasting(facts: Facts) -> list[Part]:
-    """What is there in both phases. Raises RecipeError if vLLM takes a share of an unknown card."""
+    """What is there in both phases. Raises RecipeError if vLLM takes a share of an unknown card, or one too small."""
     shape, sizes, settings = facts.shape, facts.sizes, facts.settings
     weights = weight_bytes(shape, facts.four_bit, facts.element)
     if not facts.four_bit:
@@ -179,20 +179,35 @@ def lasting(facts: Facts) -> list[Part]:
         parts.append(_rough("optimiser", "always", states, 0, 1, f"{optim}: states that may move to the host's memory"))
     else:
         parts.append(_exact("optimiser", "always", states, f"{optim}: two moments of {lora:,} parameters"))
-    return [*parts, *_vllm(facts)]
+    return [*parts, *_vllm(facts, parts[0])]
 
 
-def _vllm(facts: Facts) -> list[Part]:
-    settings = facts.settings
-    if not settings.get("use_vllm") or settings.get("vllm_mode", "colocate") != "colocate":
+def _vllm(facts: Facts, weights: Part) -> list[Part]:
+    settings, policy = facts.settings, facts.recipe.policy
+    unsloths = policy.backend == "unsloth"
+    if not settings.get("use_vllm") or (not unsloths and settings.get("vllm_mode", "colocate") != "colocate"):
         return []
-    share = settings.get("vllm_gpu_memory_utilization", 0.3)
+    share = policy.gpu_memory_utilization if unsloths else settings.get("vllm_gpu_memory_utilization", 0.3)
     if facts.vram_bytes is None:
         raise RecipeError(
             "use_vllm = True, and the card is not known",
             rule=f"vLLM takes a share of the card ({share:.0%}) for its own weights and cache",
             remedy="give vram_gb, what the card has in GB",
         )
+    if unsloths:
+        # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is vLLM's own. Taken as if
+        # the whole card were free when the model is loaded, and as if vLLM kept its share while the policy trains.
+        if weights.low > share * facts.vram_bytes:
+            raise RecipeError(
+                f"policy.gpu_memory_utilization = {share:g}, {in_gb(share * facts.vram_bytes)} of the card",
+                rule=f"vLLM's share holds the weights ({in_gb(weights.low)}), and keys and values beside them",
+                remedy="raise it, or set policy.fast_inference: false",
+            )
+        formula = (
+            f"{share:.0%} of the card (policy.gpu_memory_utilization), less the weights, which it shares with Unsloth"
+        )
+        own = max(round(share * facts.vram_bytes) - weights.bytes, 0)
+        return [Part("vLLM", "always", own, own, own + round(0.1 * share * facts.vram_bytes), False, formula, False)]
     phase: Phase = "generation" if settings.get("vllm_enable_sleep_mode") else "always"
     formula = f"{share:.0%} of the card: vllm_gpu_memory_utilization"
     return [_rough("vLLM", phase, share * facts.vram_bytes, 1, 1.1, formula, allocated=False)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.run.recipe import Recipe
+from workbench.run.recipe import PolicyPart, Recipe
 
 LEAST_FOR_LORA = 1e-6
 MUCH_BETA = 0.05
@@ -44,6 +44,12 @@ def advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
     logged = _number(asked.get("logging_steps"))
     if logged is not None and logged > 1:
         lines.append(f"logging_steps = {logged:g}: metrics are averages over {logged:g} steps; 1 records every step")
+    share = recipe.policy.gpu_memory_utilization
+    in_force = settings.get("use_vllm") and recipe.policy.backend == "unsloth"
+    if share != PolicyPart().gpu_memory_utilization and not in_force:
+        lines.append(
+            f"policy.gpu_memory_utilization = {share:g} counts only with fast_inference, which is not in force"
+        )
     return lines
 
 

@@ -196,7 +196,8 @@ class _Reading:
             if isinstance(most, int) and isinstance(rank, int) and most < rank:
                 self._say(
                     loader.line,
-                    f"max_lora_rank = {most} is below r = {rank}: vLLM would refuse it; the adapter keeps r",
+                    f"max_lora_rank = {most} is below r = {rank}: vLLM would refuse it; the adapter keeps r, and vLLM is told "
+                    "that",
                 )
 
     def adapters(self) -> None:

@@ -14,7 +14,7 @@ from workbench.run.errors import RecipeError
 from workbench.run.recipe import Recipe
 from workbench.train.plan.advice import advice
 from workbench.train.plan.batches import whole_groups
-from workbench.train.plan.device import Device, depends, fitted
+from workbench.train.plan.device import Device, asks_for_vllm, depends, fitted
 from workbench.train.plan.names import MOVED, renamed
 from workbench.train.plan.values import DEFAULTS
 
@@ -51,8 +51,8 @@ def normalised(
     notes += said
     found, said = whole_groups(found, asked, processes)
     notes += said
-    if depends(found):
-        found, said = fitted(found, recipe, device or Device.here())
+    if depends(found, recipe):
+        found, said = fitted(found, recipe, device or Device.here(for_vllm=asks_for_vllm(found, recipe)))
         notes += said
     return recipe, found, notes + advice(recipe, found)
 

@@ -1,0 +1,211 @@
+"""Gradient checkpointing by the memory estimate: before the policy is loaded, the same in a plan, kept when a run goes on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from workbench.planning import memory_on, plan_run
+from workbench.run.recipe import Recipe
+from workbench.tiny.task import task as arithmetic
+from workbench.train import fitting, memory
+from workbench.train.fitting import choose_for, settle_checkpointing
+from workbench.train.memory import Choice, Trained, choose_checkpointing, estimate, idle_checkpointing
+from workbench.train.plan.values import DEFAULTS
+from workbench.train.trainer import continue_run, train
+
+SIZES = {"max_completion_length": 512, "per_device_train_batch_size": 8, "num_generations": 8}
+
+
+def trained(name="Qwen/Qwen2.5-1.5B-Instruct", longest=None, **grpo) -> Trained:
+    recipe = Recipe.of({"policy": {"name": name, "max_seq_length": 768}, "grpo": {**SIZES, **grpo}})
+    return Trained(recipe, {**DEFAULTS, **recipe.grpo}, longest)
+
+
+def training(one: Trained, on: bool):
+    settings = {**one.settings, "gradient_checkpointing": on}
+    return estimate(one.recipe, settings, longest_prompt_tokens=one.longest_prompt_tokens, vram_gb=1e3).total(
+        "training"
+    )
+
+
+def test_it_is_off_where_training_fits_without_it_on_where_it_may_not_and_said_near_the_limit():
+    one = trained()
+    most = training(one, False).high / 1e9
+    assert choose_checkpointing([one], 2 * most) == Choice(False, "")
+    near = choose_checkpointing([one], most / 0.95)
+    assert near.on is False
+    assert near.line.startswith(
+        "gradient_checkpointing stays off: training takes 13.5 GB (6.3 to 21.6) of the card's 22.7"
+    )
+    needed = choose_checkpointing([one], 16)
+    assert needed.on is True
+    assert needed.line == (
+        "gradient_checkpointing = True, by the memory estimate: training takes 13.5 GB (6.3 to 21.6) without it, and the "
+        "card has 16.0 GB; with it 3.92 GB (2.6 to 7.0). It is slower; grpo.gradient_checkpointing says otherwise"
+    )
+    small = choose_checkpointing([one], 4)
+    assert small.on
+    assert "which may be too much all the same" in small.line
+
+
+def test_what_generation_needs_does_not_count():
+    """64 completions at once, learnt from one by one: generation would not fit, and checkpointing would change nothing."""
+    one = trained(per_device_train_batch_size=1, gradient_accumulation_steps=256, num_generations=256)
+    made = estimate(one.recipe, one.settings, vram_gb=8)
+    assert made.total("generation").low > 8e9 > made.total("training").high
+    assert choose_checkpointing([one], 8) == Choice(False, "")
+
+
+def test_one_stage_that_needs_it_decides_for_the_run_and_shorter_prompts_may_do_without():
+    short, long = trained(max_completion_length=64, longest=32), trained()
+    assert not choose_checkpointing([short], 16).on
+    assert choose_checkpointing([short, long], 16) == choose_checkpointing([long], 16)
+
+
+def test_where_nothing_can_be_estimated_it_stays_off():
+    assert choose_checkpointing([trained("nobody/has-this-model")], 1) == Choice(False)
+    assert idle_checkpointing([trained("nobody/has-this-model", gradient_checkpointing=True)], 1e3) == ""
+
+
+def test_asked_for_and_not_needed_is_said():
+    one = trained(gradient_checkpointing=True)
+    assert idle_checkpointing([one], 24) == (
+        "gradient_checkpointing = True, and by the estimate training fits without it (13.5 GB (6.3 to 21.6) of 24.0 GB); off "
+        "is faster (7 % of a step, measured with the embedded policy on a CPU and on no GPU)"
+    )
+    assert idle_checkpointing([one], 16) == ""
+    assert idle_checkpointing([trained()], 24) == ""
+    assert idle_checkpointing([trained(gradient_checkpointing=False)], 24) == ""
+
+
+# Who decides.
+
+
+def stage_of(rows=4, **grpo) -> SimpleNamespace:
+    one = trained(**grpo)
+    task = arithmetic(rows, 1)
+    return SimpleNamespace(recipe=one.recipe, settings=dict(one.settings), rows=task.with_ids(task.rows))
+
+
+@pytest.fixture
+def small_card(monkeypatch):
+    monkeypatch.setattr(memory, "card", lambda: ("a card", 16 * 10**9))
+    monkeypatch.setattr(fitting, "_longest_prompt_tokens", lambda stage: None)
+
+
+def test_the_card_decides_for_all_stages(small_card):
+    stages = [stage_of(max_completion_length=64), stage_of()]
+    [line] = settle_checkpointing(stages)
+    assert "by the memory estimate" in line
+    assert [stage.settings["gradient_checkpointing"] for stage in stages] == [True, True]
+
+
+@pytest.mark.parametrize(("asked", "begun_with", "loaded_with", "found"), [
+    (True, False, False, True),
+    (False, True, True, False),
+    (None, False, True, False),
+    (None, True, False, True),
+    (None, None, True, True),
+    (None, None, False, False),
+])  # fmt: skip
+def test_before_the_card_come_the_recipe_what_the_run_began_with_and_a_given_policy(
+    small_card, asked, begun_with, loaded_with, found
+):
+    stage = stage_of(**({} if asked is None else {"gradient_checkpointing": asked}))
+    lines = settle_checkpointing([stage], SimpleNamespace(gradient_checkpointing=loaded_with), begun_with)
+    assert stage.settings["gradient_checkpointing"] is found
+    said = asked is None and begun_with is None and loaded_with
+    assert lines == (["gradient_checkpointing = True: the policy was loaded with it"] if said else [])
+
+
+def test_without_a_gpu_nothing_is_looked_at(monkeypatch):
+    monkeypatch.setattr(fitting, "choose_for", lambda *_: pytest.fail("looked at"))
+    stage = stage_of()
+    assert settle_checkpointing([stage]) == []
+    assert stage.settings["gradient_checkpointing"] is False
+
+
+def test_prompts_are_measured_only_where_their_length_can_matter(monkeypatch):
+    measured = []
+    monkeypatch.setattr(fitting, "_longest_prompt_tokens", lambda stage: measured.append(stage) or 1)
+    assert choose_for([stage_of()], 100) == Choice(False)
+    assert measured == []
+    assert choose_for([stage_of()], 16) == choose_checkpointing([trained(longest=1)], 16)
+    assert len(measured) == 1
+
+
+def test_the_longest_prompt_is_the_longest_that_is_trained_on():
+    stage = stage_of(rows=32)
+    stage.recipe = Recipe()
+    longest = fitting._longest_prompt_tokens(stage)
+    stage.recipe = Recipe(max_prompt_length=longest - 1)
+    assert 10 < fitting._longest_prompt_tokens(stage) < longest
+    assert fitting._longest_prompt_tokens(stage_of()) is None, "its tokenizer is not here"
+
+
+# In a run, and in a plan.
+
+GRPO = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 16}
+
+
+def test_a_run_is_trained_as_it_was_planned_and_goes_on_as_it_began(home, monkeypatch, capsys):
+    recipe = Recipe.of({"run_name": "c", "grpo": {**GRPO, "save_steps": 1}, "policy": {"load_in_4bit": False}})
+    task = arithmetic(16, 4)
+    here = plan_run(recipe, task=task)
+    assert here.settings["gradient_checkpointing"] is False, "there is no card here"
+    one = Trained(recipe, here.settings, here.longest_tokens)
+    vram = (training(one, False).high + training(one, True).high) / 2e9  # it fits with it, and only with it
+    planned = plan_run(recipe, task=task, memory=memory_on(vram))
+    [line] = [
+        note for note in planned.notes if note.startswith("gradient_checkpointing = True, by the memory estimate")
+    ]
+    row = next(row for row in planned.rows if row.name == "gradient_checkpointing")
+    assert row[1:] == (None, False, True, "changed by the workbench")
+    assert planned.settings["gradient_checkpointing"] is True
+    assert planned.memory.asked[1]["gradient_checkpointing"] is True
+
+    monkeypatch.setattr(memory, "card", lambda: ("a card", round(vram * 1e9)))
+    run = train(recipe, task=task)
+    assert line in capsys.readouterr().out
+    manifest = run.manifest()
+    assert line in manifest["settings"]["translated"]
+    assert manifest["settings"]["in_force"]["gradient_checkpointing"] is True
+    [row] = [row for row in manifest["settings_table"] if row["name"] == "gradient_checkpointing"]
+    assert (row["in_force"], row["by"]) == (True, "changed by the workbench")
+    assert "gradient_checkpointing" not in run.recipe().grpo
+
+    monkeypatch.setattr(memory, "card", lambda: ("a large card", 10**12))
+    loaded = []
+    real = fitting.settle_checkpointing
+    monkeypatch.setattr(
+        "workbench.train.trainer.settle_checkpointing",
+        lambda stages, *more: (real(stages, *more), loaded.append(stages[0].settings["gradient_checkpointing"]))[0],
+    )
+    assert continue_run(run, task=task, steps=1).result()["steps"] == 3
+    assert loaded == [True]
+
+
+def test_a_plan_for_a_card_looks_at_every_stage_and_advises_where_it_is_not_needed():
+    stages = [{"name": "a", "steps": 1}, {"name": "b", "steps": 1, "grpo": {"max_completion_length": 100}}]
+    asked = {"grpo": {**GRPO}, "stages": stages}
+    longer = plan_run(Recipe.of(asked), task=arithmetic(16, 4), memory=memory_on(1))
+    assert longer.settings["gradient_checkpointing"] is False
+    [line] = plan_run(
+        Recipe.of({**asked, "grpo": {**GRPO, "gradient_checkpointing": True}}),
+        task=arithmetic(16, 4),
+        memory=memory_on(4),
+    ).notes[-1:]
+    assert line.startswith("gradient_checkpointing = True, and by the estimate training fits without it")
+
+
+def test_memory_is_estimated_with_vllm_where_it_is_asked_for_and_that_is_said():
+    recipe = Recipe.of({"policy": {"fast_inference": True, "gpu_memory_utilization": 0.25}, "grpo": GRPO})
+    found = plan_run(recipe, task=arithmetic(16, 4), memory=memory_on(16))
+    [vllm] = [part for part in found.memory.parts if part.name == "vLLM"]
+    assert 0.24 * 16e9 < vllm.bytes < 0.25 * 16e9
+    assert found.settings["use_vllm"] is False
+    assert "memory is estimated as on a GPU where vLLM is installed, since the recipe asks for it" in found.notes
+    unknown = plan_run(recipe, task=arithmetic(16, 4), memory=memory_on())
+    assert "vLLM" not in {part.name for part in unknown.memory.parts}, "how much it takes depends on the card"

@@ -1,0 +1,104 @@
+"""Where a trainer generates: the loop first, transformers' own path by name for everything that it does not cover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workbench.run.recipe import Recipe
+
+SWITCHED_OFF = "generation: trl in the recipe"
+UNSLOTH_ON_A_GPU = "Unsloth decodes with kernels of its own on a GPU"
+VLLM = "vLLM generates"
+
+
+def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None:
+    """Why TRL's own path will generate, as far as that can be told before a model is loaded; None: it will not."""
+    if settings.get("use_vllm"):
+        return VLLM
+    if recipe.generation == "trl":
+        return SWITCHED_OFF
+    if recipe.policy.backend == "unsloth" and cuda:
+        return UNSLOTH_ON_A_GPU
+    if recipe.lora.lora_dropout:
+        return f"lora_dropout = {recipe.lora.lora_dropout:g}: TRL samples with it, and another mask for each copy of a prompt"
+    return None
+
+
+def in_words(why_not: str | None, num_generations: int) -> str:
+    """One line for before a run."""
+    if why_not is None:
+        return f"Each prompt is read once for its {num_generations} completions (`generation: trl` leaves it to TRL)"
+    return f"TRL's own path generates: {why_not}"
+
+
+class Generation:
+    """While it is entered, `model.generate` runs the workbench's loop, and transformers' own where that does not cover it.
+
+    Args:
+        model: the policy's PEFT model, or a transformers model; its attribute `generate` is replaced and put back.
+        why_not: a reason to leave everything to transformers; None: none is known.
+        changed: called with the reason when transformers' path takes over, or with None when the loop is back.
+
+    Attributes:
+        why_not: why the latest call went through transformers' path; None: the loop did it.
+    """
+
+    def __init__(
+        self, model: Any, why_not: str | None = None, changed: Callable[[str | None], None] = lambda reason: None
+    ) -> None:
+        self.model, self.why_not, self._changed = model, why_not, changed
+        self._always = why_not is not None
+
+    def found(self) -> dict[str, Any]:
+        """For the record: who generated, and why not the workbench's loop."""
+        return {"by": "trl", "why": self.why_not} if self.why_not else {"by": "workbench"}
+
+    def __enter__(self) -> Generation:
+        self._generate = self.model.generate
+        self._had = "generate" in vars(self.model)
+        if not self._always:
+            self.model.generate = self.generate
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._had:
+            self.model.generate = self._generate
+        else:
+            vars(self.model).pop("generate", None)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `model.generate`."""
+        if self._always:
+            return self._generate(*args, **kwargs)
+        import torch
+        from transformers import GenerationConfig
+
+        from workbench.train.generation.covered import NotCovered
+        from workbench.train.generation.decoding import decoder
+
+        states = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        try:
+            known = {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()}
+            other = sorted(name for name in kwargs if name not in known)
+            if args or other:
+                raise NotCovered(f"inputs other than text: {', '.join(other) or 'by position'}")
+            found = self._generate(**kwargs, custom_generate=decoder())
+        except NotCovered as error:
+            self._say(str(error))
+        except Exception as error:
+            # The loop is an improvement and no reason to lose a run: from here on it is left out, and said.
+            self._always = True
+            self._say(f"the workbench's loop failed and is left out from here on: {type(error).__name__}: {error}")
+        else:
+            self._say(None)
+            return found
+        torch.set_rng_state(states[0])
+        if states[1] is not None:
+            torch.cuda.set_rng_state(states[1])
+        return self._generate(*args, **kwargs)
+
+    def _say(self, reason: str | None) -> None:
+        if reason != self.why_not:
+            self.why_not = reason
+            self._changed(reason)
