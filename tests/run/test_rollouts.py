@@ -50,6 +50,17 @@ def test_two_batches_of_one_step_are_two_parts(tmp_path):
     assert len(query(tmp_path)) == 4
 
 
+def test_a_question_about_one_step_opens_the_parts_of_that_step_alone(tmp_path):
+    write(tmp_path, 1, rows(1))
+    write(tmp_path, 1, rows(1))
+    write(tmp_path, 12, rows(12))
+    (tmp_path / "step-0000011-00.parquet").write_bytes(b"no Parquet")
+    assert query(tmp_path, step=1)["step"].tolist() == [1] * 4
+    assert query(tmp_path, "select count(*) from rollouts", step=12).iloc[0, 0] == 2
+    (tmp_path / "step-0000011-00.parquet").unlink()
+    assert len(query(tmp_path, "select * from rollouts where step = 5", step=5)) == 0
+
+
 def test_a_part_in_the_making_is_not_read(tmp_path):
     write(tmp_path, 1, rows(1))
     (tmp_path / ".step-0000002-00.parquet.part").write_bytes(b"PAR1 torn")

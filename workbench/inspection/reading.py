@@ -21,7 +21,9 @@ def group(run: RunDirectory, step: int, index: int = 0) -> pandas.DataFrame:
     Raises:
         RunError: if the run recorded no such group.
     """
-    found = query(run.rollouts, f'select * from rollouts where step = {int(step)} and "group" = {int(index)}')
+    found = query(
+        run.rollouts, f'select * from rollouts where step = {int(step)} and "group" = {int(index)}', step=int(step)
+    )
     if found.empty:
         last = query(run.rollouts, 'select max(step) as step, max("group") as g from rollouts').iloc[0]
         raise RunError(
@@ -37,6 +39,7 @@ def most_telling_group(run: RunDirectory, step: int) -> int:
     found = query(
         run.rollouts,
         f'select "group" from rollouts where step = {int(step)} group by "group" order by max(group_std) desc, "group" limit 1',
+        step=int(step),
     )
     if found.empty:
         raise RunError(

@@ -110,8 +110,13 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def query(folder: Path, sql: str = 'select * from rollouts order by step, "group", generation') -> pandas.DataFrame:
+def query(
+    folder: Path, sql: str = 'select * from rollouts order by step, "group", generation', *, step: int | None = None
+) -> pandas.DataFrame:
     """Ask the record. The table is called `rollouts`; the answer is a pandas frame.
+
+    Args:
+        step: the only step that the question is about: a record of thousands of parts need not be opened for one.
 
     Raises:
         RunError: if the run recorded nothing.
@@ -119,8 +124,10 @@ def query(folder: Path, sql: str = 'select * from rollouts order by step, "group
     import duckdb
 
     parts(folder)
+    own = "step-*.parquet" if step is None else f"step-{int(step):07d}-*.parquet"
+    asked = own if any(folder.glob(own)) else "step-*.parquet"
     with duckdb.connect() as connection:
-        source = str(folder / "step-*.parquet").replace("'", "''")
+        source = str(folder / asked).replace("'", "''")
         connection.execute(f"create view rollouts as select * from read_parquet('{source}', union_by_name = true)")
         return connection.execute(sql).df()
 
