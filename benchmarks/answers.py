@@ -9,19 +9,15 @@ imported (and the worker started) before the clock, and what that took is report
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from datetime import date
-from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).parent
+import measuring
+from measuring import Line, between, ratio
+
 ARMS = ("workbench", "workbench again", "math-verify")
 GROUP = 8  # completions of a prompt
 Pair = tuple[str, str]
@@ -103,56 +99,50 @@ def measure(arm: str, count: int) -> dict:
     return found
 
 
-def run_arm(arm: str, count: int) -> dict:
-    """`measure` in a process of its own."""
-    command = [sys.executable, __file__, "--arm", arm, "--pairs", str(count)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return json.loads(output.splitlines()[-1])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = measuring.arguments(__doc__)
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--arm", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.arm:
-        print(json.dumps(measure(asked.arm, asked.pairs)))
+    parser.add_argument("--measure", choices=ARMS, help="measure this arm here, and print JSON")
+    asked = measuring.parse(parser, pairs=16, rounds=1)
+    if asked.measure:
+        print(json.dumps(measure(asked.measure, asked.pairs)))
         return
-    results: dict[str, list[dict]] = {arm: [] for arm in ARMS}
-    for turn in range(asked.rounds):
-        for arm in (*ARMS[turn % len(ARMS) :], *ARMS[: turn % len(ARMS)]):
-            results[arm].append(run_arm(arm, asked.pairs))
-            print(f"round {turn + 1}, {arm}: {sum(results[arm][-1]['seconds'].values()):.1f} s", file=sys.stderr)
+    stamped = measuring.stamp()
+    results = measuring.in_rounds(
+        ARMS,
+        asked.rounds,
+        lambda arm: measuring.own_process("answers.py", "--measure", arm, "--pairs", str(asked.pairs)),
+        lambda run: f"{sum(run['seconds'].values()):.1f} s",
+    )
     every = [run["verdicts"] for runs in results.values() for run in runs]
     assert all(verdicts == every[0] for verdicts in every), "the arms disagree on a verdict"
     assert all("?" not in letters for letters in every[0].values()), "a pair was not judged"
-    best = {arm: {mix: min(run["seconds"][mix] for run in runs) for mix in MIXES} for arm, runs in results.items()}
-    pairs = zip(results["workbench"], results["workbench again"], strict=True)
-    ratios = [(first["seconds"], second["seconds"]) for first, second in pairs]
-    from workbench.run.versions import versions
-
+    seconds = {arm: {mix: [run["seconds"][mix] for run in runs] for mix in MIXES} for arm, runs in results.items()}
+    ours, again, theirs = (seconds[arm] for arm in ARMS)
+    gain = {mix: ratio(theirs[mix], ours[mix]) for mix in MIXES}
+    noise = {mix: ratio(ours[mix], again[mix]) for mix in MIXES}
+    speed = {arm: {mix: asked.pairs / min(own[mix]) for mix in MIXES} for arm, own in seconds.items()}
     found = {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "versions": versions(),
         "pairs": asked.pairs,
-        "rounds": asked.rounds,
         "mixes": {name: mix._asdict() for name, mix in MIXES.items()},
         "same": {mix: letters.count("1") for mix, letters in every[0].items()},
-        "pairs_per_s": {arm: {mix: asked.pairs / some[mix] for mix in MIXES} for arm, some in best.items()},
-        "times_as_fast": {mix: best["math-verify"][mix] / best["workbench"][mix] for mix in MIXES},
-        "a_over_a": {
-            mix: [min(a[mix] / b[mix] for a, b in ratios), max(a[mix] / b[mix] for a, b in ratios)] for mix in MIXES
-        },
+        "pairs_per_s": speed,
+        "times_as_fast": gain,
+        "a_over_a": noise,
         "start_s": {arm: min(run["start_s"] for run in runs) for arm, runs in results.items()},
+        "seconds": seconds,
     }
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "answers.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    for mix in MIXES:
-        speeds = "  ".join(f"{arm} {found['pairs_per_s'][arm][mix]:9.0f}" for arm in ARMS)
-        low, high = found["a_over_a"][mix]
-        print(f"{mix:27} pairs/s: {speeds}  {found['times_as_fast'][mix]:6.1f} times; A/A {low:.2f} to {high:.2f}")
+    rows = [
+        [mix, *(f"{speed[arm][mix]:,.0f}" for arm in ARMS), f"{gain[mix].of_least:.1f}", between(noise[mix])]
+        for mix in MIXES
+    ]
+    lines = [
+        Line(f"comparing answers: {mix}", f"{gain[mix].of_least:.1f} times as fast", "math-verify", between(noise[mix]))
+        for mix in ("mostly integers", "formulas")
+    ]
+    header = ["pairs/s", "workbench", "again", "math-verify", "times as fast", "A/A"]
+    measuring.save("answers", asked, stamped, lines, (header, rows), found)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,15 @@ rows lie in Arrow already; what loading them took is reported beside it.
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 
-HERE = Path(__file__).parent
+import measuring
+from measuring import Line, between, ratio
+
 LENGTHS = "lengths"
 ARMS = ("workbench", "workbench again", "map", "map, batched")
 
@@ -37,8 +34,6 @@ def make(path: Path, count: int) -> None:
 
 def measure(arm: str, path: str) -> dict[str, float]:
     """Seconds, counts and peak memory of one arm, in this process."""
-    import resource
-
     from workbench.dataset.checks import Checked
 
     found: dict[str, float] = {}
@@ -57,7 +52,7 @@ def measure(arm: str, path: str) -> dict[str, float]:
         found = {"seconds": time.perf_counter() - started, "kept": result.report.kept_rows}
     else:
         found = by_map(path, batched="batched" in arm)
-    found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found["peak_mb"] = measuring.peak_mb()
     return found
 
 
@@ -88,67 +83,71 @@ def by_map(path: str, batched: bool) -> dict[str, float]:
         return {"seconds": seconds, "load_s": loaded, "kept": sum(reason is None for reason in done["reason"])}
 
 
-def run_arm(arm: str, path: Path) -> dict[str, float]:
-    """`measure` in a process of its own."""
-    command = [sys.executable, __file__, "--arm", arm, "--file", str(path)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return json.loads(output.splitlines()[-1])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = measuring.arguments(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--arm", help=argparse.SUPPRESS)
-    parser.add_argument("--file", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.arm:
-        print(json.dumps(measure(asked.arm, asked.file)))
+    parser.add_argument("--measure", choices=(*ARMS, LENGTHS), help="measure this arm here, and print JSON")
+    parser.add_argument("--file", help="with --measure: the rows")
+    asked = measuring.parse(parser, rows=2_000, rounds=1)
+    if asked.measure:
+        print(json.dumps(measure(asked.measure, asked.file)))
         return
-    results: dict[str, list[dict]] = {arm: [] for arm in ARMS}
+
+    def run(arm: str, file: Path) -> dict[str, float]:
+        return measuring.own_process("dataset_checks.py", "--measure", arm, "--file", str(file))
+
+    stamped = measuring.stamp()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         make(path, asked.rows)
-        for turn in range(asked.rounds):
-            for arm in (*ARMS[turn % len(ARMS) :], *ARMS[: turn % len(ARMS)]):
-                results[arm].append(run_arm(arm, path))
-                print(f"round {turn + 1}, {arm}: {results[arm][-1]['seconds']:.1f} s", file=sys.stderr, flush=True)
-        with_lengths = run_arm(LENGTHS, path)
+        results = measuring.in_rounds(
+            ARMS, asked.rounds, lambda arm: run(arm, path), lambda found: f"{found['seconds']:.1f} s"
+        )
+        with_lengths = run(LENGTHS, path)
         few = Path(folder) / "few.jsonl"
         peaks = {}
-        for count, arm in ((1_000, LENGTHS), (100_000, "workbench"), (2 * asked.rows, "workbench")):
+        for count, arm in ((1_000, LENGTHS), (asked.rows // 10, "workbench"), (2 * asked.rows, "workbench")):
             make(few, count)
-            peaks[f"{arm}, {count} rows"] = run_arm(arm, few)["peak_mb"]
+            peaks[f"{arm}, {count} rows"] = run(arm, few)["peak_mb"]
     kept = {run["kept"] for runs in results.values() for run in runs}
     assert len(kept) == 1, f"the arms disagree on what they kept: {kept}"
-    best = {arm: min(run["seconds"] for run in runs) for arm, runs in results.items()}
-    pairs = [a["seconds"] / b["seconds"] for a, b in zip(results["workbench"], results["workbench again"], strict=True)]
-    from workbench.run.versions import versions
-
+    seconds = {arm: [run["seconds"] for run in runs] for arm, runs in results.items()}
+    best = {arm: min(own) for arm, own in seconds.items()}
+    noise = ratio(seconds["workbench"], seconds["workbench again"])
+    over = {arm: ratio(seconds[arm], seconds["workbench"]) for arm in ("map", "map, batched")}
     found = {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "versions": versions(),
         "rows": asked.rows,
         "kept": kept.pop(),
-        "rounds": asked.rounds,
         "seconds_best": best,
-        "rows_per_s": {arm: asked.rows / seconds for arm, seconds in best.items()},
-        "map_over_workbench": {arm: best[arm] / best["workbench"] for arm in ("map", "map, batched")},
-        "a_over_a": [min(pairs), max(pairs)],
+        "rows_per_s": {arm: asked.rows / own for arm, own in best.items()},
+        "map_over_workbench": over,
+        "a_over_a": noise,
         "peak_mb": {arm: max(run["peak_mb"] for run in runs) for arm, runs in results.items()},
         "with_lengths": with_lengths,  # once, through the embedded policy's chat template and tokenizer
         "peak_mb_by_rows": peaks,
         "load_s": min(run["load_s"] for run in results["map"]),
     }
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "dataset_checks.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    for arm in ARMS:
-        print(
-            f"{arm:16}  {best[arm]:6.1f} s  {asked.rows / best[arm]:9.0f} rows/s  peak {found['peak_mb'][arm]:6.0f} MB"
+    rows = [[arm, f"{best[arm]:.1f}", f"{asked.rows / best[arm]:,.0f}", f"{found['peak_mb'][arm]:.0f}"] for arm in ARMS]
+    label = "checks and prompt lengths in tokens (once, no `map` beside it)"
+    took = with_lengths["seconds"]
+    rows.append([label, f"{took:.1f}", f"{asked.rows / took:,.0f}", f"{with_lengths['peak_mb']:.0f}"])
+    lines = [
+        Line(
+            f"checking {asked.rows:,} rows",
+            f"{other.of_least:.2f} times as fast, {found['peak_mb']['workbench']:.0f} MB of {found['peak_mb'][arm]:.0f}",
+            {"map": "`datasets.map`", "map, batched": "`datasets.map`, batched"}[arm],
+            between(noise),
         )
-    print(f"with lengths: {with_lengths['seconds']:.1f} s, peak {with_lengths['peak_mb']:.0f} MB")
-    print(f"A/A {min(pairs):.2f} to {max(pairs):.2f}; map / workbench {found['map_over_workbench']['map']:.2f}")
+        for arm, other in over.items()
+    ]
+    header = ["", "least, s", "rows/s", "peak memory, MB"]
+    peaks_told = "; ".join(f"{some}: {peak:.0f} MB" for some, peak in peaks.items())
+    notes = [
+        f"Loading the rows into Arrow took `map` {found['load_s']:.1f} s, which is not in its time.",
+        f"A/A {between(noise)}. Peak memory by size: {peaks_told}.",
+    ]
+    measuring.save("dataset_checks", asked, stamped, lines, (header, rows), found, notes)
 
 
 if __name__ == "__main__":

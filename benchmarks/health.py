@@ -8,26 +8,26 @@ the tests (`tests/ill_runs.py`). A false alarm is an alarm or a warning on a hea
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
-import os
-import platform
 import sys
-import tempfile
 import time
 from collections import Counter
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+import measuring
+from measuring import Line
+
+sys.path.insert(0, str(measuring.HERE.parent / "tests"))
 
 
-def healthy(fresh: Any, seed: int, steps: int) -> dict[str, Any]:
-    """One run of the demo's recipe: its verdicts at the end, what was raised on the way, and what looking cost."""
+def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
+    """One run of the demo's recipe: its verdicts at the end, what was raised on the way, and what looking cost.
+
+    Args:
+        grpo: settings over the recipe's.
+    """
     import workbench.tiny
     from workbench.run.recipe import Recipe
     from workbench.tiny.task import task as arithmetic
@@ -36,7 +36,7 @@ def healthy(fresh: Any, seed: int, steps: int) -> dict[str, Any]:
     from workbench.train.trainer import train
 
     recipe = Recipe.load(Path(workbench.tiny.__file__).parent / "recipe.yaml")
-    changes = {"run_name": f"healthy-{seed}", "seed": seed, "grpo": {**recipe.grpo, "max_steps": steps}}
+    changes = {"run_name": f"healthy-{seed}", "seed": seed, "grpo": {**recipe.grpo, "max_steps": steps, **grpo}}
     task = arithmetic()
     run = train(recipe.model_copy(update=changes), policy=fresh(), task=task)
     summaries, rows, facts = summaries_of(run), run.metrics(), facts_of(run, task)
@@ -78,15 +78,13 @@ def ill(fresh: Any, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = measuring.arguments(__doc__)
     parser.add_argument("--healthy", type=int, default=10)
     parser.add_argument("--steps", type=int, default=45)
-    asked = parser.parse_args()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from workbench.run.versions import versions
-
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["WORKBENCH_HOME"] = home
+    parser.add_argument("--ill", type=int, help="only so many of the ill runs")
+    asked = measuring.parse(parser, healthy=1, steps=2, ill=1)
+    stamped = measuring.stamp()
+    with measuring.empty_home():
         from ill_runs import RUNS, Fresh
 
         quiet = io.StringIO()
@@ -97,20 +95,16 @@ def main() -> None:
             with contextlib.redirect_stdout(quiet):
                 well.append(healthy(fresh, seed, asked.steps))
             one = well[-1]
-            print(
+            measuring.say(
                 f"healthy, seed {seed}: right {one['right'][0]:.0%} -> {one['right'][1]:.0%}, "
-                f"{len(one['raised'])} alarms or warnings in {asked.steps} steps; at the end {one['states']}",
-                flush=True,
+                f"{len(one['raised'])} alarms or warnings in {asked.steps} steps; at the end {one['states']}"
             )
-        for name in RUNS:
+        for name in list(RUNS)[: asked.ill]:
             with contextlib.redirect_stdout(quiet):
                 sick[name] = ill(fresh, name)
             one = sick[name]
-            print(f"{name:22} {'named' if one['named'] else 'MISSED'}  {one['state']}: {one['line']}", flush=True)
+            measuring.say(f"{name:22} {'named' if one['named'] else 'MISSED'}  {one['state']}: {one['line']}")
     found = {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "versions": versions(),
         "healthy_runs": len(well),
         "steps": asked.steps,
         "false_alarms": sum(len(one["raised"]) for one in well),
@@ -121,12 +115,19 @@ def main() -> None:
         "healthy": well,
         "ill": sick,
     }
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "health.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(
-        f"{found['false_alarms']} false alarms in {found['looks']} looks at {len(well)} healthy runs; "
-        f"{found['named']} of {len(sick)} ill runs named; {found['seconds']:.0f} s"
-    )
+    lines = [
+        Line(
+            "health verdicts: false alarms",
+            str(found["false_alarms"]),
+            f"{found['looks']} looks at healthy runs",
+            "none",
+        ),
+        Line("health verdicts: ill runs named", str(found["named"]), f"{len(sick)} ill runs", "none"),
+    ]
+    rows = [[name, one["illness"], one["state"], "yes" if one["named"] else "NO"] for name, one in sick.items()]
+    looks = [one["diagnose_ms"] for one in well]
+    note = f"One look at a healthy run takes {min(looks):.1f} to {max(looks):.1f} ms (median of its steps)."
+    measuring.save("health", asked, stamped, lines, (["ill run", "verdict", "state", "named"], rows), found, [note])
 
 
 if __name__ == "__main__":

@@ -9,19 +9,19 @@ runs differ by more than the hooks cost. Redraws are compared in one process, le
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import os
 import random
 import statistics
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+import measuring
+from measuring import Line
+from recording import metrics_row
+
 CELL = """
 from workbench.run.recipe import Recipe
 from workbench.tiny.task import task
@@ -66,7 +66,6 @@ def watched(steps: int, batch: int) -> dict[str, Any]:
 
 def redraws(lengths: tuple[int, ...] = (100, 1_000, 10_000), times: int = 7) -> list[dict[str, Any]]:
     """Cost of one redraw after so many steps, in ms, and its bytes; the first length is measured twice (A/A)."""
-    from workbench.run.metrics import weight_of
     from workbench.views.curves import RunFigure
     from workbench.views.history import History
 
@@ -75,27 +74,14 @@ def redraws(lengths: tuple[int, ...] = (100, 1_000, 10_000), times: int = 7) -> 
     for length in (lengths[0], *lengths):
         chance, history = random.Random(length), History(functions)
         for step in range(1, length + 1):
-            rise = 1 - math.exp(-3 * step / length)
-            row = {f"rewards/{name}/mean": rise * chance.random() for name in functions}
-            row |= {weight_of(name): 1.0 for name in functions}
-            row |= {"reward": 3 * rise, "group_reward_std": chance.random(), "kl": 0.01 * rise, "entropy": 1 - rise / 2}
-            row |= {"completions/mean_length": 40.0, "completions/clipped_ratio": 0.1 * chance.random()}
-            row |= {
-                "groups/mixed": 1 - rise,
-                "groups/all_right": rise,
-                "groups/all_wrong": 0.0,
-                "groups/dead": rise / 2,
-            }
-            row |= {"time/generate_s": 0.2, "time/reward_s": 0.01, "time/train_s": 0.1, "step_time": 0.31}
-            history.add(step, row)
+            history.add(step, metrics_row(step, length, functions, chance))
         figures.append((RunFigure("hooks", functions, 0.001, length), history))
     costs: list[list[float]] = [[] for _ in figures]
     for _ in range(times):  # interleaved
         for cost, (figure, history) in zip(costs, figures, strict=True):
             started = time.process_time()
-            data = figure.draw(history, "hooks")
+            figure.draw(history, "hooks")
             cost.append(1000 * (time.process_time() - started))
-            size = len(data)
     found = []
     for length, cost, (figure, history) in zip((lengths[0], *lengths), costs, figures, strict=True):
         size = len(figure.draw(history, "hooks"))
@@ -104,21 +90,39 @@ def redraws(lengths: tuple[int, ...] = (100, 1_000, 10_000), times: int = 7) -> 
 
 
 def main() -> None:
-    from workbench.run.versions import versions
-    from workbench.views.tables import Table
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.arguments(__doc__)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=16, help="completions a step")
-    asked = parser.parse_args()
-    drawn, run = redraws(), watched(asked.steps, asked.batch)
-    cells = [[f"{row['steps']} steps", f"{row['ms']:.0f}", f"{row['ratio']:.2f}", row["bytes"]] for row in drawn]
-    print(Table(["redraw after", "ms", "against 100 steps", "bytes"], cells))
-    print()
-    print(Table(["a run with the panel on", ""], [[key, f"{value:.4g}"] for key, value in run.items()]))
-    found = {"date": date.today().isoformat(), "versions": versions(), "redraw": drawn, "run": run}
-    out = HERE / "results" / "hooks.json"
-    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    parser.add_argument("--batch", type=int, default=8, help="completions a step")
+    parser.add_argument("--redraws", type=int, default=7, help="of each length of history")
+    asked = measuring.parse(parser, steps=3, redraws=1)
+    stamped = measuring.stamp()
+    drawn, run = redraws(times=asked.redraws), watched(asked.steps, asked.batch)
+    rows = [
+        [f"{row['steps']:,} steps", f"{row['ms']:.0f}", f"{row['ratio']:.2f}", f"{row['bytes']:,}"] for row in drawn
+    ]
+    rows[0][0] += " (A/A)"
+    lines = [
+        Line(
+            "hooks, panel on",
+            f"{100 * run['hooks_share']:.1f} % of steps of {run['step_s_median']:.2f} s",
+            "the run's own time",
+            "none: self-time",
+        ),
+        Line(
+            f"a redraw after {drawn[-1]['steps']:,} steps",
+            f"{drawn[-1]['ms']:.0f} ms, {drawn[-1]['ratio']:.2f} times",
+            f"after {drawn[1]['steps']} steps",
+            f"{drawn[0]['ratio']:.2f} (one pair)",
+        ),
+    ]
+    note = (
+        f"A run of {run['steps']} steps of {run['step_s_median']:.2f} s (median; {run['completions_a_step']} completions each): "
+        f"the hooks took {100 * run['hooks_share']:.1f} % of its {run['run_s']:.0f} s, {100 * run['drawing_share']:.1f} % of it "
+        f"drawing; the rest is {run['recording_ms_a_step']:.1f} ms a step. The cell's output is "
+        f"{run['output_bytes'] / 1000:.0f} kB when it ends."
+    )
+    header = ["redraw after", "ms", "against 100 steps", "bytes"]
+    measuring.save("hooks", asked, stamped, lines, (header, rows), {"redraw": drawn, "run": run}, [note])
 
 
 if __name__ == "__main__":

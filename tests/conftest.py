@@ -32,13 +32,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """GPU tests are skipped without a GPU; with WORKBENCH_GPU=1 they run, and so fail, whatever the machine is."""
-    if os.environ.get("WORKBENCH_GPU") == "1" or not any("gpu" in item.keywords for item in items):
+    if os.environ.get("WORKBENCH_GPU") == "1" or not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch
 
     if not torch.cuda.is_available():
         for item in items:
-            if "gpu" in item.keywords:
+            if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 

@@ -1,0 +1,63 @@
+"""(c) The workbench's memory estimate against the peak that the arms measured; nothing is run for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu.arms import measured_units
+from gpu.setting import Checks, Setting
+
+LEAST, MOST = -0.05, 0.10  # the target: never more than 5 % too little, within 10 % for nine in ten
+
+
+def run(setting: Setting) -> dict[str, Any]:
+    """Compare, and leave `memory.json`."""
+    rows = compare(setting)
+    checks = Checks()
+    for row in rows:
+        checks.note(f"{row['unit']}: the measured peak lies within the estimate's ends", row["within"], row["ratio"])
+    found = {"part": "memory", "done": bool(rows), "rows": rows, "checks": checks.found, "target": [LEAST, MOST]}
+    setting.write("memory.json", found)
+    return found
+
+
+def compare(setting: Setting) -> list[dict[str, Any]]:
+    """One row for each unit of the first round: predicted and measured peak of what torch counts, in bytes.
+
+    `ratio` is predicted/measured; None, and `within` too, where no GPU measured anything.
+    """
+    rows = []
+    for unit, content in measured_units(setting.out).items():
+        if unit.round or unit.again or not content.get("estimate"):
+            continue
+        predicted = counted_peak(content["estimate"])
+        measured = content.get("allocated_bytes")
+        rows.append(
+            {
+                "unit": unit.name,
+                "arm": unit.arm,
+                "completion": unit.completion,
+                "predicted": predicted,
+                "measured_bytes": measured,
+                "reserved_bytes": content.get("reserved_bytes"),
+                "ratio": predicted["bytes"] / measured if measured else None,
+                "within": predicted["low"] <= measured <= predicted["high"] if measured else None,
+            }
+        )
+    return rows
+
+
+def counted_peak(estimate: dict[str, Any]) -> dict[str, Any]:
+    """The larger phase of an estimate, of the parts that torch's counter sees: phase, bytes, low, high."""
+    phases = {
+        phase: {
+            end: sum(
+                part[end] for part in estimate["parts"] if part["allocated"] and part["phase"] in ("always", phase)
+            )
+            for end in ("bytes", "low", "high")
+        }
+        for phase in estimate["phases"]
+    }
+    phase = max(phases, key=lambda name: phases[name]["bytes"])
+    ends = {end: max(sizes[end] for sizes in phases.values()) for end in ("bytes", "low", "high")}
+    return {"phase": phase, **ends}

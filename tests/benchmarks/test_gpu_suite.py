@@ -1,0 +1,268 @@
+"""The GPU suite at toy size on the CPU, from its command line to its table, and its arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+if str(BENCHMARKS) not in sys.path:
+    sys.path.append(str(BENCHMARKS))
+
+from gpu import arm, arms, controls, hardware, memory, notebooks, run, table, units  # noqa: E402
+from gpu.processes import own_process  # noqa: E402
+from gpu.setting import TOY, Setting  # noqa: E402
+
+ARMS = ("unsloth-nf4-auto-16", "transformers-bf16-trl-16", "transformers-bf16-auto-16")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(exit status, folder of results) of all parts but the notebooks, which have tests of their own."""
+    out = tmp_path_factory.mktemp("suite")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WORKBENCH_HOME", "HF_HUB_OFFLINE"):  # which the command sets
+            patch.setenv(name, os.environ.get(name, ""))
+        yield run.main(words(out)), out
+
+
+def words(out: Path, *parts: str) -> list[str]:
+    parts = parts or ("controls", "arms", "memory", "learning")
+    asked = ["--device", "cpu", "--out", str(out), "--minutes", "5"]
+    return [*asked, *(f"--part={part}" for part in parts), *(f"--only={text}" for text in ARMS)]
+
+
+def read(file: Path) -> dict:
+    return json.loads(file.read_text())
+
+
+def setting(out: Path, left_s: float = 300) -> Setting:
+    import time
+
+    return Setting("cpu", TOY, out, out / "work", time.monotonic() + left_s, fresh=False, only=ARMS)
+
+
+def test_every_part_ran_and_every_check_holds(made):
+    status, out = made
+    for part in ("controls", "memory", "learning"):
+        found = read(out / f"{part}.json")
+        assert [check for check in found["checks"] if check["passed"] is False] == []
+        assert found["done"], part
+    assert status == 0
+
+
+def test_every_file_says_where_and_with_what_it_was_measured(made):
+    files = [*made[1].glob("*.json"), *made[1].glob("arms/*.json")]
+    assert len(files) == 5 + 4
+    for file in files:
+        found = read(file)
+        assert {"date", "machine", "versions", "device"} <= set(found)
+        assert found["toy"] is True
+        assert found["device"]["kind"] == "cpu"
+        assert str(made[1]) not in file.read_text()
+
+
+def test_what_was_steered_is_in_the_record(made):
+    found = read(made[1] / "controls.json")
+    assert set(found["steering"]["answers"]) == {"weight", "beta", "learning_rate", "pause", "resume", "stop"}
+    assert len(found["steering"]["checks"]) == 11
+    assert set(found["continuing"]["largest_differences"].values()) == {0.0}
+    assert {"reward", "loss", "kl", "grad_norm"} <= set(found["continuing"]["largest_differences"])
+    assert found["continuing"]["same_completions"] == 1.0
+    for who in ("unsloth", "workbench"):
+        assert found["exporting"][who]["agrees"]
+        assert found["exporting"][who]["dtype"] in ("bfloat16", "float16")
+
+
+def test_an_arm_has_its_steps_its_split_and_its_tokens(made):
+    unit = units.Unit("transformers", "bf16", "trl", 16)
+    found = read(made[1] / arms.file_of(unit))
+    assert found["status"] == "measured"
+    assert found["steps"] == TOY.most
+    assert [row["step"] for row in found["rows"]] == [1, 2, 3]
+    for row in found["rows"]:
+        assert row["generate_s"] + row["train_s"] <= 1.05 * row["seconds"]
+        assert 0.9 * 64 * 16 < row["tokens"] <= 64 * 16
+        assert row["grad_norm"] > 0
+    assert found["tokens_per_s"] == pytest.approx(found["tokens"] / found["step_s"])
+    assert found["generation"]["by"] == "trl"
+    assert read(made[1] / arms.file_of(dataclasses.replace(unit, generation="auto")))["generation"]["by"] == "workbench"
+
+
+def test_the_index_says_how_far_it_came_and_what_was_noise(made):
+    found = read(made[1] / "arms.json")
+    measured = [name for name, word in found["status"].items() if word == "measured"]
+    assert measured == [name for name in found["status"] if any(text in name for text in ARMS)]
+    assert found["status"]["unsloth-bf16-auto-32-r0"] == "not reached"
+    assert not found["done"]
+    assert list(found["a_over_a"]) == ["unsloth-nf4-auto-16-r0"]
+    assert list(found["trl_over_auto"]) == ["transformers-bf16-auto-16-r0"]
+    assert 0 < found["roofline_share"]["unsloth-nf4-auto-16-r0"] < 1
+
+
+def test_it_learned_as_far_as_a_toy_can(made):
+    found = read(made[1] / "learning.json")
+    assert found["steps"] == TOY.learned_steps == len(found["curve"]["reward"])
+    assert found["held_out"]["prompts"] == TOY.held_out
+    assert found["taught"]["losses"][-1] < found["taught"]["losses"][0]
+    assert (made[1] / "learning.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_holds_what_was_measured_and_says_what_was_not(made, tmp_path):
+    text = table.markdown(made[1])
+    assert "measures nothing" in text
+    assert "11 of 11 hold" in text
+    [row] = [
+        line
+        for line in text.splitlines()
+        if line.startswith("| TRL bf16, generation: trl | 16 | ") and "| trl |" in line
+    ]
+    assert "| trl | not measured | not measured | 1 x 2 |" in row
+    assert "Not reached: 13 of 17 units" in text
+    empty = table.markdown(tmp_path)
+    assert "Device: not measured" in empty
+    assert len([line for line in empty.splitlines() if "not measured" in line]) > 20
+
+
+def test_a_second_call_measures_nothing_again_and_one_after_a_kill_what_is_missing(made):
+    out = made[1]
+    ended = out / "arms" / "unsloth-nf4-auto-16-r0-again.json"
+    before = {
+        file: file.read_bytes() for file in (*out.glob("arms/*.json"), out / "controls.json", out / "learning.json")
+    }
+    ended.write_text(json.dumps({**json.loads(before[ended]), "status": "running", "step_s": None, "rows": []}))
+    assert run.main(words(out)) == 0
+    assert read(ended)["status"] == "measured"
+    assert all(file.read_bytes() == content for file, content in before.items() if file != ended)
+
+
+def test_an_arm_that_fails_is_kept_with_its_error_and_is_no_success(made, tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "toy-model").symlink_to(made[1] / "work" / "toy-model")
+    monkeypatch.setattr(arm, "word_task", lambda *_: 1 / 0)
+    for name in ("WORKBENCH_HOME", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "")
+    assert run.main([*words(tmp_path, "arms")[:-2]]) == 1
+    found = read(tmp_path / "arms.json")
+    assert found["status"]["unsloth-nf4-auto-16-r0"] == "failed"
+    assert found["errors"]["unsloth-nf4-auto-16-r0"].startswith("ZeroDivisionError")
+
+
+def test_a_job_has_a_process_of_its_own_that_ends_with_its_time(tmp_path):
+    given = setting(tmp_path)
+    status, said = own_process(given, "model", "--job", "model", limit_s=1)
+    assert (status, said) == (None, "")
+    status, said = own_process(given, "unit", "--job", "no-unit", limit_s=60)
+    assert status == 1
+    assert "'no-unit' is no unit" in said
+
+
+# --- what is judged -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_on_the_cpu_is_no_run_on_a_gpu(made, monkeypatch):
+    from workbench.run.directory import RunDirectory
+
+    monkeypatch.setenv("WORKBENCH_HOME", str(made[1] / "work"))
+    one = RunDirectory.open(made[1] / "work" / "runs" / "learning-cpu")
+    gain = {"gain": {"correct": 0.0, "low": -0.1, "high": 0.1}}
+    one.write_json("evaluation.json", gain)
+    one.write_json("export/proof.json", {"agrees": True})
+    assert notebooks.judge(one, cuda=False, gain=False).failed == []
+    assert notebooks.judge(one, cuda=True, gain=True).failed == [
+        "the trainer is Unsloth's",
+        "the policy was on the GPU",
+        "the held-out gain's interval lies above 0",
+        "the first step's memory was measured",
+    ]
+    one.write_json("export/proof.json", {"agrees": False})
+    assert notebooks.judge(one, cuda=False, gain=False).failed == ["merged and adapter agree"]
+
+
+def test_a_run_that_went_on_otherwise_is_seen():
+    rows = [{"step": step, "reward": 1.0, "kl": 0.1, "time/train_s": 1.0} for step in (1, 2, 3)]
+    other = [{**row, "reward": 1.25 if row["step"] == 3 else 9.0, "time/train_s": 2.0} for row in rows]
+    assert controls.largest_differences(rows, other, after=2) == {"step": 0, "reward": 0.25, "kl": 0}
+    assert controls.largest_differences(rows, other[:2], after=2)["reward"] == float("inf")
+
+
+def part(name: str, phase: str, size: int, allocated: bool = True) -> dict:
+    return {"name": name, "phase": phase, "bytes": size, "low": size - 1, "high": size + 1, "allocated": allocated}
+
+
+def test_the_estimate_is_compared_by_what_torch_counts(tmp_path):
+    parts = [part("weights", "always", 100), part("cache", "generation", 30), part("activations", "training", 50)]
+    parts.append(part("context", "always", 1000, allocated=False))
+    estimate = {"parts": parts, "phases": {"generation": {}, "training": {}}}
+    assert memory.counted_peak(estimate) == {"phase": "training", "bytes": 150, "low": 148, "high": 152}
+    given = setting(tmp_path)
+    unit = units.Unit("unsloth", "nf4", "auto", 16)
+    given.write(arms.file_of(unit), {"estimate": estimate, "step_s": 1.0, "allocated_bytes": 200})
+    [row] = memory.compare(given)
+    assert (row["ratio"], row["within"]) == (0.75, False)
+    assert memory.run(given)["checks"][0]["passed"] is False
+
+
+# --- the plan, and the ceiling ------------------------------------------------------------------------------------
+
+
+def test_the_plan_has_every_arm_at_every_length_and_turns_with_the_rounds():
+    plan = units.plan((512, 2048), rounds=2)
+    names = [unit.name for unit in plan]
+    assert len(set(names)) == len(names) == 2 * (4 + 3 + 5 + 5)
+    kinds = {(u.backend, u.precision, u.generation, u.completion) for u in plan}
+    assert len(kinds) == 2 * 2 * 2 * 2
+    assert names[:2] == ["unsloth-nf4-auto-512-r0", "transformers-bf16-trl-512-r0"]
+    assert names[17] == "transformers-bf16-trl-512-r1"
+    assert [units.unit_of(name) for name in names] == plan
+    for wrong in ("unsloth-nf4-auto-512", "tensorflow-nf4-auto-512-r0", "unsloth-nf4-auto-many-r0", ""):
+        with pytest.raises(ValueError, match="is no unit of the arms"):
+            units.unit_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "prompt", "tokens_per_s"),
+    [(1, 0, 1553), (64, 299, 84_384)],
+)
+def test_the_ceiling_of_decoding(sequences, prompt, tokens_per_s):
+    """Qwen2.5-1.5B in 16 bits on 4,800 GB/s, by hand: 3.09 GB of weights, 28 KiB of keys and values a token."""
+    seconds = hardware.least_generation_s(
+        bandwidth=4.8e12, weight_bytes=3_090_000_000, token_bytes=28 * 1024, sequences=sequences, prompt=prompt, steps=1
+    )
+    assert sequences / seconds == pytest.approx(tokens_per_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("NVIDIA H200", 4800e9), ("NVIDIA H100 80GB HBM3", 3350e9), ("NVIDIA H100 PCIe", 2000e9), ("Tesla T4", 320e9),
+        ("NVIDIA A100-SXM4-80GB", 2039e9), ("NVIDIA A100-SXM4-40GB", 1555e9), ("NVIDIA L40S", 864e9), ("NVIDIA L4", 300e9),
+        ("NVIDIA A10G", 600e9), ("NVIDIA GeForce RTX 4090", 1008e9), ("NVIDIA GT4000", None),
+    ],
+)  # fmt: skip
+def test_a_gpus_bandwidth_is_known_by_its_name(name, rate):
+    assert hardware.rated_bytes_per_s(name) == rate
+
+
+def test_without_a_gpu_the_command_says_so(capsys, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert run.main(["--out", str(tmp_path)]) == 2
+    assert "the toy runs with --device cpu" in capsys.readouterr().err
+
+
+def test_the_model_has_the_parameters_of_qwen2_5_1_5b():
+    from gpu.models import QWEN2_5_1_5B
+
+    from workbench.train.memory.shapes import from_config
+
+    shape = from_config({"model_type": "qwen2", **QWEN2_5_1_5B})
+    assert shape.parameters == 1_543_714_304  # as its card says: 1.54 B
+    assert arms.planned(setting(Path("unused")))[0].name == "unsloth-nf4-auto-16-r0"

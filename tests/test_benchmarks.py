@@ -1,0 +1,216 @@
+"""The benchmarks at toy sizes: that they run, compare like with like, and that the README's tables are what they left."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+
+import measuring  # noqa: E402
+
+every = importlib.import_module("all")
+SHARED = {"all", "arms", "lengthening", "measuring", "recording"}
+
+
+def benchmark(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------
+
+
+def test_each_round_begins_with_another_arm():
+    order: list[str] = []
+    found = measuring.in_rounds(["a", "b", "c"], 3, lambda arm: order.append(arm) or len(order))
+    assert "".join(order) == "abcbcacab"
+    assert found == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
+
+
+def test_a_ratio_is_of_the_least_and_has_the_range_of_the_rounds():
+    assert measuring.ratio([2.0, 6.0], [4.0, 3.0]) == pytest.approx((2 / 3, 0.5, 2.0))
+
+
+def test_quick_has_other_defaults_and_keeps_no_result():
+    parser = measuring.arguments("what it is")
+    parser.add_argument("--rounds", type=int, default=9)
+    assert measuring.parse(parser, [], rounds=1).rounds == 9
+    assert measuring.parse(parser, [], rounds=1).out == measuring.RESULTS
+    quick = measuring.parse(parser, ["--quick"], rounds=1)
+    assert (quick.rounds, quick.out) == (1, None)
+    assert measuring.parse(parser, ["--quick", "--rounds", "2"], rounds=1).rounds == 2
+
+
+def test_a_result_says_where_it_comes_from(tmp_path, capsys):
+    parser = measuring.arguments("what it is")
+    asked = measuring.parse(parser, ["--out", str(tmp_path)])
+    line = measuring.Line("a thing", "2.00 times as fast", "another", "0.99 to 1.01")
+    file = measuring.save("thing", asked, measuring.stamp(), [line], (["arm", "s"], [["one", 1.5]]), {"seconds": [1.5]})
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert {"date", "machine", "load_before", "versions", "command", "lines", "table", "seconds"} <= content.keys()
+    assert str(tmp_path) not in file.read_text(encoding="utf-8")
+    assert "2.00 times as fast" in capsys.readouterr().out
+    made = every.rewritten("a\n<!-- table: all -->\nold\n<!-- end -->\nb", {"thing": content})
+    assert made.startswith("a\n")
+    assert made.endswith("\nb")
+    assert "old" not in made
+    assert f"| a thing | 2.00 times as fast | another | 0.99 to 1.01 | `thing.py` | {content['date']} |" in made
+
+
+def test_the_readmes_tables_are_those_of_the_results():
+    text = every.README.read_text(encoding="utf-8")
+    assert every.rewritten(text, every.results()) == text, "run `python benchmarks/all.py --write`"
+    for name in ("all", *every.NAMES):
+        assert f"<!-- table: {name} -->" in text
+
+
+def test_all_runs_every_benchmark_and_each_says_what_it_does():
+    scripts = {file.stem for file in FOLDER.glob("*.py")} - SHARED
+    assert scripts == set(every.NAMES)
+    for name in scripts | {"all"}:
+        source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+        assert f"uv run python benchmarks/{name}.py" in source.partition('"""\n\n')[0]
+        assert "description=__doc__" in source or "measuring.arguments(__doc__)" in source
+
+
+# --- the benchmarks -----------------------------------------------------------------------------------------------
+
+
+def test_steps_compares_the_same_learning():
+    steps = benchmark("steps")
+    arms = [steps.TRL, f"{steps.TRL} again", steps.WORKBENCH]
+    found = steps.measure("demo, 16 bit", 1, 1, small=True, arms=arms)
+    assert list(found["arms"]) == arms
+    for own in found["arms"].values():
+        assert 0 < own["least_generate_s"] < own["least_step_s"]
+    assert len(found["curve_of_trl"]) == 3
+    assert {"reward", "loss", "kl"} <= found["curve_of_trl"][0].keys()
+    for curve in found["curves"].values():
+        assert curve["largest_difference"]["loss"] < 1e-3
+        assert curve["largest_difference"]["reward"] < 1e-6
+    assert found["curves"]["TRL again"]["equal_to_the_bit"]
+    assert found["ratios"].keys() == {"TRL / workbench", "A/A of TRL"}
+    assert found["arms"][steps.WORKBENCH]["generated_by"] == {"by": "workbench"}
+    json.dumps(found)
+    rows = steps.rows_of({"demo, 16 bit": found})
+    assert [row[1] for row in rows] == list(found["arms"])
+
+
+def test_a_learning_curve_that_differs_is_seen():
+    from arms import Run, same_curve
+
+    one, other = Run(rows=[{"reward": 1.0, "loss": 0.5}] * 2), Run(rows=[{"reward": 1.0, "loss": 0.5}] * 2)
+    assert same_curve(one, other)["equal_to_the_bit"]
+    other.rows = [other.rows[0], {"reward": 0.75, "loss": 0.5}]
+    found = same_curve(one, other)
+    assert (found["equal_to_the_bit"], found["first_difference_at_step"]) == (False, 2)
+    assert found["largest_difference"]["reward"] == 0.25
+
+
+def test_generation_counts_the_same_tokens():
+    found = benchmark("generation").measure(False, 60, prompts=2, longest=8, rounds=1)
+    assert 60 <= found["prompt_tokens"] < 90
+    assert found["completions"] == 16
+    assert 16 <= found["tokens"] <= 16 * 8
+    assert found["equal_completions"]["generate again"] == 16
+    assert len(found["part_brings"]) >= 4
+
+
+def test_completions_are_equal_whatever_the_padding():
+    import torch
+
+    equal = benchmark("generation").equal
+    one = torch.tensor([[5, 6, 2], [5, 2, 0]])
+    assert equal(one, one, 0) == 2
+    assert equal(one, torch.tensor([[5, 6], [5, 2]]), 0) == 1  # the first one was cut
+
+
+def test_checkpoints_hold_the_same_kinds_of_state():
+    checkpoints = benchmark("checkpoints")
+    with measuring.empty_home():
+        runs = checkpoints.measure(1, 1, [checkpoints.OURS, checkpoints.THEIRS])
+    ours, theirs = (checkpoints.figures(runs[arm]) for arm in (checkpoints.OURS, checkpoints.THEIRS))
+    assert {"optimizer.safetensors", "state.json"} <= ours["files"].keys()
+    assert not [name for name in ours["files"] if name.endswith((".pt", ".bin", ".pth"))]
+    assert {"optimizer.pt", "rng_state.pth"} <= theirs["files"].keys()
+    assert ours["least_ms"] > 0
+    assert len(ours["saves_ms"][0]) == 1
+
+
+def test_reading_and_replaying_a_made_up_record():
+    reading, replay = benchmark("reading"), benchmark("replay")
+    with measuring.empty_home():
+        reading.make(rows=64 * 120, a_step=64)
+        answers = {question: reading.measure(question)["answer"] for question in reading.questions()}
+        replayed = replay.measure(64)
+    assert answers["the table of all steps (04)"] == answers["all lines of metrics"] == 120
+    assert answers["the group that taught most in the last step (04)"] == 8
+    assert answers["a group of the newest step (panel)"] == 8
+    assert "decided" in answers["what decided a group of the last step (04)"]
+    assert answers["the curves (04)"] > 10_000
+    assert replayed["completions"] == 64
+    assert replayed["peak_mb"] > 20
+
+
+def test_scoring_gives_the_scores_of_a_plain_loop():
+    found = benchmark("scoring").measure(16, count=1, rounds=1)
+    assert found["completions"] == 16
+    assert all(speed > 0 for speed in found["completions_per_s"].values())
+
+
+def test_answers_agree_with_math_verify(monkeypatch):
+    answers = benchmark("answers")
+    monkeypatch.setattr(answers, "MIXES", {name: answers.MIXES[name] for name in ("integers", "formulas")})
+    ours, theirs = (answers.measure(arm, 8)["verdicts"] for arm in ("workbench", "math-verify"))
+    assert ours == theirs
+    assert "1" in ours["integers"]
+    assert "0" in ours["integers"]
+
+
+def test_dataset_checks_keep_the_same_rows(tmp_path):
+    checks, file = benchmark("dataset_checks"), tmp_path / "rows.jsonl"
+    checks.make(file, 200)
+    kept = {arm: checks.measure(arm, str(file))["kept"] for arm in ("workbench", "map, batched")}
+    assert kept["workbench"] == kept["map, batched"] < 200
+
+
+def test_redraws_are_measured_by_length():
+    found = benchmark("hooks").redraws(lengths=(5, 20), times=1)
+    assert [row["steps"] for row in found] == [5, 5, 20]
+    assert all(row["ms"] > 0 and row["bytes"] > 1000 for row in found)
+
+
+def test_a_healthy_run_is_looked_at_after_every_step():
+    health = benchmark("health")
+    ill_runs = importlib.import_module("ill_runs")  # of this folder
+    with measuring.empty_home():
+        found = health.healthy(ill_runs.Fresh(), 0, 2, per_device_train_batch_size=8, max_completion_length=16)
+    assert len(found["reward"]) == 2
+    assert sum(found["states"].values()) > 5
+
+
+def test_start_measures_a_process_and_refuses_one_that_fails(monkeypatch):
+    start = benchmark("start")
+    assert 0 < start.start("import workbench") < 10
+    monkeypatch.setitem(start.ARMS, "broken", ("-c", "raise SystemExit('broken on purpose')"))
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        start.start("broken")
+
+
+def test_a_measurement_in_a_process_of_its_own(tmp_path):
+    benchmark("dataset_checks").make(tmp_path / "rows.jsonl", 100)
+    words = ["--measure", "workbench", "--file", str(tmp_path / "rows.jsonl")]
+    assert measuring.own_process("dataset_checks.py", *words)["kept"] == 99
+
+
+def test_all_tells_how_it_is_used():
+    done = subprocess.run([sys.executable, FOLDER / "all.py", "--help"], capture_output=True, text=True, check=True)
+    assert "--quick" in done.stdout
+    assert "dataset_checks" in done.stdout
