@@ -3,8 +3,8 @@
     uv run python benchmarks/replay.py [--completions 1000000]
 
 The record is made here, without training: groups of 8 in the ways of answering that the embedded policy has, scored by
-two functions, in parts of 4,096. Each replay runs in a process of its own; the full one runs twice, and the ratio of the two
-is the noise (A/A).
+two functions, in parts of 4,096. Each replay runs in a process of its own; the full one runs twice in every round, and the
+ratio of the two is the noise (A/A).
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def measure(limit: int) -> dict[str, float]:
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--completions", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--make", action="store_true", help="only make the record, under WORKBENCH_HOME")
     parser.add_argument("--measure", type=int, help="replay so many completions of it here, and print JSON")
-    asked = measuring.parse(parser, completions=16_384)
+    asked = measuring.parse(parser, completions=16_384, rounds=1)
     if asked.make:
         recording.make(asked.completions, PART)
         print("null")
@@ -59,23 +60,32 @@ def main() -> None:
         print(json.dumps(measure(asked.measure)))
         return
     stamped = measuring.stamp()
-    sizes = (asked.completions // 100, asked.completions // 10, asked.completions, asked.completions)
+    sizes = {
+        "a hundredth": asked.completions // 100,
+        "a tenth": asked.completions // 10,
+        "all": asked.completions,
+        "all again": asked.completions,
+    }
     with measuring.empty_home() as home:
         started = time.perf_counter()
         measuring.own_process("replay.py", "--make", "--completions", str(asked.completions))
         measuring.say(f"record made in {time.perf_counter() - started:.0f} s")
         parts = home.rglob("*.parquet")
         record_mb = sum(file.stat().st_size for file in parts) / 2**20
-        runs = []
-        for size in sizes:
-            runs.append(measuring.own_process("replay.py", "--measure", str(max(1, size))))
-            measuring.say(f"{runs[-1]['completions']} completions: {runs[-1]['seconds']:.1f} s")
+        rounds = measuring.in_rounds(
+            list(sizes),
+            asked.rounds,
+            lambda arm: measuring.own_process("replay.py", "--measure", str(max(1, sizes[arm]))),
+            lambda run: f"{run['completions']} completions: {run['seconds']:.1f} s",
+        )
+    runs = [min(same, key=lambda run: run["seconds"]) for same in rounds.values()]
     first, second = runs[-2:]
-    noise = first["seconds"] / second["seconds"]
+    noise = measuring.ratio(*([run["seconds"] for run in rounds[arm]] for arm in ("all", "all again")))
     found = {
         "generations": recording.GENERATIONS,
         "record_mb": record_mb,
         "runs": runs,
+        "rounds": rounds,
         "completions_per_s": first["completions"] / min(first["seconds"], second["seconds"]),
         "a_over_a": noise,
     }
@@ -88,10 +98,10 @@ def main() -> None:
         f"replaying {first['completions']:,} completions",
         f"{min(first['seconds'], second['seconds']):.0f} s, peak {max(first['peak_mb'], second['peak_mb']):.0f} MB",
         "nothing",
-        f"{noise:.2f} (one pair)",
+        measuring.between(noise),
     )
     header = ["completions", "seconds", "of which the functions", "peak memory, MB"]
-    note = f"A/A {noise:.2f}. The record takes {record_mb:.0f} MB on disk."
+    note = f"A/A {measuring.between(noise)}. The record takes {record_mb:.0f} MB on disk."
     measuring.save("replay", asked, stamped, [line], (header, rows), found, [note])
 
 

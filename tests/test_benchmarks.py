@@ -210,6 +210,24 @@ def test_a_measurement_in_a_process_of_its_own(tmp_path):
     assert measuring.own_process("dataset_checks.py", *words)["kept"] == 99
 
 
+def test_what_the_readme_promises_is_what_was_measured():
+    """The bounds that the project has set itself, held against the committed results."""
+    found = {
+        name: json.loads((FOLDER / "results" / f"{name}.json").read_text())
+        for name in ("steps", "hooks", "answers", "start")
+    }
+    demo = found["steps"]["cases"]["demo, nf4"]
+    gain, *between = demo["ratios"]["TRL / workbench"]
+    assert gain >= 1.3
+    assert between[0] > max(demo["ratios"]["A/A of TRL"]), "the gain lies outside the noise"
+    for case in found["steps"]["cases"].values():
+        assert all(curve["equal_to_the_bit"] for curve in case["curves"].values())
+    assert found["hooks"]["run"]["hooks_share"] <= 0.02
+    assert max(row["ratio"] for row in found["hooks"]["redraw"]) <= 1.5
+    assert found["answers"]["times_as_fast"]["mostly integers"][0] >= 5
+    assert found["start"]["over_python_ms"]["import workbench"] <= 150
+
+
 def test_all_tells_how_it_is_used():
     done = subprocess.run([sys.executable, FOLDER / "all.py", "--help"], capture_output=True, text=True, check=True)
     assert "--quick" in done.stdout

@@ -27,7 +27,7 @@ TIMED = 5  # first steps, on text of their own, that say how many there is time 
 def run(setting: Setting) -> dict[str, Any]:
     """Teach, train with GRPO, measure before and after; leaves `learning.json` and `learning.png`.
 
-    Each stage is done once. A GRPO run that the time ended goes on in the next call.
+    Each stage is done once. A GRPO run that the time ended is measured as far as it came, and goes on in the next call.
     """
     found = setting.read(FILE) or {"part": "learning", "done": False, "checks": []}
     if found["done"]:
@@ -46,7 +46,6 @@ def run(setting: Setting) -> dict[str, Any]:
     if found["taught"] is None or setting.left_s() < (0 if setting.toy else 60):
         return found
     found |= _learned(setting, found)
-    setting.write(FILE, found)
     return found
 
 
@@ -220,14 +219,17 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
         "policy": policy.found(),
         "curve": _curve(rows, task),
     }
-    setting.write(FILE, {**found, **result})
+    found = {**found, **result}
+    setting.write(FILE, found)
     try:
         draw(setting.out / "learning.png", result["curve"], (found.get("taught") or {}).get("losses", []))
     except ImportError as error:  # the numbers are in the JSON
         say(f"no picture: {error}")
-    if run.result()["status"] != "finished":
-        return {**result, "checks": [], "done": False}
-    return {**result, **_before_and_after(setting, policy, task), "done": True}
+    # Also of a run that the time has stopped: it may be the last that is seen of it.
+    found |= _before_and_after(setting, policy, task, after_steps=result["steps"])
+    found["done"] = run.result()["status"] == "finished"
+    setting.write(FILE, found)
+    return found
 
 
 def _state(folder: Path) -> str:
@@ -280,7 +282,7 @@ def _curve(rows: list[dict[str, Any]], task: Any) -> dict[str, list[float | None
     return {name: [row.get(key) for row in rows] for name, key in names.items()}
 
 
-def _before_and_after(setting: Setting, policy: Any, task: Any) -> dict[str, Any]:
+def _before_and_after(setting: Setting, policy: Any, task: Any, after_steps: int) -> dict[str, Any]:
     from workbench.inspection.evaluation import evaluate, summary
 
     sizes = setting.sizes
@@ -289,9 +291,10 @@ def _before_and_after(setting: Setting, policy: Any, task: Any) -> dict[str, Any
         evaluate(policy, task, samples=sizes.samples, max_completion_length=length, base=base, batch_size=256)
         for base in (True, False)
     ]
-    held_out, checks = summary(*measured), Checks()
+    held_out, checks = {"after_steps": after_steps, **summary(*measured)}, Checks()
     low = held_out["gain"]["low"]
-    checks.note("the held-out gain's interval lies above 0", None if setting.toy else low > 0, held_out["gain"])
+    name = f"the held-out gain's interval lies above 0 after {after_steps} of {sizes.learned_steps} steps"
+    checks.note(name, None if setting.toy else low > 0, held_out["gain"])
     return {"held_out": held_out, "checks": checks.found}
 
 

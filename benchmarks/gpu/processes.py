@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,15 @@ from gpu.setting import TOY, Setting
 RUN = Path(__file__).with_name("run.py")
 
 
-def own_process(setting: Setting, log: str, *words: str, limit_s: float) -> tuple[int | None, str]:
+def own_process(
+    setting: Setting, log: str, *words: str, limit_s: float, **environment: str
+) -> tuple[int | None, str]:
     """Run `run.py` with the setting's own options and `words`, and wait for it.
 
     Args:
         log: name of the file in the work folder that keeps what it prints.
         limit_s: it is killed after so many seconds, with all that it has started.
+        environment: variables over this process's own.
 
     Returns:
         (exit status, None if it was killed; the last lines that it printed).
@@ -25,12 +29,12 @@ def own_process(setting: Setting, log: str, *words: str, limit_s: float) -> tupl
     command = [
         sys.executable, str(RUN), "--device", setting.device, "--out", str(setting.out), "--work", str(setting.work),
         "--minutes", f"{limit_s / 60:.3f}", *(["--toy"] if setting.sizes is TOY else []),
-        *(f"--only={text}" for text in setting.only), *words,
+        *(["--fresh"] if setting.fresh else []), *(f"--only={text}" for text in setting.only), *words,
     ]  # fmt: skip
     file = setting.work / "logs" / f"{log}.log"
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment})
         status: int | None
         try:
             status = process.wait(timeout=max(limit_s, 1))

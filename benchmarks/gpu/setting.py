@@ -15,6 +15,9 @@ from typing import Any
 from gpu.hardware import device_facts
 
 ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("notebooks", "controls", "arms", "memory", "learning")
+ALL = "all.json"
+Contents = dict[str, dict[str, Any]]  # of the suite's files, by their names in the out folder
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,9 @@ class Sizes:
     # arms: the model's configuration is in models.py
     prompt: int
     completions: tuple[int, int]  # the lengths at which a step is measured
-    warmup: int  # steps that are dropped
-    least: int  # steps that are measured at least
-    most: int
-    arm_s: tuple[int, int]  # no step is begun after so many seconds, by length, once `least` are measured
+    warmup: int  # steps that are dropped, where there are others
+    most: int  # steps that are measured
+    arm_s: tuple[int, int]  # of a unit, by length: no step is begun that would end later, but two at the short length
     start_s: int  # guess of what a process needs before its first step
     # notebooks: parameters over the notebooks' own
     notebooks: dict[str, dict[str, Any]]
@@ -52,10 +54,9 @@ class Sizes:
 FULL = Sizes(
     prompt=200,
     completions=(512, 2048),
-    warmup=2,
-    least=2,
-    most=12,
-    arm_s=(70, 240),
+    warmup=1,
+    most=6,
+    arm_s=(45, 90),
     start_s=45,
     notebooks={},
     gain=True,
@@ -67,8 +68,8 @@ FULL = Sizes(
     inner=1792,
     taught_steps=1200,
     taught_rows=256,
-    taught_s=210,
-    learned_steps=80,
+    taught_s=130,
+    learned_steps=60,
     learned_batch=128,
     held_out=200,
     samples=4,
@@ -77,9 +78,8 @@ TOY = Sizes(
     prompt=24,
     completions=(16, 32),
     warmup=1,
-    least=2,
     most=2,
-    arm_s=(60, 60),
+    arm_s=(0, 0),  # so that every unit is ended by the clock
     start_s=1,
     notebooks={
         "01_dataset": {"rows_wanted": 300, "profile_prompts": 4},
@@ -113,7 +113,7 @@ class Setting:
         out: folder for the JSON files.
         work: folder for models and runs; large, and worth keeping between the calls of one loan.
         deadline: on `time.monotonic()`'s clock; nothing that would end after it is begun.
-        fresh: whether each part, and each arm, has a process of its own.
+        fresh: whether each part, and each of the arms' backends and precisions, has a process of its own.
         only: of the arms, those whose name holds one of these texts; none: all.
     """
 
@@ -154,6 +154,12 @@ class Setting:
             self.out / name, self._without_paths(strict({**_stamp(self.device), "toy": self.toy, **content}))
         )
 
+    def collect(self) -> Path:
+        """Write everything that was found so far into one file, whole or not at all."""
+        from workbench.run.directory import write_json
+
+        return write_json(self.out / ALL, {"files": contents(self.out)})
+
     def _without_paths(self, value: Any) -> Any:
         # Results are passed on, and whose folders they were made in is nobody's business.
         if isinstance(value, dict):
@@ -169,6 +175,16 @@ class Setting:
 def read(file: Path) -> dict[str, Any] | None:
     """A JSON file's content; None if there is no such file."""
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def contents(path: Path) -> Contents:
+    """What a folder of results holds, or an `all.json`: of a folder without other files, its own."""
+    if path.is_dir():
+        files = [file for file in (*path.glob("*.json"), *path.glob("arms/*.json")) if file.name != ALL]
+        if files or not (path / ALL).is_file():
+            return {file.relative_to(path).as_posix(): read(file) or {} for file in sorted(files)}
+        path = path / ALL
+    return (read(path) or {}).get("files", {})
 
 
 @functools.cache

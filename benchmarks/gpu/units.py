@@ -7,31 +7,51 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NAMES = {"transformers": "TRL", "unsloth": "Unsloth"}
+VARIANTS = {
+    "": "",
+    "again": "again",  # the second of the A/A pair
+    "unchecked": "no gradient checkpointing",
+}
 ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One arm at one length in one round: what one process measures."""
+    """One arm at one length in one round."""
 
     backend: str  # "transformers" or "unsloth": the recipe's word
     precision: str  # "bf16" or "nf4"
     generation: str  # "auto" or "trl": the recipe's word
     completion: int  # tokens
     round: int = 0
-    again: bool = False  # the second of the A/A pair
+    variant: str = ""  # a key of VARIANTS
 
     @property
     def name(self) -> str:
-        """Its file's name without the end: `unsloth-nf4-auto-512-r0`; `-again` for the second of a pair."""
-        parts = [self.backend, self.precision, self.generation, str(self.completion), f"r{self.round}"]
-        return "-".join([*parts, "again"] if self.again else parts)
+        """Its file's name without the end: `unsloth-nf4-auto-512-r0`, `unsloth-nf4-auto-512-r0-again`."""
+        parts = [self.backend, self.precision, self.generation, str(self.completion), f"r{self.round}", self.variant]
+        return "-".join(part for part in parts if part)
 
     @property
     def arm(self) -> str:
         """Its name in a table, without length and round."""
-        path = "generation: trl" if self.generation == "trl" else "generation: auto"
-        return f"{NAMES[self.backend]} {self.precision}, {path}" + (", again" if self.again else "")
+        variant = VARIANTS[self.variant]
+        return f"{NAMES[self.backend]} {self.precision}, generation: {self.generation}{variant and f', {variant}'}"
+
+    @property
+    def again(self) -> bool:
+        """Whether it is the second of the A/A pair."""
+        return self.variant == "again"
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether the backward pass computes activations again."""
+        return self.variant != "unchecked"
+
+    @property
+    def process(self) -> tuple[str, str, int, bool]:
+        """Units that share this are measured in one process, with one policy: loading takes longer than a step."""
+        return self.backend, self.precision, self.round, self.checkpointing
 
 
 def unit_of(name: str) -> Unit:
@@ -41,47 +61,48 @@ def unit_of(name: str) -> Unit:
         ValueError: if no unit has that name.
     """
     parts = name.split("-")
-    again = parts[-1] == "again"
     try:
-        backend, precision, generation, completion, turn = parts[:-1] if again else parts
-        unit = Unit(backend, precision, generation, int(completion), int(turn.removeprefix("r")), again)
-    except ValueError:
+        backend, precision, generation, completion, turn, *variant = parts
+        unit = Unit(backend, precision, generation, int(completion), int(turn.removeprefix("r")), *variant)
+    except (TypeError, ValueError):
         unit = None
-    if unit is None or unit.name != name or unit.backend not in NAMES:
+    if unit is None or unit.name != name or unit.backend not in NAMES or unit.variant not in VARIANTS:
         raise ValueError(f"{name!r} is no unit of the arms; one is called, for example, unsloth-nf4-auto-512-r0")
     return unit
 
 
-# Of what most people run, with the pair that says how much of a difference is noise; then everything else.
-FIRST = (
-    Unit("unsloth", "nf4", "auto", 0),
-    Unit("transformers", "bf16", "trl", 0),
-    Unit("transformers", "bf16", "auto", 0),
-    Unit("unsloth", "nf4", "auto", 0, again=True),
-)
-REST = (
-    Unit("transformers", "nf4", "auto", 0),
-    Unit("unsloth", "bf16", "auto", 0),
-    Unit("transformers", "nf4", "trl", 0),
-    Unit("unsloth", "nf4", "trl", 0),
-    Unit("unsloth", "bf16", "trl", 0),
+# By process: (backend, precision), and of each (generation, whether long, variant). With Unsloth on a GPU `trl` would be
+# `auto` measured again, because Unsloth decodes in both; so it has the A/A pair instead.
+_UNSLOTH = (("auto", False, ""), ("auto", True, ""))
+_TRL = (("trl", False, ""), ("auto", False, ""), ("auto", True, ""), ("trl", True, ""))
+PROCESSES = (
+    ("unsloth", "nf4", (_UNSLOTH[0], ("auto", False, "again"), _UNSLOTH[1])),
+    ("transformers", "bf16", _TRL),
+    ("unsloth", "bf16", _UNSLOTH),
+    ("unsloth", "nf4", (("auto", False, "unchecked"),)),
+    ("transformers", "nf4", _TRL),
 )
 
 
 def plan(lengths: Sequence[int], rounds: int = ROUNDS) -> list[Unit]:
-    """All units, by what each would tell if it were the last one that is reached.
+    """All units, process by process, by what each would tell if it were the last one that is reached.
 
-    Short completions of what most people run, the same with long ones, then the rest, and all of it again in the
-    next round, in which every block begins with another arm.
+    What most people run comes first, with the pair that says how much of a difference is noise; then TRL alone; then the
+    rest. Later rounds are all of it again, and begin with another process.
 
     Args:
         lengths: the short and the long completion, in tokens.
     """
-    short, long = lengths
     found = []
     for turn in range(rounds):
-        for block, length in ((FIRST, short), (FIRST[:3], long), (REST, short), (REST, long)):
-            begin = turn % len(block)
-            for unit in (*block[begin:], *block[:begin]):
-                found.append(dataclasses.replace(unit, completion=length, round=turn))
+        begin = turn % len(PROCESSES)
+        for backend, precision, kinds in (*PROCESSES[begin:], *PROCESSES[:begin]):
+            for generation, long, variant in kinds:
+                found.append(Unit(backend, precision, generation, lengths[long], turn, variant))
     return found
+
+
+def kinds(lengths: Sequence[int]) -> list[Unit]:
+    """One of each arm and length, for a table; the second of the A/A pair is no arm."""
+    found = {dataclasses.replace(unit, round=0): None for unit in plan(lengths, 1) if not unit.again}
+    return sorted(found, key=lambda unit: (unit.completion, unit.arm))

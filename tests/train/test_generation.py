@@ -16,7 +16,7 @@ from workbench.run.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.train.generation import Generation, adapters, decoding, expected, hook, in_words
-from workbench.train.generation.covered import NotCovered
+from workbench.train.generation.covered import NotCovered, NotNumbers
 from workbench.train.generation.decoding import ALL, Parts, decoder
 from workbench.train.policy import load_policy, trainer_classes
 from workbench.train.trainer import train
@@ -199,7 +199,7 @@ def test_greedy_completions_equal_trls_token_for_token_over_500_prompts(trainer)
         theirs, _ = trainer._generate_single_turn(ids, None, {}, 2)
         with Generation(trainer.model) as generation:
             ours, _ = trainer._generate_single_turn(ids, None, {}, 2)
-        assert generation.why_not is None
+        assert generation.found() == {"by": "workbench", "calls": {"workbench": 1, "trl": 0}}
         equal += sum(a == b for a, b in zip(ours, theirs, strict=True))
         completions += len(theirs)
         different |= {tuple(ids) for ids in theirs}
@@ -290,7 +290,7 @@ def test_a_setting_that_is_not_covered_goes_to_transformers_and_says_why(asked, 
     assert torch.equal(getattr(ours, "sequences", ours), getattr(theirs, "sequences", theirs))
     [reason] = reasons
     assert said in reason
-    assert generation.found() == {"by": "trl", "why": reason}
+    assert generation.found() == {"by": "trl", "calls": {"workbench": 0, "trl": 2}, "why": reason}
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,17 @@ def test_with_dropout_in_evaluation_the_loop_is_used():
     ids = torch.randint(3, 97, (4, 6))
     with Generation(model) as generation:
         model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4)
-    assert generation.found() == {"by": "workbench"}
+    assert generation.found()["by"] == "workbench"
+
+
+def test_memory_that_runs_out_is_no_reason_to_try_a_path_that_needs_more(plain, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(decoding._Rows, "_read", full)
+    with Generation(plain.model) as generation, pytest.raises(torch.OutOfMemoryError):
+        plain.model.generate(**prompts(plain, 2), max_new_tokens=4)
+    assert generation.calls == {"workbench": 0, "trl": 0}
 
 
 def test_a_loop_that_fails_is_left_out_and_costs_no_draw(plain, monkeypatch):
@@ -345,11 +355,11 @@ def test_a_loop_that_fails_is_left_out_and_costs_no_draw(plain, monkeypatch):
     assert "generate" not in vars(plain.model)
 
 
-def test_probabilities_that_are_no_numbers_end_as_they_do_in_torch(plain, monkeypatch):
+def test_probabilities_that_are_no_numbers_end_the_run_as_in_torch(plain, monkeypatch):
     monkeypatch.setattr(
         plain.model.get_base_model().lm_head, "forward", lambda x: torch.full((*x.shape[:-1], 640), math.nan)
     )
-    with pytest.raises(RuntimeError, match="probability"), Generation(plain.model):
+    with pytest.raises(NotNumbers, match="no number"), Generation(plain.model):
         plain.model.generate(**prompts(plain, 2), do_sample=True, max_new_tokens=8)
 
 
@@ -359,7 +369,7 @@ def test_probabilities_that_are_no_numbers_end_as_they_do_in_torch(plain, monkey
 def test_layers_out_of_the_ordinary_keep_their_own_forward():
     def replaced(**lora):
         model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], **lora))
-        with adapters.lean_adapters(model) as count:
+        with adapters.lean_adapters(model) as (count, _):
             pass
         assert not [module for module in model.modules() if "forward" in vars(module)]
         return count
@@ -370,24 +380,24 @@ def test_layers_out_of_the_ordinary_keep_their_own_forward():
     assert replaced(lora_dropout=0.1) == 0  # in training mode
     model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["q_proj"]))
     model.base_model.model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda *_: None)
-    with adapters.lean_adapters(model) as count:
-        assert count == 1
-    with adapters.lean_adapters(model) as count, model.disable_adapter():
-        pass
-    with model.disable_adapter(), adapters.lean_adapters(model) as count:
-        assert count == 1
+    with adapters.lean_adapters(model) as counts:
+        assert counts == (1, 0)
+    with model.disable_adapter(), adapters.lean_adapters(model) as counts:
+        assert counts == (1, 0)
     model.merge_adapter()
-    with adapters.lean_adapters(model) as count:
-        assert count == 0
+    with adapters.lean_adapters(model) as counts:
+        assert counts == (0, 0)
 
 
 def test_packed_weights_stay_packed_where_there_is_no_room(monkeypatch, tiny_policy):
     tiny_policy.model.train()
-    with adapters.lean_adapters(tiny_policy.model) as count:
-        assert count == 21
+    with adapters.lean_adapters(tiny_policy.model) as counts:
+        assert counts == (21, 21)
     monkeypatch.setattr(adapters, "_free_bytes", lambda: 1_000_000)
-    with adapters.lean_adapters(tiny_policy.model) as count:
-        assert count == 0
+    with adapters.lean_adapters(tiny_policy.model) as counts:
+        assert counts == (21, 0)
+    theirs, ours, _ = both(tiny_policy.model, prompts(tiny_policy, 4))
+    assert torch.equal(ours, theirs)
 
 
 # In a run
@@ -404,6 +414,9 @@ def test_what_can_be_told_before_a_model_is_loaded():
     assert expected(Recipe.of({"generation": "trl"}), settings(), cuda=False) == hook.SWITCHED_OFF
     assert "lora_dropout = 0.1" in expected(Recipe.of({"lora": {"lora_dropout": 0.1}}), settings(), cuda=False)
     assert expected(Recipe(), settings(use_vllm=True), cuda=True) == hook.VLLM
+    assert expected(Recipe(), settings(use_transformers_continuous_batching=True), cuda=False) == hook.CONTINUOUS
+    assert in_words(hook.VLLM, 8) == "vLLM generates"
+    assert Generation(None).found() == {"by": None, "calls": {"workbench": 0, "trl": 0}}
     assert "read once for its 8 completions" in in_words(None, 8)
     assert in_words("why", 8) == "TRL's own path generates: why"
     with pytest.raises(RecipeError, match="generation"):
@@ -421,7 +434,9 @@ def test_a_run_is_the_same_to_the_last_digit_with_and_without(home, capsys):
         found[way] = rows, [[row[key] for key in keys] for row in run.metrics()]
         said = capsys.readouterr().out
         assert run.result()["generation"] == (
-            {"by": "workbench"} if way == "auto" else {"by": "trl", "why": hook.SWITCHED_OFF}
+            {"by": "workbench", "calls": {"workbench": 3, "trl": 0}}
+            if way == "auto"
+            else {"by": "trl", "calls": {"workbench": 0, "trl": 3}, "why": hook.SWITCHED_OFF}
         )
         assert ("read once" if way == "auto" else hook.SWITCHED_OFF) in said
     assert found["auto"] == found["trl"]

@@ -212,10 +212,3 @@ def test_layers_that_cannot_be_4_bit_are_not_passed_over_in_silence(tmp_path, ba
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(PolicyError, match=r"(?s)a 4-bit layer with 32 inputs.*remedy: set load_in_4bit = False"):
         load_policy(tmp_path, backend=backend)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_policy_is_there_and_in_4_bit(backend):
-    policy = load_policy("tiny", backend=backend)
-    assert policy.model.device.type == "cuda"
-    assert policy.linear4bit > 0

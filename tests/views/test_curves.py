@@ -206,6 +206,18 @@ def test_unmeasured_kl_is_said_with_the_way_to_measure_it():
     assert not figure._unmeasured.get_visible()
 
 
+def test_entropy_that_is_not_logged_is_said():
+    """Unsloth's trainer on a GPU logs none."""
+    figure, empty = RunFigure("r", ["a_reward"], beta=0.1), History(["a_reward"])
+    figure.draw(empty)
+    assert not figure._no_entropy.get_visible(), "before the first step nothing is known"
+    empty.add(1, {REWARD: 1.0})
+    figure.draw(empty)
+    assert figure._no_entropy.get_visible()
+    figure.draw(history(3))
+    assert not figure._no_entropy.get_visible()
+
+
 def test_the_figure_shows_the_numbers_that_it_was_given():
     filled = history(3)
     filled.add(4, {REWARD: 1.0, per_function("a_reward"): 0.4, weight_of("a_reward"): 2.0})

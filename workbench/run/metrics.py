@@ -58,7 +58,11 @@ METRICS: dict[str, Metric] = {
     REWARD_S: Metric("wall time of the reward functions", "s", "down"),
     TRAIN_S: Metric("wall time of the rest of the step: forward, backward, optimiser", "s", "down"),
     KL: Metric("divergence from the reference model; logged by TRL only when beta is not 0", "nats per token", ""),
-    ENTROPY: Metric("mean entropy of the policy's next-token distribution", "nats per token", ""),
+    ENTROPY: Metric(
+        "mean entropy of the policy's next-token distribution; Unsloth's trainer on a GPU does not log it",
+        "nats per token",
+        "",
+    ),
     GRAD_NORM: Metric("norm of the gradient before clipping; 0 means that the step taught nothing", "", ""),
     LEARNING_RATE: Metric("learning rate in force", "", ""),
     STEP_S: Metric("wall time of one step", "s", "down"),

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 NOT_INSTALLED = "vLLM is not installed here"
 PUBLISHED = (
-    "published, and not measured by the workbench: 7,224 tokens/s with vLLM, 506 with transformers' continuous batching "
+    "published, and not measured by the workbench: about twice as fast with vLLM beside the trainer (trl#3162); 7,224 "
+    "tokens/s with vLLM, 506 with transformers' continuous batching, which is not what generates here "
     "(Qwen3-4B on a B200, unsloth#5108); and a user's run, 40 % slower with fast_inference than without (unsloth#3457)"
 )
 COST = f"the trainer's own model generates, slower as a rule ({PUBLISHED})"

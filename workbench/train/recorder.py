@@ -186,8 +186,8 @@ class Recorder:
         values.update(self._weights)
         self._split_time(step, values)
         self.run.log_metrics(step, values)
-        self.seconds += time.perf_counter() - started
         self._guarded(lambda dog: dog.row(step, values))
+        self.seconds += time.perf_counter() - started
         if self.watchdog is not None and self.watchdog.due():
             self.look(step)
         self.tell("update", step, values)

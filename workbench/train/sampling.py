@@ -33,7 +33,8 @@ def sample(
 ) -> list[list[Completion]]:
     """Sample `num_generations` completions for each prompt, from the policy's own distribution: [P][G].
 
-    Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do.
+    Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do. Generated as in training with
+    `generation: auto`, whatever a recipe says of its training.
 
     Args:
         policy: loaded policy.
@@ -62,7 +63,7 @@ def sample(
         policy.generating(base=base) as model,
         torch.random.fork_rng(devices=devices),
         torch.inference_mode(),
-        Generation(model, why_not),
+        Generation(model, why_not, lambda reason: print(f"transformers' own path generates: {reason}", flush=True)),
     ):
         torch.manual_seed(seed)
         for start in range(0, len(prompts), per_batch):

@@ -204,7 +204,7 @@ class Session:
         for tracker in self.trackers:
             trainer.add_callback(tracker)
         why_not = expected(stage.recipe, stage.settings, self.policy.model.device.type == "cuda")
-        self.generation = Generation(self.policy.model, why_not, self._generates)
+        self.generation = Generation(self.policy.model, why_not, self._generates, before=self.generation)
         try:
             with self.generation:
                 trainer.train()
@@ -218,7 +218,7 @@ class Session:
 
     def _generates(self, why_not: str | None) -> None:
         step = self.trainer.state.global_step
-        self.recorder.event("generation", step, **self.generation.found())
+        self.recorder.event("generation", step, **({"by": "trl", "why": why_not} if why_not else {"by": "workbench"}))
         if why_not:
             print(f"step {step + 1}: TRL's own path generates: {why_not}", flush=True)
 

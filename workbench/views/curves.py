@@ -51,6 +51,7 @@ MOST_NUMBERS = 8  # of them that are numbered and explained
 MOST_NAMED = 11  # functions in the legend
 _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
+NO_ENTROPY = "not logged by this trainer\n(Unsloth's on a GPU logs no entropy)"
 KL_UNMEASURED = (
     "KL is not measured: beta = 0,\nso no reference model is consulted.\n\n"
     "To measure it, set beta in the recipe,\nfor example grpo.beta = 0.001."
@@ -121,6 +122,10 @@ class RunFigure:
         self.length.legend()
         self.entropy = Chart(axes["entropy"], "entropy, nats per token", legend_rows=0)
         self.entropy.line(ENTROPY, "entropy", PURPLE, linewidth=1.5, shade=True)
+        self._no_entropy = axes["entropy"].text(
+            0.5, 0.5, NO_ENTROPY, ha="center", va="center", fontsize=8, color=GREY, transform=axes["entropy"].transAxes,
+            visible=False,
+        )  # fmt: skip
         self.time = Chart(axes["time"], "wall time of a step, s", peaks=True)
         self._parts = self.time.stack(
             (GENERATE_S, "generate", BLUE), (REWARD_S, "rewards", ORANGE), (TRAIN_S, "the rest", GREEN), alpha=0.6
@@ -161,6 +166,7 @@ class RunFigure:
         limit = self._most_x(history.step)
         depends = [chart.fill(steps, history, limit) for chart in self.charts.values()]
         depends += [self._fit_kl(history), self._fit_time(history), self._fit_legend(history)]
+        depends.append(self._fit_entropy(history))
         self._key.set_text(self._marks.fill(marks, limit))
         size = -(-len(steps) // self.reward.points)
         told = f"lines are means of up to {-(-len(steps) // self.std.points)} steps, shades reach from the least to the greatest"
@@ -188,6 +194,11 @@ class RunFigure:
             self._kl_lines[0].set_label(label)
             self.kl.legend(self._kl_lines)
         return measured, label
+
+    def _fit_entropy(self, history: History) -> Any:
+        missing = len(history) > 0 and bool(np.isnan(history[ENTROPY]).all())
+        self._no_entropy.set_visible(missing)
+        return missing
 
     def _fit_time(self, history: History) -> Any:
         split = bool((~np.isnan(history[TRAIN_S])).any())

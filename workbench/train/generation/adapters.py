@@ -16,26 +16,28 @@ _SHARE_OF_FREE = 0.5  # of free memory, for unpacked weights
 
 
 @contextlib.contextmanager
-def lean_adapters(model: Any) -> Iterator[int]:
+def lean_adapters(model: Any) -> Iterator[tuple[int, int]]:
     """Replace the forward of every LoRA layer that has nothing out of the ordinary; put back after.
 
     What a layer computes stays the same to the last bit: base layer, adapter, scaling and conversions in PEFT's order.
     Layers with more to them (DoRA, several adapters, hooks, another base layer, autocast) keep their own.
 
     Yields:
-        How many layers were replaced.
+        How many layers were replaced, and how many of their base layers were unpacked.
     """
     import torch
 
     device = next(model.parameters()).device.type
     layers = [] if torch.is_autocast_enabled(device) else _plain_layers(model)
-    packed = sum(_unpacked_bytes(layer.base_layer) for layer in layers)
-    if packed and packed > _SHARE_OF_FREE * _free_bytes():
-        layers = [layer for layer in layers if not _unpacked_bytes(layer.base_layer)]
+    packed = [layer.base_layer for layer in layers if _unpacks_as_stored(layer.base_layer)]
+    if packed and sum(_unpacked_bytes(base) for base in packed) > _SHARE_OF_FREE * _free_bytes():
+        packed = []
+    unpacked = {id(base): _unpacked(base) for base in packed}
     try:
         for layer in layers:
-            layer.forward = _forward(layer)
-        yield len(layers)
+            base = layer.base_layer
+            layer.forward = _forward(layer, unpacked.get(id(base)) or (base if _is_linear4bit(base) else _plain(base)))
+        yield len(layers), len(packed)
     finally:
         for layer in layers:
             layer.__dict__.pop("forward", None)
@@ -56,8 +58,6 @@ def _is_plain(layer: Any) -> bool:
         return False
     base = layer.base_layer
     if not (type(base) is torch.nn.Linear or _is_linear4bit(base)):
-        return False
-    if _is_linear4bit(base) and not _unpacks_as_stored(base):
         return False
     modules = [layer, base]
     if not layer.disable_adapters:
@@ -94,6 +94,8 @@ def _is_linear4bit(base: Any) -> bool:
 
 
 def _unpacks_as_stored(base: Any) -> bool:
+    if not _is_linear4bit(base):
+        return False
     state = getattr(base.weight, "quant_state", None)
     if state is None or base.weight.device.type != "cpu":
         return False
@@ -105,7 +107,7 @@ def _unpacks_as_stored(base: Any) -> bool:
 
 
 def _unpacked_bytes(base: Any) -> int:
-    return base.in_features * base.out_features * base.compute_dtype.itemsize if _is_linear4bit(base) else 0
+    return base.in_features * base.out_features * base.compute_dtype.itemsize
 
 
 def _free_bytes() -> int:
@@ -114,10 +116,10 @@ def _free_bytes() -> int:
     return psutil.virtual_memory().available
 
 
-def _forward(layer: Any) -> Callable[[Any], Any]:
+def _forward(layer: Any, base: Callable[[Any], Any]) -> Callable[[Any], Any]:
     import torch
 
-    linear, base = torch.nn.functional.linear, _base(layer.base_layer)
+    linear = torch.nn.functional.linear
     if layer.disable_adapters:
         return base
     [name] = [name for name in layer.active_adapters if name in layer.lora_A]
@@ -133,15 +135,18 @@ def _forward(layer: Any) -> Callable[[Any], Any]:
     return forward
 
 
-def _base(base: Any) -> Callable[[Any], Any]:
+def _plain(base: Any) -> Callable[[Any], Any]:
     import torch
 
-    linear, bias = torch.nn.functional.linear, base.bias
-    if not _is_linear4bit(base):
-        weight = base.weight
-        return lambda x: linear(x, weight, bias)
+    linear, weight, bias = torch.nn.functional.linear, base.weight, base.bias
+    return lambda x: linear(x, weight, bias)
+
+
+def _unpacked(base: Any) -> Callable[[Any], Any]:
+    import torch
     from bitsandbytes.functional import dequantize_4bit
 
+    linear, bias = torch.nn.functional.linear, base.bias
     weight = dequantize_4bit(base.weight.data, base.weight.quant_state)
     if bias is not None:
         bias = bias.to(weight.dtype)

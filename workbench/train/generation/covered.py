@@ -34,6 +34,10 @@ class NotCovered(Exception):
     """Something that only transformers' own loop does; the text says what."""
 
 
+class NotNumbers(RuntimeError):
+    """The model's probabilities are no numbers: nothing can be drawn from them."""
+
+
 def check_asked(config: Any, processors: Any, criteria: Any, model_kwargs: dict[str, Any]) -> None:
     """Check what `generate` prepared.
 
@@ -63,6 +67,7 @@ def check_asked(config: Any, processors: Any, criteria: Any, model_kwargs: dict[
         raise NotCovered("no cache of keys and values, or another kind than the default")
     if cache.get_seq_length():
         raise NotCovered("a cache that is filled already")
+    check_cache(cache)
     if model_kwargs.get("attention_mask") is None or model_kwargs.get("position_ids") is None:
         raise NotCovered("a model without an attention mask or positions")
 
@@ -90,12 +95,14 @@ def check_model(model: Any) -> None:
             raise NotCovered(f"attention_dropout = {config.attention_dropout} while sampling")
         if getattr(model, "is_gradient_checkpointing", False):
             raise NotCovered("gradient checkpointing that is on while sampling")
+    if model.device.type != "cpu" and "grouped_mm" in model.get_experts_implementation().values():
+        raise NotCovered("a mixture of experts on a GPU, for whose decoding transformers switches kernels")
     if _sharded(model):
         raise NotCovered("a model whose weights are spread over processes")
 
 
 def check_cache(cache: Any) -> None:
-    """Check the cache after the prompts were read, when its layers are known.
+    """Check the cache's layers: those that the configuration names, and again those that there are after the prompts.
 
     Raises:
         NotCovered: for layers that do not keep every token (a sliding window, a state instead of keys and values).

@@ -1,9 +1,10 @@
 """The loop: read each prompt once, then one token at a time for the completions that are not finished.
 
 Same draws, same completions: random numbers are drawn for every row of the batch, finished or not, in the order in which
-transformers draws them, so a seed gives the same completions as it does there, as far as the arithmetic is the same. It is
-not always: reading eight prompts instead of 64 copies, and decoding ten rows instead of 64, may round the last bit of a
-logit differently.
+transformers draws them, so a seed gives the same completions as it does there. Two things can make a difference. Reading
+eight prompts instead of 64 copies, and decoding ten rows instead of 64, may round the last bit of a logit differently; on
+the CPUs that it was tried on it did not. And on a GPU, where the host looks only now and then whether all have finished,
+up to seven draws more are made, so the next batch is another sample of the same distribution.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria
 
 from workbench.train.generation.adapters import lean_adapters
 from workbench.train.generation.cache import GrowingLayer
-from workbench.train.generation.covered import check_asked, check_cache, check_model
+from workbench.train.generation.covered import NotNumbers, check_asked, check_cache, check_model
 
 _LEAVE_AT = 0.75  # finished rows leave when no more than this share of the rows is unfinished
 # Asking a GPU whether all are finished makes the host wait for it; between two questions it works ahead.
@@ -121,7 +122,7 @@ class _Rows:
                     tokens, unfinished = self._drop(unfinished, tokens)
             logits = self._read(tokens, end)
         if not sound:
-            raise RuntimeError("the probability of a token is no number")
+            raise NotNumbers("the probability of a token is no number: the policy's weights or logits are inf or nan")
         self.out[self.row] = self.text
         return self.out[:, : self._longest(end)]
 

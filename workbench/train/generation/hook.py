@@ -10,12 +10,15 @@ from workbench.run.recipe import Recipe
 SWITCHED_OFF = "generation: trl in the recipe"
 UNSLOTH_ON_A_GPU = "Unsloth decodes with kernels of its own on a GPU"
 VLLM = "vLLM generates"
+CONTINUOUS = "transformers' continuous batching generates"
 
 
 def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None:
     """Why TRL's own path will generate, as far as that can be told before a model is loaded; None: it will not."""
     if settings.get("use_vllm"):
         return VLLM
+    if settings.get("use_transformers_continuous_batching"):
+        return CONTINUOUS
     if recipe.generation == "trl":
         return SWITCHED_OFF
     if recipe.policy.backend == "unsloth" and cuda:
@@ -29,7 +32,7 @@ def in_words(why_not: str | None, num_generations: int) -> str:
     """One line for before a run."""
     if why_not is None:
         return f"Each prompt is read once for its {num_generations} completions (`generation: trl` leaves it to TRL)"
-    return f"TRL's own path generates: {why_not}"
+    return why_not if why_not in (VLLM, CONTINUOUS) else f"TRL's own path generates: {why_not}"
 
 
 class Generation:
@@ -39,26 +42,37 @@ class Generation:
         model: the policy's PEFT model, or a transformers model; its attribute `generate` is replaced and put back.
         why_not: a reason to leave everything to transformers; None: none is known.
         changed: called with the reason when transformers' path takes over, or with None when the loop is back.
+        before: the run's stage before, whose calls are counted on.
 
     Attributes:
         why_not: why the latest call went through transformers' path; None: the loop did it.
+        calls: how often the loop ("workbench") and transformers' path ("trl") generated.
     """
 
     def __init__(
-        self, model: Any, why_not: str | None = None, changed: Callable[[str | None], None] = lambda reason: None
+        self,
+        model: Any,
+        why_not: str | None = None,
+        changed: Callable[[str | None], None] = lambda reason: None,
+        before: Generation | None = None,
     ) -> None:
         self.model, self.why_not, self._changed = model, why_not, changed
         self._always = why_not is not None
+        self.calls = before.calls if before else {"workbench": 0, "trl": 0}
 
     def found(self) -> dict[str, Any]:
-        """For the record: who generated, and why not the workbench's loop."""
-        return {"by": "trl", "why": self.why_not} if self.why_not else {"by": "workbench"}
+        """For the record: who generated how often, and why not the workbench's loop.
+
+        `by` is "workbench", "trl", "both", or None where nothing went through `generate` (vLLM, for one).
+        """
+        used = [name for name, count in self.calls.items() if count]
+        by = "both" if len(used) > 1 else used[0] if used else None
+        return {"by": by, "calls": dict(self.calls), **({"why": self.why_not} if self.why_not else {})}
 
     def __enter__(self) -> Generation:
         self._generate = self.model.generate
         self._had = "generate" in vars(self.model)
-        if not self._always:
-            self.model.generate = self.generate
+        self.model.generate = self.generate
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -70,11 +84,11 @@ class Generation:
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As `model.generate`."""
         if self._always:
-            return self._generate(*args, **kwargs)
+            return self._theirs(*args, **kwargs)
         import torch
         from transformers import GenerationConfig
 
-        from workbench.train.generation.covered import NotCovered
+        from workbench.train.generation.covered import NotCovered, NotNumbers
         from workbench.train.generation.decoding import decoder
 
         states = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
@@ -86,16 +100,23 @@ class Generation:
             found = self._generate(**kwargs, custom_generate=decoder())
         except NotCovered as error:
             self._say(str(error))
+        except (NotNumbers, torch.OutOfMemoryError):
+            raise  # no other path would do better
         except Exception as error:
             # The loop is an improvement and no reason to lose a run: from here on it is left out, and said.
             self._always = True
             self._say(f"the workbench's loop failed and is left out from here on: {type(error).__name__}: {error}")
         else:
+            self.calls["workbench"] += 1
             self._say(None)
             return found
         torch.set_rng_state(states[0])
         if states[1] is not None:
             torch.cuda.set_rng_state(states[1])
+        return self._theirs(*args, **kwargs)
+
+    def _theirs(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls["trl"] += 1
         return self._generate(*args, **kwargs)
 
     def _say(self, reason: str | None) -> None:

@@ -17,7 +17,7 @@ from workbench.train.memory.estimate import estimate
 from workbench.train.memory.parts import GB, Span, in_gb
 
 NEAR = 0.9  # of the card: from here on it is said that there is little room
-_MEASURED = "7 % of a step, measured with the embedded policy on a CPU and on no GPU"
+_MEASURED = "benchmarks/README.md says by how much on a CPU; it was measured on no GPU"
 
 
 class Trained(NamedTuple):
