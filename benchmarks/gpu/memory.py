@@ -7,7 +7,11 @@ from typing import Any
 from gpu.arms import measured_units
 from gpu.setting import Checks, Contents, Setting, contents
 
-LEAST, MOST, SHARE = -0.05, 0.10, 0.9  # the target: never more than 5 % too little, at most 10 % too much for nine in ten
+LEAST, MOST, SHARE = (
+    -0.05,
+    0.10,
+    0.9,
+)  # the target: never more than 5 % too little, at most 10 % too much for nine in ten
 
 
 def run(setting: Setting) -> dict[str, Any]:

@@ -13,9 +13,7 @@ from gpu.setting import TOY, Setting
 RUN = Path(__file__).with_name("run.py")
 
 
-def own_process(
-    setting: Setting, log: str, *words: str, limit_s: float, **environment: str
-) -> tuple[int | None, str]:
+def own_process(setting: Setting, log: str, *words: str, limit_s: float, **environment: str) -> tuple[int | None, str]:
     """Run `run.py` with the setting's own options and `words`, and wait for it.
 
     Args:

@@ -33,7 +33,8 @@ with policy.generating(), torch.no_grad():
     theirs = model.generate(**inputs, **settings)
     with Generation(model) as generation:
         ours = model.generate(**inputs, **settings)
-assert generation.why_not is None, generation.why_not
+found = generation.found()
+assert found["by"] == "workbench" and found["calls"]["workbench"] > 0 and not found["calls"]["trl"], found
 width = max(theirs.shape[1], ours.shape[1])
 def padded(tokens):
     return torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]), value=tokenizer.pad_token_id)
@@ -56,7 +57,9 @@ found = run.manifest()
 assert found["trainer"].startswith("trl."), found["trainer"]
 assert found["policy"]["precision"] == "nf4"
 assert found["settings"]["in_force"]["bf16"] or found["settings"]["in_force"]["fp16"]
-print("by", run.result()["generation"]["by"])
+generation = run.result()["generation"]
+assert generation["calls"]["workbench"] > 0, generation
+print("by", generation["by"])
 """
 
 
