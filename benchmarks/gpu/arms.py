@@ -12,8 +12,9 @@ from typing import Any
 
 from measuring import say
 
+from gpu.clock import COMPLETIONS
 from gpu.hardware import copied_bytes_per_s, least_generation_s, rated_bytes_per_s
-from gpu.one_unit import COMPLETIONS, CUT, FAILED, MEASURED, build, expected_s, file_of, limit_s, measure
+from gpu.one_unit import CUT, FAILED, MEASURED, build, expected_s, file_of, limit_s, measure, model_folder
 from gpu.processes import own_process
 from gpu.setting import Checks, Contents, Setting, contents, trainer_is
 from gpu.units import Unit, plan, unit_of
@@ -54,6 +55,8 @@ def run(setting: Setting) -> dict[str, Any]:
 
 
 def _build(setting: Setting) -> None:
+    if (model_folder(setting) / "config.json").is_file():
+        return
     if not setting.fresh:
         build(setting)
         return

@@ -149,17 +149,16 @@ def _continuing(setting: Setting, checks: Checks) -> dict[str, Any]:
     from workbench.tiny.task import task
     from workbench.train.trainer import continue_run
 
-    half = setting.sizes.steps // 2
-    recipe = _recipe(setting, "whole")
+    steps = setting.sizes.continued_steps
+    half = steps // 2
+    recipe = _recipe(setting, "whole", max_steps=steps)
     whole = _train(setting, recipe, _policy(recipe), [])
-    recipe = _recipe(setting, "part")
+    recipe = _recipe(setting, "part", max_steps=steps)
     part = _train(setting, recipe, _policy(recipe), [Asks({half - 1: ("stop", {})})])
     checks.note("it stopped half way", (part.result()["status"], part.result()["steps"]) == ("stopped", half))
     policy = _policy(recipe)
     continue_run(part, policy=policy, task=task())
-    checks.note(
-        "it went on to its end", (part.result()["status"], part.result()["steps"]) == ("finished", setting.sizes.steps)
-    )
+    checks.note("it went on to its end", (part.result()["status"], part.result()["steps"]) == ("finished", steps))
     differences = largest_differences(whole.metrics(), part.metrics(), after=half)
     text = f'select step, "group", generation, completion from rollouts where step >= {half} order by all'
     mine, theirs = (query(run.rollouts, text)["completion"] for run in (part, whole))

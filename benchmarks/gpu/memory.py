@@ -15,16 +15,21 @@ LEAST, MOST, SHARE = (
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Compare, and leave `memory.json`."""
+    """Compare, and leave `memory.json`. A toy is not judged: the GPU's own workspaces are larger than it."""
     rows = compare(contents(setting.out))
     checks = Checks()
-    for row in rows:
-        off = None if row["ratio"] is None else row["ratio"] - 1
-        checks.note(f"{row['unit']}: the measured peak lies within the estimate's ends", row["within"], row["ratio"])
-        checks.note(f"{row['unit']}: at most {-LEAST:.0%} too little", None if off is None else off >= LEAST, off)
-    near = [LEAST <= row["ratio"] - 1 <= MOST for row in rows if row["ratio"] is not None]
-    share = sum(near) / len(near) if near else None
-    checks.note(f"{LEAST:+.0%} to {MOST:+.0%} for {SHARE:.0%}", None if share is None else share >= SHARE, share)
+
+    def note(name: str, passed: bool, found: float) -> None:
+        checks.note(name, None if setting.toy else passed, found)
+
+    measured = [row for row in rows if row["ratio"] is not None]
+    for row in measured:
+        off = row["ratio"] - 1
+        note(f"{row['unit']}: the measured peak lies within the estimate's ends", row["within"], row["ratio"])
+        note(f"{row['unit']}: at most {-LEAST:.0%} too little", off >= LEAST, off)
+    if measured:
+        share = sum(LEAST <= row["ratio"] - 1 <= MOST for row in measured) / len(measured)
+        note(f"{LEAST:+.0%} to {MOST:+.0%} for {SHARE:.0%} of them", share >= SHARE, share)
     found = {"part": "memory", "done": bool(rows), "rows": rows, "checks": checks.found, "target": [LEAST, MOST, SHARE]}
     setting.write("memory.json", found)
     return found

@@ -8,101 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from measuring import say
 
-from gpu.hardware import synchronise
+from gpu.clock import COMPLETIONS, Clock, Row, memory_held, summary
 from gpu.models import QWEN2_5_1_5B, TOY_CONFIG, random_model, word_task
 from gpu.setting import Setting
 from gpu.units import Unit
 
 GENERATIONS = 8
-COMPLETIONS = 64  # of a step
 PROMPTS = 256  # more than any unit uses, so that no prompt comes twice
 RESERVE_S = 10  # of a process's time, to end a run
 MEASURED, RUNNING, FAILED, CUT = "measured", "running", "failed", "cut short"
-Row = dict[str, Any]
-
-
-class Clock:
-    """A watcher that takes the time from one logged step to the next, and the most memory that was held until then.
-
-    A step is logged after its loss was read from the GPU, and the GPU is waited for before the clock is read.
-
-    Args:
-        seconds: no step is begun that would end after so long; two are made at least.
-        begun: called with the run and its settings before the first step.
-        keep: called with all rows after each step.
-    """
-
-    def __init__(
-        self,
-        seconds: float,
-        begun: Callable[[Any, dict[str, Any]], None] = lambda run, settings: None,
-        keep: Callable[[list[Row]], None] = lambda rows: None,
-    ) -> None:
-        self.seconds, self.begun, self.keep = seconds, begun, keep
-        self.rows: list[Row] = []
-
-    def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None:
-        import torch
-
-        self.run, self.total = run, total_steps
-        self.begun(run, dict(settings))
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()  # what loading took is another matter
-        synchronise()
-        self.first = self.last = time.perf_counter()
-
-    def update(self, step: int, values: dict[str, Any]) -> None:
-        synchronise()
-        now = time.perf_counter()
-        seconds, self.last = now - self.last, now
-        self.rows.append({"step": step, "seconds": seconds, **_split(seconds, values), **_memory()})
-        self.keep(self.rows)
-        # The request is answered at the end of the next step, so one more is made before the run ends.
-        if now - self.first + 2 * seconds > self.seconds and step + 1 < self.total and self.run.live:
-            from workbench.run.requests import send
-
-            send(self.run, "stop", by="the suite's clock")
-
-    def end(self, message: str) -> None:
-        pass
-
-
-def _split(seconds: float, values: dict[str, Any]) -> Row:
-    from workbench.run.metrics import CLIPPED, GENERATE_S, MEAN_LENGTH, REWARD_S
-
-    mean, generate_s, reward_s = values.get(MEAN_LENGTH), values.get(GENERATE_S), values.get(REWARD_S)
-    return {
-        "generate_s": generate_s,
-        # All the rest, the optimiser too. TRL's own time of a step leaves that out, and does not wait for the GPU.
-        "train_s": None if generate_s is None else seconds - generate_s - (reward_s or 0.0),
-        "reward_s": reward_s,
-        "tokens": None if mean is None else mean * COMPLETIONS,  # really generated, also where one ended early
-        "longest": values.get("completions/max_length"),
-        "clipped": values.get(CLIPPED),
-        **{key: values.get(key) for key in ("reward", "group_reward_std", "loss", "grad_norm")},
-    }
-
-
-def _memory() -> Row:
-    import torch
-
-    if not torch.cuda.is_available():
-        return {"held_bytes": None, "allocated_bytes": None, "reserved_bytes": None}
-    return {
-        "held_bytes": torch.cuda.memory_allocated(),
-        "allocated_bytes": torch.cuda.max_memory_allocated(),
-        "reserved_bytes": torch.cuda.max_memory_reserved(),
-    }
 
 
 def config_of(setting: Setting) -> dict[str, Any]:
@@ -110,17 +32,21 @@ def config_of(setting: Setting) -> dict[str, Any]:
     return TOY_CONFIG if setting.toy else QWEN2_5_1_5B
 
 
+def model_folder(setting: Setting) -> Path:
+    """The folder of the random weights."""
+    return setting.work / ("toy-model" if setting.toy else "random-1.5b")
+
+
 def build(setting: Setting) -> Path:
     """The folder of the random weights; made once."""
-    name = "toy-model" if setting.toy else "random-1.5b"
-    return random_model(setting.work / name, config_of(setting), setting.device)
+    return random_model(model_folder(setting), config_of(setting), setting.device)
 
 
 def recipe_of(setting: Setting, unit: Unit, policy: str, steps: int) -> Any:
     """The unit's recipe, for at most so many steps."""
     from workbench.run.recipe import Recipe
 
-    rows = 16 if setting.toy else 8  # of a backward pass
+    rows = 32 if setting.toy else 8  # of a backward pass
     asked = {
         "run_name": unit.name,
         "policy": {
@@ -263,7 +189,7 @@ def _known(setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[
         "generation": {"by": "trl" if why else "workbench", "planned": True, **({"why": why} if why else {})},
         "load_s": policy.load_s,
         "prompt": setting.sizes.prompt,
-        "held_bytes": _memory()["held_bytes"],
+        "held_bytes": memory_held()["held_bytes"],
     }
     try:
         found |= _predicted(setting, recipe, settings)
@@ -291,33 +217,3 @@ def _predicted(setting: Setting, recipe: Any, settings: dict[str, Any]) -> dict[
     if not shape.tied:
         in_step -= 2 * shape.vocab_size * shape.hidden_size
     return {"estimate": made.found(), "weight_bytes": in_step, "token_bytes": kv_bytes(shape, 1, 1)}
-
-
-def summary(rows: Sequence[Row], warmup: int) -> dict[str, Any]:
-    """Medians over the steps after the warm-up, and the most memory over all; {} without a step.
-
-    Where the time sufficed for no other, the first steps count, and `warm` is false.
-    """
-    if not rows:
-        return {}
-    counted = rows[warmup:] or rows
-
-    def median(name: str) -> float | None:
-        values = [row[name] for row in counted if row.get(name) is not None]
-        return statistics.median(values) if values else None
-
-    def most(name: str) -> float | None:
-        return max((row[name] for row in rows if row.get(name) is not None), default=None)
-
-    step_s, generate_s, tokens = median("seconds"), median("generate_s"), median("tokens")
-    return {
-        "steps": len(counted),
-        "warm": len(rows) > warmup,
-        "step_s": step_s,
-        "least_step_s": min(row["seconds"] for row in counted),
-        **{name: median(name) for name in ("generate_s", "train_s", "reward_s", "tokens", "longest")},
-        "tokens_per_s": tokens / step_s if tokens else None,
-        "generated_tokens_per_s": tokens / generate_s if tokens and generate_s else None,
-        "allocated_bytes": most("allocated_bytes"),
-        "reserved_bytes": most("reserved_bytes"),
-    }

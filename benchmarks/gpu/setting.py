@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ class Sizes:
     gain: bool  # whether the demo is long enough to demand one
     # controls
     steps: int  # at least 7: one is changed in each of the first five
+    continued_steps: int  # of the run that is stopped half way
     control_batch: int
     control_tokens: int
     # learning
@@ -61,6 +63,7 @@ FULL = Sizes(
     notebooks={},
     gain=True,
     steps=8,
+    continued_steps=8,
     control_batch=64,
     control_tokens=96,
     width=640,
@@ -89,6 +92,7 @@ TOY = Sizes(
     },
     gain=False,
     steps=7,
+    continued_steps=4,
     control_batch=16,
     control_tokens=24,
     width=64,
@@ -158,7 +162,9 @@ class Setting:
         """Write everything that was found so far into one file, whole or not at all."""
         from workbench.run.directory import write_json
 
-        return write_json(self.out / ALL, {"files": contents(self.out)})
+        # Parts that run side by side do this, too.
+        beside = write_json(self.out / f".{ALL}-{os.getpid()}", {"files": contents(self.out)})
+        return beside.replace(self.out / ALL)
 
     def _without_paths(self, value: Any) -> Any:
         # Results are passed on, and whose folders they were made in is nobody's business.

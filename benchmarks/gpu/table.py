@@ -128,7 +128,8 @@ def _memory(found: dict[str, Any]) -> str:
         ratio = NONE if row["ratio"] is None else f"{row['ratio']:.2f}"
         rows.append([row["arm"], row["completion"], ends, _gb(row["measured_bytes"]), ratio, predicted["phase"]])
     header = ["arm", "completion, tokens", "predicted, GB", "measured, GB", "predicted/measured", "phase"]
-    return _section("Memory: the estimate against the peak", header, rows or [[NONE, "", "", "", "", ""]])
+    table = _section("Memory: the estimate against the peak", header, rows or [[NONE, "", "", "", "", ""]])
+    return f"{table}\n\n- Checks: {_checks(found.get('checks', []))}."
 
 
 def _learning(found: dict[str, Any]) -> str:
