@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import measuring
+from made_records import metrics_row
 from measuring import Line
-from recording import metrics_row
 
 CELL = """
 from workbench.run.recipe import Recipe

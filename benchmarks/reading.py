@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import made_records
 import measuring
-import recording
 from measuring import Line, between, ratio
 
 POOL = 100  # steps whose texts are made; the others repeat them
@@ -31,7 +31,7 @@ def make(rows: int, a_step: int) -> None:
     from workbench.run.rollouts import parts, write_part
 
     steps = max(1, rows // a_step)
-    run = recording.make(min(POOL, steps) * a_step, a_step)
+    run = made_records.make(min(POOL, steps) * a_step, a_step)
     run.update_manifest(
         result={"status": "finished", "steps": steps, "minutes": steps / 60},
         policy={"name": "tiny", "precision": "nf4", "linear4bit": 21, "backend": "none"},
@@ -47,7 +47,7 @@ def make(rows: int, a_step: int) -> None:
         write_part(run.rollouts, step, columns, functions)
         if step % 2000 == 0:
             measuring.say(f"{step} of {steps} steps written")
-    recording.write_metrics(run, steps, functions)
+    made_records.write_metrics(run, steps, functions)
 
 
 def questions() -> dict[str, Callable[[Any, int], Any]]:
@@ -110,7 +110,7 @@ def measure(question: str) -> dict[str, Any]:
 
     from workbench.run.directory import RunDirectory
 
-    run = RunDirectory.open(recording.NAME)
+    run = RunDirectory.open(made_records.NAME)
     last = run.result()["steps"]
     started = time.perf_counter()
     answer = questions()[question](run, last)

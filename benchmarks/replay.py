@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import time
 
+import made_records
 import measuring
-import recording
 from measuring import Line
 
 PART = 4096
@@ -34,7 +34,7 @@ def measure(limit: int) -> dict[str, float]:
 
     RewardSuite.score = timed
     started = time.perf_counter()
-    found = replay_run(recording.NAME, "arithmetic", limit=limit)
+    found = replay_run(made_records.NAME, "arithmetic", limit=limit)
     return {
         "seconds": time.perf_counter() - started,
         "scoring_s": inside[0],
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--measure", type=int, help="replay so many completions of it here, and print JSON")
     asked = measuring.parse(parser, completions=16_384, rounds=1)
     if asked.make:
-        recording.make(asked.completions, PART)
+        made_records.make(asked.completions, PART)
         print("null")
         return
     if asked.measure:
@@ -82,7 +82,7 @@ def main() -> None:
     first, second = runs[-2:]
     noise = measuring.ratio(*([run["seconds"] for run in rounds[arm]] for arm in ("all", "all again")))
     found = {
-        "generations": recording.GENERATIONS,
+        "generations": made_records.GENERATIONS,
         "record_mb": record_mb,
         "runs": runs,
         "rounds": rounds,

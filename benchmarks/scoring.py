@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import measuring
+from made_records import GENERATIONS, answer_to
 from measuring import Line, between, ratio
-from recording import GENERATIONS, answer_to
 
 LOOP, ALONE, WORKER = "plain loop", "suite, no deadline", "suite, deadline (as a run has it)"
 ARMS = (LOOP, f"{LOOP} again", ALONE, WORKER, f"{WORKER} again")

@@ -17,7 +17,7 @@ sys.path.insert(0, str(FOLDER))
 import measuring  # noqa: E402
 
 every = importlib.import_module("all")
-SHARED = {"all", "arms", "lengthening", "measuring", "recording"}
+SHARED = {"all", "arms", "lengthening", "made_records", "measuring"}
 
 
 def benchmark(name: str) -> ModuleType:
@@ -97,7 +97,7 @@ def test_steps_compares_the_same_learning():
         assert curve["largest_difference"]["reward"] < 1e-6
     assert found["curves"]["TRL again"]["equal_to_the_bit"]
     assert found["ratios"].keys() == {"TRL / workbench", "A/A of TRL"}
-    assert found["arms"][steps.WORKBENCH]["generated_by"] == {"by": "workbench"}
+    assert found["arms"][steps.WORKBENCH]["generated_by"] == {"by": "workbench", "calls": {"workbench": 3, "trl": 0}}
     json.dumps(found)
     rows = steps.rows_of({"demo, 16 bit": found})
     assert [row[1] for row in rows] == list(found["arms"])

@@ -43,6 +43,9 @@ def main(words: list[str] | None = None) -> int:
     asked = _parser().parse_args(words)
     from gpu.setting import FULL, PARTS, TOY, Setting
 
+    if asked.minutes <= 0:
+        print(f"--minutes {asked.minutes:g}: more than 0 are needed", file=sys.stderr)
+        return 2
     toy = asked.toy or asked.device == "cpu"
     out = (asked.out or ROOT / "runs" / "gpu_suite" / (f"{asked.device}-toy" if toy else asked.device)).resolve()
     setting = Setting(
@@ -55,15 +58,20 @@ def main(words: list[str] | None = None) -> int:
         fresh=asked.fresh or asked.device == "cuda",
         only=tuple(asked.only),
     )
+    from gpu.arms import planned
+
+    names = [unit.name for unit in planned(setting)]
+    for text in asked.only:
+        if not any(text in name for name in names):
+            print(f"--only {text}: none of the arms: {', '.join(names)}", file=sys.stderr)
+            return 2
     if asked.table:
         from gpu.table import markdown
 
         print(markdown(out), end="")
         return 0
     if asked.plan:
-        from gpu.arms import planned
-
-        print(*(unit.name for unit in planned(setting) if setting.wants(unit.name)), sep="\n")
+        print(*(name for name in names if setting.wants(name)), sep="\n")
         return 0
     if asked.device == "cuda" and not _has_gpu():
         print("--device cuda: torch finds no GPU here; the toy runs with --device cpu", file=sys.stderr)

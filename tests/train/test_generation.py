@@ -418,6 +418,11 @@ def test_what_can_be_told_before_a_model_is_loaded():
     assert in_words(hook.VLLM, 8) == "vLLM generates"
     assert Generation(None).found() == {"by": None, "calls": {"workbench": 0, "trl": 0}}
     assert "read once for its 8 completions" in in_words(None, 8)
+    assert "no_repeat_ngram_size" in expected(
+        Recipe(), settings(generation_kwargs={"no_repeat_ngram_size": 3}), cuda=False
+    )
+    assert expected(Recipe(), settings(generation_kwargs={"do_sample": False}), cuda=False) is None
+    assert "'static'" in expected(Recipe(), settings(cache_implementation="static"), cuda=False)
     assert in_words("why", 8) == "TRL's own path generates: why"
     with pytest.raises(RecipeError, match="generation"):
         Recipe.of({"generation": "fast"})
@@ -438,18 +443,25 @@ def test_a_run_is_the_same_to_the_last_digit_with_and_without(home, capsys):
             if way == "auto"
             else {"by": "trl", "calls": {"workbench": 0, "trl": 3}, "why": hook.SWITCHED_OFF}
         )
+        assert run.events()[0]["generation"] == ("the workbench's loop" if way == "auto" else hook.SWITCHED_OFF)
         assert ("read once" if way == "auto" else hook.SWITCHED_OFF) in said
     assert found["auto"] == found["trl"]
 
 
-def test_what_turns_up_while_it_trains_is_an_event(home, capsys):
-    grpo = {**GRPO, "max_steps": 2, "generation_kwargs": {"no_repeat_ngram_size": 3}}
+def test_what_turns_up_while_it_trains_is_an_event(home, capsys, monkeypatch):
+    def sliding(model):
+        raise NotCovered("a cache of DynamicSlidingWindowLayer")
+
+    monkeypatch.setattr(decoding, "check_model", sliding)
+    grpo = {**GRPO, "max_steps": 2}
     run = train(Recipe.of({"run_name": "t", "grpo": grpo}), policy=load_policy("tiny", load_in_4bit=False),
                 task=arithmetic(16, 4))  # fmt: skip
     [event] = [event for event in run.events() if event["event"] == "generation"]
     assert event["by"] == "trl"
-    assert "NoRepeatNGram" in event["why"]
-    assert "step 1: TRL's own path generates" in capsys.readouterr().out
+    assert "SlidingWindow" in event["why"]
+    assert event["step"] == 1
+    assert "from step 1 on TRL's own path generates, more slowly: a cache of" in capsys.readouterr().out
+    assert run.events()[0]["generation"] == "the workbench's loop"
     assert run.result()["generation"]["why"] == event["why"]
 
 

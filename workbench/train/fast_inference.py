@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from workbench.train.stages import Stage
 
 NOT_INSTALLED = "vLLM is not installed here"
-PUBLISHED = (
-    "published, and not measured by the workbench: about twice as fast with vLLM beside the trainer (trl#3162); 7,224 "
-    "tokens/s with vLLM, 506 with transformers' continuous batching, which is not what generates here "
-    "(Qwen3-4B on a B200, unsloth#5108); and a user's run, 40 % slower with fast_inference than without (unsloth#3457)"
-)
+# trl#3162; other published figures go from 14 times as fast (unsloth#5108) to 40 % slower (unsloth#3457).
+PUBLISHED = "published, and not measured by the workbench: about twice as fast with vLLM beside the trainer (trl#3162)"
 COST = f"the trainer's own model generates, slower as a rule ({PUBLISHED})"
 NOT_IN_FORCE = "fast_inference = True becomes False: "  # how a loaded policy's note begins
 

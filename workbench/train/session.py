@@ -217,10 +217,10 @@ class Session:
             live.suite.close()
 
     def _generates(self, why_not: str | None) -> None:
-        step = self.trainer.state.global_step
+        step = self.trainer.state.global_step + 1
         self.recorder.event("generation", step, **({"by": "trl", "why": why_not} if why_not else {"by": "workbench"}))
         if why_not:
-            print(f"step {step + 1}: TRL's own path generates: {why_not}", flush=True)
+            print(f"from step {step} on TRL's own path generates, more slowly: {why_not}", flush=True)
 
     def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
         recorder = self.recorder
@@ -313,9 +313,11 @@ def _callback(session: Session, live: Live, restored: Restored | None) -> Any:
                 total = session.total if session.total > 0 else state.max_steps
                 recorder.tell("begin", run, total, stage.settings)
                 inexact = "; ".join(restored.inexact) if restored else ""
+                why_not = session.generation.why_not
                 recorder.event(
-                    "continued" if session.point else "started", begun_at, **({"inexact": inexact} if inexact else {})
-                )
+                    "continued" if session.point else "started", begun_at, generation=why_not or "the workbench's loop",
+                    **({"inexact": inexact} if inexact else {}),
+                )  # fmt: skip
             if restored is None and stage.name != ONLY_STAGE:
                 recorder.event(
                     "stage", stage.offset, stage=stage.name, weights=live.weights, beta=trainer.beta,

@@ -8,9 +8,14 @@ from typing import Any
 from workbench.run.recipe import Recipe
 
 SWITCHED_OFF = "generation: trl in the recipe"
-UNSLOTH_ON_A_GPU = "Unsloth decodes with kernels of its own on a GPU"
+UNSLOTH_ON_A_GPU = "on a GPU it is Unsloth's decoding, with kernels of its own"
 VLLM = "vLLM generates"
 CONTINUOUS = "transformers' continuous batching generates"
+# Of `generation_kwargs`; covered.py knows what they turn into.
+_COVERED = {
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id",
+    "pad_token_id", "bos_token_id",
+}  # fmt: skip
 
 
 def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None:
@@ -24,14 +29,25 @@ def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None
     if recipe.policy.backend == "unsloth" and cuda:
         return UNSLOTH_ON_A_GPU
     if recipe.lora.lora_dropout:
-        return f"lora_dropout = {recipe.lora.lora_dropout:g}: TRL samples with it, and another mask for each copy of a prompt"
+        return (
+            f"lora_dropout = {recipe.lora.lora_dropout:g}: each completion is sampled under a dropout mask of its own, so a "
+            "prompt cannot be read once for all of them"
+        )
+    if settings.get("cache_implementation"):
+        return f"cache_implementation = {settings['cache_implementation']!r} is not covered by the workbench's loop"
+    others = [name for name in settings.get("generation_kwargs") or {} if name not in _COVERED]
+    if others:
+        return f"generation_kwargs.{others[0]} is not covered by the workbench's loop"
     return None
 
 
 def in_words(why_not: str | None, num_generations: int) -> str:
     """One line for before a run."""
     if why_not is None:
-        return f"Each prompt is read once for its {num_generations} completions (`generation: trl` leaves it to TRL)"
+        return (
+            f"The workbench's own loop generates: each prompt is read once for its {num_generations} completions "
+            "(`generation: trl` turns it off)"
+        )
     return why_not if why_not in (VLLM, CONTINUOUS) else f"TRL's own path generates: {why_not}"
 
 
