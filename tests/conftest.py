@@ -30,8 +30,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+# Kernels, browsers and commands take long, in files of few tests: begun last, they would leave one of two processes alone.
+LONG = (
+    "notebooks/",
+    "browser/",
+    "benchmarks/",
+    "train/test_continue",
+    "test_cli",
+    "test_plan_command",
+    "test_benchmarks",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """GPU tests are skipped without a GPU; with WORKBENCH_GPU=1 they run, and so fail, whatever the machine is."""
+    tests = Path(__file__).parent
+    items.sort(key=lambda item: not str(item.path.relative_to(tests)).startswith(LONG))
     if os.environ.get("WORKBENCH_GPU") == "1" or not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch

@@ -255,12 +255,18 @@ def test_parts_have_processes_of_their_own_and_a_stray_file_is_no_unit(made, tmp
     shutil.copy(made[1] / one_unit.file_of(CUT), tmp_path / "arms")
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "toy-model").symlink_to(made[1] / "work" / "toy-model")
-    asked = ["--device", "cpu", "--fresh", "--out", str(tmp_path), "--minutes", "2", "--only", "no such arm"]
+    asked = ["--device", "cpu", "--fresh", "--out", str(tmp_path), "--minutes", "2", "--only", CUT.name]
     assert run.main([*asked, "--part", "arms", "--part", "memory"]) == 0
     kept = read(tmp_path / "all.json")["files"]
     assert kept["arms.json"]["status"][CUT.name] == "cut short"
     assert [row["unit"] for row in kept["memory.json"]["rows"]] == [CUT.name]
     assert "TRL bf16, generation: auto" in table.markdown(tmp_path)
+
+
+def test_what_cannot_be_meant_is_an_error(capsys):
+    assert run.main(["--device", "cpu", "--only", "no such arm"]) == 2
+    assert "unsloth-nf4-auto-16-r0" in capsys.readouterr().err
+    assert run.main(["--device", "cpu", "--minutes", "0"]) == 2
 
 
 def test_a_job_that_is_none_is_an_error_and_no_process_outlives_its_time(tmp_path):
