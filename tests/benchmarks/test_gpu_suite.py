@@ -279,11 +279,18 @@ def test_a_job_that_is_none_is_an_error_and_no_process_outlives_its_time(tmp_pat
 # --- what is judged -----------------------------------------------------------------------------------------------
 
 
-def test_a_run_on_the_cpu_is_no_run_on_a_gpu(made, monkeypatch):
+@pytest.mark.parametrize(
+    ("computed_in", "also"),
+    [("bfloat16", []), ("float32", ["it computed in bfloat16 or float16"])],
+    ids=["a CPU with bfloat16", "one without"],
+)
+def test_a_run_on_the_cpu_is_no_run_on_a_gpu(made, monkeypatch, computed_in, also):
     from workbench.run.directory import RunDirectory
 
     monkeypatch.setenv("WORKBENCH_HOME", str(made[1] / "work"))
     one = RunDirectory.open(made[1] / "work" / "runs" / "learning-cpu")
+    # What a policy computes in is the CPU's doing; a run of either kind must be told from one on a GPU.
+    one.update_manifest(policy={**one.manifest()["policy"], "compute_dtype": computed_in})
     gain = {"gain": {"correct": 0.0, "low": -0.1, "high": 0.1}}
     one.write_json("evaluation.json", gain)
     one.write_json("export/proof.json", {"agrees": True})
@@ -291,6 +298,7 @@ def test_a_run_on_the_cpu_is_no_run_on_a_gpu(made, monkeypatch):
     assert notebooks.judge(one, cuda=True, gain=True).failed == [
         "the trainer is Unsloth's",
         "the policy was on the GPU",
+        *also,
         "the held-out gain's interval lies above 0",
         "the first step's memory was measured",
     ]
