@@ -328,8 +328,8 @@ def _prompts(
 def _built(config_class: type, settings: dict[str, Any], recipe: Recipe) -> Any:
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         try:
-            return config_class(**settings, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
-        except (TypeError, ValueError, ImportError) as error:
+            return plan.built(config_class, settings, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
+        except (TypeError, ValueError, ImportError, NotImplementedError) as error:
             raise RecipeError(
                 f"grpo: {error}",
                 rule="GRPOConfig accepts these settings together",

@@ -318,7 +318,7 @@ class Steering:
                 rule="reward functions are loaded again from the file that they came from",
                 remedy="train a task file (notebook 02 writes one)",
             )
-        task = load_task(source)
+        task = load_task(live.stage.source, file) if file and live.stage.source else load_task(source)
         before, old = live.weights, live.suite
         weights = {name: before.get(name, own) for name, own in zip(task.function_names, task.weights, strict=True)}
         suite = RewardSuite(

@@ -22,7 +22,7 @@ from workbench.train.policy import Policy, load_policy, trainer_classes
 from workbench.train.recorder import Watcher
 from workbench.train.resuming import Point, latest_point, load_adapter
 from workbench.train.session import Session, build_config, build_trainer
-from workbench.train.stages import ONLY_STAGE, Stage, fit, kept_task, planned_stages
+from workbench.train.stages import ONLY_STAGE, Stage, begun_task, changed_since_begun, fit, kept_task, planned_stages
 from workbench.train.trackers import planned_trackers, tracker_callbacks
 
 
@@ -114,9 +114,9 @@ def continue_run(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
     recipe, point = run.recipe(), latest_point(run)
-    task = task or _task_of(run, recipe)
+    task = task or begun_task(run, recipe)
     config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
-    stages = planned_stages(recipe, task, config_class, run.path / "tasks")
+    stages = planned_stages(recipe, task, config_class, run)
     if steps:
         _extend(run, recipe, stages, steps)
     left = [stage for stage in stages if stage.number >= point.stage and _unfinished(stage, point)]
@@ -129,7 +129,7 @@ def continue_run(
     begun_with = run.manifest()["settings"]["in_force"].get("gradient_checkpointing")
     notes = settle_checkpointing(left, policy, begun_with)
     policy = policy or _loaded(recipe, left[0].settings)
-    notes += fast_inference.agree(left, policy) + _ready(left, policy)
+    notes += fast_inference.agree(left, policy) + _ready(left, policy) + changed_since_begun(run, left)
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         configs = {stage.number: build_config(config_class, stage, scratch, policy) for stage in left}
         first = build_trainer(trainer_class, configs[left[0].number], left[0], policy)
@@ -177,14 +177,6 @@ def _loaded(recipe: Recipe, settings: dict[str, Any]) -> Policy:
         gpu_memory_utilization=recipe.policy.gpu_memory_utilization,
         seed=recipe.seed,
     )
-
-
-def _task_of(run: RunDirectory, recipe: Recipe) -> Task:
-    # The file as it was when the run began: it may have been edited since.
-    kept = run.path / "task.py"
-    if not kept.is_file():
-        return load_task(recipe.task)
-    return load_task(kept)
 
 
 def _ready(stages: Sequence[Stage], policy: Policy) -> list[str]:
