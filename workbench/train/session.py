@@ -23,7 +23,6 @@ from workbench.train.resuming import Point, Restored, load_adapter, random_state
 from workbench.train.stages import ONLY_STAGE, Stage
 from workbench.train.steering import Live, Steering
 
-
 _REFUSALS = (TypeError, ValueError, ImportError, NotImplementedError)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from workbench.train.generation import expected, in_words
 from workbench.train.manifest import manifest_of
 from workbench.train.policy import Policy, load_policy, trainer_classes
 from workbench.train.recorder import Watcher
-from workbench.train.resuming import Point, latest_point, load_adapter
+from workbench.train.resuming import STATE_FILES, Point, latest_point, load_adapter
 from workbench.train.session import Session, build_config, build_trainer
 from workbench.train.stages import ONLY_STAGE, Stage, begun_task, changed_since_begun, fit, kept_task, planned_stages
 from workbench.train.trackers import planned_trackers, tracker_callbacks
@@ -120,6 +121,8 @@ def continue_run(
     if steps:
         _extend(run, recipe, stages, steps)
     left = [stage for stage in stages if stage.number >= point.stage and _unfinished(stage, point)]
+    if not left and run.result()["status"] != "finished":
+        return _finished(run, point)
     if not left:
         raise RunError(
             f"{run.name}: all {point.step} steps are trained",
@@ -151,6 +154,20 @@ def continue_run(
         run.release()
         raise
     session.train()
+    return run
+
+
+def _finished(run: RunDirectory, point: Point) -> RunDirectory:
+    # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
+    run.reopen(point.step)
+    try:
+        state = shutil.ignore_patterns(*STATE_FILES)
+        shutil.copytree(point.folder, run.final, ignore=state, dirs_exist_ok=True)
+        run.update_manifest(result={**run.result(), "status": "finished"})
+        run.log_event("finished", point.step)
+    finally:
+        run.release()
+    print(f"{run.name}: all {point.step} steps were trained; finished with the adapter of {point.folder.name}")
     return run
 
 
@@ -212,7 +229,10 @@ def _trackers(run: RunDirectory, stage: Stage) -> list[Any]:
 
 
 def _unfinished(stage: Stage, point: Point) -> bool:
-    return stage.number > point.stage or stage.steps < 0 or point.done < stage.steps
+    if stage.number == point.stage and stage.steps < 0:  # as many steps as the epochs have
+        trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
+        return trained["global_step"] < trained["max_steps"]
+    return stage.number > point.stage or point.done < stage.steps
 
 
 def _extend(run: RunDirectory, recipe: Recipe, stages: list[Stage], steps: int) -> None:
