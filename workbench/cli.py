@@ -244,6 +244,9 @@ def control(
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for the trainer's answer; 0: do not wait.", min=0)
     ] = 60.0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also take a learning rate or beta over 100 times the one in force.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask a run that trains for something; it is applied at the end of the step in flight, and recorded in events.jsonl.
@@ -255,7 +258,7 @@ def control(
     from workbench.watching import answered
     from workbench.watching import control as ask
 
-    found = ask(run, action, details or [], timeout_s=timeout)
+    found = ask(run, action, details or [], timeout_s=timeout, force=force)
     print(json.dumps(found) if as_json else answered(found, timeout))
     if not found["applied"]:
         raise typer.Exit(3 if found["applied"] is None and timeout else 1 if found["applied"] is False else 0)
