@@ -5,6 +5,7 @@ from workbench.train.plan.batches import Arithmetic, Batch, arithmetic, batch, c
 from workbench.train.plan.device import Device
 from workbench.train.plan.in_force import STAGES, Row, built, check_in_force, in_force_table
 from workbench.train.plan.names import ALIASES, ELSEWHERE, MOVED, nearest, renamed, translated
+from workbench.train.plan.overrides import overridden
 from workbench.train.plan.settings import check_lengths, field_names, normalised, settings
 from workbench.train.plan.values import CHOICES, DEFAULTS, check_values, field_kinds
 
@@ -32,6 +33,7 @@ __all__ = [
     "in_words",
     "nearest",
     "normalised",
+    "overridden",
     "renamed",
     "settings",
     "stages_decide",
