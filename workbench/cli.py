@@ -26,6 +26,11 @@ app = typer.Typer(
     "on any machine, in minutes. Then `workbench lab` opens them for you.",
 )
 
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE over the recipe: a dotted field, or a GRPOConfig name; may be repeated."),
+]
+Steps = Annotated[int | None, typer.Option(help="Train this many steps instead of the recipe's.", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, for scripts.")]
 
 
@@ -109,6 +114,8 @@ def plan(
         float | None, typer.Option(help="GPU memory in GB to plan for, instead of that of this machine's card.", min=1)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the recipe under today's names here (YAML).")] = None,
+    steps: Steps = None,
+    said: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """What would this run do, and does it fit? Settings asked, changed and in force, the batch in words, GPU memory.
@@ -119,13 +126,13 @@ def plan(
     large_gpu, small_gpu, t4.
 
     Examples: `workbench plan small_gpu --vram 16`, `workbench plan train.py --out recipe.yaml`,
-    `workbench plan recipe.yaml --json`.
+    `workbench plan recipe.yaml --set learning_rate=1e-5`.
     """
     from workbench.planning import memory_on, plan_run
 
     text = sys.stdin.read() + "\n" if source == "-" else source
     with _output_to_stderr():
-        found = plan_run(text, memory=memory_on(vram))
+        found = plan_run(text, memory=memory_on(vram), said=said or [], steps=steps)
     if out:
         found.recipe.save(out)
     print(json.dumps(found.found()) if as_json else found)
@@ -149,20 +156,25 @@ def train(
         typer.Option(help="A recorded run: what was changed while it trained is changed again after the same steps."),
     ] = None,
     runs: Annotated[str, typer.Option(help="Folder for the run's folder.")] = "runs",
+    steps: Steps = None,
+    said: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Train as a recipe says, without a notebook. Ctrl-C stops after the step and saves; a second one aborts.
 
     While it trains, `workbench watch` shows it and `workbench control` steers it, from any other terminal. A run that was
     stopped or killed goes on with `workbench continue`.
+
+    Example: `workbench train recipe.yaml --steps 20 --set learning_rate=1e-5 --set policy.load_in_4bit=false`.
     """
     from workbench.run.directory import RunDirectory
     from workbench.run.recipe import Recipe
+    from workbench.train import plan
     from workbench.train.presets import find_recipe
     from workbench.train.trainer import train as run_training
     from workbench.views.terminal import TerminalProgress
 
-    asked = Recipe.load(find_recipe(recipe))
+    asked = plan.overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
     if run_name:
         asked = asked.model_copy(update={"run_name": run_name})
     again = RunDirectory.open(changes_of, runs) if changes_of else None
@@ -244,6 +256,9 @@ def control(
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for the trainer's answer; 0: do not wait.", min=0)
     ] = 60.0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also take a learning rate or beta over 100 times the one in force.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask a run that trains for something; it is applied at the end of the step in flight, and recorded in events.jsonl.
@@ -255,7 +270,7 @@ def control(
     from workbench.watching import answered
     from workbench.watching import control as ask
 
-    found = ask(run, action, details or [], timeout_s=timeout)
+    found = ask(run, action, details or [], timeout_s=timeout, force=force)
     print(json.dumps(found) if as_json else answered(found, timeout))
     if not found["applied"]:
         raise typer.Exit(3 if found["applied"] is None and timeout else 1 if found["applied"] is False else 0)

@@ -92,6 +92,8 @@ def plan_run(
     device: plan.Device | None = None,
     task: Task | None = None,
     memory: Memory | None = None,
+    said: Sequence[str] = (),
+    steps: int | None = None,
 ) -> Plan:
     """Check everything that can be checked without loading the policy, and say what the run would be.
 
@@ -101,6 +103,7 @@ def plan_run(
         task: a task object; None: the recipe's is loaded.
         memory: called with the recipe, the settings and the longest prompt in tokens (None: not known); what it returns
             is shown and kept. From `memory_on` it is of a card, which then decides what this machine's GPU would.
+        said, steps: as for `plan.overridden`.
 
     Raises:
         RecipeError, TaskError, DataError, PolicyError: what would stop the training, with the remedy. A hub that cannot
@@ -109,7 +112,8 @@ def plan_run(
     from workbench.train.policy import trainer_classes
     from workbench.train.stages import planned_stages
 
-    said, recipe, notes = read_source(source)
+    called, recipe, notes = read_source(source)
+    recipe = plan.overridden(recipe, said, steps)
     config_class, _ = trainer_classes(recipe.policy.backend)
     fields = plan.field_names(config_class)
     recipe, settings, more = plan.normalised(recipe, fields, device)
@@ -136,7 +140,7 @@ def plan_run(
     if memory is not None:
         estimate, unmeasured = _estimated(memory, recipe, settings, longest)
     return Plan(
-        source=said,
+        source=called,
         recipe=recipe,
         settings=settings,
         notes=[*notes, *unmeasured],
@@ -328,8 +332,8 @@ def _prompts(
 def _built(config_class: type, settings: dict[str, Any], recipe: Recipe) -> Any:
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         try:
-            return config_class(**settings, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
-        except (TypeError, ValueError, ImportError) as error:
+            return plan.built(config_class, settings, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
+        except (TypeError, ValueError, ImportError, NotImplementedError) as error:
             raise RecipeError(
                 f"grpo: {error}",
                 rule="GRPOConfig accepts these settings together",

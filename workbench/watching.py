@@ -139,7 +139,13 @@ def _changed(verdicts: Iterable[Any], seen: dict[Any, str]) -> list[str]:
 
 
 def control(
-    run: str | Path, action: str, words: Iterable[str] = (), *, timeout_s: float = 60.0, root: str | Path = "runs"
+    run: str | Path,
+    action: str,
+    words: Iterable[str] = (),
+    *,
+    timeout_s: float = 60.0,
+    force: bool = False,
+    root: str | Path = "runs",
 ) -> dict[str, Any]:
     """Ask a run for something, and wait for its trainer's answer.
 
@@ -147,6 +153,7 @@ def control(
         action: a key of `workbench.run.requests.ACTIONS`.
         words: FUNCTION and VALUE, where the action takes them.
         timeout_s: seconds; a step that is in flight is finished first. 0: do not wait.
+        force: as for `send`.
 
     Returns:
         The event that answers it; without one in time, `{"applied": None, "id": …}`.
@@ -166,7 +173,7 @@ def control(
             rule=f"{action} takes " + (" and ".join(word.upper() for word in wanted) or "nothing more"),
             remedy=f"write: workbench control {opened.name} {' '.join([action, *(word.upper() for word in wanted)])}",
         )
-    identity = send(opened, action, by=_BY, **dict(zip(wanted, words, strict=False)))
+    identity = send(opened, action, by=_BY, force=force, **dict(zip(wanted, words, strict=False)))
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         if (found := answer(opened, identity)) is not None:
@@ -185,4 +192,6 @@ def answered(found: dict[str, Any], timeout_s: float) -> str:
             f"{found['action']} was asked for and is not answered after {timeout_s:g} s; it will be at the end of the step "
             "in flight (events.jsonl has the answer)"
         )
+    if not found["applied"]:  # value, rule and remedy, in lines of their own
+        return f"{answer_line({**found, 'why': ''}, own=_BY)}{found.get('why', '')}"
     return answer_line(found, own=_BY)

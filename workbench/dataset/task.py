@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import json
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,10 +164,22 @@ def function_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
-def _load_remedy(path: Path, missing_module: bool) -> str:
-    if (path.parent / "manifest.json").is_file():
-        return "this is a run's own copy, for the record; load or edit the file that it was copied from"
+def _load_remedy(path: Path, kept: Path | None, missing_module: bool) -> str:
+    if kept is not None:
+        folder = shown(path.parent)
+        what = f"put back what it reads from {folder}" if path.parent.is_dir() else f"{folder} is gone: put it back"
+        return f"{what}, or hand the task over in Python: continue_run(run, task=...)"
     return "put that module beside the task file, or install it" if missing_module else "correct that line"
+
+
+def _executed_as(path: Path) -> Path:
+    # A run's own copy is executed in the place of the file that it was copied from: what that one reads lies there.
+    manifest = path.parent / "manifest.json"
+    try:
+        source = json.loads(manifest.read_text(encoding="utf-8"))["task"]["source"] if path.name == "task.py" else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return path
+    return _executed_as(Path(source)) if Path(source).suffix == ".py" and Path(source) != path else path
 
 
 @contextlib.contextmanager
@@ -187,8 +200,12 @@ def _beside(folder: Path) -> Iterator[None]:
                 BESIDE.add(name)
 
 
-def load_task(name: str | Path) -> Task:
+def load_task(name: str | Path, kept: Path | None = None) -> Task:
     """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
+
+    Args:
+        kept: a run's copy of the task file. Its text is executed as if it were the file `name`, whose rows and modules
+            it reads, although that file may have been edited since, or be gone.
 
     Raises:
         TaskError: if there is no such task, if the file fails, or if it binds no `task`.
@@ -197,7 +214,8 @@ def load_task(name: str | Path) -> Task:
         module = importlib.import_module(EMBEDDED[str(name)])
         return module.task()
     path = find(name)
-    if not path.is_file():
+    text = kept or path
+    if not text.is_file():
         raise TaskError(
             f"task {str(name)!r}: no task of that name and no such file",
             rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
@@ -210,24 +228,27 @@ def load_task(name: str | Path) -> Task:
             remedy="notebook 02 writes one",
         )
     # A name of its own for every load: a task edited and loaded again must not be answered from the module cache.
-    spec = importlib.util.spec_from_file_location(f"workbench_task_{path.stem}", path)
+    place = _executed_as(path)
+    kept = text if text != place else None
+    spec = importlib.util.spec_from_file_location(f"workbench_task_{place.stem}", place)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        with _beside(path.resolve().parent):
+        with _beside(place.resolve().parent):
             # Not by way of the cached bytecode: a second save within a second, of the same length, would not be seen.
-            source = spec.loader.get_source(spec.name)
+            source = importlib.util.decode_source(text.read_bytes())
             # A function's source is the one that it was made from, also when the file has been saved since.
-            linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
-            exec(compile(source, str(path), "exec"), module.__dict__)
+            linecache.cache[str(place)] = (len(source), None, source.splitlines(keepends=True), str(place))
+            exec(compile(source, str(place), "exec"), module.__dict__)
     except TaskError:
         raise
     except (Exception, SystemExit) as error:
         missing = isinstance(error, ModuleNotFoundError)
         raise TaskError(
-            f"{shown(path)}: {type(error).__name__}: {error}{fault_line(error, path)}",
+            f"{shown(text)}{f', executed as {shown(place)}' if kept else ''}: {type(error).__name__}: {error}"
+            + fault_line(error, place),
             rule="a task file runs when it is imported",
-            remedy=_load_remedy(path, missing),
+            remedy=_load_remedy(place, kept, missing),
         ) from error
     task = getattr(module, "task", None)
     if not isinstance(task, Task):

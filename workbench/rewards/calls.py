@@ -26,6 +26,9 @@ from workbench.run.errors import RewardError, fault_line
 
 Call = dict[str, Any]
 DEADLINE_S = 60.0
+# TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the squares of thousands.
+LARGEST = 1e15
+TOO_LARGE = f"a score, times its weight, is at most {LARGEST:g}: TRL computes advantages in 32 bits"
 HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
 # What TRL passes beside the dataset's columns.
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
@@ -342,8 +345,9 @@ def score_batch(
     except Failed as error:
         left = None if deadline_s is None else deadline_s - (time.monotonic() - started)
         return _salvaged(functions, name, call, error, left, skip, deadline_s)
-    scores = check_scores(name, result, call["prompts"], call["completions"])
-    return Scored(scores, {index: UNJUDGED for index in late if index < len(scores) and math.isnan(scores[index])})
+    found = check_scores(name, result, call["prompts"], call["completions"], skip)
+    found.errors.update({index: UNJUDGED for index in late if math.isnan(found.scores[index])})
+    return found
 
 
 def _salvaged(
@@ -382,7 +386,10 @@ def _salvaged(
     scores = [math.nan] * len(completions)
     for index, value in singles.items():
         if not isinstance(value, Failed):
-            [scores[index]] = check_scores(name, value, [prompts[index]], [completions[index]])
+            one = check_scores(name, value, [prompts[index]], [completions[index]], skip)
+            [scores[index]] = one.scores
+            if one.errors:
+                failed[index] = one.errors[0]
     return Scored(scores, failed)
 
 
@@ -412,11 +419,16 @@ def _reward_error(name: str, failure: Failed, where: str) -> RewardError:
     )
 
 
-def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+def check_scores(
+    name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False
+) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
 
+    Args:
+        skip: a score that is no number TRL can compute with is that completion's failure; False: it is an error.
+
     Raises:
-        RewardError: if it is not one finite number (or None) a completion, naming function, prompt and completion.
+        RewardError: if it is not one score a completion, naming function, prompt and completion.
     """
     if result is None or isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
         raise RewardError(
@@ -433,20 +445,34 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
             rule="a reward function returns one score a completion, in order",
             remedy="score every completion, and use None where the function does not apply",
         )
-    scores = []
-    for value, prompt, completion in zip(values, prompts, completions, strict=True):
+    scores, errors = [], {}
+    for index, value in enumerate(values):
         try:
             score = math.nan if value is None else math.inf if isinstance(value, (str, bytes)) else float(value)
         except (TypeError, ValueError, OverflowError):
             score = math.inf
-        if value is not None and not math.isfinite(score):
-            raise RewardError(
-                f"{name} returned {value!r} for {quote(prompt, completion)}",
-                rule="a score is a finite number, or None where the function does not apply",
-                remedy="correct the function for this completion; a NaN or infinity would destroy the weights or be lost",
-            )
+        if value is not None and not abs(score) <= LARGEST:
+            said = f"returned {_short(value)}"
+            if not skip:
+                huge = math.isfinite(score)
+                raise RewardError(
+                    f"{name} {said} for {quote(prompts[index], completions[index])}",
+                    rule=TOO_LARGE if huge else "a score is a finite number, or None where the function does not apply",
+                    remedy="divide the scores, or bound them with min() and max()"
+                    if huge
+                    else "correct the function for this completion; a NaN or infinity would destroy the weights or be lost",
+                )
+            score, errors[index] = math.nan, said
         scores.append(score)
-    return scores
+    return Scored(scores, errors)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more than 4,300 digits
+        return f"a {type(value).__name__} of more than 4,300 digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def quote(prompt: Any, completion: Any, limit: int = 200) -> str:

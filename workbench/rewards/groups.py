@@ -45,7 +45,7 @@ def advantages(
     """Scores of B completions by F functions -> totals, group statistics and advantages.
 
     Args:
-        scores: [B, F]; NaN where a function did not apply.
+        scores: [B, F]; NaN where a function did not apply. In 32 bits everything is computed in 32 bits, as by TRL.
         weights: [F].
         num_generations: G; B is a multiple of it.
         scale_rewards: "group" (or True) divides by the group's std, "batch" by the batch's, "none" (or False) by nothing.
@@ -104,7 +104,8 @@ def contributions(
 def _checked(
     scores: np.ndarray, weights: Sequence[float], num_generations: int, scale_rewards: str | bool, aggregation: str
 ) -> tuple[np.ndarray, np.ndarray, str]:
-    scores, weights = np.asarray(scores, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    scores = np.asarray(scores, dtype=np.float32 if getattr(scores, "dtype", None) == np.float32 else np.float64)
+    weights = np.asarray(weights, dtype=scores.dtype)
     scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
     if scale not in SCALES:
         raise ValueError(f"scale_rewards = {scale_rewards!r}: must be 'group', 'batch' or 'none'")
@@ -132,7 +133,7 @@ def _normal(scores: np.ndarray, num_generations: int) -> np.ndarray:
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:
     count = np.sum(~np.isnan(values), axis=axis)
-    return np.where(count > 0, np.nansum(values, axis=axis) / np.maximum(count, 1), np.nan)
+    return np.where(count > 0, np.nansum(values, axis=axis) / np.maximum(count, 1).astype(values.dtype), np.nan)
 
 
 def _std(values: np.ndarray, axis: int) -> np.ndarray:
@@ -140,7 +141,8 @@ def _std(values: np.ndarray, axis: int) -> np.ndarray:
     count = np.sum(~np.isnan(values), axis=axis)
     centre = np.expand_dims(_mean(values, axis), axis)
     total = np.nansum((values - centre) ** 2, axis=axis)
-    return np.where(count > 1, np.sqrt(total / np.maximum(count - 1, 1)), np.where(count == 1, 0.0, np.nan))
+    spread = np.sqrt(total / np.maximum(count - 1, 1).astype(values.dtype))
+    return np.where(count > 1, spread, np.where(count == 1, 0.0, np.nan))
 
 
 class GroupHealth(NamedTuple):

@@ -87,7 +87,7 @@ def _scores(functions: Functions, name: str, call: Call) -> list[float | None] |
         result = functions.call(name, call, 2.0, quiet=True)
         return [
             None if score != score else score
-            for score in check_scores(name, result, call["prompts"], call["completions"])
+            for score in check_scores(name, result, call["prompts"], call["completions"]).scores
         ]
     except Failed as error:
         return error.text

@@ -39,6 +39,7 @@ from workbench.rewards.tracing import Trace
 from workbench.run.errors import RecipeError, RewardError, TaskError
 
 POLICIES = ("stop", "skip")
+EXACT = 1e6  # scores up to here are not tried in 32 bits: what is lost there is smaller than what a group differs by
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class RewardSuite:
                 rule="a reward function scores every completion in time; an exception never becomes 0",
                 remedy="handle it in the function, return None where it does not apply, or let on_error be skip",
             ) from error.__cause__
-        return Scored(check_scores(name, result, call["prompts"], call["completions"]), {})
+        return check_scores(name, result, call["prompts"], call["completions"], self.on_error == "skip")
 
     def _reading(self, name: str, call: Call) -> Reading:
         if name not in self._readings and len(call["completions"]):
@@ -223,6 +224,7 @@ class RewardSuite:
     def _join(self, call: Call) -> ScoredBatch:
         scores = np.array([self._pending[name].scores for name in self.names], dtype=np.float64).T
         groups = advantages(scores, self.weights, self.num_generations, self.scale_rewards, self.aggregation)
+        self._check_in_32_bits(scores, groups, call)
         state = call.get("trainer_state")
         return ScoredBatch(
             prompts=list(call["prompts"]),
@@ -235,6 +237,24 @@ class RewardSuite:
             step=state.global_step + 1 if state is not None else 0,
             seconds=dict(self._seconds),
             errors={name: scored.errors for name, scored in self._pending.items() if scored.errors},
+        )
+
+    def _check_in_32_bits(self, scores: np.ndarray, groups: Groups, call: Call) -> None:
+        size = np.nan_to_num(np.abs(scores)) * np.maximum(np.abs(self.weights), 1.0)  # [B, F]
+        if size.max() <= EXACT:
+            return
+        with np.errstate(all="ignore"):
+            single = advantages(
+                scores.astype(np.float32), self.weights, self.num_generations, self.scale_rewards, self.aggregation
+            )
+        if np.allclose(single.advantages, groups.advantages, rtol=0.01, atol=0.01):
+            return
+        index, function = np.unravel_index(size.argmax(), size.shape)
+        raise RewardError(
+            f"{self.names[function]} scored {scores[index, function]:.10g}, with the weight {self.weights[function]:g}, "
+            + quote(call["prompts"][index], call["completions"][index]),
+            rule="TRL computes advantages in 32 bits, some 7 digits; there these scores give other advantages than they should",
+            remedy="bring the scores closer to 0: divide them, or subtract what they have in common",
         )
 
     def score(

@@ -13,16 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from workbench.run.errors import RecipeError
 from workbench.run.workspace import find
 
-_EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def _numbers(grpo: dict[str, Any]) -> dict[str, Any]:
-    # YAML 1.1 reads 1e-5 as text, because it has no dot; everyone who writes it means the number.
-    return {
-        key: float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-        for key, value in grpo.items()
-    }
+def _as_meant(name: str, value: Any) -> Any:
+    # YAML 1.1 reads 1e-5 as text, because it lacks a dot or a sign, and `no` as false; everyone means the number, the word.
+    if isinstance(value, str) and _EXPONENT.fullmatch(value):
+        return float(value)
+    return "no" if value is False and name.endswith("_strategy") else value
+
+
+def _settings(grpo: dict[str, Any]) -> dict[str, Any]:
+    return {name: _as_meant(name, value) for name, value in grpo.items()}
 
 
 class _Part(BaseModel):
@@ -96,7 +99,7 @@ class StagePart(_Part):
     )
     grpo: dict[str, Any] = Field(default_factory=dict, description="over the recipe's: temperature, beta, ...")
 
-    _grpo_numbers = field_validator("grpo")(_numbers)
+    _grpo_numbers = field_validator("grpo")(_settings)
 
 
 class Recipe(_Part):
@@ -128,7 +131,7 @@ class Recipe(_Part):
             raise ValueError(f"every stage has a name of its own, and these are {', '.join(names)}")
         return stages
 
-    _grpo_numbers = field_validator("grpo")(_numbers)
+    _grpo_numbers = field_validator("grpo")(_settings)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:

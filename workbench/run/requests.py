@@ -34,6 +34,9 @@ ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+SLIP = 100  # a factor above this is not taken without being asked for twice
+
+
 @dataclass(frozen=True)
 class Request:
     """One line of `control.jsonl`."""
@@ -82,13 +85,29 @@ def _number(action: str, value: Any) -> float:
     return number
 
 
-def send(run: RunDirectory, action: str, by: str = "python", **details: Any) -> str:
+def check_factor(run: RunDirectory, action: str, value: float) -> None:
+    """Refuse a learning rate or beta that looks like a slip: one step under it can end a policy, and nothing brings it back.
+
+    Raises:
+        RequestError: for more than `SLIP` times what is in force.
+    """
+    before = getattr(in_force(run), action)
+    if before and value > SLIP * before:
+        raise RequestError(
+            f"{action} = {value:g}: {value / before:.3g} times the {before:g} that is in force",
+            rule=f"a factor above {SLIP} has to be meant: what one step does to the weights cannot be taken back",
+            remedy=f"if it is meant: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)",
+        )
+
+
+def send(run: RunDirectory, action: str, by: str = "python", force: bool = False, **details: Any) -> str:
     """Ask a run for something; its trainer answers at the next step boundary.
 
     Args:
         run: a run that trains, in this process or another one.
         action: a key of `ACTIONS`.
         by: who asks, for the record.
+        force: also where `check_factor` refuses it.
         details: `function` and `value`, where the action takes them.
 
     Returns:
@@ -106,6 +125,8 @@ def send(run: RunDirectory, action: str, by: str = "python", **details: Any) -> 
             if run.result()["status"] == "finished"
             else f"go on with it first: `workbench continue {run.name}`",
         )
+    if action in ("beta", "learning_rate") and not force:
+        check_factor(run, action, checked["value"])
     return write_request(run, action, by, checked)
 
 

@@ -94,6 +94,7 @@ def _stage(stage: Stage) -> dict[str, Any]:
         "steps": stage.steps,
         "after": stage.offset,
         "task": stage.task.source or stage.task.name,
+        "rows": fingerprint(stage.task.rows),
         "prompts": len(stage.rows),
         "right_by": stage.task.right_function,
         "format_by": stage.task.format_by,

@@ -89,7 +89,11 @@ class Recorder:
         found = (words if dead else "") + "".join(f"; WARNING: {line}" for line in self.missing)
         standing = self.watchdog.found() if self.watchdog else []
         if standing:
-            kinds = ", ".join(f"{each['state']}: {each['name'].replace('_', ' ')}" for each in standing)
+            functions: dict[str, list[str]] = {}
+            for each in standing:
+                named = functions.setdefault(f"{each['state']}: {each['name'].replace('_', ' ')}", [])
+                named += [each["function"]] if each["function"] else []
+            kinds = ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items())
             found += f"; {kinds} (`workbench watch {self.run.name} --once` says more)"
         return found
 

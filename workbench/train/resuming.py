@@ -24,6 +24,7 @@ from workbench.run.errors import RunError
 from workbench.run.workspace import shown
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
+STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the other files are those of an adapter
 
 
 @dataclass(frozen=True)

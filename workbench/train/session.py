@@ -11,6 +11,7 @@ from typing import Any
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import RecipeError
 from workbench.run.requests import list_events, write_request
+from workbench.train import plan
 from workbench.train.adaptive import AdaptiveWeights
 from workbench.train.control import GracefulStop
 from workbench.train.fitting import Fit
@@ -22,6 +23,8 @@ from workbench.train.resuming import Point, Restored, load_adapter, random_state
 from workbench.train.stages import ONLY_STAGE, Stage
 from workbench.train.steering import Live, Steering
 
+_REFUSALS = (TypeError, ValueError, ImportError, NotImplementedError)
+
 
 def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:
     """The stage's GRPOConfig, for the policy's backend. Trackers are not its business: `trackers.py` guards them.
@@ -31,16 +34,20 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
     """
     settings = {**stage.settings, "report_to": "none"}
     try:
-        return config_class(
-            **settings,
+        config = plan.built(
+            config_class,
+            settings,
             **config_overrides(policy, settings),
             output_dir=str(folder),
             seed=stage.recipe.seed,
             reward_weights=list(stage.suite.weights),
             disable_tqdm=True,  # the watchers show progress
         )
-    except (TypeError, ValueError) as error:
+    except _REFUSALS as error:
         raise _refused(error) from error
+    # What is recorded follows from what is in force, whoever chose it.
+    stage.suite.scale_rewards, stage.suite.aggregation = config.scale_rewards, config.multi_objective_aggregation
+    return config
 
 
 def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy) -> Any:
@@ -61,7 +68,7 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
             args=config,
             train_dataset=Dataset.from_list(stage.rows),
         )
-    except (TypeError, ValueError) as error:
+    except _REFUSALS as error:
         raise _refused(error) from error
     trainer.remove_callback(PrinterCallback)
     # A form that nobody has filled in, and that asks trackers for their addresses at every checkpoint.

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens
+from workbench.dataset.split import fingerprint
 from workbench.dataset.task import Row, Task, load_task
 from workbench.rewards.suite import RewardSuite
-from workbench.run.errors import RecipeError
+from workbench.run.directory import RunDirectory
+from workbench.run.errors import RecipeError, RunError
 from workbench.run.recipe import AdaptivePart, Recipe, StagePart
-from workbench.run.workspace import find
+from workbench.run.workspace import find, shown
 from workbench.train import plan
 from workbench.train.adaptive import AdaptiveWeights
 
@@ -50,11 +52,11 @@ class Stage:
         return self.settings["max_steps"]
 
 
-def planned_stages(recipe: Recipe, task: Task, config_class: type, kept: Path | None = None) -> list[Stage]:
+def planned_stages(recipe: Recipe, task: Task, config_class: type, begun: RunDirectory | None = None) -> list[Stage]:
     """The recipe's stages, in order, checked as far as can be without a policy.
 
     Args:
-        kept: folder with the task files of the stages as they were when the run began (`kept_task`); None: as they are now.
+        begun: the run that goes on: its stages' tasks are those that it was begun with; None: as they are now.
 
     Raises:
         RecipeError, TaskError, RewardError: naming the stage, where there are several.
@@ -65,8 +67,9 @@ def planned_stages(recipe: Recipe, task: Task, config_class: type, kept: Path | 
         return [only]
     stages: list[Stage] = []
     for number, part in enumerate(recipe.stages):
-        copy = kept / kept_task(number) if kept is not None and part.task else None
-        own_task = load_task(copy if copy is not None and copy.is_file() else part.task) if part.task else task
+        own_task = task
+        if part.task:
+            own_task = begun_task(begun, recipe, number) if begun is not None else load_task(part.task)
         stage = _stage(
             _for_stage(recipe, part, own_task),
             own_task,
@@ -87,9 +90,72 @@ def kept_task(number: int) -> str:
     return f"stage-{number}.py"
 
 
+def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> Task:
+    """The task that a run was begun with: the run's own copy, executed in the place of the file that it is a copy of.
+
+    Args:
+        number: of the stage whose own task it is, from 0; None: the run's.
+
+    Raises:
+        RunError: if it is another task, or has other rows.
+        TaskError: if it cannot be loaded.
+    """
+    name = recipe.task if number is None else recipe.stages[number].task
+    kept = run.path / ("task.py" if number is None else f"tasks/{kept_task(number)}")
+    found = _recorded(run, recipe, number)
+    source = Path(found.get("source", name))
+    if kept.is_file():
+        # Where the whole workspace was moved, the recipe's relative path still leads to the file.
+        task = load_task(source if source.parent.is_dir() or not find(name).is_file() else find(name), kept)
+    else:
+        task = load_task(name)
+        if found and (task.name, task.function_names) != (found["name"], list(found["functions"])):
+            raise RunError(
+                f"{run.name}: it was trained on the task object {found['name']!r}, and its recipe names {name!r}",
+                rule="a run goes on with the task that it was begun with, and a task object lies in no file",
+                remedy="hand it over in Python: continue_run(run, task=...)",
+            )
+    if found.get("rows") not in (None, fingerprint(task.rows)):
+        raise RunError(
+            f"{shown(Path(task.source).parent) if task.source else f'task {name!r}'}: its {len(task.rows)} training rows "
+            f"are not those that {run.name} was begun with",
+            rule="a run goes on with the same prompts in the same order",
+            remedy="put those rows back; or go on with these in Python: continue_run(run, task=load_task(...)); or train a "
+            "new run",
+        )
+    return task
+
+
+def _recorded(run: RunDirectory, recipe: Recipe, number: int | None) -> dict[str, Any]:
+    # The manifest's `task` is that of the first stage, which may be its own; empty: no stage was trained on the run's.
+    manifest = run.manifest()
+    if not recipe.stages:
+        return {**manifest["task"], "functions": manifest["rewards"]["functions"]}
+    if number is None:
+        number = next((place for place, part in enumerate(recipe.stages) if not part.task), None)
+    if number is None:
+        return {}
+    found = manifest["stages"][number]
+    named = {"source": found["task"], "name": found["task"], "rows": found.get("rows")}
+    return {**named, "functions": found["rewards"]["functions"]}
+
+
+def changed_since_begun(run: RunDirectory, stages: Sequence[Stage]) -> list[str]:
+    """One line for each stage whose rewards or rows are not those that the run was begun with."""
+    lines, manifest = [], run.manifest()
+    for stage in stages:
+        whole = manifest["stages"][stage.number] if "stages" in manifest else {**manifest, **manifest["task"]}
+        before = whole["rewards"]["functions"]
+        changed = [name for name, now in stage.suite.hashes.items() if before.get(name) != now]
+        if whole.get("rows") not in (None, fingerprint(stage.task.rows)):
+            changed.append("the training rows")
+        if changed:
+            lines.append(f"WARNING: not as they were when {run.name} was begun: {', '.join(changed)}")
+    return lines
+
+
 def _edited(name: str, task: Task) -> str:
-    # A run that goes on has loaded its own copy, and nobody edits that.
-    return str(find(name)) if Path(name).suffix == ".py" else task.source
+    return task.source or (str(find(name)) if Path(name).suffix == ".py" else "")
 
 
 def _of(by_function: dict[str, Any], task: Task) -> dict[str, Any]:

@@ -54,13 +54,16 @@ class Live:
 
 def _far(what: str, before: float, after: float) -> dict[str, str]:
     # It is applied: who steers may know better. But a slip of the keyboard can end a policy in one step.
+    undone = f"{before:g} again does not undo what the weights learn until then"
     if before > 0 and after > 10 * before:
-        return {"why": f"WARNING: {after / before:.3g} times the {what} that was in force; {before:g} takes it back"}
+        return {"why": f"WARNING: {after / before:.3g} times the {what} that was in force; {undone}"}
     if before > 0 > after:
-        return {
-            "why": f"WARNING: below 0, so what the function paid for is punished from here on; {before:g} takes it back"
-        }
+        return {"why": f"WARNING: below 0, so what the function paid for is punished from here on; {undone}"}
     return {}
+
+
+def _named(details: dict[str, Any]) -> dict[str, Any]:
+    return {key: details[key] for key in ("function", "value") if key in details}
 
 
 def _steps_to_generation(trainer: Any) -> int:
@@ -225,7 +228,7 @@ class Steering:
         except Exception as error:  # whatever a user's edited file does when it is loaded must not end the run
             said = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
             print(f"step {step}: {request.action or 'request'} refused, training goes on: {said}", flush=True)
-            self._answer(live, request, step, why=said, applied=False)
+            self._answer(live, request, step, why=said, applied=False, **_named(request.details))
 
     def _apply(self, live: Live, step: int, control: Any, request: Request, details: dict[str, Any]) -> dict[str, Any]:
         action: Callable[..., dict[str, Any] | None] = {
@@ -242,8 +245,7 @@ class Steering:
         return {**details, **(action() or {})}
 
     def _again(self, live: Live, step: int, control: Any, event: dict[str, Any]) -> None:
-        details = {key: event[key] for key in ("function", "value") if key in event}
-        request = Request(event["action"], f"replay of {event.get('by', '?')}", "", details)
+        request = Request(event["action"], f"replay of {event.get('by', '?')}", "", _named(event))
         if event["action"] != "reload":
             return self._one(live, step, control, request)
         try:
@@ -318,7 +320,7 @@ class Steering:
                 rule="reward functions are loaded again from the file that they came from",
                 remedy="train a task file (notebook 02 writes one)",
             )
-        task = load_task(source)
+        task = load_task(live.stage.source, file) if file and live.stage.source else load_task(source)
         before, old = live.weights, live.suite
         weights = {name: before.get(name, own) for name, own in zip(task.function_names, task.weights, strict=True)}
         suite = RewardSuite(
@@ -377,7 +379,7 @@ class Steering:
             live.trainer._buffered_inputs = None
         live.trainer.beta = live.trainer.args.beta = live.stage.settings["beta"] = value
         live.recorder.measures_kl = bool(value)
-        return {"before": before, "after": value}
+        return {"before": before, "after": value, **_far("beta", before, value)}
 
     @staticmethod
     def _learning_rate(live: Live, value: float) -> dict[str, Any]:

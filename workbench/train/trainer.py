@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -20,9 +21,9 @@ from workbench.train.generation import expected, in_words
 from workbench.train.manifest import manifest_of
 from workbench.train.policy import Policy, load_policy, trainer_classes
 from workbench.train.recorder import Watcher
-from workbench.train.resuming import Point, latest_point, load_adapter
+from workbench.train.resuming import STATE_FILES, Point, latest_point, load_adapter
 from workbench.train.session import Session, build_config, build_trainer
-from workbench.train.stages import ONLY_STAGE, Stage, fit, kept_task, planned_stages
+from workbench.train.stages import ONLY_STAGE, Stage, begun_task, changed_since_begun, fit, kept_task, planned_stages
 from workbench.train.trackers import planned_trackers, tracker_callbacks
 
 
@@ -114,12 +115,14 @@ def continue_run(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
     recipe, point = run.recipe(), latest_point(run)
-    task = task or _task_of(run, recipe)
+    task = task or begun_task(run, recipe)
     config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
-    stages = planned_stages(recipe, task, config_class, run.path / "tasks")
+    stages = planned_stages(recipe, task, config_class, run)
     if steps:
         _extend(run, recipe, stages, steps)
     left = [stage for stage in stages if stage.number >= point.stage and _unfinished(stage, point)]
+    if not left and run.result()["status"] != "finished":
+        return _finished(run, point)
     if not left:
         raise RunError(
             f"{run.name}: all {point.step} steps are trained",
@@ -129,7 +132,7 @@ def continue_run(
     begun_with = run.manifest()["settings"]["in_force"].get("gradient_checkpointing")
     notes = settle_checkpointing(left, policy, begun_with)
     policy = policy or _loaded(recipe, left[0].settings)
-    notes += fast_inference.agree(left, policy) + _ready(left, policy)
+    notes += fast_inference.agree(left, policy) + _ready(left, policy) + changed_since_begun(run, left)
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         configs = {stage.number: build_config(config_class, stage, scratch, policy) for stage in left}
         first = build_trainer(trainer_class, configs[left[0].number], left[0], policy)
@@ -151,6 +154,20 @@ def continue_run(
         run.release()
         raise
     session.train()
+    return run
+
+
+def _finished(run: RunDirectory, point: Point) -> RunDirectory:
+    # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
+    run.reopen(point.step)
+    try:
+        state = shutil.ignore_patterns(*STATE_FILES)
+        shutil.copytree(point.folder, run.final, ignore=state, dirs_exist_ok=True)
+        run.update_manifest(result={**run.result(), "status": "finished"})
+        run.log_event("finished", point.step)
+    finally:
+        run.release()
+    print(f"{run.name}: all {point.step} steps were trained; finished with the adapter of {point.folder.name}")
     return run
 
 
@@ -177,14 +194,6 @@ def _loaded(recipe: Recipe, settings: dict[str, Any]) -> Policy:
         gpu_memory_utilization=recipe.policy.gpu_memory_utilization,
         seed=recipe.seed,
     )
-
-
-def _task_of(run: RunDirectory, recipe: Recipe) -> Task:
-    # The file as it was when the run began: it may have been edited since.
-    kept = run.path / "task.py"
-    if not kept.is_file():
-        return load_task(recipe.task)
-    return load_task(kept)
 
 
 def _ready(stages: Sequence[Stage], policy: Policy) -> list[str]:
@@ -220,7 +229,10 @@ def _trackers(run: RunDirectory, stage: Stage) -> list[Any]:
 
 
 def _unfinished(stage: Stage, point: Point) -> bool:
-    return stage.number > point.stage or stage.steps < 0 or point.done < stage.steps
+    if stage.number == point.stage and stage.steps < 0:  # as many steps as the epochs have
+        trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
+        return trained["global_step"] < trained["max_steps"]
+    return stage.number > point.stage or point.done < stage.steps
 
 
 def _extend(run: RunDirectory, recipe: Recipe, stages: list[Stage], steps: int) -> None:

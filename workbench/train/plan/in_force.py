@@ -45,6 +45,20 @@ class Row(NamedTuple):
     by: str
 
 
+def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
+    """A GRPOConfig in which `scale_rewards` is as it was asked for.
+
+    Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", also if somebody asked for it, and the advantages
+    that are recorded would not be those that are trained.
+
+    Args:
+        settings: as they come from `normalised`, `scale_rewards` among them.
+    """
+    config = config_class(**{**settings, "scale_rewards": "none"}, **more)
+    config.scale_rewards = plain("scale_rewards", settings["scale_rewards"])
+    return config
+
+
 def in_force_table(asked: dict[str, Any], built_config: Any, given: dict[str, Any] | None = None) -> list[Row]:
     """The settings that decide what a run does and costs, and all that were asked for.
 

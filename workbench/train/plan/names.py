@@ -66,6 +66,9 @@ LEFT_OUT = {
     "device_map": "a policy is loaded whole on the one device",
     "attn_implementation": "the library chooses the attention that this device has",
     "max_lora_rank": "vLLM is told lora.r",
+    "log_completions": "the run's rollouts/ holds every completion, and the live panel shows a group of each step",
+    "log_completions_hub_repo": "nothing is uploaded while it trains; the run's rollouts/ holds every completion",
+    "push_to_hub": "nothing is uploaded while it trains; notebook 05 exports what to upload",
 }
 
 # What belongs elsewhere and cannot be moved -> where.

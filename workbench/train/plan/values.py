@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,36 @@ CHOICES = {
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
+_NO_EVALUATION = (
+    "nothing is evaluated while it trains: the held-out prompts are measured before and after, in notebook 04",
+    "leave it out",
+)
+# What GRPOConfig takes, and the trainer does not: name -> (whether these settings are so, rule, remedy).
+_REFUSED: dict[str, tuple[Callable[[dict[str, Any]], bool], str, str]] = {
+    "eval_strategy": (lambda asked: asked["eval_strategy"] not in ("no", None), *_NO_EVALUATION),
+    "eval_on_start": (lambda asked: asked["eval_on_start"], *_NO_EVALUATION),
+    "load_best_model_at_end": (lambda asked: asked["load_best_model_at_end"], *_NO_EVALUATION),
+    "sync_ref_model": (
+        lambda asked: asked["sync_ref_model"],
+        "TRL cannot sync the reference of an adapter, and here an adapter is trained",
+        "leave it out; `stages` take the adapter as they find it for their reference",
+    ),
+    "use_liger_kernel": (
+        lambda asked: asked["use_liger_kernel"] and importlib.util.find_spec("liger_kernel") is None,
+        "liger-kernel is not installed here",
+        "install it, or leave it out",
+    ),
+    "remove_unused_columns": (
+        lambda asked: asked["remove_unused_columns"],
+        "the reward functions are handed the dataset's columns, the answer among them",
+        "leave it out",
+    ),
+    "dataloader_persistent_workers": (
+        lambda asked: asked["dataloader_persistent_workers"] and not asked.get("dataloader_num_workers"),
+        "workers that persist need dataloader_num_workers above 0",
+        "leave it out",
+    ),
+}
 _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "empty"}
 
 
@@ -98,6 +129,8 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             quoted = isinstance(value, str) and str not in wanted
             remedy = "write it without quotes" if quoted else f"give {words}"
             raise RecipeError(said, rule=f"{name} is {words}", remedy=remedy)
+        if name in _REFUSED and _REFUSED[name][0](settings):
+            raise RecipeError(said, rule=_REFUSED[name][1], remedy=_REFUSED[name][2])
         if name in _RULES and isinstance(value, (int, float)) and not isinstance(value, bool):
             allowed, words = _RULES[name]
             if not allowed(value):
