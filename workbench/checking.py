@@ -16,6 +16,7 @@ from workbench.dataset.prompts import system_prompt
 from workbench.dataset.sources import open_source, save_rows
 from workbench.dataset.task import Row
 from workbench.run.errors import DataError
+from workbench.run.recipe import template_kwargs
 from workbench.run.workspace import find, shown
 
 
@@ -52,6 +53,7 @@ def check_source(
     out: Path | None = None,
     policy: str | None = None,
     system: str = "none",
+    chat_template_kwargs: dict[str, Any] | str | None = None,
     **options: Any,
 ) -> Found:
     """Go through a source once; no more than a thousand of its rows are held at a time.
@@ -61,6 +63,7 @@ def check_source(
         out: where the kept rows go, as JSON lines; whole, or not at all.
         policy: whose tokenizer and template to measure prompt lengths with; None: they are not measured.
         system: a name from `workbench.dataset.prompts`, or a text.
+        chat_template_kwargs: what the policy's template is rendered with, as in the recipe; JSON text will do.
         options: as for `Checked`.
     """
     from workbench.views.terminal import counter
@@ -73,7 +76,7 @@ def check_source(
         rows: Iterable[Row] = checked
         lengths = None
         if policy is not None:
-            rows, lengths = _measured(rows, policy)
+            rows, lengths = _measured(rows, policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
         if target is not None:
             save_rows(rows, target)
         else:
@@ -105,11 +108,11 @@ def _check_target(target: Path | None, *inputs: Any) -> None:
         ) from error
 
 
-def _measured(rows: Iterable[Row], policy: str) -> tuple[Iterator[Row], Sequence[int]]:
+def _measured(rows: Iterable[Row], policy: str, kwargs: dict[str, Any]) -> tuple[Iterator[Row], Sequence[int]]:
     from workbench.train.policy import load_tokenizer
 
     lengths = array("L")
-    tokenizer = load_tokenizer(policy)
+    tokenizer = load_tokenizer(policy, kwargs)
 
     def measured() -> Iterator[Row]:
         for row, length in stream_lengths(rows, tokenizer):

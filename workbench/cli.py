@@ -27,6 +27,9 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, for scripts.")]
+TemplateKwargs = Annotated[
+    str | None, typer.Option(help="With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -289,6 +292,7 @@ def check(
             help="Measure prompt lengths with this policy's template and tokenizer: tiny, owner/name, a folder."
         ),
     ] = None,
+    chat_template_kwargs: TemplateKwargs = None,
     system: Annotated[
         str, typer.Option(help="System message for prompts that are text: tags, think, mark, none, or the text itself.")
     ] = "none",
@@ -316,6 +320,7 @@ def check(
             other=other,
             out=out,
             policy=policy,
+            chat_template_kwargs=chat_template_kwargs,
             system=system,
         )
     print(json.dumps(found.found()) if as_json else found)
@@ -332,6 +337,7 @@ def probe(
             help="Send the honest answer through this policy's tokenizer and template: tiny, owner/name, a folder."
         ),
     ] = None,
+    chat_template_kwargs: TemplateKwargs = None,
     prompts: Annotated[int, typer.Option(help="Prompts to try, spread over the task's.", min=1)] = 6,
     weight: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE: another weight for a function; may be given several times.")
@@ -368,6 +374,7 @@ def probe(
         found = probe_task(
             task,
             policy=policy,
+            chat_template_kwargs=chat_template_kwargs,
             rows=prompts,
             weights=read_weights(weight or []),
             max_completion_length=max_completion_length,

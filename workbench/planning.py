@@ -294,7 +294,7 @@ def _task(recipe: Recipe) -> tuple[Task | None, list[str]]:
 def _prompts(
     recipe: Recipe, task: Task | None, settings: dict[str, Any], planned: plan.Batch
 ) -> tuple[int | None, int | None, list[str]]:
-    from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens
+    from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
     from workbench.rewards.suite import RewardSuite
     from workbench.train.policy import load_tokenizer
 
@@ -302,7 +302,7 @@ def _prompts(
         RewardSuite(task, planned.num_generations, recipe.reward_weights)  # its names and weights; nothing is scored
         plan.check_prompts(len(task.rows), planned)
     try:
-        tokenizer = load_tokenizer(recipe.policy.name)
+        tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
     except PolicyError as error:
         if _OFFLINE not in error.value:
             raise
@@ -313,7 +313,7 @@ def _prompts(
         )
     if task is None:
         return None, None, []
-    rows, notes = list(task.rows), []
+    rows, notes = list(task.rows), template_notes(task.rows, tokenizer)
     lengths = prompt_lengths_tokens(rows, tokenizer)
     if recipe.max_prompt_length is not None:
         rows, longer = keep_within(rows, lengths, recipe.max_prompt_length)

@@ -90,12 +90,18 @@ def find_adapter(adapter: str | Path) -> str:
     return str(folder)
 
 
-def load_tokenizer(name: str | Path = "tiny") -> Any:
-    """Only the tokenizer of a policy, without its weights: enough to measure prompts."""
+def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, Any] | None = None) -> Any:
+    """Only the tokenizer of a policy, without its weights: enough to measure prompts.
+
+    Args:
+        chat_template_kwargs: what its template is rendered with, as in the recipe; the tokenizer carries them.
+    """
     with quiet_imports():
         from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(find_model(name))
+    tokenizer = AutoTokenizer.from_pretrained(find_model(name))
+    tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
+    return tokenizer
 
 
 def linear4bit_layers(model: Any) -> list[Any]:

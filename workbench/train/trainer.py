@@ -175,6 +175,7 @@ def _loaded(recipe: Recipe, settings: dict[str, Any]) -> Policy:
         gradient_checkpointing=settings["gradient_checkpointing"],
         fast_inference=bool(settings.get("use_vllm")) and recipe.policy.backend == "unsloth",
         gpu_memory_utilization=recipe.policy.gpu_memory_utilization,
+        chat_template_kwargs=recipe.chat_template_kwargs,
         seed=recipe.seed,
     )
 
@@ -188,7 +189,9 @@ def _task_of(run: RunDirectory, recipe: Recipe) -> Task:
 
 
 def _ready(stages: Sequence[Stage], policy: Policy) -> list[str]:
-    notes = []
+    notes, before = [], policy.chat_template_kwargs
+    if before != (own := stages[0].recipe.chat_template_kwargs):
+        notes.append(f"chat_template_kwargs = {own}, as the recipe says; the policy was loaded with {before}")
     for stage in stages:
         fit(stage, policy.tokenizer, policy.max_seq_length)
         where = f"stage {stage.name}: " if stage.name != ONLY_STAGE else ""
