@@ -36,7 +36,8 @@ def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
         raise DataError(
             f"{tokenizer.name_or_path}: no chat template",
             rule="chat messages become text through the tokenizer's template",
-            remedy="use an instruct model, or keep prompts as text (chat=False)",
+            remedy="use an instruct model, put a chat_template.jinja beside the weights in a local folder, or write the task's "
+            "prompts as plain text",
         )
     try:
         return tokenizer.apply_chat_template(
