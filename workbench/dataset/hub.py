@@ -44,7 +44,7 @@ def load(name: str, said: str, subset: str | None = None) -> tuple[Any, list[str
                 )
             found = datasets.load_dataset(name, chosen, cache_dir=_own_cache(folder))
             notes = [f"subset {chosen!r} of {', '.join(subsets)}"] if len(subsets) > 1 else []
-            if folder is not None:
+            if folder is not None and subset is None and not notes:
                 read = datasets.load_dataset_builder(name, chosen, cache_dir=_own_cache(folder)).config.data_files
                 notes += _which(folder, {Path(file) for files in (read or {}).values() for file in files})
     except DataError:
