@@ -54,30 +54,30 @@ class Units:
     """Counts how the answers of a dataset are written, where they are numbers: bare, or with which unit."""
 
     def __init__(self) -> None:
-        self.bare, self.units = 0, Counter[str]()
+        self.units: Counter[str | None] = Counter()  # None: bare numbers
         self._first: dict[str | None, str] = {}
 
     def count(self, number: int, answer: str | None) -> None:
         """Count the answer of a kept row."""
-        unit = unit_of(answer or "")
-        if unit is None and is_number(answer or ""):
-            self.bare += 1
-        elif unit is not None and (unit in self.units or len(self.units) < 100):
-            self.units[unit] += 1
-        else:
+        answer = answer or ""
+        unit = None if answer.isdigit() else unit_of(answer)
+        if unit is None and not (answer.isdigit() or is_number(answer)):
             return
-        self._first.setdefault(unit, f"{answer!r}, row {number}")
+        if unit not in self._first:
+            if len(self._first) >= 100:
+                return
+            self._first[unit] = f"{answer!r}, row {number}"
+        self.units[unit] += 1
 
     @property
     def notes(self) -> list[str]:
         """A line if they are not all written alike."""
-        kinds = len(self.units) + bool(self.bare)
-        if kinds < 2 or not self.units:
+        units, bare = [unit for unit, _ in self.units.most_common() if unit], self.units[None]
+        if not units or len(self.units) < 2:
             return []
-        most = [unit for unit, _ in self.units.most_common(3)]
-        with_unit = f"{self.units.total()} answers are a number and a unit ({'; '.join(self._first[u] for u in most)})"
-        bare = f", {self.bare} bare numbers ({self._first[None]})" if self.bare else f", of {len(self.units)} units"
-        return [f"{with_unit}{bare}: a reward that compares them calls one form wrong where the other is the answer"]
+        found = f"{self.units.total() - bare} answers are a number and a unit ({'; '.join(self._first[u] for u in units[:3])})"
+        found += f", {bare} bare numbers ({self._first[None]})" if bare else f", of {len(units)} units"
+        return [f"{found}: a reward that compares them calls one form wrong where the other is the answer"]
 
 
 def is_placeholder(text: str) -> bool:
