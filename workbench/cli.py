@@ -32,6 +32,9 @@ Set = Annotated[
 ]
 Steps = Annotated[int | None, typer.Option(help="Train this many steps instead of the recipe's.", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, for scripts.")]
+TemplateKwargs = Annotated[
+    str | None, typer.Option(help="With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -286,7 +289,10 @@ def check(
     ],
     prompt: Annotated[str | None, typer.Option(help="Column that holds the prompt, if it is not called so.")] = None,
     answer: Annotated[
-        str | None, typer.Option(help="Column that holds the right answer; none: the task has no answers.")
+        str | None,
+        typer.Option(
+            help="Column that holds the right answer; assistant: the assistant's last turn; none: no answers."
+        ),
     ] = None,
     subset: Annotated[str | None, typer.Option(help="Subset (configuration) of a hub dataset.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of a hub dataset or folder; train if not said.")] = None,
@@ -304,6 +310,7 @@ def check(
             help="Measure prompt lengths with this policy's template and tokenizer: tiny, owner/name, a folder."
         ),
     ] = None,
+    chat_template_kwargs: TemplateKwargs = None,
     system: Annotated[
         str, typer.Option(help="System message for prompts that are text: tags, think, mark, none, or the text itself.")
     ] = "none",
@@ -331,6 +338,7 @@ def check(
             other=other,
             out=out,
             policy=policy,
+            chat_template_kwargs=chat_template_kwargs,
             system=system,
         )
     print(json.dumps(found.found()) if as_json else found)
@@ -347,6 +355,7 @@ def probe(
             help="Send the honest answer through this policy's tokenizer and template: tiny, owner/name, a folder."
         ),
     ] = None,
+    chat_template_kwargs: TemplateKwargs = None,
     prompts: Annotated[int, typer.Option(help="Prompts to try, spread over the task's.", min=1)] = 6,
     weight: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE: another weight for a function; may be given several times.")
@@ -383,6 +392,7 @@ def probe(
         found = probe_task(
             task,
             policy=policy,
+            chat_template_kwargs=chat_template_kwargs,
             rows=prompts,
             weights=read_weights(weight or []),
             max_completion_length=max_completion_length,

@@ -15,6 +15,7 @@ from workbench.run.recipe import Recipe
 from workbench.run.workspace import find, shown
 from workbench.train import plan
 from workbench.train.generation import expected, in_words
+from workbench.train.loading import local_model
 from workbench.train.presets import find_recipe
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def plan_run(
 
     called, recipe, notes = read_source(source)
     recipe = plan.overridden(recipe, said, steps)
+    local_model(recipe.policy.name)  # a slip in a path is found before torch and Unsloth are imported
     config_class, _ = trainer_classes(recipe.policy.backend)
     fields = plan.field_names(config_class)
     recipe, settings, more = plan.normalised(recipe, fields, device)
@@ -298,7 +300,7 @@ def _task(recipe: Recipe) -> tuple[Task | None, list[str]]:
 def _prompts(
     recipe: Recipe, task: Task | None, settings: dict[str, Any], planned: plan.Batch
 ) -> tuple[int | None, int | None, list[str]]:
-    from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens
+    from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
     from workbench.rewards.suite import RewardSuite
     from workbench.train.policy import load_tokenizer
 
@@ -306,7 +308,7 @@ def _prompts(
         RewardSuite(task, planned.num_generations, recipe.reward_weights)  # its names and weights; nothing is scored
         plan.check_prompts(len(task.rows), planned)
     try:
-        tokenizer = load_tokenizer(recipe.policy.name)
+        tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
     except PolicyError as error:
         if _OFFLINE not in error.value:
             raise
@@ -317,7 +319,7 @@ def _prompts(
         )
     if task is None:
         return None, None, []
-    rows, notes = list(task.rows), []
+    rows, notes = list(task.rows), template_notes(task.rows, tokenizer)
     lengths = prompt_lengths_tokens(rows, tokenizer)
     if recipe.max_prompt_length is not None:
         rows, longer = keep_within(rows, lengths, recipe.max_prompt_length)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from workbench.dataset.task import Task, load_task
 from workbench.rewards.examination import DEADLINE_S, ROWS, Examination, examine
+from workbench.run.recipe import template_kwargs
 
 
 def probe_task(
     task: str | Path | Task,
     *,
     policy: str | None = None,
+    chat_template_kwargs: dict[str, Any] | str | None = None,
     rows: int = ROWS,
     weights: dict[str, float] | None = None,
     max_completion_length: int = 512,
@@ -22,6 +25,7 @@ def probe_task(
 
     Args:
         policy: whose tokenizer and template the honest completion is sent through; None: it is not.
+        chat_template_kwargs: what that template is rendered with, as in the recipe; JSON text will do.
     """
     from workbench.views.terminal import progress_bar
 
@@ -30,7 +34,7 @@ def probe_task(
     if policy is not None:
         from workbench.train.policy import load_tokenizer
 
-        tokenizer = load_tokenizer(policy)
+        tokenizer = load_tokenizer(policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
     with progress_bar("functions") as bar:
         shown = bar.add_task(loaded.name, total=None)
         return examine(

@@ -6,6 +6,7 @@ TRL no longer truncates prompts, and Unsloth cuts the completion instead: what i
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -22,7 +23,10 @@ def prompt_text(prompt: Any, tokenizer: Any) -> str:
 
 
 def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
-    """Chat messages through the tokenizer's template.
+    """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the tokenizer carries.
+
+    The only place that renders a policy's prompt, whoever reads it. TRL renders with the same arguments, and not with those
+    of a row's own column.
 
     Raises:
         DataError: if there is no template, or it refuses these messages (some refuse a system message).
@@ -33,10 +37,16 @@ def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
         raise DataError(
             f"{tokenizer.name_or_path}: no chat template",
             rule="chat messages become text through the tokenizer's template",
-            remedy="use an instruct model, or keep prompts as text (chat=False)",
+            remedy="use an instruct model, put a chat_template.jinja beside the weights in a local folder, or write the task's "
+            "prompts as plain text",
         )
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **getattr(tokenizer, "chat_template_kwargs", {}),
+        )
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         raise DataError(
@@ -44,6 +54,19 @@ def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
             rule="a prompt is made of messages that the policy's template takes",
             remedy='where it takes no system message, use system_prompt = "none" and say the format in the question',
         ) from error
+
+
+def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
+    """A line for every argument of the chat template that reaches no prompt."""
+    template = "" if isinstance(rows[0]["prompt"], str) else str(tokenizer.chat_template or "")
+    why = "the chat template does not read it" if template else "these prompts are plain text"
+    unread = [
+        name for name in getattr(tokenizer, "chat_template_kwargs", {}) if not re.search(rf"\b{name}\b", template)
+    ]
+    notes = [f"chat_template_kwargs: {name!r} changes nothing: {why}" for name in unread]
+    if "chat_template_kwargs" in rows[0]:
+        notes.append("GRPOTrainer does not read the column 'chat_template_kwargs': set grpo.chat_template_kwargs")
+    return notes
 
 
 def stream_lengths(rows: Iterable[Row], tokenizer: Any) -> Iterator[tuple[Row, int]]:

@@ -61,12 +61,18 @@ class Proof:
 
 
 def prove(
-    base: str | Path, adapter: str | Path, merged: str | Path, prompts: Sequence[Any], max_completion_length: int = 96
+    base: str | Path,
+    adapter: str | Path,
+    merged: str | Path,
+    prompts: Sequence[Any],
+    max_completion_length: int = 96,
+    chat_template_kwargs: dict[str, Any] | None = None,
 ) -> Proof:
     """Load the merged model with plain transformers and hold it against base + adapter, in 32-bit arithmetic.
 
     Args:
         prompts: chat messages or text; a dozen will do.
+        chat_template_kwargs: the recipe's.
 
     Raises:
         ExportError: if there are no prompts.
@@ -78,6 +84,7 @@ def prove(
         raise ExportError("0 prompts", rule="a proof compares answers", remedy="give a few held-out prompts")
     base_model, tokenizer = load_base(base, dtype="float32")
     merged_model, merged_tokenizer = load_base(resolve(merged), dtype="float32")
+    tokenizer.chat_template_kwargs = merged_tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     with_adapter = PeftModel.from_pretrained(base_model, str(resolve(adapter))).eval()
     largest = to_base = 0.0
     spreads, answers, same = [], [], 0
@@ -97,11 +104,18 @@ def prove(
     return Proof(len(prompts), largest, sum(spreads) / len(spreads), same, to_base, answers)
 
 
-def ask(folder: str | Path, question: str, system_prompt: str | None = None, max_completion_length: int = 96) -> str:
-    """Ask a saved model one question, greedily, through plain transformers."""
+def ask(
+    folder: str | Path,
+    question: str,
+    system_prompt: str | None = None,
+    max_completion_length: int = 96,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> str:
+    """Ask a saved model one question, greedily, through plain transformers, with the recipe's `chat_template_kwargs`."""
     import torch
 
     model, tokenizer = load_base(resolve(folder), dtype="float32")
+    tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     prompt = [{"role": "system", "content": system_prompt}] if system_prompt else []
     ids = _ids(tokenizer, [*prompt, {"role": "user", "content": question}])
     with torch.inference_mode():

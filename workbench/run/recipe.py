@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,8 @@ from workbench.run.errors import RecipeError
 from workbench.run.workspace import find
 
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
+# What TRL says itself where it renders a prompt; a second word on it would end the run.
+_TRLS_OWN = {"conversation", "tools", "chat_template", "add_generation_prompt", "tokenize", "return_dict"}
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -26,6 +30,24 @@ def _as_meant(name: str, value: Any) -> Any:
 
 def _settings(grpo: dict[str, Any]) -> dict[str, Any]:
     return {name: _as_meant(name, value) for name, value in grpo.items()}
+
+
+def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict[str, Any]:
+    """Arguments for a chat template: a mapping, the same as JSON text (as GRPOConfig takes it), or None.
+
+    Raises:
+        RecipeError: if it is neither, or names an argument that TRL gives itself.
+    """
+    with contextlib.suppress(ValueError):
+        value = json.loads(value) if isinstance(value, str) else value
+    own = sorted(_TRLS_OWN.intersection(value)) if isinstance(value, dict) else []
+    if own or not isinstance(value, dict | None):
+        raise RecipeError(
+            f"{said} = {value!r}",
+            rule=f"TRL gives the template {own[0]!r} itself" if own else "a chat template takes arguments by name",
+            remedy="leave it out" if own else 'write a mapping, such as {"enable_thinking": false}',
+        )
+    return dict(value or {})
 
 
 class _Part(BaseModel):
@@ -132,6 +154,11 @@ class Recipe(_Part):
         return stages
 
     _grpo_numbers = field_validator("grpo")(_settings)
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any]:
+        """What every prompt is rendered with, in training and wherever else it is read: `grpo.chat_template_kwargs`."""
+        return template_kwargs(self.grpo.get("chat_template_kwargs"))
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:

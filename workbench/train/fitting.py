@@ -60,7 +60,7 @@ def choose_for(stages: Sequence[Stage], vram_gb: float) -> memory.Choice:
 def _longest_prompt_tokens(stage: Stage) -> int | None:
     # Before the policy is there, and so with the tokenizer as it is stored.
     try:
-        tokenizer = load_tokenizer(stage.recipe.policy.name)
+        tokenizer = load_tokenizer(stage.recipe.policy.name, stage.recipe.chat_template_kwargs)
     except PolicyError:
         return None
     most = stage.recipe.max_prompt_length

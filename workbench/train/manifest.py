@@ -55,7 +55,7 @@ def manifest_of(
             "card": _dataset_card(task.source),
         },
         "rewards": _rewards(first),
-        "template": fingerprint([{"template": policy.tokenizer.chat_template or ""}]),
+        "template": fingerprint([{"template": policy.tokenizer.chat_template or "", **policy.chat_template_kwargs}]),
         "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [
             {key: _plain(value) for key, value in row._asdict().items()}

@@ -27,6 +27,7 @@ from workbench.train.loading import (
     bars_for,
     base_parameters,
     check_4bit,
+    check_tokenizer_files,
     compute_dtype,
     find_adapter,
     find_model,
@@ -89,6 +90,11 @@ class Policy:
         )
 
     @property
+    def chat_template_kwargs(self) -> dict[str, Any]:
+        """What every prompt is rendered with; the tokenizer carries them. A stage that begins puts its own in."""
+        return getattr(self.tokenizer, "chat_template_kwargs", {})
+
+    @property
     def backend_name(self) -> str:
         """The recipe's word for the backend: "unsloth" or "transformers"."""
         return self.backend.split()[0].lower()
@@ -131,6 +137,7 @@ def load_policy(
     gradient_checkpointing: bool = False,
     fast_inference: bool = False,
     gpu_memory_utilization: float = PolicyPart().gpu_memory_utilization,
+    chat_template_kwargs: dict[str, Any] | None = None,
     seed: int = 0,
 ) -> Policy:
     """Load a policy with a LoRA adapter on it, ready for `GRPOTrainer`.
@@ -147,6 +154,7 @@ def load_policy(
         fast_inference: start vLLM on the same frozen weights, to generate with. Where that cannot be, the policy is loaded
             without it, and a note says why.
         gpu_memory_utilization: vLLM's share of the GPU's free memory, from 0 to 1, the weights included.
+        chat_template_kwargs: what its template is rendered with, as in the recipe: {"enable_thinking": False}.
         seed: initialises the adapter.
 
     Raises:
@@ -157,6 +165,7 @@ def load_policy(
     _check_backend(backend)
     loads = _BACKENDS[backend]
     source = find_model(name)
+    check_tokenizer_files(source, name)
     trained = None if adapter is None else find_adapter(adapter)
     version = loads.version()  # imports what must come before trl, transformers and peft
     if backend == "transformers":
@@ -182,6 +191,7 @@ def load_policy(
             rule="a policy is a causal language model that transformers can read",
             remedy="check the folder or the hub name; `workbench doctor` tells what works on this machine",
         ) from error
+    tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     notes += check_4bit(model, name, load_in_4bit)
     if trained is None:
         model = loads.add_lora(model, lora or LoraPart(), gradient_checkpointing=gradient_checkpointing, seed=seed)

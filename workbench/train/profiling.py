@@ -72,4 +72,6 @@ def profile_difficulty(
         "temperature": temperature,
         "seed": seed,
     }
+    if policy.chat_template_kwargs:
+        settings["chat_template_kwargs"] = policy.chat_template_kwargs
     return measure(rows, attempt, file, settings, batch=batch, progress=progress)

@@ -60,6 +60,7 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     from transformers import PrinterCallback
 
     _drop_reference(policy)
+    policy.tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
     try:
         trainer = trainer_class(
             model=policy.model,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens
+from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
 from workbench.dataset.split import fingerprint
 from workbench.dataset.task import Row, Task, load_task
 from workbench.rewards.suite import RewardSuite
@@ -253,9 +253,13 @@ def _chosen(rows: Sequence[Row], wanted: dict[str, Any], where: str) -> list[Row
 def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> None:
     """Leave out the prompts that are longer than the recipe allows, and check the rest against the context.
 
+    The tokenizer carries the stage's `chat_template_kwargs` from here on.
+
     Raises:
         RecipeError, DataError: if too few are left, or prompt and completion do not fit.
     """
+    tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
+    stage.notes += template_notes(stage.rows, tokenizer)
     lengths = prompt_lengths_tokens(stage.rows, tokenizer)
     longest = stage.recipe.max_prompt_length
     if longest is not None:

@@ -18,6 +18,7 @@ from workbench.train import fast_inference, plan
 from workbench.train.background import announce
 from workbench.train.fitting import settle_checkpointing
 from workbench.train.generation import expected, in_words
+from workbench.train.loading import local_model
 from workbench.train.manifest import manifest_of
 from workbench.train.policy import Policy, load_policy, trainer_classes
 from workbench.train.recorder import Watcher
@@ -56,6 +57,8 @@ def train(
     """
     check_name(recipe.run_name)
     task = task or load_task(recipe.task)
+    if policy is None:
+        local_model(recipe.policy.name)  # before torch and Unsloth are imported
     config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
     recipe, renamed = plan.renamed(recipe, plan.field_names(config_class))
     stages = planned_stages(recipe, task, config_class)
@@ -192,12 +195,15 @@ def _loaded(recipe: Recipe, settings: dict[str, Any]) -> Policy:
         gradient_checkpointing=settings["gradient_checkpointing"],
         fast_inference=bool(settings.get("use_vllm")) and recipe.policy.backend == "unsloth",
         gpu_memory_utilization=recipe.policy.gpu_memory_utilization,
+        chat_template_kwargs=recipe.chat_template_kwargs,
         seed=recipe.seed,
     )
 
 
 def _ready(stages: Sequence[Stage], policy: Policy) -> list[str]:
-    notes = []
+    notes, before = [], policy.chat_template_kwargs
+    if before != (own := stages[0].recipe.chat_template_kwargs):
+        notes.append(f"chat_template_kwargs = {own}, as the recipe says; the policy was loaded with {before}")
     for stage in stages:
         fit(stage, policy.tokenizer, policy.max_seq_length)
         where = f"stage {stage.name}: " if stage.name != ONLY_STAGE else ""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.run.errors import RecipeError
+from workbench.run.recipe import template_kwargs
 
 # Stated, not inherited: stock TRL and Unsloth's GPU class have different defaults for most of these.
 DEFAULTS: dict[str, Any] = {
@@ -123,6 +124,8 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
                 remedy = f"did you mean {near[0]!r}?" if near else f"choose one of them{default}"
                 raise RecipeError(said, rule=f"{name} is one of {words}", remedy=remedy)
             continue
+        if name == "chat_template_kwargs":
+            template_kwargs(value)
         wanted = kinds.get(name)
         if wanted and not _fits(value, wanted):
             words = " or ".join(sorted(_KIND_WORDS[kind] for kind in wanted))
