@@ -14,6 +14,7 @@ import typer
 
 from workbench import __version__
 from workbench.run.errors import WorkbenchError
+from workbench.run.printable import guard_output
 
 app = typer.Typer(
     name="workbench",
@@ -71,7 +72,7 @@ def demo(
             bar.update(tasks["03_train"], numbers=f"{steps} steps trained")
 
         result = run_notebooks(name, seed=seed, parameters=parameters, on_cell=on_cell, on_step=on_step)
-    print(json.dumps(result) if as_json else _demo_table(result))
+    print(_json(result) if as_json else _demo_table(result))
 
 
 def _demo_table(result: dict[str, Any]) -> str:
@@ -128,7 +129,7 @@ def plan(
         found = plan_run(text, memory=memory_on(vram))
     if out:
         found.recipe.save(out)
-    print(json.dumps(found.found()) if as_json else found)
+    print(_json(found.found()) if as_json else found)
     if found.memory is not None and found.memory.fits is False:
         from workbench.train.memory import cheapest
 
@@ -196,7 +197,7 @@ def _tell_result(run: Any, as_json: bool) -> None:
     result = run.result()
     found = {"run": str(run.path), "adapter": str(run.adapter), **result}
     if as_json:
-        print(json.dumps(found))
+        print(_json(found))
     else:
         print(
             f"{result['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: notebook 04 on {shown(run.path)}"
@@ -221,7 +222,7 @@ def watch(
     if png is not None:
         print(f"curves written to {write_picture(found, png)}", file=sys.stderr)
     if as_json:
-        print(json.dumps(snapshot(found)))
+        print(_json(snapshot(found)))
     elif once or (png is None and found.over):
         print(snapshot_text(found))
     elif png is None:
@@ -256,7 +257,7 @@ def control(
     from workbench.watching import control as ask
 
     found = ask(run, action, details or [], timeout_s=timeout)
-    print(json.dumps(found) if as_json else answered(found, timeout))
+    print(_json(found) if as_json else answered(found, timeout))
     if not found["applied"]:
         raise typer.Exit(3 if found["applied"] is None and timeout else 1 if found["applied"] is False else 0)
 
@@ -318,7 +319,7 @@ def check(
             policy=policy,
             system=system,
         )
-    print(json.dumps(found.found()) if as_json else found)
+    print(_json(found.found()) if as_json else found)
     if not found.report.kept_rows:
         raise typer.Exit(1)
 
@@ -374,7 +375,7 @@ def probe(
             cases=cases,
             deadline_s=deadline,
         )
-    print(json.dumps(found.found()) if as_json else Report(found))
+    print(_json(found.found()) if as_json else Report(found))
     if not found.ok:
         raise typer.Exit(1)
 
@@ -411,7 +412,7 @@ def replay(
     with _output_to_stderr():
         found = replay_run(run, task, weights=read_weights(weight or []), out=out, limit=limit)
     if as_json:
-        print(json.dumps(found.found()))
+        print(_json(found.found()))
     else:
         print("\n\n".join(map(str, [*replay_tables(found), found])))
 
@@ -427,7 +428,7 @@ def doctor(as_json: AsJson = False) -> None:
     with _output_to_stderr():
         found = examine()
     if as_json:
-        print(json.dumps(found))
+        print(_json(found))
     else:
         from workbench.views.tables import Table
 
@@ -465,6 +466,13 @@ def lab(
     os.execv(command[0], command)
 
 
+def _json(found: dict[str, Any]) -> str:
+    """One JSON object in ASCII: json leaves DEL as it is, and writes NaN, which is not JSON."""
+    from workbench.run.directory import strict
+
+    return json.dumps(strict(found), allow_nan=False).replace("\x7f", "\\u007f")
+
+
 class _output_to_stderr:
     """Standard output is for results: what libraries print while they load goes to standard error."""
 
@@ -477,6 +485,7 @@ class _output_to_stderr:
 
 def main() -> None:
     """Entry point: an error of the workbench's own is three lines and exit code 2, not a traceback."""
+    guard_output()
     try:
         app()
     except WorkbenchError as error:
