@@ -91,6 +91,19 @@ def test_a_run_of_another_process_is_followed_and_steered(home, capfd):
         control("other", "stop")
 
 
+def test_latest_is_the_run_that_trains_and_is_named(running, home, monkeypatch, capfd):
+    running.step()
+    Running("later").finish()
+    monkeypatch.chdir(home)
+    code, out, err = run_command(monkeypatch, capfd, "watch", "--once")
+    assert (code, out.splitlines()[0]) == (0, "r: step 1 of 40")
+    assert "latest: r (still training, step 1 of 40); beside it: later (finished after 0 steps, no adapter)" in err
+    code, out, err = run_command(monkeypatch, capfd, "control", "latest", "checkpoint", "--timeout", "0.1")
+    assert (code, "latest: r (still" in err) == (3, True)
+    code, out, err = run_command(monkeypatch, capfd, "replay", "latest", "--task", "nonesuch")
+    assert (code, "latest: r (still" in err) == (2, True)
+
+
 def test_a_request_that_is_not_answered_in_time(running):
     found = control("r", "checkpoint", timeout_s=0.3)
     assert found["applied"] is None

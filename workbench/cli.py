@@ -174,7 +174,7 @@ def train(
 
 @app.command(name="continue")
 def continue_(
-    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")] = "latest",
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the last that does not train.")] = "latest",
     steps: Annotated[int | None, typer.Option(help="Train so many steps more than its recipe says.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -186,6 +186,7 @@ def continue_(
     from workbench.train.trainer import continue_run
     from workbench.views.terminal import TerminalProgress
 
+    run = _named(run, "resting")
     with _output_to_stderr():
         gone_on = continue_run(run, watchers=[TerminalProgress()], steps=steps)
     _tell_result(gone_on, as_json)
@@ -206,7 +207,9 @@ def _tell_result(run: Any, as_json: bool) -> None:
 
 @app.command()
 def watch(
-    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")] = "latest",
+    run: Annotated[
+        str, typer.Argument(help="A run by name or path; latest: the one that trains, or was begun last.")
+    ] = "latest",
     once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
     png: Annotated[Path | None, typer.Option(help="Write its curves as they stand now to this file.")] = None,
     every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
@@ -218,7 +221,7 @@ def watch(
     """
     from workbench.watching import follow, followed, snapshot, snapshot_text, write_picture
 
-    found = followed(run)
+    found = followed(_named(run, "training"))
     if png is not None:
         print(f"curves written to {write_picture(found, png)}", file=sys.stderr)
     if as_json:
@@ -231,7 +234,7 @@ def watch(
 
 @app.command(context_settings={"ignore_unknown_options": True})  # a weight may be negative
 def control(
-    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")],
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that trains.")],
     action: Annotated[
         str,
         typer.Argument(
@@ -256,7 +259,7 @@ def control(
     from workbench.watching import answered
     from workbench.watching import control as ask
 
-    found = ask(run, action, details or [], timeout_s=timeout)
+    found = ask(_named(run, "training"), action, details or [], timeout_s=timeout)
     print(_json(found) if as_json else answered(found, timeout))
     if not found["applied"]:
         raise typer.Exit(3 if found["applied"] is None and timeout else 1 if found["applied"] is False else 0)
@@ -382,7 +385,7 @@ def probe(
 
 @app.command()
 def replay(
-    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")],
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the last that recorded completions.")],
     task: Annotated[str, typer.Option(help="The edited task: a task file, or the name of a task that ships.")],
     weight: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE: another weight for a function; may be given several times.")
@@ -409,6 +412,7 @@ def replay(
     from workbench.replaying import read_weights, replay_run
     from workbench.views.groups import replay_tables
 
+    run = _named(run, "recorded")
     with _output_to_stderr():
         found = replay_run(run, task, weights=read_weights(weight or []), out=out, limit=limit)
     if as_json:
@@ -464,6 +468,17 @@ def lab(
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     os.execv(command[0], command)
+
+
+def _named(run: str, latest: str) -> str:
+    # Which run was taken is said, where it was not named.
+    if run != "latest":
+        return run
+    from workbench.run.directory import RunDirectory
+
+    opened = RunDirectory.open(latest=latest)
+    print(f"latest: {opened.among_others}", file=sys.stderr)
+    return str(opened.path)
 
 
 def _json(found: dict[str, Any]) -> str:

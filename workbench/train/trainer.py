@@ -112,7 +112,7 @@ def continue_run(
     Raises:
         RunError: if the run trains, is over, or has no checkpoint. The others as for `train`.
     """
-    run = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
+    run = run if isinstance(run, RunDirectory) else RunDirectory.open(run, latest="resting")
     recipe, point = run.recipe(), latest_point(run)
     task = task or _task_of(run, recipe)
     config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
