@@ -76,16 +76,16 @@ def demo(
 
 
 def _demo_table(result: dict[str, Any]) -> str:
+    from workbench.inspection.evaluation import gain_in_words
+    from workbench.run.directory import RunDirectory
     from workbench.run.workspace import shown
     from workbench.views.tables import Table
 
-    before, after, gain = result["before"], result["after"], result["gain"]
+    before, after = result["before"], result["after"]
+    gain = gain_in_words(RunDirectory.open(result["run"]).read_json("evaluation.json"))
     rows = [
         ["correct, in strict format", f"{before['correct']:.0%} -> {after['correct']:.0%}"],
-        [
-            "",
-            f"{100 * gain['correct']:+.0f} points, 95 % interval {100 * gain['low']:+.0f} to {100 * gain['high']:+.0f}",
-        ],
+        ["", gain.removeprefix("gain ")],
         ["strict format", f"{before['format']:.0%} -> {after['format']:.0%}"],
         ["steps", result["steps"]],
         ["minutes", f"{result['minutes']:.1f}"],
@@ -95,6 +95,48 @@ def _demo_table(result: dict[str, Any]) -> str:
         ["merged model", shown(f"{result['run']}/export/merged_16bit/")],
     ]
     return str(Table(["held-out prompts", "before -> after training"], rows))
+
+
+@app.command()
+def notebook(
+    which: Annotated[
+        str, typer.Argument(help="One of the five, as 03, train or 03_train; or the path of an .ipynb file.")
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="NAME=VALUE: a parameter of its own; may be given several times.", metavar="NAME=VALUE"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the executed copy here, instead of a new file in runs/notebooks/.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one notebook from a terminal, with parameters of your own, in a kernel of its own.
+
+    A parameter is a line of the notebook's first code cell; an unknown one is an error that names the nearest right one.
+    Values are Python literals (5, 1e-4, True, None, [1, 2]), and text where text stands now. The notebook itself is not
+    changed: the executed copy, with all its outputs, is written also when a cell fails. Exits with 2 if one does.
+
+    Examples: `workbench notebook 03 --set max_steps=5 --set run_name=short`,
+    `workbench notebook inspect --set run_name=short --out short.ipynb`.
+    """
+    from workbench.demo import find_notebook, run_notebook
+    from workbench.run.workspace import shown
+    from workbench.views.terminal import progress_bar
+
+    stem = find_notebook(which).stem
+    with progress_bar("cells") as bar:
+        task = bar.add_task(stem, total=None)
+
+        def on_cell(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if not bar.console.is_terminal:
+                print(f"{stem}: cell {done} of {total}", file=sys.stderr, flush=True)
+
+        found = run_notebook(which, set_ or [], out, on_cell)
+    print(_json(found) if as_json else f"{found['minutes']:.1f} minutes; executed copy: {shown(found['out'])}")
 
 
 @app.command()
@@ -451,7 +493,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 @app.command()
 def lab(
-    port: Annotated[int, typer.Option(help="Port of the JupyterLab server.")] = 8888,
+    port: Annotated[int, typer.Option(help="Port of the JupyterLab server.", min=1, max=65535)] = 8888,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ) -> None:
     """Open JupyterLab on the five notebooks.

@@ -30,7 +30,9 @@ class Table:
             for name in self.header
         )
         body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in self.rows)
-        caption = f"<p><b>{html.escape(printable(self.caption))}</b></p>" if self.caption else ""
+        # A caption may quote a prompt, and MathJax would set what stands between two dollars outside of <pre>.
+        said = html.escape(printable(self.caption))
+        caption = f"<pre style='{PRE};margin:6px 0;font-weight:bold'>{said}</pre>" if self.caption else ""
         table = f"<table style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"{caption}<div style='overflow-x:auto'>{table}</div>"
 
@@ -96,13 +98,3 @@ def score_table(suite: Any, completions: Sequence[str], scores: Any, groups: Any
         row = [Verbatim(completion), *map(float, scores[index]), float(total)]
         rows.append(row + ([float(groups.advantages[index])] if groups is not None else []))
     return Table(header, rows, caption)
-
-
-def group_table(rollouts: Any, functions: Sequence[str], caption: str = "") -> Table:
-    """One recorded group (a frame of rollouts), best completion first."""
-    short = [short_name(name) for name in functions]
-    rows = [
-        [Verbatim(row["completion"]), *(row[f"score.{name}"] for name in functions), row["total"], row["advantage"]]
-        for _, row in rollouts.sort_values("advantage", ascending=False).iterrows()
-    ]
-    return Table(["completion", *short, "total", "advantage"], rows, caption)
