@@ -37,7 +37,9 @@ def test_help_names_every_command_and_where_to_start():
         assert word in text
 
 
-@pytest.mark.parametrize("command", ["demo", "plan", "train", "continue", "watch", "control", "check", "doctor", "lab"])
+@pytest.mark.parametrize(
+    "command", ["demo", "notebook", "plan", "train", "continue", "watch", "control", "check", "doctor", "lab"]
+)
 def test_every_command_explains_itself(command):
     result = workbench(command, "--help")
     assert result.returncode == 0
@@ -73,6 +75,13 @@ task = dataclasses.replace(arithmetic(32, 8), reward_funcs=[right_number], right
 """
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "99999999"])
+def test_a_port_that_no_browser_opens_is_refused(port):
+    result = workbench("lab", "--port", port)
+    assert result.returncode == 2
+    assert "--port" in result.stderr
+
+
 def test_train_prints_one_json_object_and_what_a_reward_prints_reaches_the_terminal_as_text(tmp_path):
     (tmp_path / "task.py").write_text(PRINTS)
     grpo = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16}
@@ -86,6 +95,8 @@ def test_train_prints_one_json_object_and_what_a_reward_prints_reaches_the_termi
     assert "\x1b[2K" in shown, "a bar was drawn"
     assert r"\x1b]52;c;bWFsaWNl\x07" in shown
     assert obeyed(shown, bar=True) == []
+    assert "SFTTrainer" not in shown
+    assert "chunked CE" not in shown
 
 
 ROWS = [
