@@ -50,7 +50,7 @@ def demo(
 ) -> None:
     """Execute the five notebooks in order in real kernels, and report what the training bought.
 
-    The executed notebooks and an HTML of 04 stay under runs/NAME. Needs no GPU and no network.
+    The executed notebooks and a report (HTML) stay under runs/NAME. Needs no GPU and no network.
     """
     from workbench.demo import NOTEBOOKS, run_notebooks
     from workbench.run.directory import check_name
@@ -519,7 +519,7 @@ def _named(run: str, latest: str) -> str:
     from workbench.run.directory import RunDirectory
 
     opened = RunDirectory.open(latest=latest)
-    print(f"latest: {opened.among_others}", file=sys.stderr)
+    print(opened.describe(), file=sys.stderr)
     return str(opened.path)
 
 

@@ -71,8 +71,9 @@ def test_latest_is_the_one_that_is_needed(home):
         which: RunDirectory.open("latest", latest=which).name for which in ("begun", "training", "resting", "trained")
     }
     assert meant == {"begun": "empty", "training": "trains", "resting": "empty", "trained": "second"}
-    assert RunDirectory.open("second").among_others == (
-        "second (finished after 24 steps); beside it: empty (finished after 24 steps, no adapter), "
+    assert RunDirectory.open("second").describe("second") == "second (finished after 24 steps)"
+    assert RunDirectory.open("second").describe() == (
+        "latest: second (finished after 24 steps); beside it: empty (finished after 24 steps, no adapter), "
         "trains (still training, step 5 of 24), first (finished after 24 steps)"
     )
 

@@ -244,13 +244,15 @@ class RunDirectory:
         measured = ", measured" if (self.path / "evaluation.json").is_file() else ""
         return f"{result['status']} after {result['steps']} steps{adapter}{measured}"
 
-    @property
-    def among_others(self) -> str:
-        """`a (finished after 45 steps)`, and which other runs lie beside it, the newest first."""
+    def describe(self, asked: str | Path = "latest") -> str:
+        """`a (finished after 45 steps)`; asked for as "latest", also which other runs lie beside it, the newest first."""
+        own = f"{self.name} ({self.state})"
+        if str(asked) != "latest":
+            return own
         others = [run for run in reversed(_runs_in(self.path.parent)) if run.path != self.path]
         named = [f"{run.name} ({run.state})" for run in others[:_MOST_BESIDE]]
         named += [f"{len(others) - _MOST_BESIDE} more"] if len(others) > _MOST_BESIDE else []
-        return f"{self.name} ({self.state})" + (f"; beside it: {', '.join(named)}" if named else "")
+        return f"latest: {own}" + (f"; beside it: {', '.join(named)}" if named else "")
 
     def check_ended(self) -> RunDirectory:
         """The run itself, if it does not train.
