@@ -10,6 +10,7 @@ import sys
 import pytest
 from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 
+from workbench.cli import _json
 from workbench.dataset import reasons
 from workbench.run.recipe import Recipe
 
@@ -143,6 +144,12 @@ def test_no_command_lets_a_control_sequence_through(home, monkeypatch, capfd, ar
     assert ended == code, err
     if "--json" in arguments:
         assert isinstance(json.loads(out), dict)
+
+
+def test_json_is_json_whatever_it_holds():
+    text = _json({"text": HOSTILE, HOSTILE: [float("nan"), float("inf")]})
+    assert obeyed(text) == []
+    assert json.loads(text, parse_constant=pytest.fail) == {"text": HOSTILE, HOSTILE: [None, "inf"]}
 
 
 def check(home, *arguments) -> dict:

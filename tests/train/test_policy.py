@@ -71,7 +71,9 @@ def test_a_recipes_policy_is_loaded_on_the_recipes_backend_without_unsloths_line
 
 def test_no_other_line_of_unsloths_is_kept_out(capsys):
     with _without_noise():
-        print("Unsloth 2026.10.9: no GPU found, training on CPU (x86_64). CPU training; supported: text LoRA with SFTTrainer.")
+        print(
+            "Unsloth 2026.10.9: no GPU found, training on CPU (x86_64). CPU training; supported: text LoRA with SFTTrainer."
+        )
         print("Unsloth (CPU): LlamaForCausalLM on 2 CPU threads. dtype = float32, 4-bit = True, chunked CE = True.")
         print("Unsloth (CPU): bitsandbytes 4-bit does not work on this CPU, loading 16-bit weights instead.")
         print("half a line", end="")
