@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 
+from workbench.cli import _json
 from workbench.dataset import reasons
 from workbench.run.recipe import Recipe
 
@@ -36,7 +38,9 @@ def test_help_names_every_command_and_where_to_start():
         assert word in text
 
 
-@pytest.mark.parametrize("command", ["demo", "plan", "train", "continue", "watch", "control", "check", "doctor", "lab"])
+@pytest.mark.parametrize(
+    "command", ["demo", "notebook", "plan", "train", "continue", "watch", "control", "check", "doctor", "lab"]
+)
 def test_every_command_explains_itself(command):
     result = workbench(command, "--help")
     assert result.returncode == 0
@@ -60,14 +64,92 @@ def test_a_demo_with_a_bad_name_is_refused_before_anything_is_written(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_train_from_a_recipe_prints_one_json_object(tmp_path):
-    grpo = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 32}
-    Recipe.of({"run_name": "cli", "grpo": grpo}).save(tmp_path / "recipe.yaml")
-    result = workbench("train", str(tmp_path / "recipe.yaml"), "--json", "--run-name", "named", home=tmp_path)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+PRINTS = f"""
+import dataclasses
+from workbench.tiny.task import task as arithmetic
+
+def right_number(completions, answer, **kwargs):
+    print({HOSTILE!r})
+    return [float(right in text[0]["content"]) for text, right in zip(completions, answer)]
+
+task = dataclasses.replace(arithmetic(32, 8), reward_funcs=[right_number], right_by=None, format_by=None)
+"""
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999999"])
+def test_a_port_that_no_browser_opens_is_refused(port):
+    result = workbench("lab", "--port", port)
+    assert result.returncode == 2
+    assert "--port" in result.stderr
+
+
+def test_train_prints_one_json_object_and_what_a_reward_prints_reaches_the_terminal_as_text(tmp_path):
+    (tmp_path / "task.py").write_text(PRINTS)
+    grpo = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16}
+    Recipe.of({"run_name": "cli", "grpo": grpo, "task": "task.py"}).save(tmp_path / "recipe.yaml")
+    arguments = ("train", "recipe.yaml", "--json", "--run-name", "named")
+    code, shown, printed = in_a_terminal(*arguments, home=tmp_path, stdout=False)
+    assert code == 0, shown
+    found = json.loads(printed)
     assert found["run"] == str(tmp_path / "runs" / "named")
     assert (found["status"], found["steps"]) == ("finished", 1)
+    assert "\x1b[2K" in shown, "a bar was drawn"
+    assert r"\x1b]52;c;bWFsaWNl\x07" in shown
+    assert obeyed(shown, bar=True) == []
+    assert "SFTTrainer" not in shown
+    assert "chunked CE" not in shown
+
+
+ROWS = [
+    {"question": f"{HOSTILE} 1 + 1?", HOSTILE: "2", "answer": "2"},
+    {"question": f"{HOSTILE} 1 + 1?", HOSTILE: "3", "answer": "3"},
+    {"question": HOSTILE, "answer": ""},
+]
+RAISES = f"""
+from workbench.dataset.task import Task
+
+def evil_reward(completions, **kwargs):
+    print(completions[0], {HOSTILE!r})
+    raise ValueError({HOSTILE!r})
+
+task = Task({HOSTILE!r}, [{{"prompt": {HOSTILE!r} + str(n), "answer": str(n)}} for n in range(8)], [evil_reward])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["check", "rows.jsonl"], 0),
+        (["check", "rows.jsonl", "--json"], 0),
+        (["check", "rows.jsonl", "--answer", HOSTILE], 0),
+        (["check", f"{HOSTILE}.jsonl"], 2),
+        (["check", "rows.py"], 2),
+        (["probe", "task.py"], 1),
+        (["probe", "task.py", "--json"], 1),
+        (["probe", HOSTILE], 2),
+        (["replay", HOSTILE, "--task", "task.py"], 2),
+        (["watch", HOSTILE], 2),
+        (["control", HOSTILE, "stop"], 2),
+        (["no" + HOSTILE], 2),
+    ],
+)
+def test_no_command_lets_a_control_sequence_through(home, monkeypatch, capfd, arguments, code):
+    (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (home / "rows.py").write_text(f"raise ValueError({HOSTILE!r})")
+    (home / "task.py").write_text(RAISES)
+    monkeypatch.chdir(home)
+    ended, out, err = run_command(monkeypatch, capfd, *arguments)
+    assert obeyed(out + err) == []
+    assert "Traceback" not in err
+    assert ended == code, err
+    if "--json" in arguments:
+        assert isinstance(json.loads(out), dict)
+
+
+def test_json_is_json_whatever_it_holds():
+    text = _json({"text": HOSTILE, HOSTILE: [float("nan"), float("inf")]})
+    assert obeyed(text) == []
+    assert json.loads(text, parse_constant=pytest.fail) == {"text": HOSTILE, HOSTILE: [None, "inf"]}
 
 
 def check(home, *arguments) -> dict:

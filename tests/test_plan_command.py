@@ -9,6 +9,7 @@ import sys
 import time
 
 import yaml
+from hostile import HOSTILE, obeyed
 
 from workbench.run.directory import RunDirectory
 from workbench.run.recipe import Recipe
@@ -49,8 +50,9 @@ def test_a_script_is_read_translated_and_written_as_a_recipe(home):
 
 
 def test_a_script_on_standard_input_and_what_is_wrong_with_it(home):
-    wrong = SCRIPT.replace("max_steps=20", "max_stepz=20")
+    wrong = SCRIPT.replace("max_steps=20", f"max_stepz=20, report_to={HOSTILE!r}")
     result = workbench("plan", "-", home=home, text=wrong)
+    assert obeyed(result.stdout + result.stderr) == []
     assert result.returncode == 2
     assert "max_stepz" in result.stderr
     assert "did you mean 'max_steps'" in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hostile import HOSTILE, VISIBLE, in_a_terminal, obeyed, run_command
 from running import Running
 
 from workbench.run.errors import RequestError, RunError
+from workbench.views.terminal import TerminalWatch
 from workbench.watching import answered, control, follow, followed, snapshot, snapshot_text, write_picture
 
 
@@ -88,6 +91,19 @@ def test_a_run_of_another_process_is_followed_and_steered(home, capfd):
         control("other", "stop")
 
 
+def test_latest_is_the_run_that_trains_and_is_named(running, home, monkeypatch, capfd):
+    running.step()
+    Running("later").finish()
+    monkeypatch.chdir(home)
+    code, out, err = run_command(monkeypatch, capfd, "watch", "--once")
+    assert (code, out.splitlines()[0]) == (0, "r: step 1 of 40")
+    assert "latest: r (still training, step 1 of 40); beside it: later (finished after 0 steps, no adapter)" in err
+    code, out, err = run_command(monkeypatch, capfd, "control", "latest", "checkpoint", "--timeout", "0.1")
+    assert (code, "latest: r (still" in err) == (3, True)
+    code, out, err = run_command(monkeypatch, capfd, "replay", "latest", "--task", "nonesuch")
+    assert (code, "latest: r (still" in err) == (2, True)
+
+
 def test_a_request_that_is_not_answered_in_time(running):
     found = control("r", "checkpoint", timeout_s=0.3)
     assert found["applied"] is None
@@ -107,3 +123,78 @@ def test_a_request_that_is_not_answered_in_time(running):
 def test_a_request_that_cannot_be_right(running, words, said):
     with pytest.raises(RequestError, match=said):
         control("r", words[0], words[1:])
+
+
+@pytest.fixture
+def hostile(running, monkeypatch):
+    """A run whose completions are hostile, and a refusal and an alarm that quote them."""
+    monkeypatch.setattr(
+        Running, "_text", lambda self, answer, good: HOSTILE + (answer if self.rng.random() < 0.5 else "")
+    )
+    for _ in range(3):
+        running.step()
+    refuse(running)
+    running.run.log_event("alarm", 3, name="x", line=HOSTILE, remedy=HOSTILE)
+    return running
+
+
+def refuse(running):
+    running.run.log_event("control", 3, action="weight", by=HOSTILE, applied=False, function=HOSTILE, why=HOSTILE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["watch", "r", "--once"], 0),
+        (["watch", "r", "--json"], 0),
+        (["control", "r", "mute", HOSTILE, "--timeout", "0.1"], 3),
+        (["control", "r", "weight", "format_reward", HOSTILE], 2),
+        (["replay", "r", "--task", "task.py", "--weight", "correctness_reward=-1"], 0),
+        (["replay", "r", "--task", "task.py", "--json"], 0),
+    ],
+)
+def test_what_a_completion_holds_never_reaches_the_terminal_raw(hostile, home, monkeypatch, capfd, arguments, code):
+    here = str(Path(__file__).parent)
+    (home / "task.py").write_text(f"import sys\nsys.path.append({here!r})\nfrom running import TASK as task\n")
+    monkeypatch.chdir(home)
+    ended, out, err = run_command(monkeypatch, capfd, *arguments)
+    assert obeyed(out + err) == []
+    assert ended == code, err
+    if "--json" in arguments:
+        json.loads(out)
+    elif code == 0:
+        assert VISIBLE[:20] in out
+
+
+def test_a_watched_run_draws_its_own_bar_and_obeys_nothing_else(hostile, home):
+    def go_on():
+        hostile.step()
+        refuse(hostile)
+        hostile.finish()
+
+    code, shown, _ = in_a_terminal("watch", "r", "--every", "0.2", home=home, once_shown=go_on)
+    assert code == 0
+    assert "\x1b[2K" in shown, "a bar was drawn"
+    assert "refused: weight" in shown
+    assert "r: finished after" in shown
+    assert "[red]r[/red][link=http://e.vil]l[/link]:warning:" in shown
+    assert obeyed(shown, bar=True) == []
+
+
+def test_a_bars_texts_are_no_markup(monkeypatch):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stdout", Screen())
+    monkeypatch.setattr(sys, "stderr", Screen())
+    monkeypatch.setenv("COLUMNS", "400")
+    with TerminalWatch(f"name {HOSTILE}", 4) as terminal:
+        terminal.show(1, f"numbers {HOSTILE}")
+        terminal.say(f"said {HOSTILE}")
+        print(f"printed {HOSTILE}", end="", flush=True)
+    assert obeyed(sys.stderr.getvalue(), bar=True) == []
+    for word in ("name", "numbers", "said"):
+        assert f"{word} \\x1b[2J\\x1b[31m" in sys.stderr.getvalue()
+    assert "printed \\x1b[2J" in sys.stderr.getvalue()
+    assert sys.stderr.getvalue().count("[red]r[/red][link=http://e.vil]l[/link]:warning:") >= 4

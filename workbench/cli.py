@@ -14,6 +14,7 @@ import typer
 
 from workbench import __version__
 from workbench.run.errors import WorkbenchError
+from workbench.run.printable import guard_output
 
 app = typer.Typer(
     name="workbench",
@@ -57,7 +58,7 @@ def demo(
 ) -> None:
     """Execute the five notebooks in order in real kernels, and report what the training bought.
 
-    The executed notebooks and an HTML of 04 stay under runs/NAME. Needs no GPU and no network.
+    The executed notebooks and a report (HTML) stay under runs/NAME. Needs no GPU and no network.
     """
     from workbench.demo import NOTEBOOKS, run_notebooks
     from workbench.run.directory import check_name
@@ -79,20 +80,20 @@ def demo(
             bar.update(tasks["03_train"], numbers=f"{steps} steps trained")
 
         result = run_notebooks(name, seed=seed, parameters=parameters, on_cell=on_cell, on_step=on_step)
-    print(json.dumps(result) if as_json else _demo_table(result))
+    print(_json(result) if as_json else _demo_table(result))
 
 
 def _demo_table(result: dict[str, Any]) -> str:
+    from workbench.inspection.evaluation import gain_in_words
+    from workbench.run.directory import RunDirectory
     from workbench.run.workspace import shown
     from workbench.views.tables import Table
 
-    before, after, gain = result["before"], result["after"], result["gain"]
+    before, after = result["before"], result["after"]
+    gain = gain_in_words(RunDirectory.open(result["run"]).read_json("evaluation.json"))
     rows = [
         ["correct, in strict format", f"{before['correct']:.0%} -> {after['correct']:.0%}"],
-        [
-            "",
-            f"{100 * gain['correct']:+.0f} points, 95 % interval {100 * gain['low']:+.0f} to {100 * gain['high']:+.0f}",
-        ],
+        ["", gain.removeprefix("gain ")],
         ["strict format", f"{before['format']:.0%} -> {after['format']:.0%}"],
         ["steps", result["steps"]],
         ["minutes", f"{result['minutes']:.1f}"],
@@ -102,6 +103,48 @@ def _demo_table(result: dict[str, Any]) -> str:
         ["merged model", shown(f"{result['run']}/export/merged_16bit/")],
     ]
     return str(Table(["held-out prompts", "before -> after training"], rows))
+
+
+@app.command()
+def notebook(
+    which: Annotated[
+        str, typer.Argument(help="One of the five, as 03, train or 03_train; or the path of an .ipynb file.")
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="NAME=VALUE: a parameter of its own; may be given several times.", metavar="NAME=VALUE"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the executed copy here, instead of a new file in runs/notebooks/.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one notebook from a terminal, with parameters of your own, in a kernel of its own.
+
+    A parameter is a line of the notebook's first code cell; an unknown one is an error that names the nearest right one.
+    Values are Python literals (5, 1e-4, True, None, [1, 2]), and text where text stands now. The notebook itself is not
+    changed: the executed copy, with all its outputs, is written also when a cell fails. Exits with 2 if one does.
+
+    Examples: `workbench notebook 03 --set max_steps=5 --set run_name=short`,
+    `workbench notebook inspect --set run_name=short --out short.ipynb`.
+    """
+    from workbench.demo import find_notebook, run_notebook
+    from workbench.run.workspace import shown
+    from workbench.views.terminal import progress_bar
+
+    stem = find_notebook(which).stem
+    with progress_bar("cells") as bar:
+        task = bar.add_task(stem, total=None)
+
+        def on_cell(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if not bar.console.is_terminal:
+                print(f"{stem}: cell {done} of {total}", file=sys.stderr, flush=True)
+
+        found = run_notebook(which, set_ or [], out, on_cell)
+    print(_json(found) if as_json else f"{found['minutes']:.1f} minutes; executed copy: {shown(found['out'])}")
 
 
 @app.command()
@@ -138,7 +181,7 @@ def plan(
         found = plan_run(text, memory=memory_on(vram), said=said or [], steps=steps)
     if out:
         found.recipe.save(out)
-    print(json.dumps(found.found()) if as_json else found)
+    print(_json(found.found()) if as_json else found)
     if found.memory is not None and found.memory.fits is False:
         from workbench.train.memory import cheapest
 
@@ -188,7 +231,7 @@ def train(
 
 @app.command(name="continue")
 def continue_(
-    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")] = "latest",
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the last that does not train.")] = "latest",
     steps: Annotated[int | None, typer.Option(help="Train so many steps more than its recipe says.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -200,6 +243,7 @@ def continue_(
     from workbench.train.trainer import continue_run
     from workbench.views.terminal import TerminalProgress
 
+    run = _named(run, "resting")
     with _output_to_stderr():
         gone_on = continue_run(run, watchers=[TerminalProgress()], steps=steps)
     _tell_result(gone_on, as_json)
@@ -211,7 +255,7 @@ def _tell_result(run: Any, as_json: bool) -> None:
     result = run.result()
     found = {"run": str(run.path), "adapter": str(run.adapter), **result}
     if as_json:
-        print(json.dumps(found))
+        print(_json(found))
     else:
         print(
             f"{result['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: notebook 04 on {shown(run.path)}"
@@ -220,7 +264,9 @@ def _tell_result(run: Any, as_json: bool) -> None:
 
 @app.command()
 def watch(
-    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")] = "latest",
+    run: Annotated[
+        str, typer.Argument(help="A run by name or path; latest: the one that trains, or was begun last.")
+    ] = "latest",
     once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
     png: Annotated[Path | None, typer.Option(help="Write its curves as they stand now to this file.")] = None,
     every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
@@ -232,11 +278,11 @@ def watch(
     """
     from workbench.watching import follow, followed, snapshot, snapshot_text, write_picture
 
-    found = followed(run)
+    found = followed(_named(run, "training"))
     if png is not None:
         print(f"curves written to {write_picture(found, png)}", file=sys.stderr)
     if as_json:
-        print(json.dumps(snapshot(found)))
+        print(_json(snapshot(found)))
     elif once or (png is None and found.over):
         print(snapshot_text(found))
     elif png is None:
@@ -245,7 +291,7 @@ def watch(
 
 @app.command(context_settings={"ignore_unknown_options": True})  # a weight may be negative
 def control(
-    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")],
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that trains.")],
     action: Annotated[
         str,
         typer.Argument(
@@ -273,8 +319,8 @@ def control(
     from workbench.watching import answered
     from workbench.watching import control as ask
 
-    found = ask(run, action, details or [], timeout_s=timeout, force=force)
-    print(json.dumps(found) if as_json else answered(found, timeout))
+    found = ask(_named(run, "training"), action, details or [], timeout_s=timeout, force=force)
+    print(_json(found) if as_json else answered(found, timeout))
     if not found["applied"]:
         raise typer.Exit(3 if found["applied"] is None and timeout else 1 if found["applied"] is False else 0)
 
@@ -341,7 +387,7 @@ def check(
             chat_template_kwargs=chat_template_kwargs,
             system=system,
         )
-    print(json.dumps(found.found()) if as_json else found)
+    print(_json(found.found()) if as_json else found)
     if not found.report.kept_rows:
         raise typer.Exit(1)
 
@@ -399,14 +445,14 @@ def probe(
             cases=cases,
             deadline_s=deadline,
         )
-    print(json.dumps(found.found()) if as_json else Report(found))
+    print(_json(found.found()) if as_json else Report(found))
     if not found.ok:
         raise typer.Exit(1)
 
 
 @app.command()
 def replay(
-    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the one that was begun last.")],
+    run: Annotated[str, typer.Argument(help="A run by name or path; latest: the last that recorded completions.")],
     task: Annotated[str, typer.Option(help="The edited task: a task file, or the name of a task that ships.")],
     weight: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE: another weight for a function; may be given several times.")
@@ -433,10 +479,11 @@ def replay(
     from workbench.replaying import read_weights, replay_run
     from workbench.views.groups import replay_tables
 
+    run = _named(run, "recorded")
     with _output_to_stderr():
         found = replay_run(run, task, weights=read_weights(weight or []), out=out, limit=limit)
     if as_json:
-        print(json.dumps(found.found()))
+        print(_json(found.found()))
     else:
         print("\n\n".join(map(str, [*replay_tables(found), found])))
 
@@ -452,7 +499,7 @@ def doctor(as_json: AsJson = False) -> None:
     with _output_to_stderr():
         found = examine()
     if as_json:
-        print(json.dumps(found))
+        print(_json(found))
     else:
         from workbench.views.tables import Table
 
@@ -471,7 +518,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 @app.command()
 def lab(
-    port: Annotated[int, typer.Option(help="Port of the JupyterLab server.")] = 8888,
+    port: Annotated[int, typer.Option(help="Port of the JupyterLab server.", min=1, max=65535)] = 8888,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ) -> None:
     """Open JupyterLab on the five notebooks.
@@ -490,6 +537,24 @@ def lab(
     os.execv(command[0], command)
 
 
+def _named(run: str, latest: str) -> str:
+    # Which run was taken is said, where it was not named.
+    if run != "latest":
+        return run
+    from workbench.run.directory import RunDirectory
+
+    opened = RunDirectory.open(latest=latest)
+    print(opened.describe(), file=sys.stderr)
+    return str(opened.path)
+
+
+def _json(found: dict[str, Any]) -> str:
+    """One JSON object in ASCII: json leaves DEL as it is, and writes NaN, which is not JSON."""
+    from workbench.run.directory import strict
+
+    return json.dumps(strict(found), allow_nan=False).replace("\x7f", "\\u007f")
+
+
 class _output_to_stderr:
     """Standard output is for results: what libraries print while they load goes to standard error."""
 
@@ -502,6 +567,7 @@ class _output_to_stderr:
 
 def main() -> None:
     """Entry point: an error of the workbench's own is three lines and exit code 2, not a traceback."""
+    guard_output()
     try:
         app()
     except WorkbenchError as error:

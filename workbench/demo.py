@@ -1,21 +1,23 @@
-"""The demonstration: the five notebooks, executed in order in real kernels, each from its own file."""
+"""The notebooks executed in real kernels: all five in order (the demonstration), or one with parameters of its own."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import difflib
 import functools
 import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.run.directory import RunDirectory, check_name
 from workbench.run.errors import RunError
-from workbench.run.workspace import resolve, shown
+from workbench.run.workspace import find, resolve, shown
 
 NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
 CELL_TIMEOUT_S = 1800
@@ -57,24 +59,121 @@ def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any
     Raises:
         RunError: if the notebook has no such cell, or the cell does not assign one of them.
     """
+    cell = _parameters_cell(notebook, name)
+    lines = cell.source.splitlines()
+    for parameter, value in parameters.items():
+        places = [number for number, line in enumerate(lines) if line.split("=")[0].strip() == parameter]
+        if not places:
+            known = [line.split("=")[0].strip() for line in lines if "=" in line]
+            near = difflib.get_close_matches(parameter, known, n=1)
+            raise RunError(
+                f"{name}: no parameter {parameter!r}",
+                rule="a parameter is assigned in the cell tagged `parameters`",
+                remedy=(f"did you mean {near[0]!r}? " if near else "") + "one of " + ", ".join(known),
+            )
+        comment = lines[places[0]].partition("  # ")[2]
+        lines[places[0]] = f"{parameter} = {value!r}" + (f"  # {comment}" if comment else "")
+    cell.source = "\n".join(lines)
+    return notebook
+
+
+def _parameters_cell(notebook: Any, name: str) -> Any:
     cells = [cell for cell in notebook.cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
     if len(cells) != 1:
         raise RunError(
             f"{name}: {len(cells)} cells tagged `parameters`", rule="a notebook has exactly one", remedy="tag one cell"
         )
-    lines = cells[0].source.splitlines()
-    for parameter, value in parameters.items():
-        places = [number for number, line in enumerate(lines) if line.split("=")[0].strip() == parameter]
-        if not places:
+    return cells[0]
+
+
+def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, Any]:
+    """`["max_steps=5", "policy_name=tiny"]` as values by name: Python literals; where text stands now, text.
+
+    Raises:
+        RunError: if one is not NAME=VALUE, or its value is neither.
+    """
+    standing = {}
+    for node in ast.parse(_parameters_cell(notebook, name).source).body:
+        with contextlib.suppress(ValueError):
+            standing[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
+    found: dict[str, Any] = {}
+    for text in said:
+        parameter, equals, written = (part.strip() for part in text.partition("="))
+        try:
+            value = ast.literal_eval(written)
+        except (ValueError, SyntaxError):
+            value = written
+        now = standing.get(parameter)
+        if isinstance(now, str) and value is not None and not isinstance(value, str):
+            value = written
+        if not equals or not parameter or (value is written and now is not None and not isinstance(now, str)):
+            example = f"{parameter}={now!r}" if parameter in standing else "seed=1"
             raise RunError(
-                f"{name}: no parameter {parameter!r}",
-                rule="a parameter is assigned in the cell tagged `parameters`",
-                remedy="one of " + ", ".join(line.split("=")[0].strip() for line in lines if "=" in line),
+                f"--set {text}",
+                rule="a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1, 2], text",
+                remedy=f"for example --set {example}",
             )
-        comment = lines[places[0]].partition("  # ")[2]
-        lines[places[0]] = f"{parameter} = {value!r}" + (f"  # {comment}" if comment else "")
-    cells[0].source = "\n".join(lines)
-    return notebook
+        found[parameter] = value
+    return found
+
+
+def find_notebook(name: str) -> Path:
+    """One of the five by number (`3`, `03`), name (`train`, `03_train`), or any notebook by its path.
+
+    Raises:
+        RunError: if there is none.
+    """
+    path = find(name)
+    if path.suffix == ".ipynb" and path.is_file():
+        return path
+    for stem in NOTEBOOKS:
+        if name in (stem, stem[:2], stem[1:2], stem[3:]):
+            return notebooks_to_edit() / f"{stem}.ipynb"
+    near = difflib.get_close_matches(name, [word for stem in NOTEBOOKS for word in (stem, stem[3:])], n=1)
+    raise RunError(
+        f"notebook {name!r}: there is none",
+        rule="a notebook is one of " + ", ".join(NOTEBOOKS) + ", or the path of an .ipynb file",
+        remedy=f"did you mean {near[0]!r}?" if near else "choose one of them",
+    )
+
+
+def run_notebook(
+    name: str, said: Sequence[str] = (), out: Path | None = None, on_cell: Callable[[int, int], None] = lambda *_: None
+) -> dict[str, Any]:
+    """Execute one notebook with parameters of its own; the notebook itself stays as it is.
+
+    Args:
+        name: as for `find_notebook`.
+        said: "NAME=VALUE", as for `read_parameters`.
+        out: the executed copy; None: a new file in `runs/notebooks/`.
+        on_cell: called with (cells done, cells in all).
+
+    Returns:
+        {"notebook", "out", "parameters", "minutes"}.
+
+    Raises:
+        RunError: for an unknown notebook or parameter, and if a cell fails.
+    """
+    import nbformat
+
+    started, source = time.monotonic(), find_notebook(name)
+    notebook = nbformat.read(source, as_version=4)
+    parameters = read_parameters(said, notebook, source.name)
+    with_parameters(notebook, parameters, source.name)  # an unknown one is an error before anything runs
+    number = 1
+    target = Path.cwd() / out if out is not None else resolve(f"runs/notebooks/{source.name}")
+    while out is None and target.exists():
+        number += 1
+        target = target.with_name(f"{source.stem}-{number}.ipynb")
+    if target.is_dir() or target.resolve() == source.resolve():
+        raise RunError(
+            f"out = {shown(target)}: " + ("a folder" if target.is_dir() else "the notebook itself"),
+            rule="the executed copy is a file of its own",
+            remedy="choose another file, such as executed.ipynb",
+        )
+    execute(source, target, parameters, resolve("."), on_cell)
+    minutes = (time.monotonic() - started) / 60
+    return {"notebook": str(source), "out": str(target), "parameters": parameters, "minutes": minutes}
 
 
 def execute(
@@ -109,11 +208,12 @@ def execute(
         client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
         on_cell(total, total)  # the last cell may be prose, which is not executed
     except (CellExecutionError, DeadKernelError, TimeoutError) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
+        said = str(getattr(error, "evalue", "") or error).strip().splitlines() or [type(error).__name__]
+        remedy = [line.partition("remedy:")[2].strip() + "; " for line in said if line.strip().startswith("remedy:")]
         raise RunError(
-            f"{source.name}: {lines[-1] if lines else type(error).__name__}",
-            rule="every cell of the five notebooks runs",
-            remedy=f"the executed copy shows the cell: {shown(out)}",
+            f"{source.name}: {getattr(error, 'ename', type(error).__name__)}: {said[0]}",
+            rule="every cell of a notebook runs",
+            remedy=f"{''.join(remedy)}the executed copy shows the cell: {shown(out)}",
         ) from error
     finally:
         nbformat.write(notebook, out)
@@ -158,7 +258,7 @@ def run_notebooks(
         with _following(folder / "metrics.jsonl", on_step) if stem == "03_train" else contextlib.nullcontext():
             execute(notebooks / f"{stem}.ipynb", out, wanted, resolve("."), functools.partial(on_cell, stem))
         if stem == "04_inspect":
-            to_html(out, folder / "report.html")
+            to_html(out, folder / "report.html", RunDirectory.open(folder))
         minutes[stem] = (time.monotonic() - began) / 60
     run = RunDirectory.open(folder)
     measured = run.read_json("evaluation.json")
@@ -204,12 +304,36 @@ def _new_folder(name: str) -> Path:
     return folder
 
 
-def to_html(notebook: Path, out: Path) -> Path:
-    """An executed notebook as one HTML file that needs no network."""
+def to_html(notebook: Path, out: Path, run: RunDirectory) -> Path:
+    """An executed notebook 04 as a report to hand on: what it found, without its code, in one file that needs no network."""
+    import nbformat
     from nbconvert import HTMLExporter
 
-    exporter = HTMLExporter(mathjax_url="", require_js_url="", jquery_url="", widget_renderer_url="")
-    html, _ = exporter.from_filename(str(notebook))
+    from workbench.inspection.evaluation import gain_in_words
+
+    measured, manifest, result = run.read_json("evaluation.json"), run.manifest(), run.result()
+    title = f"{run.name}: {gain_in_words(measured)}"
+    read = nbformat.read(notebook, as_version=4)
+    # The first cell tells what to do with the notebook, the last what comes after it.
+    read.cells = [
+        nbformat.v4.new_markdown_cell(f"# {title}\n\n{_about(manifest, result, measured)}"),
+        *read.cells[1:-1],
+    ]
+    exporter = HTMLExporter(
+        mathjax_url="", require_js_url="", jquery_url="", widget_renderer_url="",
+        exclude_input=True, exclude_output_prompt=True,
+    )  # fmt: skip
+    html, _ = exporter.from_notebook_node(read, resources={"metadata": {"name": title}})
     # What is left of the scripts that were not asked for: one empty element each.
     out.write_text(re.sub(r'<script src="">\s*</script>', "", html), encoding="utf-8")
     return out
+
+
+def _about(manifest: dict[str, Any], result: dict[str, Any], measured: dict[str, Any]) -> str:
+    policy, before, after = manifest["policy"], measured["before"]["correct"], measured["after"]["correct"]
+    return (
+        f"Correct answers in the strict format: **{before:.0%} -> {after:.0%}** of {measured['samples']} completions each of "
+        f"{measured['prompts']} held-out prompts. Task {manifest['task']['name']}; {policy['name']} in {policy['precision']} on "
+        f"{policy['device']} through {policy['backend']}; {result['status']} after {result['steps']} steps, "
+        f"{result['minutes']:.1f} minutes; {manifest['created'][:10]}."
+    )

@@ -29,7 +29,7 @@ def replay_run(
     """
     from workbench.views.terminal import progress_bar
 
-    opened, loaded = RunDirectory.open(run), load_task(task)
+    opened, loaded = RunDirectory.open(run, latest="recorded"), load_task(task)
     with progress_bar("completions") as bar:
         shown = bar.add_task(opened.name, total=None)
         found = replay(

@@ -29,7 +29,7 @@ def followed(run: str | Path = "latest", root: str | Path = "runs") -> FollowedR
     Raises:
         RunError: if there is no such run.
     """
-    return FollowedRun(RunDirectory.open(run, root))
+    return FollowedRun(RunDirectory.open(run, root, latest="training"))
 
 
 def snapshot(found: FollowedRun) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def control(
         RunError: if there is no such run.
         RequestError: if the request cannot be right, or the run does not train.
     """
-    opened = RunDirectory.open(run, root)
+    opened = RunDirectory.open(run, root, latest="training")
     words = list(words)
     if action not in ACTIONS:
         check_request(action, {})

@@ -10,7 +10,7 @@ import pytest
 
 from workbench.export.adapter import copy_adapter
 from workbench.export.merge import merge_16bit, sixteen_bit_base
-from workbench.export.proof import ask, prove
+from workbench.export.proof import Proof, ask, prove
 from workbench.run.errors import ExportError
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
@@ -92,6 +92,21 @@ def test_an_adapter_without_effect_does_not_count_as_proof(adapter, merged):
     proof = prove(MODEL_DIR, adapter, merged, PROMPTS)
     assert not dataclasses.replace(proof, largest_difference_to_base=proof.largest_logit_difference).agrees
     assert not dataclasses.replace(proof, same_greedy=3).agrees
+
+
+@pytest.mark.parametrize(
+    ("proof", "remedy"),
+    [
+        (Proof(4, 0.269, 2.08, 4, 23.4, []), "weights are so large"),  # 13 % of the spread, 1 % of the adapter's effect
+        (Proof(4, 0.269, 2.08, 3, 23.4, []), "belong together"),
+        (Proof(4, 9.0, 2.08, 4, 23.4, []), "belong together"),
+        (Proof(4, 0.0, 2.08, 4, 0.0, []), "belong together"),
+    ],
+)
+def test_very_large_weights_are_told_from_another_base(proof, remedy):
+    assert not proof.agrees
+    with pytest.raises(ExportError, match=remedy):
+        proof.require()
 
 
 def test_the_merged_model_answers_through_plain_transformers(merged):

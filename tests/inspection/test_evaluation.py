@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from workbench.dataset.task import Task
-from workbench.inspection.evaluation import Evaluation, evaluate, paired_difference, share_interval, summary
+from workbench.inspection.evaluation import (
+    Evaluation,
+    evaluate,
+    gain_in_words,
+    paired_difference,
+    share_interval,
+    summary,
+)
 from workbench.run.errors import DataError
 from workbench.tiny.task import task as arithmetic
 
@@ -55,6 +62,25 @@ def test_correct_needs_the_format_and_lenient_does_not():
     assert found["after"]["correct"] == 0.75
     assert found["gain"]["correct"] == pytest.approx(0.5)
     assert found["prompts"] == found["samples"] == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        # Differences of two prompts 0.5 and 1: mean 0.75, std sqrt(1/8), t(1 degree of freedom) 12.7062: half width 3.18.
+        (([[0, 0], [0, 0]], 1), ([[1, 0], [1, 1]], 1), "gain +75 points, 95 % interval -243 to +393"),
+        (
+            ([[0, 0], [0, 0]], 1),
+            ([[0, 0], [0, 0]], 1),
+            "no completion was right, before or after: right_number paid nothing",
+        ),
+        (([[1, 0], [0, 0]], 0), ([[1, 0], [0, 1]], 0), "no completion was both right and in the strict format"),
+        (([[1, 1], [1, 1]], 1), ([[1, 1], [1, 1]], 1), "every completion was right, before and after"),
+    ],
+)
+def test_a_gain_in_words_and_what_is_none(before, after, words):
+    made = [evaluation(lenient, np.full((2, 2), form)) for lenient, form in (before, after)]
+    assert gain_in_words(summary(*made, "right_number")).startswith(words)
 
 
 def test_the_embedded_policy_before_training(tiny_policy):

@@ -8,7 +8,16 @@ import pytest
 
 from workbench.dataset.split import fingerprint
 from workbench.dataset.task import Task
-from workbench.inspection.reading import by_step, changed_since, group, most_telling_group
+from workbench.inspection.reading import (
+    asked,
+    best_first,
+    by_step,
+    changed_since,
+    group,
+    most_telling_group,
+    question,
+)
+from workbench.rewards.groups import explain
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import RunError
@@ -48,6 +57,37 @@ def run(home):
 def test_the_widest_group_taught_most(run):
     assert most_telling_group(run, 1) == 1
     assert group(run, 1, 1)["completion"].tolist() == ["10", "11"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([{"role": "system", "content": "s"}, {"role": "user", "content": "What is 2 + 2?"}], "What is 2 + 2?"),
+        ('[{"role": "user", "content": "What is 2 + 2?"}]', "What is 2 + 2?"),
+        ("What is 2 + 2?", "What is 2 + 2?"),
+        ('{"a": 1}', "{'a': 1}"),
+        ("12", "12"),
+    ],
+)
+def test_what_a_prompt_asks(prompt, said):
+    assert question(prompt) == said
+
+
+def test_a_group_is_named_by_question_and_right_answer(run):
+    rollouts = group(run, 1, 1)
+    assert asked(rollouts, "answer") == "x"
+    rollouts["columns"] = '{"answer": "4"}'
+    assert asked(rollouts, "answer") == "x (right answer: 4)"
+
+
+def test_best_first_moves_every_part_of_a_group():
+    # Totals 1, 3, 2 of one function: mean 2, std 1, so the order is 1, 2, 0.
+    found = best_first(explain(["a"], [[1.0], [3.0], [2.0]], [1.0], ["b", "c", "d"], [False] * 3, 3))
+    assert found.texts == ["c", "d", "b"]
+    assert found.totals.tolist() == found.scores[:, 0].tolist() == [3.0, 2.0, 1.0]
+    assert found.advantages == pytest.approx([1, 0, -1], abs=1e-3)
+    assert found.contributions[:, 0] == pytest.approx(found.advantages)
+    assert found.by_scale["none"].tolist() == [1.0, 0.0, -1.0]
 
 
 def test_what_is_not_recorded_is_an_error_that_says_what_is(run):

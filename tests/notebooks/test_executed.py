@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -109,6 +110,46 @@ def test_the_report_is_one_file_that_needs_no_network(demo):
     html = (run.path / "report.html").read_text()
     assert "data:image/png;base64" in html
     assert "<script src=" not in html
+
+
+def test_the_report_is_one_to_hand_on(demo):
+    result, run, _ = demo
+    html = (run.path / "report.html").read_text()
+    gain = f"demo: gain {100 * result['gain']['correct']:+.0f} points, 95 % interval"
+    assert f"<title>{gain}" in html
+    assert f'<h1 id="{gain.replace(" ", "-")}' in html
+    assert html.index("<h1") < html.index("held-out prompts") < html.index("The curves")
+    for code in ("RunDirectory", "load_recipe_policy", "You will", "05_export"):
+        assert code not in html
+
+
+def test_04_names_a_group_by_its_question_and_a_run_by_its_state(demo):
+    _, run, _ = demo
+    shown = json.dumps(outputs(run, "04_inspect"))
+    assert "(right answer: " in shown
+    assert "step 12: What is " in shown
+    assert "demo (finished after 12 steps)" in shown
+    assert "chunked CE" not in shown
+
+
+def test_04_of_a_run_that_could_not_learn_says_so_first_and_shows_no_gain(demo, tmp_path):
+    _, run, _ = demo
+    ill = run.path.with_name("ill")
+    shutil.copytree(run.path, ill)
+    task = "import dataclasses\nfrom workbench.tiny.task import task as arithmetic\n\n"
+    task += "def right_number(completions, **kwargs):\n    return [0.0] * len(completions)\n\n"
+    task += "made = arithmetic(32, 20)\n"
+    task += "task = dataclasses.replace(made, reward_funcs=[*made.reward_funcs, right_number], right_by='right_number')\n"
+    (ill / "task.py").write_text(task)
+    recipe = RunDirectory.open(ill).recipe()
+    recipe.model_copy(update={"task": str(ill / "task.py"), "reward_weights": None}).save(ill / "recipe.yaml")
+    execute(
+        notebooks_folder() / "04_inspect.ipynb", tmp_path / "04.ipynb",
+        {"run_name": str(ill), "held_out": 4, "samples": 2}, run.path.parents[1], lambda done, total: None,
+    )  # fmt: skip
+    shown = (tmp_path / "04.ipynb").read_text()
+    assert "no completion was right, before or after: right_number paid nothing anywhere" in shown
+    assert "gain +0" not in shown
 
 
 def test_01_shows_how_hard_the_prompts_are(demo):

@@ -10,7 +10,14 @@ import nbformat
 import pytest
 
 from workbench import demo
-from workbench.demo import NOTEBOOKS, notebooks_folder, with_parameters
+from workbench.demo import (
+    NOTEBOOKS,
+    find_notebook,
+    notebooks_folder,
+    read_parameters,
+    run_notebook,
+    with_parameters,
+)
 from workbench.run.errors import RunError
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -83,6 +90,70 @@ def test_parameters_are_replaced_and_keep_their_comments():
 def test_an_unknown_parameter_is_an_error_that_lists_the_known_ones():
     with pytest.raises(RunError, match=r"(?s)no parameter 'step'.*steps, name"):
         with_parameters(notebook("steps = 60\nname = 1"), {"step": 3}, "x")
+
+
+def test_an_unknown_parameter_is_told_the_nearest():
+    with pytest.raises(RunError, match="did you mean 'steps'"):
+        with_parameters(notebook("steps = 60\nname = 1"), {"stpes": 3}, "x")
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("steps=5", 5),
+        ("steps = 1e-4", 1e-4),
+        ("on=False", False),
+        ("name=tiny", "tiny"),
+        ("name='a b'", "a b"),
+        ("name=3", "3"),
+        ("name=None", None),
+        ("name=a=b", "a=b"),
+        ("limit=[1, 2]", [1, 2]),
+        ("limit=some text", "some text"),
+        ("new=text", "text"),
+    ],
+)
+def test_values_are_python_literals_and_text_where_text_stands(said, value):
+    standing = 'steps = 60\non = True\nname = "a"  # of the run\nlimit = None\nnew = 2 * 3'
+    [found] = read_parameters([said], notebook(standing), "x").values()
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("said", ["steps=five", "on=true", "steps", "=5", "steps="])
+def test_what_is_no_value_is_refused_with_an_example(said):
+    with pytest.raises(RunError, match=r"(?s)--set .*NAME=VALUE.*for example --set"):
+        read_parameters([said], notebook("steps = 60\non = True"), "x")
+
+
+@pytest.mark.parametrize("name", ["3", "03", "train", "03_train", str(FOLDER / "03_train.ipynb")])
+def test_a_notebook_is_found_by_number_name_or_path(name):
+    assert find_notebook(name) == FOLDER / "03_train.ipynb"
+
+
+def test_no_such_notebook(home):
+    with pytest.raises(RunError, match="did you mean 'train'"):
+        find_notebook("trian")
+
+
+def test_one_notebook_runs_with_its_own_parameters(home):
+    made = notebook("steps = 60  # of them")
+    made.cells.append(nbformat.v4.new_code_cell("print(steps)"))
+    made.cells.append(nbformat.v4.new_code_cell("assert steps < 9, f'{steps} steps'"))
+    nbformat.write(made, home / "own.ipynb")
+    before, cells = (home / "own.ipynb").read_text(), []
+    found = run_notebook(str(home / "own.ipynb"), ["steps=5"], on_cell=lambda *each: cells.append(each))
+    assert found["parameters"] == {"steps": 5}
+    assert found["out"] == str(home / "runs" / "notebooks" / "own.ipynb")
+    executed = nbformat.read(found["out"], as_version=4)
+    assert executed.cells[0].source == "steps = 5  # of them"
+    assert executed.cells[1].outputs[0].text == "5\n"
+    assert cells[-1] == (3, 3)
+    with pytest.raises(RunError, match=r"(?s)own.ipynb: AssertionError: 60 steps.*own-2.ipynb"):
+        run_notebook(str(home / "own.ipynb"))
+    assert (home / "runs" / "notebooks" / "own-2.ipynb").is_file(), "with the cell that failed"
+    assert (home / "own.ipynb").read_text() == before
+    with pytest.raises(RunError, match="the notebook itself"):
+        run_notebook(str(home / "own.ipynb"), out=home / "own.ipynb")
 
 
 def test_a_notebook_without_a_parameters_cell_is_an_error():

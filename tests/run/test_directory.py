@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -42,6 +43,72 @@ def test_open_by_name_by_path_and_latest(home):
     assert RunDirectory.open("runs/old").name == "old"
     assert RunDirectory.open(new.path).name == "new"
     assert RunDirectory.open("latest").name == "new"
+
+
+def begun(name, at, *, ended=True, adapter=True, measured_at=None):
+    """A run that was begun at a time, in seconds; 5 of its 24 steps are recorded."""
+    made = RunDirectory.create(name, Recipe(), {"settings": {"in_force": {"max_steps": 24}}})
+    for step in range(1, 6):
+        made.log_metrics(step, {"step_time": 6.0})
+    os.utime(made.path / "recipe.yaml", (at, at))
+    if adapter:
+        made.final.mkdir(parents=True)
+        (made.final / "adapter_config.json").write_text("{}")
+    if measured_at:
+        os.utime(made.write_json("evaluation.json", {}), (measured_at, measured_at))
+    if ended:
+        made.update_manifest(result={"status": "finished", "steps": 24, "minutes": 2.0})
+        made.release()
+    return made
+
+
+def test_latest_is_the_one_that_is_needed(home):
+    begun("first", 100)
+    begun("second", 200)
+    begun("trains", 300, ended=False, adapter=False)
+    begun("empty", 400, adapter=False)
+    meant = {
+        which: RunDirectory.open("latest", latest=which).name for which in ("begun", "training", "resting", "trained")
+    }
+    assert meant == {"begun": "empty", "training": "trains", "resting": "empty", "trained": "second"}
+    assert RunDirectory.open("second").describe("second") == "second (finished after 24 steps)"
+    assert RunDirectory.open("second").describe() == (
+        "latest: second (finished after 24 steps); beside it: empty (finished after 24 steps, no adapter), "
+        "trains (still training, step 5 of 24), first (finished after 24 steps)"
+    )
+
+
+def test_latest_for_05_is_the_one_that_04_measured_until_another_is_begun(home):
+    begun("a", 100, measured_at=300)
+    begun("b", 200)  # it trained while 04 measured a
+    assert RunDirectory.open("latest", latest="trained").name == "b"
+    assert RunDirectory.open("latest", latest="measured").name == "a"
+    assert RunDirectory.open("a").state == "finished after 24 steps, measured"
+    begun("c", 400)
+    assert RunDirectory.open("latest", latest="measured").name == "c"
+
+
+def test_a_run_that_trains_says_so_and_what_to_do(home):
+    begun("done", 100)
+    trains = begun("trains", 200, ended=False, adapter=False)
+    for asked in (trains.check_ended, lambda: trains.adapter):
+        with pytest.raises(
+            RunError, match=r"(?s)trains: still training, step 5 of 24.*control trains stop.*run_name = 'done'"
+        ):
+            asked()
+    assert RunDirectory.open("done").check_ended().name == "done"
+
+
+def test_where_no_run_has_what_is_needed_each_is_named(home):
+    begun("a", 100, adapter=False)
+    begun("b", 200, adapter=False)
+    with pytest.raises(RunError, match=r"none has an adapter \(a: finished after 24 steps, no adapter, b: "):
+        RunDirectory.open("latest", latest="trained")
+    with pytest.raises(RunError, match="a/checkpoints: no adapter"):
+        RunDirectory.open("a").adapter  # noqa: B018
+    begun("c", 300, adapter=False, ended=False)
+    with pytest.raises(RunError, match="c: still training"):
+        RunDirectory.open("latest", latest="measured")
 
 
 def test_opening_what_is_not_there_says_what_is(home):
@@ -147,6 +214,7 @@ def test_the_last_line_is_torn_only_if_nobody_is_writing_it(tmp_path):
 
 def test_the_adapter_of_a_killed_run_is_its_latest_checkpoint(home):
     run = RunDirectory.create("a", Recipe(), {})
+    run.release()
     with pytest.raises(RunError, match="(?s)checkpoints: no adapter.*save_steps"):
         _ = run.adapter
     for folder in ("checkpoint-20", "checkpoint-100", "checkpoint-3"):

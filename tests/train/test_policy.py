@@ -8,9 +8,12 @@ from __future__ import annotations
 import pytest
 
 from workbench.run.errors import PolicyError
+from workbench.run.recipe import Recipe
 from workbench.tiny import MODEL_DIR
-from workbench.train.policy import find_model, linear4bit_layers, load_policy, load_tokenizer
+from workbench.train.policy import _without_noise, find_model, linear4bit_layers, load_policy, load_tokenizer
 from workbench.train.sampling import sample
+from workbench.train.session import save_adapter
+from workbench.train.trainer import load_recipe_policy
 
 PROMPT = [{"role": "user", "content": "What is 15 + 27?"}]
 
@@ -56,6 +59,28 @@ def test_the_line_says_what_where_how_and_how_many(tiny_policy, backend):
     for part in ("tiny:", " parameters", "NF4", "Linear4bit", through, "LoRA trains"):
         assert part in line
     assert len(line.splitlines()) == 1
+
+
+def test_a_recipes_policy_is_loaded_on_the_recipes_backend_without_unsloths_lines(backend, tmp_path, capsys):
+    recipe = Recipe.of({"policy": {"backend": backend, "load_in_4bit": False, "max_seq_length": 128}, "seed": 3})
+    made = load_recipe_policy(recipe)
+    assert (made.backend_name, made.linear4bit, made.max_seq_length) == (backend, 0, 128)
+    trained = load_recipe_policy(recipe, adapter=save_adapter(made, tmp_path / "final"))
+    assert (trained.backend_name, trained.trainable) == (backend, 0)
+    assert "chunked CE" not in capsys.readouterr().out
+
+
+def test_no_other_line_of_unsloths_is_kept_out(capsys):
+    with _without_noise():
+        print(
+            "Unsloth 2026.10.9: no GPU found, training on CPU (x86_64). CPU training; supported: text LoRA with SFTTrainer."
+        )
+        print("Unsloth (CPU): LlamaForCausalLM on 2 CPU threads. dtype = float32, 4-bit = True, chunked CE = True.")
+        print("Unsloth (CPU): bitsandbytes 4-bit does not work on this CPU, loading 16-bit weights instead.")
+        print("half a line", end="")
+    print(" and its end")
+    said = "Unsloth (CPU): bitsandbytes 4-bit does not work on this CPU, loading 16-bit weights instead.\n"
+    assert capsys.readouterr().out == f"{said}half a line and its end\n"
 
 
 def test_16_bit_loads_no_4bit_layer(backend):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hostile import HOSTILE, obeyed
 
 from workbench.dataset.task import Task
 from workbench.rewards.groups import advantages
@@ -28,6 +29,14 @@ def test_completions_stand_in_pre_where_mathjax_does_not_run():
 def test_direction_turning_characters_are_made_visible():
     assert "\u202e" not in Table(["c"], [[Verbatim("abc\u202edef")]])._repr_html_()
     assert "\\u202e" in str(Table(["c"], [[Verbatim("abc\u202edef")]]))
+
+
+def test_control_sequences_are_shown_in_every_part_of_a_table():
+    table = Table([f"head {HOSTILE}"], [[Verbatim(f"{HOSTILE}\n\tend")], [HOSTILE]], f"caption {HOSTILE}")
+    for shown in (str(table), table._repr_html_()):
+        assert obeyed(shown) == []
+        assert shown.count(r"\x1b]52;c;") == 4
+    assert r"\n" in str(table)
 
 
 def test_long_text_is_cut_and_says_so():

@@ -18,6 +18,11 @@ from workbench.run.workspace import resolve
 
 # A 16-bit weight is rounded at 1 part in 256 (bfloat16), so logits of size 10 move by a few hundredths over the layers.
 LARGEST_ROUNDING = 0.05  # share of the logits' own spread that rounding may move them by
+_OTHER_BASE = "check that base and adapter belong together; `base` must be the 16-bit model of the run's policy"
+_TOO_LARGE = (
+    "it is the trained policy, and its adapter's weights are so large that 16 bits round them this far, as after a learning "
+    "rate that was too high; train with a lower one, or serve base + adapter (export/adapter), which rounds nothing"
+)
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,16 @@ class Proof:
                 f"merged and adapter differ by up to {self.largest_logit_difference:.3g} (the logits' spread is "
                 f"{self.logit_spread:.3g}, the adapter's own effect {self.largest_difference_to_base:.3g}); "
                 f"{self.same_greedy} of {self.prompts} greedy completions are the same",
-                rule="a merged model is base + adapter up to 16-bit rounding",
-                remedy="check that base and adapter belong together; `base` must be the 16-bit model of the run's policy",
+                rule="a merged model is base + adapter up to 16-bit rounding, which moves logits by at most "
+                f"{LARGEST_ROUNDING:.0%} of their spread",
+                remedy=_TOO_LARGE if self._only_rounded else _OTHER_BASE,
             )
+
+    @property
+    def _only_rounded(self) -> bool:
+        # Another base would write other completions. Rounding is a share of a weight, so it moves large ones far.
+        far = self.largest_logit_difference / self.largest_difference_to_base if self.largest_difference_to_base else 1.0
+        return self.same_greedy == self.prompts and far <= LARGEST_ROUNDING
 
     def found(self) -> dict[str, Any]:
         """For the run's `export/proof.json`."""

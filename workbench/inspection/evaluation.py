@@ -148,8 +148,12 @@ def share_interval(values: np.ndarray) -> tuple[float, float, float]:
     return mean, max(0.0, mean - half), min(1.0, mean + half)
 
 
-def summary(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """What notebook 04 leaves in `evaluation.json`: the shares before and after, and the paired gain."""
+def summary(before: Evaluation, after: Evaluation, right_by: str = "") -> dict[str, Any]:
+    """What notebook 04 leaves in `evaluation.json`: the shares before and after, and the paired gain.
+
+    Args:
+        right_by: the function that said which completions are right.
+    """
     gain = paired_difference(before.correct, after.correct)
     return {
         "before": before.shares(),
@@ -157,4 +161,20 @@ def summary(before: Evaluation, after: Evaluation) -> dict[str, Any]:
         "gain": {"correct": gain.mean, "low": gain.low, "high": gain.high},
         "prompts": gain.prompts,
         "samples": int(before.correct.shape[1]),
+        "right_by": right_by,
     }
+
+
+def gain_in_words(found: dict[str, Any]) -> str:
+    """The gain of a `summary` in a line. Where the two cannot differ, +0 with an interval from 0 to 0 would be no result."""
+    before, after, gain = found["before"], found["after"], found["gain"]
+    if before["correct_lenient"] == after["correct_lenient"] == 0:
+        who = found.get("right_by") or "the function that says so"
+        return f"no completion was right, before or after: {who} paid nothing anywhere, so no gain can be measured"
+    if before["correct"] == after["correct"] == 0:
+        return "no completion was both right and in the strict format, before or after, so no gain can be measured"
+    if before["correct"] == after["correct"] == 1:
+        return "every completion was right, before and after: these prompts leave nothing to gain"
+    return (
+        f"gain {100 * gain['correct']:+.0f} points, 95 % interval {100 * gain['low']:+.0f} to {100 * gain['high']:+.0f}"
+    )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from workbench.dataset.split import fingerprint
 from workbench.dataset.task import Task
+from workbench.rewards.groups import ExplainedGroup
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import RunError
@@ -46,6 +51,40 @@ def most_telling_group(run: RunDirectory, step: int) -> int:
             f"step {step}: not in the record", rule="a run records every step", remedy="choose an earlier step"
         )
     return int(found.iloc[0, 0])
+
+
+def question(prompt: Any) -> str:
+    """What a prompt asks: its last message, or its text. A prompt of the record is the JSON of its messages, or text."""
+    if isinstance(prompt, str):
+        try:
+            prompt = json.loads(prompt)
+        except ValueError:
+            return prompt
+    try:
+        return str(prompt[-1]["content"])
+    except (TypeError, LookupError):
+        return str(prompt)
+
+
+def asked(rollouts: pandas.DataFrame, answer_column: str) -> str:
+    """A recorded group's question and right answer, in a line."""
+    first = rollouts.iloc[0]
+    answer = json.loads(first["columns"] or "{}").get(answer_column)
+    return question(first["prompt"]) + ("" if answer is None else f" (right answer: {answer})")
+
+
+def best_first(found: ExplainedGroup) -> ExplainedGroup:
+    """The same group with its completions in order of their advantages, so that every view numbers them alike."""
+    order = np.argsort(-found.advantages, kind="stable")
+    return dataclasses.replace(
+        found,
+        texts=[found.texts[place] for place in order],
+        scores=found.scores[order],
+        totals=found.totals[order],
+        advantages=found.advantages[order],
+        by_scale={scale: values[order] for scale, values in found.by_scale.items()},
+        contributions=found.contributions[order],
+    )
 
 
 def changed_since(run: RunDirectory, task: Task) -> list[str]:

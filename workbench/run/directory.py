@@ -15,16 +15,17 @@ import re
 import shutil
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workbench.run.errors import RunError
+from workbench.run.errors import RunError, WorkbenchError
 from workbench.run.recipe import Recipe
 from workbench.run.workspace import resolve, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MOST_BESIDE = 4  # other runs that are named
 
 
 class RunDirectory:
@@ -59,6 +60,16 @@ class RunDirectory:
         Raises:
             RunError: if the run was killed before it saved one.
         """
+        if (saved := self._saved_adapter()) is not None:
+            return saved
+        self.check_ended()
+        raise RunError(
+            f"{shown(self.checkpoints)}: no adapter",
+            rule="a run saves its adapter when it ends or is stopped, and every save_steps steps on the way",
+            remedy=f"choose another run{self._finished_one()}; to lose less next time, lower grpo.save_steps",
+        )
+
+    def _saved_adapter(self) -> Path | None:
         saved = sorted(
             (folder for folder in self.checkpoints.glob("checkpoint-*") if folder.name[11:].isdigit()),
             key=lambda folder: int(folder.name[11:]),
@@ -66,11 +77,12 @@ class RunDirectory:
         for folder in (self.final, *reversed(saved)):
             if (folder / "adapter_config.json").is_file():
                 return folder
-        raise RunError(
-            f"{shown(self.checkpoints)}: no adapter",
-            rule="a run saves its adapter when it ends or is stopped, and every save_steps steps on the way",
-            remedy="choose another run; to lose less next time, lower grpo.save_steps",
-        )
+        return None
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether it has ended, with an adapter."""
+        return not self.live and self._saved_adapter() is not None
 
     @property
     def export(self) -> Path:
@@ -114,20 +126,26 @@ class RunDirectory:
         return True
 
     @classmethod
-    def open(cls, path: str | Path = "latest", root: str | Path = "runs") -> RunDirectory:
-        """Open a run by path, by name under `root`, or `"latest"`: the one that was begun last.
+    def open(cls, path: str | Path = "latest", root: str | Path = "runs", latest: str = "begun") -> RunDirectory:
+        """Open a run by path, by name under `root`, or `"latest"`.
+
+        Args:
+            latest: which one that is. "begun": the one that was begun last. "training": the one that trains; where none does,
+                the one begun last. "resting": the one begun last of those that do not train; "recorded": of those with
+                completions on record; "trained": of those that have ended with an adapter. "measured": as "trained", but
+                the one that notebook 04 has measured since the last of them was begun goes first.
 
         Raises:
             RunError: if there is none, saying which runs there are.
         """
         folder = resolve(root)
-        known = sorted(folder.glob("*/recipe.yaml"), key=lambda file: file.stat().st_mtime) if folder.is_dir() else []
-        latest = [file.parent for file in known[-1:]]
-        candidates = latest if str(path) == "latest" else [resolve(path), folder / str(path)]
-        for candidate in candidates:
+        known = _runs_in(folder)
+        if str(path) == "latest" and known:
+            return _latest(known, latest)
+        for candidate in [] if str(path) == "latest" else [resolve(path), folder / str(path)]:
             if (candidate / "recipe.yaml").is_file():
                 return cls(candidate)
-        names = ", ".join(file.parent.name for file in known) or "none"
+        names = ", ".join(run.name for run in known) or "none"
         raise RunError(
             f"no run {str(path)!r} (runs in {shown(folder)}: {names})",
             rule="a run is a folder with a recipe.yaml",
@@ -214,6 +232,48 @@ class RunDirectory:
         return {"status": "running" if self.live else "killed", "steps": done, "minutes": minutes}
 
     @property
+    def state(self) -> str:
+        """`still training, step 5 of 24`, or how it ended: `finished after 45 steps, measured`."""
+        try:
+            result, total = self.result(), planned_steps(self)
+        except (OSError, ValueError, KeyError, TypeError, WorkbenchError):
+            return "not readable"
+        if result["status"] == "running":
+            return f"still training, step {result['steps']}" + (f" of {total}" if total else "")
+        adapter = "" if self.has_adapter else ", no adapter"
+        measured = ", measured" if (self.path / "evaluation.json").is_file() else ""
+        return f"{result['status']} after {result['steps']} steps{adapter}{measured}"
+
+    def describe(self, asked: str | Path = "latest") -> str:
+        """`a (finished after 45 steps)`; asked for as "latest", also which other runs lie beside it, the newest first."""
+        own = f"{self.name} ({self.state})"
+        if str(asked) != "latest":
+            return own
+        others = [run for run in reversed(_runs_in(self.path.parent)) if run.path != self.path]
+        named = [f"{run.name} ({run.state})" for run in others[:_MOST_BESIDE]]
+        named += [f"{len(others) - _MOST_BESIDE} more"] if len(others) > _MOST_BESIDE else []
+        return f"latest: {own}" + (f"; beside it: {', '.join(named)}" if named else "")
+
+    def check_ended(self) -> RunDirectory:
+        """The run itself, if it does not train.
+
+        Raises:
+            RunError: if it does, saying how far it is.
+        """
+        if self.live:
+            raise RunError(
+                f"{self.name}: {self.state}",
+                rule="a run saves its adapter when it ends or is stopped",
+                remedy=f"wait; or stop it, which saves: `workbench control {self.name} stop`"
+                + (f"; or choose another run{found}" if (found := self._finished_one()) else ""),
+            )
+        return self
+
+    def _finished_one(self) -> str:
+        found = [run.name for run in _runs_in(self.path.parent) if run.path != self.path and run.has_adapter]
+        return f", for example run_name = {found[-1]!r}, which has ended" if found else ""
+
+    @property
     def live(self) -> bool:
         """Whether the process that owns the run still lives; on another machine, whether it still holds the lock."""
         try:
@@ -267,6 +327,48 @@ class RunDirectory:
 
     def __repr__(self) -> str:
         return f"RunDirectory({shown(self.path)!r})"
+
+
+def _runs_in(folder: Path) -> list[RunDirectory]:
+    # Begun last comes last.
+    files = sorted(folder.glob("*/recipe.yaml"), key=lambda file: file.stat().st_mtime) if folder.is_dir() else []
+    return [RunDirectory(file.parent) for file in files]
+
+
+def _latest(known: list[RunDirectory], which: str) -> RunDirectory:
+    wanted: dict[str, Callable[[RunDirectory], bool]] = {
+        "begun": lambda run: True,
+        "training": lambda run: run.live,
+        "resting": lambda run: not run.live,
+        "recorded": lambda run: any(run.rollouts.glob("step-*.parquet")),
+        "trained": lambda run: run.has_adapter,
+        "measured": lambda run: run.has_adapter,
+    }
+    found = [run for run in known if wanted[which](run)]
+    if which == "measured":
+        found.sort(key=_begun_or_measured)
+    if found or which == "training":
+        return (found or known)[-1]
+    known[-1].check_ended()
+    lacks = {"resting": "all train", "recorded": "none has completions on record"}.get(which, "none has an adapter")
+    raise RunError(
+        f"latest: {lacks} ({', '.join(f'{run.name}: {run.state}' for run in known[-_MOST_BESIDE:])})",
+        rule="a run records every step, and saves its adapter when it ends or is stopped",
+        remedy="train one with notebook 03 or `workbench train`, or name another run by its path",
+    )
+
+
+def _begun_or_measured(run: RunDirectory) -> float:
+    files = (run.path / "recipe.yaml", run.path / "evaluation.json")
+    return max(file.stat().st_mtime for file in files if file.is_file())
+
+
+def planned_steps(run: RunDirectory) -> int:
+    """Steps that a run was asked for, over all stages; 0 if it was asked for epochs."""
+    recipe = run.recipe()
+    if recipe.stages:
+        return sum(stage.steps for stage in recipe.stages)
+    return max(0, int(run.manifest().get("settings", {}).get("in_force", {}).get("max_steps") or 0))
 
 
 def _is_zombie(pid: int) -> bool:

@@ -9,6 +9,8 @@ import os
 import traceback
 from pathlib import Path
 
+from workbench.run.printable import printable
+
 
 class WorkbenchError(Exception):
     """Base of every error that the workbench raises on purpose.
@@ -20,15 +22,16 @@ class WorkbenchError(Exception):
     """
 
     def __init__(self, value: str, *, rule: str, remedy: str) -> None:
-        self.value, self.rule, self.remedy = value, rule, remedy
-        super().__init__(f"{value}\n  rule:   {rule}\n  remedy: {remedy}")
+        # A completion or a row may stand in any of them.
+        self.value, self.rule, self.remedy = printable(value), printable(rule), printable(remedy)
+        super().__init__(f"{self.value}\n  rule:   {self.rule}\n  remedy: {self.remedy}")
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints instead of a traceback: the message, and the user's own failing lines if there are any."""
         lines = [f"{type(self).__name__}: {self}"]
         if self.__cause__ is not None and not isinstance(self.__cause__, WorkbenchError):
             lines += ["", "caused by:"]
-            lines += [line.rstrip() for line in traceback.format_exception(self.__cause__)[-6:]]
+            lines += [printable(line.rstrip()) for line in traceback.format_exception(self.__cause__)[-6:]]
         return lines
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -287,6 +288,34 @@ def _count(number: int) -> str:
     return str(number)
 
 
+# What Unsloth prints on a CPU: that it supports SFTTrainer, as if GRPO were not, and what the policy's own line says better.
+_NOISE = re.compile(
+    r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU threads\..*chunked CE"
+)
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """Keep these two lines out of what is printed meanwhile, and nothing else."""
+
+    class Sieve:
+        kept_out = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(stream, name)
+
+        def write(self, text: str) -> int:
+            its_end = self.kept_out and text == "\n"  # print writes a line and its end one after the other
+            self.kept_out = _NOISE.match(text) is not None
+            return len(text) if its_end or self.kept_out else stream.write(text)
+
+    stream, sys.stdout = sys.stdout, Sieve()
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+
+
 def _unsloth() -> Any:
     if "unsloth" not in sys.modules:
         # Unsloth writes generated Python into the current folder and installs system packages unless it is told not to.
@@ -295,7 +324,7 @@ def _unsloth() -> Any:
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
         os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
-        with quiet_imports():
+        with quiet_imports(), _without_noise():
             import unsloth
     import unsloth
 
@@ -311,9 +340,11 @@ def _unsloth_version() -> str:
 def _unsloth_base(
     source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None, **engine: Any
 ) -> tuple[Any, Any, list[str]]:
-    model, tokenizer = _unsloth().FastLanguageModel.from_pretrained(
-        model_name=source, max_seq_length=max_seq_length, dtype=dtype, load_in_4bit=load_in_4bit, **engine
-    )
+    loader = _unsloth().FastLanguageModel
+    with _without_noise():
+        model, tokenizer = loader.from_pretrained(
+            model_name=source, max_seq_length=max_seq_length, dtype=dtype, load_in_4bit=load_in_4bit, **engine
+        )
     return model, tokenizer, []
 
 

@@ -64,7 +64,7 @@ def train(
     stages = planned_stages(recipe, task, config_class)
     planned_trackers(stages[0].settings["report_to"])  # an unknown name is an error before anything is loaded
     checkpointing = settle_checkpointing(stages, policy)
-    policy = policy or _loaded(recipe, stages[0].settings)
+    policy = policy or load_recipe_policy(recipe, stages[0].settings)
     notes = renamed + plan.stages_decide(recipe) + checkpointing + fast_inference.agree(stages, policy)
     notes += _ready(stages, policy)
     if policy.trained_in:
@@ -116,7 +116,7 @@ def continue_run(
     Raises:
         RunError: if the run trains, is over, or has no checkpoint. The others as for `train`.
     """
-    run = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
+    run = run if isinstance(run, RunDirectory) else RunDirectory.open(run, latest="resting")
     recipe, point = run.recipe(), latest_point(run)
     task = task or begun_task(run, recipe)
     config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
@@ -134,7 +134,7 @@ def continue_run(
         )
     begun_with = run.manifest()["settings"]["in_force"].get("gradient_checkpointing")
     notes = settle_checkpointing(left, policy, begun_with)
-    policy = policy or _loaded(recipe, left[0].settings)
+    policy = policy or load_recipe_policy(recipe, left[0].settings)
     notes += fast_inference.agree(left, policy) + _ready(left, policy) + changed_since_begun(run, left)
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         configs = {stage.number: build_config(config_class, stage, scratch, policy) for stage in left}
@@ -184,7 +184,19 @@ def _keep_tasks(run: RunDirectory, task: Task, stages: Sequence[Stage]) -> None:
             shutil.copyfile(stage.task.source, run.path / "tasks" / kept_task(stage.number))
 
 
-def _loaded(recipe: Recipe, settings: dict[str, Any]) -> Policy:
+def load_recipe_policy(
+    recipe: Recipe, settings: dict[str, Any] | None = None, adapter: str | Path | None = None
+) -> Policy:
+    """The policy that a recipe asks for, on its backend, with every field of the recipe.
+
+    Args:
+        settings: GRPOConfig's in force, which decide on gradient checkpointing and vLLM; None: neither, to measure with.
+        adapter: folder of a trained adapter to put on instead of a new one.
+
+    Raises:
+        PolicyError: as `load_policy`.
+    """
+    settings = settings or {}
     return load_policy(
         recipe.policy.name,
         backend=recipe.policy.backend,
@@ -192,7 +204,8 @@ def _loaded(recipe: Recipe, settings: dict[str, Any]) -> Policy:
         max_seq_length=recipe.policy.max_seq_length,
         dtype=recipe.policy.dtype,
         lora=recipe.lora,
-        gradient_checkpointing=settings["gradient_checkpointing"],
+        adapter=adapter,
+        gradient_checkpointing=bool(settings.get("gradient_checkpointing")),
         fast_inference=bool(settings.get("use_vllm")) and recipe.policy.backend == "unsloth",
         gpu_memory_utilization=recipe.policy.gpu_memory_utilization,
         chat_template_kwargs=recipe.chat_template_kwargs,

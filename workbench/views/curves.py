@@ -307,14 +307,6 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def planned_steps(run: RunDirectory) -> int:
-    """Steps that a run was asked for, over all stages; 0 if it was asked for epochs."""
-    recipe = run.recipe()
-    if recipe.stages:
-        return sum(stage.steps for stage in recipe.stages)
-    return max(0, int(run.manifest().get("settings", {}).get("in_force", {}).get("max_steps") or 0))
-
-
 def run_figure(run: RunDirectory) -> tuple[RunFigure, History, list[Mark]]:
     """The figure, the history and the marks of a recorded run, ready to `draw`."""
     manifest = run.manifest()

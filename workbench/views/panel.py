@@ -66,7 +66,7 @@ class RunPanel:
         self._box: Any = None  # where the controls appear once there is a run
         self._task: asyncio.Task | None = None
         if isinstance(run, (str, os.PathLike)):
-            self._open(RunDirectory.open(run, root))
+            self._open(RunDirectory.open(run, root, latest="training"))
         elif isinstance(run, RunDirectory):
             self._open(run)
         else:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import RunDirectory, planned_steps
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.run.requests import InForce, apply_event
-from workbench.views.curves import RunFigure, planned_steps
+from workbench.views.curves import RunFigure
 from workbench.views.history import History
 from workbench.views.latest import LatestGroup, group_html, newest_part, part_of, read_group
 from workbench.views.marks import Mark, add_mark

@@ -1,7 +1,7 @@
 """Tables of completions, scores and advantages.
 
 What a model wrote is shown as text and nothing else: escaped, inside `<pre>` (where neither HTML nor MathJax runs), with
-the characters that turn the direction of writing made visible.
+control sequences, invisible characters and those that turn the direction of writing made visible.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from workbench.run.printable import printable
+
 LONGEST_SHOWN = 2000
 _PADDED = "padding:2px 8px"
 # JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.
 PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"
-_BIDI = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 class Table:
@@ -25,20 +26,22 @@ class Table:
 
     def _repr_html_(self) -> str:
         head = "".join(
-            f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{html.escape(str(name))}</th>"
+            f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{html.escape(plain(str(name)))}</th>"
             for name in self.header
         )
         body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in self.rows)
-        caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
+        # A caption may quote a prompt, and MathJax would set what stands between two dollars outside of <pre>.
+        said = html.escape(printable(self.caption))
+        caption = f"<pre style='{PRE};margin:6px 0;font-weight:bold'>{said}</pre>" if self.caption else ""
         table = f"<table style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"{caption}<div style='overflow-x:auto'>{table}</div>"
 
     def __str__(self) -> str:
-        texts = [self.header, *([_text(value) for value in row] for row in self.rows)]
+        texts = [[plain(str(name)) for name in self.header], *([_text(value) for value in row] for row in self.rows)]
         flat = [[text.replace("\n", "\\n") for text in row] for row in texts]
         widths = [max(len(row[column]) for row in flat) for column in range(len(self.header))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in flat]
-        return "\n".join([self.caption, *lines] if self.caption else lines)
+        return "\n".join([printable(self.caption), *lines] if self.caption else lines)
 
     __repr__ = __str__
 
@@ -53,10 +56,10 @@ def short_name(function: str) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` cut to a bounded length, with direction-turning characters made visible."""
+    """`text` cut to a bounded length, with control, invisible and direction-turning characters made visible."""
     if len(text) > LONGEST_SHOWN:
         text = f"{text[:LONGEST_SHOWN]} … ({len(text) - LONGEST_SHOWN} more characters)"
-    return text.translate(_BIDI)
+    return printable(text)
 
 
 def _text(value: Any) -> str:
@@ -95,13 +98,3 @@ def score_table(suite: Any, completions: Sequence[str], scores: Any, groups: Any
         row = [Verbatim(completion), *map(float, scores[index]), float(total)]
         rows.append(row + ([float(groups.advantages[index])] if groups is not None else []))
     return Table(header, rows, caption)
-
-
-def group_table(rollouts: Any, functions: Sequence[str], caption: str = "") -> Table:
-    """One recorded group (a frame of rollouts), best completion first."""
-    short = [short_name(name) for name in functions]
-    rows = [
-        [Verbatim(row["completion"]), *(row[f"score.{name}"] for name in functions), row["total"], row["advantage"]]
-        for _, row in rollouts.sort_values("advantage", ascending=False).iterrows()
-    ]
-    return Table(["completion", *short, "total", "advantage"], rows, caption)

@@ -20,7 +20,35 @@ from rich.progress import (
 
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
+from workbench.run.printable import Guarded, printable, unguarded
 from workbench.views.tables import plain
+
+
+class _Text(TextColumn):
+    """Text beside a bar, shown as it is: the name of a run or a task is no markup."""
+
+    def __init__(self, text_format: str) -> None:
+        super().__init__(text_format, markup=False)
+
+    def render(self, task: Any) -> Any:
+        text = super().render(task)
+        text.plain = printable(text.plain)
+        return text
+
+
+class _Bar(Progress):
+    """A bar on standard error; what is printed meanwhile goes above it, as text."""
+
+    def __init__(self, *columns: Any) -> None:
+        console = Console(file=unguarded(sys.stderr), markup=False, emoji=False, highlight=False)
+        super().__init__(*columns, console=console)
+
+    def start(self) -> None:
+        before = sys.stdout, sys.stderr
+        super().start()
+        # rich has put streams of its own there, which obey colours and links; it takes them away again.
+        now = zip((sys.stdout, sys.stderr), before, strict=True)
+        sys.stdout, sys.stderr = (stream if stream is was else Guarded(stream) for stream, was in now)
 
 
 def progress_bar(unit: str, numbers: bool = False, remaining: bool = True) -> Progress:
@@ -30,21 +58,21 @@ def progress_bar(unit: str, numbers: bool = False, remaining: bool = True) -> Pr
         numbers: with a text of numbers beside it.
         remaining: with the time gone, and the time to go as rich expects it.
     """
-    columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit)]
+    columns = [_Text("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), _Text(unit)]
     if numbers:
-        columns.append(TextColumn("{task.fields[numbers]}"))
+        columns.append(_Text("{task.fields[numbers]}"))
     times = [TimeElapsedColumn(), TimeRemainingColumn()] if remaining else []
-    return Progress(*columns, *times, console=Console(stderr=True))
+    return _Bar(*columns, *times)
 
 
 @contextlib.contextmanager
 def counter(unit: str) -> Iterator[Callable[[int], None]]:
     """A running count on standard error, for work whose end is not known; nothing where no one is watching."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    bar = _Bar(SpinnerColumn(), _Text("{task.completed} " + unit), TimeElapsedColumn())
+    if not bar.console.is_terminal:
         yield lambda done: None
         return
-    with Progress(SpinnerColumn(), TextColumn("{task.completed} " + unit), TimeElapsedColumn(), console=console) as bar:
+    with bar:
         task = bar.add_task("", total=None)
         yield lambda done: bar.update(task, completed=done)
 
@@ -92,8 +120,8 @@ class TerminalWatch:
         self._step = step
 
     def say(self, text: str) -> None:
-        """A line that stays above the bar. Shown as it is: what a model or a user wrote is no markup."""
-        self.bar.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
+        """A line that stays above the bar."""
+        self.bar.console.print(plain(text), soft_wrap=True)
 
 
 def numbers(values: dict[str, Any]) -> str:

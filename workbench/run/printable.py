@@ -1,0 +1,62 @@
+"""Text that others wrote (completions, rows, messages of errors), made safe for a terminal.
+
+A terminal obeys control sequences: they clear the screen, write the clipboard, rename the window. `printable` shows them as
+Python writes them; `guard_output` puts it between every print of a process and its terminal, so that none can forget it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+# C0 but for tab and newline, DEL and C1; what turns the direction of writing; what nobody sees; lone surrogates, which
+# cannot be encoded.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_COLOUR = re.compile(r"\x1b\[[\d;:]*m")
+_BAR = re.compile(r"(\r|\x1b\[A)")  # what tqdm draws with: back to the line's beginning, and a line up
+
+
+def printable(text: str) -> str:
+    """`text` with every character that a terminal obeys or hides shown as its escape: `\\x1b`, `\\u202e`, `\\r`."""
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class Guarded:
+    """A text stream that passes on printable text only.
+
+    Colours of libraries are dropped. A progress bar draws with control characters: one of tqdm's may move the cursor, and
+    the workbench's own write to `unguarded(stream)`.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.unguarded = stream
+
+    def write(self, text: str) -> int:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("tqdm."):
+            parts = _BAR.split(text)
+            parts[::2] = map(printable, parts[::2])
+            self.unguarded.write("".join(parts))
+        else:
+            self.unguarded.write(printable(_COLOUR.sub("", text)))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unguarded, name)
+
+
+def unguarded(stream: Any) -> Any:
+    """The stream itself, for what draws with control sequences of its own."""
+    return getattr(stream, "unguarded", stream)
+
+
+def guard_output() -> None:
+    """From here on, whatever this process prints is printable: results, errors, tracebacks, and what a reward prints."""
+    sys.stdout, sys.stderr = (Guarded(unguarded(stream)) for stream in (sys.stdout, sys.stderr))
