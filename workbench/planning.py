@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from workbench.train.stages import Stage
 
 Memory = Callable[[Recipe, dict[str, Any], int | None], Any]
-_OFFLINE = "cannot be reached"  # how the workbench's errors say that it is the network, and not the name
 
 
 @dataclass
@@ -104,12 +103,12 @@ def plan_run(
 
     Raises:
         RecipeError, TaskError, DataError, PolicyError: what would stop the training, with the remedy. A hub that cannot
-            be reached is a note.
+            be reached is a note, and so is memory that cannot be estimated.
     """
     from workbench.train.policy import trainer_classes
     from workbench.train.stages import planned_stages
 
-    said, recipe, notes = read_source(source)
+    said, recipe, notes, named = read_source(source)
     config_class, _ = trainer_classes(recipe.policy.backend)
     fields = plan.field_names(config_class)
     recipe, settings, more = plan.normalised(recipe, fields, device)
@@ -126,15 +125,26 @@ def plan_run(
     if stages:
         words = _in_stages(stages)
     card = memory if isinstance(memory, CardMemory) else CardMemory()
-    settings["gradient_checkpointing"], chosen = card.checkpointing(recipe, settings, longest, stages)
+    unmeasured = (
+        []
+        if named or memory is None
+        else ["not estimated: memory, as the script says no model's name that can be read"]
+    )
+    chosen, estimate = [], None
+    if named:
+        try:
+            settings["gradient_checkpointing"], chosen = card.checkpointing(recipe, settings, longest, stages)
+        except PolicyError as error:
+            unmeasured = [f"not estimated: memory; {error.value}"]
     given = {**settings, **_for_the_backend(recipe, settings)}
     built = _built(config_class, given, recipe)
     notes += [*offline, *measured, *chosen, *plan.check_in_force(given, built)]
-    estimate, unmeasured = None, []
-    if memory is card:
-        notes += card.said(recipe, settings)
-    if memory is not None:
-        estimate, unmeasured = _estimated(memory, recipe, settings, longest)
+    if memory is not None and not unmeasured:
+        try:
+            notes += card.said(recipe, settings) if memory is card else []
+            estimate = memory(recipe, settings, longest)
+        except PolicyError as error:
+            unmeasured = [f"not estimated: memory; {error.value}"]
     return Plan(
         source=said,
         recipe=recipe,
@@ -149,21 +159,21 @@ def plan_run(
     )
 
 
-def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str]]:
+def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool]:
     """What a recipe file, a preset's name, a script or a recipe asks for.
 
     Returns:
-        (what to call it, the recipe, lines about what a script had otherwise).
+        (what to call it, the recipe, lines about what a script had otherwise, whether policy.name was asked for).
     """
     from workbench.train.plan.pasting import read_script
 
     if isinstance(source, Recipe):
-        return "recipe", source, []
+        return "recipe", source, [], True
     if isinstance(source, str) and "\n" in source:
         return "script", *read_script(source)
     if Path(source).suffix in (".yaml", ".yml") or not find(source).is_file():
         file = find_recipe(source)
-        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), []
+        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True
     file = find(source)
     if file.suffix != ".py":
         raise RecipeError(
@@ -179,7 +189,7 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str]]:
 
 
 def _rows(recipe: Recipe, built: Any, given: dict[str, Any]) -> list[plan.Row]:
-    rows = plan.in_force_table(recipe.grpo, built, {**given, "seed": recipe.seed})
+    rows = plan.in_force_table(plan.asked_of(recipe), built, {**given, "seed": recipe.seed})
     if not recipe.stages:
         return rows
     return [row._replace(by=plan.STAGES) if row.name == "max_steps" else row for row in rows]
@@ -273,20 +283,11 @@ class CardMemory:
         return {**on_a_gpu, "gradient_checkpointing": settings["gradient_checkpointing"]}
 
 
-def _estimated(memory: Memory, recipe: Recipe, settings: dict[str, Any], longest: int | None) -> tuple[Any, list[str]]:
-    try:
-        return memory(recipe, settings, longest), []
-    except PolicyError as error:
-        if _OFFLINE not in error.value:
-            raise
-        return None, [f"not estimated: {error.value}; so nothing is said of memory"]
-
-
 def _task(recipe: Recipe) -> tuple[Task | None, list[str]]:
     try:
         return load_task(recipe.task), []
     except DataError as error:
-        if _OFFLINE not in error.value:
+        if not error.network:
             raise
         return None, [f"not checked: {error.value}; so its prompts were neither counted nor measured"]
 
@@ -304,7 +305,7 @@ def _prompts(
     try:
         tokenizer = load_tokenizer(recipe.policy.name)
     except PolicyError as error:
-        if _OFFLINE not in error.value:
+        if not error.network:
             raise
         return (
             None if task is None else len(task.rows),

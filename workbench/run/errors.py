@@ -17,10 +17,11 @@ class WorkbenchError(Exception):
         value: what was met, with the offending value in it.
         rule: the rule that it breaks.
         remedy: what the reader can do about it.
+        network: the hub cannot be reached, so whether the value breaks the rule is not known.
     """
 
-    def __init__(self, value: str, *, rule: str, remedy: str) -> None:
-        self.value, self.rule, self.remedy = value, rule, remedy
+    def __init__(self, value: str, *, rule: str, remedy: str, network: bool = False) -> None:
+        self.value, self.rule, self.remedy, self.network = value, rule, remedy, network
         super().__init__(f"{value}\n  rule:   {rule}\n  remedy: {remedy}")
 
     def _render_traceback_(self) -> list[str]:

@@ -42,11 +42,16 @@ def find_model(name: str | Path) -> str:
             rule='a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder',
             remedy="check the path" if looks_local else 'write the hub name with its owner, or use "tiny"',
         )
-    _check_hub(text)
+    check_hub(text)
     return text
 
 
-def _check_hub(name: str) -> None:
+def check_hub(name: str) -> None:
+    """One question to the hub, without the retries of a download: whether it has a model of this name.
+
+    Raises:
+        PolicyError: if it has not, or wants a token, or cannot be reached (`network` is True then).
+    """
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -71,6 +76,7 @@ def _check_hub(name: str) -> None:
             f"policy {name!r}: the hub cannot be reached ({type(error).__name__})",
             rule="a model that is not on this machine is downloaded from the Hugging Face hub",
             remedy='connect to the network, give a local folder, or use "tiny", which needs neither',
+            network=True,
         ) from error
 
 
