@@ -179,7 +179,7 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
         raise RecipeError(
             f"{shown(file)}: neither YAML nor Python",
             rule="a plan is made of a recipe (.yaml), a preset or a training script (.py)",
-            remedy="rename it, or paste a notebook's cells into one .py file",
+            remedy="paste a notebook's cells into one .py file; rows belong to a task, which a recipe names as its `task:`",
         )
     try:
         text = file.read_text(encoding="utf-8")

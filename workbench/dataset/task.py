@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.dataset.split import prompt_key
-from workbench.run.errors import TaskError, fault_line
+from workbench.run.errors import TaskError, fault_line, nearest
 from workbench.run.workspace import find, shown, workspace
 
 Row = dict[str, Any]
@@ -201,7 +201,12 @@ def load_task(name: str | Path) -> Task:
         raise TaskError(
             f"task {str(name)!r}: no task of that name and no such file",
             rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
-            remedy=f"notebook 02 writes a task file; looked in {Path.cwd()} and in {workspace()}",
+            remedy=nearest(
+                str(name),
+                EMBEDDED,
+                "notebook 02 writes a task file; looked in "
+                + " and in ".join(dict.fromkeys((str(Path.cwd()), str(workspace())))),
+            ),
         )
     if path.suffix != ".py":
         raise TaskError(

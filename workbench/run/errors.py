@@ -5,8 +5,10 @@ To add one: subclass `WorkbenchError` and the standard exception that it refines
 
 from __future__ import annotations
 
+import difflib
 import os
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -31,6 +33,12 @@ class WorkbenchError(Exception):
             lines += ["", "caused by:"]
             lines += [line.rstrip() for line in traceback.format_exception(self.__cause__)[-6:]]
         return lines
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """A remedy for a name that nothing has: the one that was most likely meant; `otherwise` if none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def fault_line(error: BaseException, file: str | os.PathLike | None = None) -> str:

@@ -16,7 +16,7 @@ from workbench.run.errors import RecipeError
 from workbench.run.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.train import plan
 from workbench.train.plan.assigning import Assigned
-from workbench.train.plan.names import ALIASES, MOVED
+from workbench.train.plan.names import ALIASES, LEFT_OUT, MOVED
 from workbench.train.plan.parameters import (
     ADAPTER,
     AS_IT_IS,
@@ -124,7 +124,7 @@ class _Reading:
                 remedy="paste a script that calls those two, or write its settings into a recipe, under `grpo:`",
             )
         return RecipeError(
-            f"{self.script.source}: no GRPOConfig, GRPOTrainer or model loader in it",
+            f"{self.script.source}: no GRPOConfig, GRPOTrainer or model loader is called in it",
             rule="a script asks for a run by calling them",
             remedy="name it in a recipe, as its `task:`"
             if self.script.calls("Task")
@@ -136,7 +136,7 @@ class _Reading:
         line = self.script.image_line()
         if line is not None:
             raise RecipeError(
-                f"{self.script.source}, line {line}: images in the prompts",
+                f"{self.script.source}, line {line}: an image",
                 rule="images are not trained here: prompts and completions are text",
                 remedy="train on text alone, or train this script as it stands, with TRL or Unsloth",
             )
@@ -212,7 +212,8 @@ class _Reading:
             for call in self.script.calls(".from_pretrained")
             if call.name.split(".")[0] in _UNSLOTH or _TRANSFORMERS.fullmatch(call.name.split(".")[0])
         ]
-        before = [call for call in calls if last is None or call.line <= last] or calls
+        by_name = any(isinstance(self._known(call, "model"), str) for call in self.trained_by)
+        before = [call for call in calls if last is None or call.line <= last] or ([] if by_name else calls)
         self.unsloth = any(call.name.split(".")[0] in _UNSLOTH for call in before)
         for call in calls:
             name = call.name.split(".")[0]
@@ -548,7 +549,12 @@ class _Reading:
             if isinstance(value, Unknown):
                 read = name == "quantization_config" and self.script.calls("BitsAndBytesConfig")
                 if not (read or (name == "model" and call.name.endswith("get_peft_model"))):
-                    self._say(call.line, f"{name} = {value} cannot be known without running it: left out")
+                    why = (
+                        f"is left out: {LEFT_OUT[name]}"
+                        if name in LEFT_OUT
+                        else "cannot be known without running it: left out"
+                    )
+                    self._say(call.line, f"{name} = {value} {why}")
                 if call.name == "GRPOConfig":
                     self.unread[ALIASES.get(name, name)] = value
                 continue
@@ -559,6 +565,8 @@ class _Reading:
                 found += list(value.items())
             else:
                 self._say(call.line, f"**{ast.unparse(node)} cannot be known without running it: left out")
+                if call.name == "GRPOConfig":  # any of them may be in it
+                    self.unread |= dict.fromkeys(("learning_rate", "max_steps", "max_completion_length"), Unknown(node))
         for one in call.assigned:
             found = self._after(call, found, one)
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import textwrap
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -232,6 +233,7 @@ def read(text: str, source: str) -> Script:
 
 def _script(tree: ast.Module, source: str) -> Script:
     script = Script(source)
+    tree.body = [one for node in tree.body for one in (node.body if _is_cell(node) else [node])]
     imported = _imported(tree)
     parents = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     script._parents, script._walked = parents, sorted(ast.walk(tree), key=lambda one: getattr(one, "lineno", 0))
@@ -248,7 +250,12 @@ def _script(tree: ast.Module, source: str) -> Script:
             script.used.add(node.id)
         elif isinstance(node, ast.Name) and not (isinstance(parent, ast.AnnAssign) and parent.value is None):
             plain = isinstance(parent, (ast.Assign, ast.AnnAssign, ast.NamedExpr))
-            script._nodes.setdefault(node.id, []).append(parent.value if plain else node)
+            whole = parents.get(id(parent))  # `a, b = 1, 2`
+            values = getattr(whole.value, "elts", []) if isinstance(whole, ast.Assign) else []
+            if isinstance(parent, ast.Tuple) and len(values) == len(parent.elts):
+                script._nodes.setdefault(node.id, []).append(values[parent.elts.index(node)])
+            else:
+                script._nodes.setdefault(node.id, []).append(parent.value if plain else node)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             module = getattr(node, "module", None)
             script.origins |= {one.asname or one.name: module or one.name for one in node.names}
@@ -260,6 +267,11 @@ def _script(tree: ast.Module, source: str) -> Script:
         script.constants[name] = (nodes[0].lineno, script.value(nodes[0]) if alike else Unknown(ast.Name(name)))
     script.assumed.clear()
     return script
+
+
+def _is_cell(node: ast.stmt) -> bool:
+    # marimo's notebooks: a function for each cell, whose parameters are other cells' names.
+    return isinstance(node, ast.FunctionDef) and any("app.cell" in ast.unparse(one) for one in node.decorator_list)
 
 
 def _option(call: Call, options: dict[str, ast.expr]) -> None:
@@ -302,7 +314,7 @@ def _without_shell(text: str) -> str:
         shell = _SHELL.match(line)
         lines.append("" if goes_on or (shell and "```" in line) else f"{shell[1]}pass" if shell else line)
         goes_on = bool(goes_on or shell) and line.rstrip().endswith("\\")
-    return "\n".join(lines)
+    return textwrap.dedent("\n".join(lines))
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
