@@ -654,10 +654,9 @@ def test_what_the_installed_unsloth_has_is_left_out_with_a_line_or_read(fields):
 def test_signatures_are_read_as_the_libraries_have_them():
     from inspect import signature
 
+    import trl
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
-
-    import trl
 
     assert tuple(installed(PLACES["GRPOTrainer"])) == tuple(signature(trl.GRPOTrainer.__init__).parameters)[1:]
     assert set(signature(LoraConfig).parameters) <= set(installed(PLACES["LoraConfig"]))

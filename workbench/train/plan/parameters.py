@@ -91,7 +91,10 @@ TRAINER_ALIASES = {
 
 _UNSLOTH = tuple(f"unsloth/models/{file}.py" for file in ("loader", "llama", "vision"))
 _LOADED = ("transformers/modeling_utils.py", "transformers/models/auto/auto_factory.py")
-_LORA_CONFIG = (("peft/tuners/lora/config.py", "LoraConfig"), ("peft/config.py", "PeftConfigMixin"))
+_LORA_CONFIG = (
+    ("peft/tuners/lora/config.py", "LoraConfig"),
+    *(("peft/config.py", name) for name in ("PeftConfig", "PeftConfigMixin")),
+)
 # What a call's keywords are looked up in: files, and the function or class there.
 UNSLOTH_LOADER = tuple((file, "from_pretrained") for file in (*_UNSLOTH, *_LOADED))
 UNSLOTH_ADAPTER = (*((file, "get_peft_model") for file in _UNSLOTH), *_LORA_CONFIG)

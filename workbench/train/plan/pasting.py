@@ -473,7 +473,8 @@ class _Reading:
                 known = installed(places)
                 if name not in known:
                     self._unknown(call, name, {**known, **meaning})
-                if value != AS_IT_IS.get(name, known[name]) and value not in (None, False, "none", {}, []):
+                nothing = value in (None, False, "none", {}, []) and known[name] is not True
+                if not nothing and value != AS_IT_IS.get(name, known[name]):
                     self._say(call.line, f"{name} = {value!r} is left out: a recipe has no field for it")
                 continue
             where = meaning[name]
