@@ -19,6 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 raise SystemExit("this script is read and never run")
 args = GRPOConfig(output_dir="out", kl_coef=0.05, max_new_tokens=64, num_generation=4, per_device_train_batch_size=2,
                   gradient_accumulation_steps=2, warmup_ratio=0.1, max_steps=20, learning_rate=1e-5)
+trainer = GRPOTrainer("tiny", args=args)
 """
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from workbench.train.stages import Stage
 
 Memory = Callable[[Recipe, dict[str, Any], int | None], Any]
-_OFFLINE = "cannot be reached"  # how the workbench's errors say that it is the network, and not the name
 
 
 @dataclass
@@ -108,12 +107,12 @@ def plan_run(
 
     Raises:
         RecipeError, TaskError, DataError, PolicyError: what would stop the training, with the remedy. A hub that cannot
-            be reached is a note.
+            be reached is a note, and so is memory that cannot be estimated.
     """
     from workbench.train.policy import trainer_classes
     from workbench.train.stages import planned_stages
 
-    called, recipe, notes = read_source(source)
+    called, recipe, notes, named = read_source(source)
     recipe = plan.overridden(recipe, said, steps)
     local_model(recipe.policy.name)  # a slip in a path is found before torch and Unsloth are imported
     config_class, _ = trainer_classes(recipe.policy.backend)
@@ -132,15 +131,26 @@ def plan_run(
     if stages:
         words = _in_stages(stages)
     card = memory if isinstance(memory, CardMemory) else CardMemory()
-    settings["gradient_checkpointing"], chosen = card.checkpointing(recipe, settings, longest, stages)
+    unmeasured = (
+        []
+        if named or memory is None
+        else ["not estimated: memory, as the script says no model's name that can be read"]
+    )
+    chosen, estimate = [], None
+    if named:
+        try:
+            settings["gradient_checkpointing"], chosen = card.checkpointing(recipe, settings, longest, stages)
+        except PolicyError as error:
+            unmeasured = [f"not estimated: memory; {error.value}"]
     given = {**settings, **_for_the_backend(recipe, settings)}
     built = _built(config_class, given, recipe)
     notes += [*offline, *measured, *chosen, *plan.check_in_force(given, built)]
-    estimate, unmeasured = None, []
-    if memory is card:
-        notes += card.said(recipe, settings)
-    if memory is not None:
-        estimate, unmeasured = _estimated(memory, recipe, settings, longest)
+    if memory is not None and not unmeasured:
+        try:
+            notes += card.said(recipe, settings) if memory is card else []
+            estimate = memory(recipe, settings, longest)
+        except PolicyError as error:
+            unmeasured = [f"not estimated: memory; {error.value}"]
     return Plan(
         source=called,
         recipe=recipe,
@@ -155,27 +165,27 @@ def plan_run(
     )
 
 
-def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str]]:
+def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool]:
     """What a recipe file, a preset's name, a script or a recipe asks for.
 
     Returns:
-        (what to call it, the recipe, lines about what a script had otherwise).
+        (what to call it, the recipe, lines about what a script had otherwise, whether policy.name was asked for).
     """
     from workbench.train.plan.pasting import read_script
 
     if isinstance(source, Recipe):
-        return "recipe", source, []
+        return "recipe", source, [], True
     if isinstance(source, str) and "\n" in source:
         return "script", *read_script(source)
     if Path(source).suffix in (".yaml", ".yml") or not find(source).is_file():
         file = find_recipe(source)
-        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), []
+        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True
     file = find(source)
     if file.suffix != ".py":
         raise RecipeError(
             f"{shown(file)}: neither YAML nor Python",
             rule="a plan is made of a recipe (.yaml), a preset or a training script (.py)",
-            remedy="rename it, or paste a notebook's cells into one .py file",
+            remedy="paste a notebook's cells into one .py file; rows belong to a task, which a recipe names as its `task:`",
         )
     try:
         text = file.read_text(encoding="utf-8")
@@ -185,7 +195,7 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str]]:
 
 
 def _rows(recipe: Recipe, built: Any, given: dict[str, Any]) -> list[plan.Row]:
-    rows = plan.in_force_table(recipe.grpo, built, {**given, "seed": recipe.seed})
+    rows = plan.in_force_table(plan.asked_of(recipe), built, {**given, "seed": recipe.seed})
     if not recipe.stages:
         return rows
     return [row._replace(by=plan.STAGES) if row.name == "max_steps" else row for row in rows]
@@ -279,20 +289,11 @@ class CardMemory:
         return {**on_a_gpu, "gradient_checkpointing": settings["gradient_checkpointing"]}
 
 
-def _estimated(memory: Memory, recipe: Recipe, settings: dict[str, Any], longest: int | None) -> tuple[Any, list[str]]:
-    try:
-        return memory(recipe, settings, longest), []
-    except PolicyError as error:
-        if _OFFLINE not in error.value:
-            raise
-        return None, [f"not estimated: {error.value}; so nothing is said of memory"]
-
-
 def _task(recipe: Recipe) -> tuple[Task | None, list[str]]:
     try:
         return load_task(recipe.task), []
     except DataError as error:
-        if _OFFLINE not in error.value:
+        if not error.network:
             raise
         return None, [f"not checked: {error.value}; so its prompts were neither counted nor measured"]
 
@@ -310,7 +311,7 @@ def _prompts(
     try:
         tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
     except PolicyError as error:
-        if _OFFLINE not in error.value:
+        if not error.network:
             raise
         return (
             None if task is None else len(task.rows),

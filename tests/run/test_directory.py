@@ -117,6 +117,9 @@ def test_opening_what_is_not_there_says_what_is(home):
     RunDirectory.create("a", Recipe(), {})
     with pytest.raises(RunError, match=r"no run 'b' \(runs in runs: a\)"):
         RunDirectory.open("b")
+    RunDirectory.create("units", Recipe(), {})
+    with pytest.raises(RunError, match="did you mean 'units'"):
+        RunDirectory.open("units2")
 
 
 def test_metrics_and_events_come_back(home):

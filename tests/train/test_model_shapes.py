@@ -213,9 +213,10 @@ def test_without_the_hub_the_error_says_what_to_do(home, monkeypatch):
     def unreachable(*_, **__):
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
-    with pytest.raises(PolicyError, match="connect to the network"):
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
+    with pytest.raises(PolicyError, match="connect to the network") as raised:
         shape_of("someone/some-model")
+    assert raised.value.network
 
 
 def test_a_cached_configuration_comes_before_a_known_one(home, monkeypatch):

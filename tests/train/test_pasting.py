@@ -12,6 +12,7 @@ from workbench.tiny.task import task as arithmetic
 from workbench.train import plan
 from workbench.train.fast_inference import COST
 from workbench.train.plan.device import Device
+from workbench.train.plan.parameters import PLACES, UNSLOTH_ADAPTER, UNSLOTH_LOADER, installed
 from workbench.train.plan.pasting import read_script
 from workbench.train.policy import load_policy, trainer_classes
 from workbench.train.trainer import train
@@ -88,6 +89,7 @@ NO_VLLM = f"use_vllm = True becomes False: this machine has no GPU; {COST}"
 LOGGING = "logging_steps = 10: metrics are averages over 10 steps; 1 records every step"
 MUCH_BETA = "beta = 0.05 is far above today's practice (0, or about 0.001): the reference holds the policy back"
 BETA = "kl_coef is called beta in this version: beta = 0.05"
+UNSEEN = "no adapter in the script: here an adapter is trained (recipe field lora)"
 PEFT = "no adapter in the script: there it would be full fine-tuning; here an adapter is trained (recipe field lora)"
 
 
@@ -137,7 +139,6 @@ LOADER_LINES = [
     "line 3: torch_dtype is called dtype in this version: policy.dtype = 'bfloat16'",
     "line 3: attn_implementation = 'flash_attention_2' is left out: the library chooses the attention that this device has",
     "line 3: device_map = 'auto' is left out: a policy is loaded whole on the one device",
-    "line 7: task_type = 'CAUSAL_LM' is left out: the adapter is always one of a causal language model",
     code("incremental_format_reward, format_reward, correctness_reward"),
     "line 6: tokenizer.pad_token is left alone: TRL gives a tokenizer without a padding token its own",
     "line 12: save_model: the adapter is saved in runs/<run_name>/checkpoints/final; notebook 05 exports it",
@@ -200,7 +201,7 @@ TRAINED = {
         STRING_MODEL.replace("MODEL", "your_model"),
         [
             "line 4: model = 'your_model' holds a place: write a model's name into policy.name",
-            "line 4: " + PEFT,
+            "line 4: " + UNSEEN,
             NO_MODEL,
             code("reward_func"),
             output("output"),
@@ -305,7 +306,7 @@ TRAINED = {
         STAGES,
         [
             "line 3: 2 trainers after one another: `stages:` of one recipe go on with the same adapter",
-            "line 2: " + PEFT,
+            "line 2: " + UNSEEN,
             NO_MODEL,
             code("incremental_format_reward, format_reward, correctness_reward"),
             context(512, 96, asked=False),
@@ -357,7 +358,38 @@ REFUSED = {
     ),
     "8 bits": ("FastLanguageModel.from_pretrained('a/b', load_in_8bit=True)", "load_in_8bit.*4 or in 16 bits"),
     "not Python": ("x = 1\nmodel = AutoModel( a, b c )", "script, line 2: model = AutoModel.*a script is Python"),
-    "nothing to read": ("print('hello')", "no GRPOConfig, GRPOTrainer or model loader"),
+    "nothing to read": ("print('hello')", "no GRPOConfig, GRPOTrainer or model loader is called"),
+    "a task file": ("task = Task('a', rows, [f])", "name it in a recipe, as its `task:`"),
+    "another library's trainer": (
+        "import verifiers as vf\n\nvf.GRPOTrainer(model=m)",
+        "line 3: vf.GRPOTrainer of verifiers.*calling TRL's GRPOConfig and GRPOTrainer",
+    ),
+    "another library's trainer, by its name": (
+        "from verifiers import GRPOTrainer\nGRPOTrainer(m)",
+        "verifiers.GRPOTrainer",
+    ),
+    "TRL's other trainer": (
+        "from trl.experimental.async_grpo import AsyncGRPOTrainer\nAsyncGRPOTrainer(model='a/b')",
+        "line 2: AsyncGRPOTrainer of trl.experimental.async_grpo",
+    ),
+    "8-bit floats": (
+        "FastLanguageModel.from_pretrained('a/b', load_in_fp8=True)",
+        "line 1: FastLanguageModel.from_pretrained.load_in_fp8=True.*4 or in 16 bits",
+    ),
+    "a parameter of no Unsloth": (
+        "FastModel.get_peft_model(m, finetune_vison_layers=False)",
+        "has no parameter finetune_vison_layers.*did you mean 'finetune_vision_layers'",
+    ),
+    "where vLLM was put": ("GRPOConfig(vllm_device='auto')", "grpo.vllm_device.*leave it out: vLLM shares the GPU"),
+    "images in a conversation": (
+        "m = AutoModelForImageTextToText.from_pretrained('a/b')\np = [{'type': 'image'}, {'type': 'text', 'text': q}]\n"
+        "GRPOTrainer(model=m)",
+        "line 2: an image.*images are not trained here",
+    ),
+    "images in the rows": (
+        "def f(row):\n    return row['image'].convert('RGB')\nGRPOTrainer('a/b')",
+        "line 2: an image",
+    ),
     "too long": ("x = 1\n" * 50_000, "300,000 characters"),
     "too deep": ("x = " + "-" * 50_000 + "1\nGRPOConfig()", "nested too deeply|a script is Python"),
 }
@@ -461,7 +493,21 @@ GRPOConfig(learning_rate=open({str(victim)!r}, "w").write("1") * 1e-6, beta=__im
         ("!pip install trl\n%cd x\nGRPOConfig(beta=0.1)", {"beta": 0.1}),
         ("```python\nGRPOConfig(beta=0.1)\n```", {"beta": 0.1}),
         ("BETA = 0.3\nGRPOConfig(beta=0.1)", {"beta": 0.1}),
-        ("b = 0.1\nb = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("b = 0.1\nb = 0.2\nGRPOConfig(beta=b, top_k=5)\nb = 0.3", {"beta": 0.2, "top_k": 5}),
+        ("b = 0.1\nif x:\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("b = 0.1\nb += 0.1\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("for b in x:\n    pass\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("b = 0.1\ndef f(b):\n    GRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("while x:\n    b = 0.1\n    GRPOConfig(beta=b, top_k=5)\n    b = 0.2", {"top_k": 5}),
+        ("b, k = 0.1, 5\ndef f():\n    b = 0.2\nGRPOConfig(beta=b, top_k=k)", {"beta": 0.1, "top_k": 5}),
+        ("@app.cell\ndef _():\n    b = 0.1\n    return (b,)\n@app.cell\ndef _(b):\n    GRPOConfig(beta=b)",
+         {"beta": 0.1}),
+        ("%pip install a \\\n    'b==1' \\\n    c\nif colab:\n    !pip install d\nGRPOConfig(beta=0.1)", {"beta": 0.1}),
+        ("a = f\"{d[\"q\"]}, {d[\"r\"]}\"\nGRPOConfig(beta=0.1)", {"beta": 0.1}),
+        ("    GRPOConfig(beta=0.1)", {"beta": 0.1}),
+        ("p.add_argument('--beta', type=float, default=0.1)\np.add_argument('--top_k')\nargs = p.parse_args()\n"
+         "GRPOConfig(beta=args.beta, top_k=args.top_k, top_p=0.9)", {"beta": 0.1, "top_p": 0.9}),
+        ("p.add_argument('--beta', default=0.1)\nargs = Config()\nGRPOConfig(beta=args.beta, top_p=0.9)", {"top_p": 0.9}),
         ("k = k\nGRPOConfig(beta=k, top_k=5)", {"top_k": 5}),
         ("n = 9\nGRPOConfig(top_k=5, lr_scheduler_type=f'cos{n}')", {"top_k": 5, "lr_scheduler_type": "cos9"}),
         ("GRPOConfig(top_k=5, beta=1 / 0, bf16=is_bfloat16_supported())", {"top_k": 5}),
@@ -547,6 +593,89 @@ def test_a_config_that_a_trainer_names_is_the_one(fields):
 def test_what_is_said_of_single_calls(fields, script, said):
     pasted = read_script(script, fields=fields)
     assert said in str(pasted)
+
+
+def names_and_backend(script, fields):
+    pasted = read_script(script, fields=fields)
+    return pasted.recipe.policy.name, pasted.recipe.policy.backend, pasted.named
+
+
+def test_a_models_name_is_the_last_one_before_it_is_loaded(fields):
+    script = (
+        "import trl\nname = 'a/old'\nname = 'a/b'\nmodel = LOADER.from_pretrained(name)\n"
+        "GRPOTrainer(model=model, peft_config=p)\nname = 'me/trained'\nAutoModelForCausalLM.from_pretrained(name)"
+    )
+    for loader in ("AutoModelForCausalLM", "Qwen3VLForConditionalGeneration", "AutoModelForImageTextToText"):
+        found = read_script(script.replace("LOADER", loader), fields=fields)
+        assert (found.recipe.policy.name, found.recipe.policy.backend, found.named) == ("a/b", "transformers", True)
+        assert "line 7: AutoModelForCausalLM.from_pretrained is left out: it comes after the training" in found.notes
+        sees = [line for line in found.notes if line.startswith(f"line 4: {loader} also reads images: here only text")]
+        assert len(sees) == (loader != "AutoModelForCausalLM")
+    after = "GRPOTrainer(model='a/b')\nAutoModelForCausalLM.from_pretrained('me/trained')"
+    assert names_and_backend(after, fields) == ("a/b", "transformers", True)
+
+
+def test_a_name_that_only_running_tells_is_said_and_not_denied(fields):
+    script = "from trl import GRPOTrainer\nscript_args, model_args = parser.parse()\nGRPOTrainer(model=model_args.path)"
+    found = read_script(script, fields=fields)
+    assert "the model's name is model_args.path, which only running it tells: policy.name stays 'tiny'" in found.notes
+    assert names_and_backend(script, fields) == ("tiny", "transformers", False)
+    assert any(line.startswith("Unsloth is not imported, weights as they are stored") for line in found.notes)
+    with_unsloth = script.replace("from trl", "import unsloth\nfrom trl")
+    assert names_and_backend(with_unsloth, fields) == ("tiny", "unsloth", False)
+    assert names_and_backend("GRPOConfig()", fields) == ("tiny", "unsloth", False)
+    said = "p.add_argument('--model', '-m', default='a/b')\nargs = p.parse_args()\nGRPOTrainer(model=args.model)"
+    assert names_and_backend(said, fields) == ("a/b", "transformers", True)
+    line = "options of its command line are taken at their defaults: args.model = 'a/b'"
+    assert line in read_script(said, fields=fields).notes
+
+
+def test_what_the_installed_unsloth_has_is_left_out_with_a_line_or_read(fields):
+    script = (
+        "m, t = FastVisionModel.from_pretrained('a/b', load_in_16bit=True, offload_embedding=True, load_in_fp8=False,\n"
+        "    unsloth_tiled_mlp=False, trust_remote_code=True, fast_inference=False)\n"
+        "m = FastVisionModel.get_peft_model(m, r=32, lora_alpha=64, random_state=7, finetune_vision_layers=False,\n"
+        "    finetune_language_layers=True, finetune_mlp_modules=False, use_gradient_checkpointing='unsloth', bias='none')\n"
+        "GRPOTrainer(model=m)"
+    )
+    found = read_script(script, fields=fields)
+    recipe = found.recipe
+    assert (recipe.policy.name, recipe.policy.backend, recipe.policy.load_in_4bit) == ("a/b", "unsloth", False)
+    assert (recipe.lora.r, recipe.lora.lora_alpha, recipe.seed) == (32, 64, 7)
+    assert recipe.grpo["gradient_checkpointing"] is True
+    assert [line for line in found.notes if "left out" in line] == [
+        "line 1: offload_embedding = True is left out: a recipe has no field for it",
+        "line 1: trust_remote_code = True is left out: code from a model's repository is not run",
+        "line 3: finetune_mlp_modules = False is left out: a recipe has no field for it",
+    ]
+    assert not any("no adapter" in line for line in found.notes)
+
+
+def test_signatures_are_read_as_the_libraries_have_them():
+    from inspect import signature
+
+    import trl
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig
+
+    assert tuple(installed(PLACES["GRPOTrainer"])) == tuple(signature(trl.GRPOTrainer.__init__).parameters)[1:]
+    assert set(signature(LoraConfig).parameters) <= set(installed(PLACES["LoraConfig"]))
+    stored = {name: one.default for name, one in signature(BitsAndBytesConfig).parameters.items() if name != "kwargs"}
+    assert installed(PLACES["BitsAndBytesConfig"]) == stored
+    unsloth = {**installed(UNSLOTH_LOADER), **installed(UNSLOTH_ADAPTER)}
+    assert {"offload_embedding", "load_in_fp8", "finetune_vision_layers", "cache_dir"} <= set(unsloth)
+    assert installed((("no_such_library/a.py", "f"), ("trl/no_such_file.py", "f"))) == {}
+
+
+def test_a_setting_that_stands_in_the_script_is_not_called_missing(fields):
+    script = "GRPOConfig(learning_rate=args.lr, max_completion_length=args.length, max_steps=args.steps, output_dir=args.out)"
+    notes = read_script(script, fields=fields).notes
+    assert "line 1: output_dir = args.out is left out: checkpoints lie in runs/<run_name>/checkpoints" in notes
+    assert (
+        "could not be read, so the workbench's: learning_rate = 1e-05, max_completion_length = 96, max_steps = 100"
+        in notes
+    )
+    assert not any("not in the script" in line or "is not said" in line for line in notes)
 
 
 def test_what_asks_for_nothing_needs_no_line(fields):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from workbench.planning import plan_run, read_source
+from workbench.planning import memory_on, plan_run, read_source
 from workbench.run.errors import DataError, PolicyError, RecipeError, TaskError
 from workbench.run.recipe import PolicyPart, Recipe
 from workbench.tiny import MODEL_DIR
@@ -106,6 +106,15 @@ def test_a_name_that_is_neither_is_refused_with_the_nearest(home):
         find_recipe("small_gpus")
     with pytest.raises(RecipeError, match="the presets are blog, blog_math"):
         find_recipe("zzz")
+    for name in ("mine.yaml", "mytask.py", "units.csv"):
+        (home / name).write_text("")
+    assert find_recipe("mine.yaml") == home / "mine.yaml"
+    with pytest.raises(RecipeError, match="did you mean 'mine.yaml'"):
+        find_recipe("mine.yml")
+    with pytest.raises(RecipeError, match=r"(?s)mytask.py: Python, not a recipe.*named in a recipe, as its `task:`"):
+        find_recipe("mytask.py")
+    with pytest.raises(RecipeError, match=r"(?s)units.csv: data, not a recipe.*rows belong to a task file"):
+        find_recipe("units.csv")
 
 
 # Plans.
@@ -130,6 +139,43 @@ def test_a_plan_of_the_embedded_policy_knows_everything():
     data = json.loads(json.dumps(found.found()))
     assert data["recipe"]["policy"]["name"] == "tiny"
     assert {"name": "learning_rate", "asked": 1e-3, "default": 1e-5, "in_force": 1e-3, "by": "you"} in data["in_force"]
+
+
+def test_a_model_of_no_shipped_shape_is_planned_without_the_hub(monkeypatch, caplog):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    asked = {"task": "arithmetic", "policy": {"name": "nobody/nothing-135M"}, "grpo": {"max_steps": 2}}
+    found = plan_run(Recipe.of(asked), memory=memory_on(24))
+    assert found.memory is None
+    why = "policy 'nobody/nothing-135M': the hub cannot be reached (OfflineModeIsEnabled)"
+    assert [line for line in found.notes if line.startswith("not ")] == [
+        f"not checked: {why}; so no prompt was measured with its tokenizer",
+        f"not estimated: memory; {why}",
+    ]
+    assert found.prompts == 2000
+    assert not caplog.records, "the hub's client writes a line for each try"
+
+
+def test_memory_is_not_estimated_of_a_model_that_the_script_does_not_name():
+    script = "from trl import GRPOConfig\nargs = GRPOConfig(max_steps=5, max_completion_length=64)\n"
+    found = plan_run(script, memory=memory_on(24))
+    assert found.memory is None
+    assert found.notes[-1] == "not estimated: memory, as the script says no model's name that can be read"
+    named = plan_run(script + "GRPOTrainer('tiny', args=args)\n", memory=memory_on(24))
+    assert named.memory.fits
+
+
+@pytest.mark.parametrize(
+    ("asked", "row"),
+    [
+        ({"seed": 0}, (0, 0, 0, "you")),
+        ({"seed": 7}, (7, 0, 7, "you")),
+        ({"grpo": {"random_state": 7}}, (7, 0, 7, "you")),
+        ({}, (None, 0, 0, "workbench default")),
+    ],
+)
+def test_the_seed_is_whose_it_is(asked, row):
+    [found] = [one for one in plan_run(Recipe.of(asked)).rows if one.name == "seed"]
+    assert found[1:] == row
 
 
 @pytest.mark.parametrize("name", ["small_gpu", "course"])

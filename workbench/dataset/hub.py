@@ -147,4 +147,5 @@ def _explained(said: str, folder: Path | None, error: Exception) -> DataError:
         f"dataset {said!r} is not on this machine, and the hub cannot be reached ({type(error).__name__})",
         rule="a dataset that is not here is downloaded from the Hugging Face hub",
         remedy="connect to the network, or give the path of a local file or folder",
+        network=True,
     )

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workbench.run.errors import RunError, WorkbenchError
+from workbench.run.errors import RunError, WorkbenchError, nearest
 from workbench.run.recipe import Recipe
 from workbench.run.workspace import resolve, shown
 
@@ -149,7 +149,11 @@ class RunDirectory:
         raise RunError(
             f"no run {str(path)!r} (runs in {shown(folder)}: {names})",
             rule="a run is a folder with a recipe.yaml",
-            remedy="train one with notebook 03 or `workbench train`, or make one with `workbench demo`",
+            remedy=nearest(
+                str(path),
+                [file.parent.name for file in known],
+                "train one with notebook 03 or `workbench train`, or make one with `workbench demo`",
+            ),
         )
 
     def reopen(self, step: int) -> None:

@@ -5,8 +5,10 @@ To add one: subclass `WorkbenchError` and the standard exception that it refines
 
 from __future__ import annotations
 
+import difflib
 import os
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 from workbench.run.printable import printable
@@ -19,11 +21,13 @@ class WorkbenchError(Exception):
         value: what was met, with the offending value in it.
         rule: the rule that it breaks.
         remedy: what the reader can do about it.
+        network: the hub cannot be reached, so whether the value breaks the rule is not known.
     """
 
-    def __init__(self, value: str, *, rule: str, remedy: str) -> None:
+    def __init__(self, value: str, *, rule: str, remedy: str, network: bool = False) -> None:
         # A completion or a row may stand in any of them.
         self.value, self.rule, self.remedy = printable(value), printable(rule), printable(remedy)
+        self.network = network
         super().__init__(f"{self.value}\n  rule:   {self.rule}\n  remedy: {self.remedy}")
 
     def _render_traceback_(self) -> list[str]:
@@ -33,6 +37,12 @@ class WorkbenchError(Exception):
             lines += ["", "caused by:"]
             lines += [printable(line.rstrip()) for line in traceback.format_exception(self.__cause__)[-6:]]
         return lines
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """A remedy for a name that nothing has: the one that was most likely meant; `otherwise` if none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def fault_line(error: BaseException, file: str | os.PathLike | None = None) -> str:

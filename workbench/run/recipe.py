@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from workbench.run.errors import RecipeError
+from workbench.run.errors import RecipeError, nearest
 from workbench.run.workspace import find
 
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
@@ -229,8 +228,6 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     inside = [parts[str(place)] for place in first["loc"][:-1] if str(place) in parts]
     part = inside[-1] if inside else Recipe
     word = str(first["loc"][-1])
-    near = difflib.get_close_matches(word, part.model_fields, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(part.model_fields)}"
-    if part is Recipe and not near:
-        hint += "; settings of trl.GRPOConfig go under `grpo:`"
+    fields = f"the fields are {', '.join(part.model_fields)}"
+    hint = nearest(word, part.model_fields, fields + "; settings of trl.GRPOConfig go under `grpo:`" * (part is Recipe))
     return RecipeError(f"{source}: {where} = {first['input']!r}", rule="a recipe holds known fields only", remedy=hint)

@@ -34,7 +34,7 @@ def find_model(name: str | Path) -> str:
     """
     source = local_model(name)
     if not Path(source).is_absolute():
-        _check_hub(source)
+        check_hub(source)
     return source
 
 
@@ -82,7 +82,12 @@ def check_tokenizer_files(source: str, name: str | Path) -> None:
         )
 
 
-def _check_hub(name: str) -> None:
+def check_hub(name: str) -> None:
+    """One question to the hub, without the retries of a download: whether it has a model of this name.
+
+    Raises:
+        PolicyError: if it has not, or wants a token, or cannot be reached (`network` is True then).
+    """
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -107,6 +112,7 @@ def _check_hub(name: str) -> None:
             f"policy {name!r}: the hub cannot be reached ({type(error).__name__})",
             rule="a model that is not on this machine is downloaded from the Hugging Face hub",
             remedy='connect to the network, give a local folder, or use "tiny", which needs neither',
+            network=True,
         ) from error
 
 

@@ -59,7 +59,7 @@ def manifest_of(
         "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [
             {key: _plain(value) for key, value in row._asdict().items()}
-            for row in plan.in_force_table(recipe.grpo, trainer.args, given)
+            for row in plan.in_force_table(plan.asked_of(recipe), trainer.args, given)
         ],
         "prompts": {
             "used": len(first.rows),

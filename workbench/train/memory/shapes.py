@@ -19,7 +19,6 @@ from workbench.run.errors import PolicyError
 from workbench.run.workspace import resolve
 from workbench.tiny import MODEL_DIR
 
-HUB_TIMEOUT_S = 10
 KNOWN_FILE = Path(__file__).with_name("shapes.json")
 LOCAL = "its config.json"  # the source of a shape that was read from a folder
 
@@ -343,13 +342,16 @@ def _cached(name: str) -> Path | None:
 def _download(name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
+    from workbench.train.loading import HUB_TIMEOUT_S, check_hub
+
+    check_hub(name)  # a download tries five times over half a minute, and writes a line each time
     try:
         return Path(hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S))
     except Exception as error:
         raise PolicyError(
-            f"policy {name!r}: its config.json cannot be had ({type(error).__name__})",
+            f"policy {name!r}: its config.json cannot be downloaded ({type(error).__name__})",
             rule="memory is estimated from config.json: from a local folder, the hub's cache, or the hub",
-            remedy="check the spelling, connect to the network, or give a local folder (a gated model needs HF_TOKEN)",
+            remedy="check that the model's page has one, or give a local folder (a gated model needs HF_TOKEN)",
         ) from error
 
 

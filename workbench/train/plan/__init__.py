@@ -3,7 +3,7 @@
 from workbench.train.plan.advice import stages_decide
 from workbench.train.plan.batches import Arithmetic, Batch, arithmetic, batch, check_prompts, in_words
 from workbench.train.plan.device import Device
-from workbench.train.plan.in_force import STAGES, Row, built, check_in_force, in_force_table
+from workbench.train.plan.in_force import STAGES, Row, asked_of, built, check_in_force, in_force_table
 from workbench.train.plan.names import ALIASES, ELSEWHERE, MOVED, nearest, renamed, translated
 from workbench.train.plan.overrides import overridden
 from workbench.train.plan.settings import check_lengths, field_names, normalised, settings
@@ -21,6 +21,7 @@ __all__ = [
     "Device",
     "Row",
     "arithmetic",
+    "asked_of",
     "batch",
     "built",
     "check_in_force",

@@ -96,7 +96,7 @@ def to_object(
         again = [node for node in bound.get(holder, []) if call.lineno < node.lineno < one.line]
         if any(isinstance(node, ast.Call) for node in again):
             continue  # by then the name stands for something else
-        why = _doubt(call, one.node, parents)
+        why = doubt(call, one.node, parents)
         if one.target[len(holder)] == "[" or "." in one.target[len(holder) + 1 :] or one.target.endswith("]"):
             why = "is no plain attribute"
         if why:
@@ -117,7 +117,8 @@ def _with_aliases(holders: set[str], bound: dict[str, list[ast.expr]]) -> list[s
     return sorted(holders, key=len, reverse=True)
 
 
-def _around(node: ast.AST, parents: dict[int, ast.AST]) -> list[ast.AST]:
+def around(node: ast.AST, parents: dict[int, ast.AST]) -> list[ast.AST]:
+    """What a node stands in, innermost first."""
     found = []
     while (above := parents.get(id(node))) is not None:
         found.append(above)
@@ -125,8 +126,14 @@ def _around(node: ast.AST, parents: dict[int, ast.AST]) -> list[ast.AST]:
     return found
 
 
-def _doubt(call: ast.AST, node: ast.AST, parents: dict[int, ast.AST]) -> str:
-    made, here = _around(call, parents), _around(node, parents)
+def scopes(node: ast.AST, parents: dict[int, ast.AST]) -> list[ast.AST | None]:
+    """The functions and classes that a node stands in, innermost first; None, the module, is the last."""
+    return [*(above for above in around(node, parents) if isinstance(above, _SCOPES)), None]
+
+
+def doubt(call: ast.AST, node: ast.AST, parents: dict[int, ast.AST]) -> str:
+    """Why an assignment may not be in force where a call stands; empty: it is."""
+    made, here = around(call, parents), around(node, parents)
     common = {id(above) for above in made}
     inner = [above for above in here if id(above) not in common]
     if any(isinstance(above, _SCOPES) for above in [*inner, *(a for a in made if a not in here)]):

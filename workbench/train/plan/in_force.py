@@ -11,7 +11,8 @@ import dataclasses
 import inspect
 from typing import Any, NamedTuple
 
-from workbench.train.plan.values import DEFAULTS
+from workbench.run.recipe import Recipe
+from workbench.train.plan import values
 
 SHOWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
@@ -22,6 +23,7 @@ SHOWN = (
     "report_to", "seed",
 )  # fmt: skip
 
+DEFAULTS = {**values.DEFAULTS, "seed": Recipe().seed}
 YOU = "you"
 WORKBENCH = "workbench default"
 CHANGED_HERE = "changed by the workbench"
@@ -45,6 +47,11 @@ class Row(NamedTuple):
     by: str
 
 
+def asked_of(recipe: Recipe) -> dict[str, Any]:
+    """Settings that a recipe asks for by name: its `grpo`, and the seed if it says one."""
+    return recipe.grpo | ({"seed": recipe.seed} if "seed" in recipe.model_fields_set else {})
+
+
 def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
     """A GRPOConfig in which `scale_rewards` is as it was asked for.
 
@@ -63,7 +70,7 @@ def in_force_table(asked: dict[str, Any], built_config: Any, given: dict[str, An
     """The settings that decide what a run does and costs, and all that were asked for.
 
     Args:
-        asked: settings that the user wrote, under today's names: `recipe.grpo` after `normalised`.
+        asked: settings that the user wrote, under today's names: `asked_of` a recipe after `normalised`.
         built_config: a GRPOConfig, or a trainer's `args`.
         given: settings that the config was built from; None: `asked` over the workbench's defaults.
     """
@@ -84,8 +91,6 @@ def _by(name: str, now: Any, asked: dict, given: dict, own: dict, stock: dict) -
         return CHANGED_THERE
     if name in asked:
         return YOU if plain(name, asked[name]) == now else CHANGED_HERE
-    if name == "seed" and name in given:
-        return WORKBENCH  # the recipe's, which has a default of its own
     if name in given:
         return WORKBENCH if name in DEFAULTS and plain(name, DEFAULTS[name]) == now else CHANGED_HERE
     if plain(name, stock.get(name)) == now:

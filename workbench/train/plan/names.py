@@ -69,6 +69,7 @@ LEFT_OUT = {
     "log_completions": "the run's rollouts/ holds every completion, and the live panel shows a group of each step",
     "log_completions_hub_repo": "nothing is uploaded while it trains; the run's rollouts/ holds every completion",
     "push_to_hub": "nothing is uploaded while it trains; notebook 05 exports what to upload",
+    "max_tool_calling_iterations": "a completion is one answer, without tools",
 }
 
 # What belongs elsewhere and cannot be moved -> where.
@@ -96,6 +97,7 @@ _GONE = {
     "fp16_backend": "fp16 or bf16, or neither: it is chosen for the device",
     "half_precision_backend": "fp16 or bf16, or neither: it is chosen for the device",
     "load_in_8bit": "policy.load_in_4bit",
+    "vllm_device": "leave it out: vLLM shares the GPU that trains",
 }
 
 # Words that are too far from the right one to be found by likeness.
@@ -149,7 +151,10 @@ def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
         _check_known(stage["grpo"], fields)
         notes += [f"stage {stage['name']!r}: {line}" for line in said]
     _check_known(content["grpo"], fields)
-    return Recipe.of(content), notes
+    # What was not said stays so: a table tells "you" from "workbench default" by it.
+    fresh = Recipe().model_dump()
+    asked = {name: value for name, value in content.items() if name in recipe.model_fields_set or value != fresh[name]}
+    return Recipe.of(asked), notes
 
 
 def translated(grpo: dict[str, Any], fields: set[str], notes: list[str]) -> dict[str, Any]:

@@ -1,83 +1,84 @@
-"""Parameters of the calls that a script makes, and what becomes of each: a place in the recipe, a reason, or a refusal.
+"""Parameters of the calls that a script makes: what becomes of each, and which of them the installed libraries have.
 
-A meaning that begins with `-` leaves the parameter out, with the reason; one that begins with `!` refuses it, with the rule.
+A meaning is a place in the recipe. One that begins with `-` leaves the parameter out, with the reason; one that begins with
+`!` refuses it, with the rule. What has no meaning here is looked up in the installed library: there, it is left out with a
+line; nowhere, it is an error.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
 from workbench.train.plan.names import LEFT_OUT
 
-EIGHT_BITS = "!the frozen weights are kept in 4 or in 16 bits (policy.load_in_4bit)"
-# Calls that are understood -> what a keyword of theirs is: a place in the recipe, or a reason to leave it out.
-UNSLOTH_LOADER = {
+_BITS = "!the frozen weights are kept in 4 or in 16 bits (policy.load_in_4bit)"
+_LORA = "!recipe field lora has r, lora_alpha, lora_dropout and target_modules"
+LOADER = {
     "model_name": "policy.name",
+    "pretrained_model_name_or_path": "policy.name",
     "max_seq_length": "policy.max_seq_length",
     "dtype": "policy.dtype",
     "torch_dtype": "policy.dtype",
     "load_in_4bit": "policy.load_in_4bit",
-    "random_state": "seed",
-    "token": "-: set HF_TOKEN, which stays out of recipes",
-    "device_map": f"-: {LEFT_OUT['device_map']}",
-    "attn_implementation": f"-: {LEFT_OUT['attn_implementation']}",
-    "gpu_memory_utilization": "policy.gpu_memory_utilization",
-    "max_lora_rank": f"-: {LEFT_OUT['max_lora_rank']}",
+    "load_in_16bit": "policy.load_in_4bit",
     "fast_inference": "policy.fast_inference",
-    "float8_kv_cache": "-: vLLM keeps its keys and values in 16 bits",
-    "disable_log_stats": "-: it is how vLLM is started",
-    "unsloth_vllm_standby": "-: vLLM keeps its memory while the policy trains",
-    "load_in_8bit": EIGHT_BITS,
-    "full_finetuning": "!an adapter is trained (recipe field lora)",
+    "gpu_memory_utilization": "policy.gpu_memory_utilization",
+    "random_state": "seed",
     "use_gradient_checkpointing": "grpo.gradient_checkpointing",
-    "trust_remote_code": "!code from a model's repository is not run",
-    "use_exact_model_name": "-: the name is used as it stands",
+    **{name: f"-: {LEFT_OUT[name]}" for name in ("device_map", "attn_implementation", "max_lora_rank")},
+    "token": "-: set HF_TOKEN, which stays out of recipes",
+    "quantization_config": "-: policy.load_in_4bit says it",
+    "use_cache": "-: generation always uses its cache",
+    "trust_remote_code": "-: code from a model's repository is not run",
+    "load_in_8bit": _BITS,
+    "load_in_fp8": _BITS,
+    "full_finetuning": "!an adapter is trained (recipe field lora)",
+    "revision": "!a policy is a hub name or a folder; download that revision, and name its folder",
 }
 ADAPTER = {
     "r": "lora.r",
     "lora_alpha": "lora.lora_alpha",
     "lora_dropout": "lora.lora_dropout",
     "target_modules": "lora.target_modules",
-    "random_state": "seed",
-    "task_type": "-: the adapter is always one of a causal language model",
-    "bias": "-: an adapter has no biases",
-    "inference_mode": "-: the adapter is trained",
-    "use_gradient_checkpointing": "grpo.gradient_checkpointing",
     "max_seq_length": "policy.max_seq_length",
-    "use_rslora": "!recipe field lora has r, lora_alpha, lora_dropout and target_modules",
-    "use_dora": "!recipe field lora has r, lora_alpha, lora_dropout and target_modules",
-    "loftq_config": "-: the adapter begins at zero",
-    "init_lora_weights": "-: the adapter begins at zero",
+    "random_state": "seed",
+    "use_gradient_checkpointing": "grpo.gradient_checkpointing",
+    "finetune_vision_layers": "-: only text is trained",
+    "task_type": "-: the adapter is always one of a causal language model",
+    "use_rslora": _LORA,
+    "use_dora": _LORA,
+    "layers_to_transform": _LORA,
     "modules_to_save": "!only an adapter is trained (lora.target_modules)",
-    "layers_to_transform": "!recipe field lora has r, lora_alpha, lora_dropout and target_modules",
-}
-TRANSFORMERS_LOADER = {
-    "pretrained_model_name_or_path": "policy.name",
-    "dtype": "policy.dtype",
-    "torch_dtype": "policy.dtype",
-    "load_in_4bit": "policy.load_in_4bit",
-    "quantization_config": "-: policy.load_in_4bit says it",
-    "attn_implementation": f"-: {LEFT_OUT['attn_implementation']}",
-    "device_map": f"-: {LEFT_OUT['device_map']}",
-    "low_cpu_mem_usage": "-: it is how models are loaded",
-    "use_cache": "-: generation always uses its cache",
-    "token": "-: set HF_TOKEN, which stays out of recipes",
-    "load_in_8bit": EIGHT_BITS,
-    "trust_remote_code": "!code from a model's repository is not run",
-    "revision": "!a policy is a hub name or a folder; download that revision, and name its folder",
 }
 QUANTIZATION = {
     "load_in_4bit": "policy.load_in_4bit",
-    "load_in_8bit": EIGHT_BITS,
+    "load_in_8bit": _BITS,
     "bnb_4bit_compute_dtype": "policy.dtype",
     "bnb_4bit_quant_type": "-: the 4 bits are NF4",
     "bnb_4bit_use_double_quant": "-: the 4 bits are always quantised twice, which changes memory and next to nothing else",
-    "bnb_4bit_quant_storage": "-: how the 4 bits are packed changes no number",
-    "llm_int8_threshold": "-: only 8 bits read it",
     "llm_int8_skip_modules": "!which layers are kept in 4 bits is the library's choice",
-    "llm_int8_enable_fp32_cpu_offload": "-: a policy is loaded whole on the one device",
-    "llm_int8_has_fp16_weight": "-: only 8 bits read it",
 }
-# What is asked for anyway, and so needs no line.
-AS_IT_IS = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+# What is done anyway, and so needs no line.
+AS_IT_IS = {
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "task_type": "CAUSAL_LM",
+    "inference_mode": False,
+}
+# Of the trainer's parameters, those that are left out. The others are read, or the workbench's own words are about them.
+TRAINER = {
+    "eval_dataset": "a run only trains; `workbench probe` and notebook 04 score a policy's completions to other prompts",
+    "reward_processing_classes": "reward functions are the task's, and get words, not tokens",
+    "callbacks": "they are code; a run records, watches its health and saves by itself",
+    "optimizers": "the optimiser is grpo.optim, with grpo.learning_rate and grpo.lr_scheduler_type",
+    "tools": "a completion is one answer, without tools",
+    "rollout_func": "completions are generated by the trainer itself",
+    "environment_factory": "a completion is one answer, without an environment",
+}
 TRAINER_ALIASES = {
     "reward_function": "reward_funcs",
     "reward_functions": "reward_funcs",
@@ -87,20 +88,65 @@ TRAINER_ALIASES = {
     "training_args": "args",
     "dataset": "train_dataset",
 }
-# The trainer's parameters, in their order -> why one is left out; empty: it is read, or the workbench's own words are about it.
-TRAINER = {
-    "model": "",
-    "reward_funcs": "",
-    "args": "",
-    "train_dataset": "",
-    "eval_dataset": "a run only trains; `workbench probe` and notebook 04 score a policy's completions to other prompts",
-    "processing_class": "",
-    "reward_processing_classes": "reward functions are the task's, and get words, not tokens",
-    "callbacks": "they are code; a run records, watches its health and saves by itself",
-    "optimizers": "the optimiser is grpo.optim, with grpo.learning_rate and grpo.lr_scheduler_type",
-    "quantization_config": "",
-    "peft_config": "",
-    "tools": "a completion is one answer, without tools",
-    "rollout_func": "completions are generated by the trainer itself",
-    "environment_factory": "a completion is one answer, without an environment",
+
+_UNSLOTH = tuple(f"unsloth/models/{file}.py" for file in ("loader", "llama", "vision"))
+_LOADED = ("transformers/modeling_utils.py", "transformers/models/auto/auto_factory.py")
+_LORA_CONFIG = (
+    ("peft/tuners/lora/config.py", "LoraConfig"),
+    *(("peft/config.py", name) for name in ("PeftConfig", "PeftConfigMixin")),
+)
+# What a call's keywords are looked up in: files, and the function or class there.
+UNSLOTH_LOADER = tuple((file, "from_pretrained") for file in (*_UNSLOTH, *_LOADED))
+UNSLOTH_ADAPTER = (*((file, "get_peft_model") for file in _UNSLOTH), *_LORA_CONFIG)
+PLACES = {
+    "GRPOTrainer": (("trl/trainer/grpo_trainer.py", "GRPOTrainer"),),
+    "LoraConfig": _LORA_CONFIG,
+    "BitsAndBytesConfig": (("transformers/utils/quantization_config.py", "BitsAndBytesConfig"),),
 }
+
+
+@functools.cache
+def installed(places: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Parameters that the installed libraries have, read from their source, in order; nothing is imported.
+
+    Args:
+        places: (a file from its package on, the name of a function or class in it); one that is not there is passed over.
+
+    Returns:
+        name -> its default; `...`: none, or none that can be read.
+    """
+    found: dict[str, Any] = {}
+    for place, name in places:
+        package, _, rest = place.partition("/")
+        spec = find_spec(package)
+        file = Path(((spec and spec.submodule_search_locations) or [""])[0], rest)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if file.is_file() else ():
+            if getattr(node, "name", None) == name:
+                found = {**_parameters(node), **found}
+    return found
+
+
+def _parameters(node: ast.AST) -> dict[str, Any]:
+    if isinstance(node, ast.ClassDef):
+        makers = [_parameters(one) for one in node.body if getattr(one, "name", "") == "__init__"]
+        fields = {
+            one.target.id: ...
+            for one in node.body
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        }
+        return makers[0] if makers else fields
+    if not isinstance(node, ast.FunctionDef):
+        return {}
+    positional, named = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
+    defaults = [None] * (len(positional) - len(node.args.defaults)) + [*node.args.defaults, *node.args.kw_defaults]
+    found = {
+        one.arg: default.value if isinstance(default, ast.Constant) else ...
+        for one, default in zip([*positional, *named], defaults, strict=True)
+        if one.arg not in ("self", "cls")
+    }
+    # `kwargs.pop("name", ...)`: how a parameter is taken that the signature leaves unsaid.
+    for call in ast.walk(node):
+        taken = isinstance(call, ast.Call) and ast.unparse(call.func) in ("kwargs.pop", "kwargs.get")
+        if taken and isinstance(call.args[0], ast.Constant):
+            found.setdefault(call.args[0].value, ...)
+    return found

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from typing import Any, NamedTuple
 
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.train import plan
 from workbench.train.plan.assigning import Assigned
-from workbench.train.plan.names import ALIASES, MOVED
+from workbench.train.plan.names import ALIASES, LEFT_OUT, MOVED
 from workbench.train.plan.parameters import (
     ADAPTER,
     AS_IT_IS,
+    LOADER,
+    PLACES,
     QUANTIZATION,
     TRAINER,
     TRAINER_ALIASES,
-    TRANSFORMERS_LOADER,
+    UNSLOTH_ADAPTER,
     UNSLOTH_LOADER,
+    installed,
 )
 from workbench.train.plan.reading import Call, Script, Unknown, read
 
@@ -31,6 +35,11 @@ from workbench.train.plan.reading import Call, Script, Unknown, read
 _MODEL_WORDS = ("model_name", "model_id", "base_model", "model_name_or_path", "model_path")
 _DATASET_WORDS = ("dataset_name", "dataset_id", "dataset")
 _TASKS = {"gsm8k": "gsm8k", "openai/gsm8k": "gsm8k"}
+_UNSLOTH = tuple(f"Fast{kind}Model" for kind in ("Language", "", "Vision", "Text"))
+_UNSLOTH_ADAPTERS = tuple(f"{name}.get_peft_model" for name in _UNSLOTH)
+_SEES = re.compile(r"FastVisionModel|AutoModelFor(ImageTextToText|Vision2Seq|MultimodalLM)|\w+ForConditionalGeneration")
+_TRANSFORMERS = re.compile(r"AutoModelForCausalLM|\w+ForCausalLM|" + _SEES.pattern)
+_RUN = "which only running it tells"
 
 
 class Pasted(NamedTuple):
@@ -38,6 +47,7 @@ class Pasted(NamedTuple):
 
     recipe: Recipe
     notes: list[str]  # one line for each thing that is not in the recipe as it stood in the script
+    named: bool = True  # whether policy.name is the script's
 
     def __str__(self) -> str:
         return "\n".join(f"note: {line}" for line in self.notes)
@@ -57,7 +67,14 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
     """
     script = read(text, source)
     reading = _Reading(script)
-    for found in (reading.configs, reading.loaders, reading.adapters, reading.trainers):
+    for found in (
+        reading.images,
+        reading.configs,
+        reading.loaders,
+        reading.adapters,
+        reading.trainers,
+        reading.backend,
+    ):
         found()
     if fields is None:
         from workbench.train.policy import trainer_classes
@@ -67,14 +84,11 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
     reading.constants(fields)
     reading.rest()
     if not reading.understood:
-        raise RecipeError(
-            f"{source}: no GRPOConfig, GRPOTrainer or model loader in it",
-            rule="a script asks for a run by calling them",
-            remedy="paste the part that builds the config and loads the model",
-        )
+        raise reading.nothing()
     recipe, renamed = plan.renamed(Recipe.of(reading.content, source), fields)
     recipe, lengths = reading.lengths(recipe)
-    return Pasted(recipe, [*reading.notes, *renamed, *lengths, *reading.defaults(recipe)])
+    named = "policy.name" in reading.stated
+    return Pasted(recipe, [*reading.notes, *renamed, *lengths, *reading.defaults(recipe)], named)
 
 
 class _Reading:
@@ -82,19 +96,56 @@ class _Reading:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        for call in script.calls("GRPOTrainer"):
-            _by_name(call, tuple(TRAINER))
+        for call in script.all_calls:
+            # A library of that name beside TRL, which is not read: `vf.GRPOTrainer`, `from verifiers import GRPOTrainer`.
+            module = script.origins.get(call.name, "trl")
+            if call.name in ("GRPOTrainer", "GRPOConfig") and module.split(".")[0] not in ("trl", "unsloth"):
+                call.name = f"{module}.{call.name}"
+        self.trained_by = script.calls("GRPOTrainer")
+        for call in self.trained_by:
+            _by_name(call, tuple(installed(PLACES["GRPOTrainer"])))
         self.content: dict[str, Any] = {"policy": {}, "lora": {}, "grpo": {}}
         self.notes: list[str] = []
         self.stated: dict[str, str] = {}  # place in the recipe -> where the script says it
+        self.unread: dict[str, Unknown] = {}  # settings of the config that only running it tells
         self.understood = False
         self.unsloth = False
+
+    def nothing(self) -> RecipeError:
+        """Why there is no recipe in the script, with what stands there instead."""
+        others = [one for one in self.script.all_calls if re.search(r"GRPO\w*(Trainer|Config)$", one.name)]
+        if others:
+            name = others[0].name
+            module = self.script.origins.get(name.partition(".")[0], "")
+            whose = f" of {module}" if module else ""
+            return RecipeError(
+                f"{self.script.source}, line {others[0].line}: {name}{whose}",
+                rule="a script asks for a run by calling TRL's GRPOConfig and GRPOTrainer; this is another trainer",
+                remedy="paste a script that calls those two, or write its settings into a recipe, under `grpo:`",
+            )
+        return RecipeError(
+            f"{self.script.source}: no GRPOConfig, GRPOTrainer or model loader is called in it",
+            rule="a script asks for a run by calling them",
+            remedy="name it in a recipe, as its `task:`"
+            if self.script.calls("Task")
+            else "paste the part that builds the config and loads the model",
+        )
+
+    def images(self) -> None:
+        """Refuse a script whose prompts hold images."""
+        line = self.script.image_line()
+        if line is not None:
+            raise RecipeError(
+                f"{self.script.source}, line {line}: an image",
+                rule="images are not trained here: prompts and completions are text",
+                remedy="train on text alone, or train this script as it stands, with TRL or Unsloth",
+            )
 
     def configs(self) -> None:
         calls = self.script.calls("GRPOConfig")
         used = {
             ast.unparse(node)
-            for trainer in self.script.calls("GRPOTrainer")
+            for trainer in self.trained_by
             if isinstance(node := trainer.keywords.get("args"), (ast.Name, ast.Attribute))
         }
         chosen = [call for call in calls if used.intersection(call.bound_to)] if len(calls) > 1 else calls
@@ -126,7 +177,7 @@ class _Reading:
 
     def _assigned(self, call: Call) -> None:
         # `args.beta = 0.2` after the call; the trainer's `args` are the same object.
-        trainers = self.script.calls("GRPOTrainer")
+        trainers = self.trained_by
         inside = (
             [f"{name}.args" for trainer in trainers for name in trainer.bound_to] if call.name == "GRPOConfig" else []
         )
@@ -155,43 +206,63 @@ class _Reading:
         self._say(call.line, f"reward_weights = {weights} go by function name here; beside your task: {{{pairs}}}")
 
     def loaders(self) -> None:
-        for call in self.script.calls(
-            "FastLanguageModel.from_pretrained", "FastModel.from_pretrained", "FastVisionModel.from_pretrained"
-        ):
-            self.understood = self.unsloth = True
-            self._put("policy.backend", "unsloth", call.line, "the loader")
-            self._keywords(call, UNSLOTH_LOADER, ("model_name", "max_seq_length", "dtype", "load_in_4bit"))
-            self._ranks(call)
-        for call in self.script.calls("AutoModelForCausalLM.from_pretrained"):
-            if self.unsloth:
-                self._say(call.line, "AutoModelForCausalLM is left out: the policy is the one that Unsloth loads")
-                continue
+        last = self.trained_by[-1].line if self.trained_by else None
+        calls = [
+            call
+            for call in self.script.calls(".from_pretrained")
+            if call.name.split(".")[0] in _UNSLOTH or _TRANSFORMERS.fullmatch(call.name.split(".")[0])
+        ]
+        by_name = any(isinstance(self._known(call, "model"), str) for call in self.trained_by)
+        before = [call for call in calls if last is None or call.line <= last] or ([] if by_name else calls)
+        self.unsloth = any(call.name.split(".")[0] in _UNSLOTH for call in before)
+        for call in calls:
+            name = call.name.split(".")[0]
             self.understood = True
-            self._plain_transformers(call)
-            self._keywords(call, TRANSFORMERS_LOADER, ("pretrained_model_name_or_path",))
+            if call not in before:
+                self._say(call.line, f"{call.name} is left out: it comes after the training")
+            elif name in _UNSLOTH:
+                self._put("policy.backend", "unsloth", call.line, "the loader")
+                self._keywords(call, LOADER, UNSLOTH_LOADER, ("model_name", "max_seq_length", "dtype", "load_in_4bit"))
+                self._ranks(call)
+            elif self.unsloth:
+                self._say(call.line, f"{name} is left out: the policy is the one that Unsloth loads")
+            else:
+                self._plain_transformers(call)
+                self._keywords(call, LOADER, UNSLOTH_LOADER, ("pretrained_model_name_or_path",))
+            if call in before and _SEES.fullmatch(name):
+                self._say(
+                    call.line,
+                    f"{name} also reads images: here only text is trained, and whether this model loads for text alone is "
+                    "not known before it is loaded",
+                )
         for call in self.script.calls("BitsAndBytesConfig"):
             self.understood = True
             self._assigned(call)
-            self._keywords(call, QUANTIZATION, ())
+            self._keywords(call, QUANTIZATION, PLACES["BitsAndBytesConfig"], ())
             said = {*call.keywords, *(one.name for one in call.assigned)}
             if "load_in_4bit" not in said and not call.unpacked:
                 self._put("policy.load_in_4bit", False, call.line, "BitsAndBytesConfig")
 
     def _plain_transformers(self, call: Call) -> None:
         self._put("policy.backend", "transformers", call.line, "the loader")
-        if not self.script.calls("BitsAndBytesConfig") and "load_in_4bit" not in call.keywords:
-            self.content["policy"]["load_in_4bit"] = False
-            self._say(
-                call.line,
-                "plain transformers, weights as they are stored: policy.backend = 'transformers', "
-                "policy.load_in_4bit = False",
-            )
-        else:
-            self._say(call.line, "plain transformers: policy.backend = 'transformers'")
+        self._say(call.line, self._stored("plain transformers", call.keywords))
+
+    def _stored(self, why: str, keywords: Any = ()) -> str:
+        if self.script.calls("BitsAndBytesConfig") or "load_in_4bit" in keywords:
+            return f"{why}: policy.backend = 'transformers'"
+        self.content["policy"]["load_in_4bit"] = False
+        return f"{why}, weights as they are stored: policy.backend = 'transformers', policy.load_in_4bit = False"
+
+    def backend(self) -> None:
+        """Without Unsloth, where the script is whole enough to tell: it imports its libraries, and not that one."""
+        libraries = {module.split(".")[0] for module in self.script.origins.values()}
+        if "policy.backend" not in self.stated and libraries & {"trl", "transformers"} and "unsloth" not in libraries:
+            self.content["policy"]["backend"] = "transformers"
+            self.notes.append(self._stored("Unsloth is not imported"))
 
     def _ranks(self, loader: Call) -> None:
         most = self._known(loader, "max_lora_rank")
-        for call in self.script.calls("FastLanguageModel.get_peft_model", "FastModel.get_peft_model"):
+        for call in self.script.calls(*_UNSLOTH_ADAPTERS):
             rank = self._known(call, "r")
             if isinstance(most, int) and isinstance(rank, int) and most < rank:
                 self._say(
@@ -201,27 +272,26 @@ class _Reading:
                 )
 
     def adapters(self) -> None:
-        for call in self.script.calls(
-            "FastLanguageModel.get_peft_model", "FastModel.get_peft_model", "LoraConfig", "get_peft_model"
-        ):
-            if call.name == "get_peft_model":  # PEFT's own: its numbers are in the LoraConfig that it is given
-                continue
+        for call in self.script.calls(*_UNSLOTH_ADAPTERS, "LoraConfig"):
             self.understood = True
             if call.name == "LoraConfig":
                 self._assigned(call)
-            self._keywords(call, ADAPTER, ("r",) if call.name == "LoraConfig" else ("model", "r"))
+                self._keywords(call, ADAPTER, PLACES["LoraConfig"], ("r",))
+            else:
+                self._keywords(call, ADAPTER, UNSLOTH_ADAPTER, ("model", "r"))
 
     def trainers(self) -> None:
-        trainers = self.script.calls("GRPOTrainer")
+        trainers = self.trained_by
+        known = installed(PLACES["GRPOTrainer"])
         for call in trainers:
             self.understood = True
             for name, node in call.keywords.items():
                 right = TRAINER_ALIASES.get(name)
                 if right:
                     self._say(call.line, f"{name} is called {right} in this version of GRPOTrainer")
-                elif name not in TRAINER:
-                    self._unknown(call, name, {*TRAINER, *TRAINER_ALIASES})
-                elif TRAINER[name] and not _is_nothing(node):
+                elif name not in known:
+                    self._unknown(call, name, {*known, *TRAINER_ALIASES})
+                elif name in TRAINER and not _is_nothing(node):
                     self._say(call.line, f"{name} = {Unknown(node)} is left out: {TRAINER[name]}")
             for node in call.unpacked:
                 self._say(call.line, f"**{ast.unparse(node)} cannot be known without running it: left out")
@@ -237,14 +307,13 @@ class _Reading:
                 trainers[1].line,
                 f"{len(trainers)} trainers after one another: `stages:` of one recipe go on with the same adapter",
             )
-        adapter = self.script.calls(
-            "LoraConfig", "FastLanguageModel.get_peft_model", "FastModel.get_peft_model"
-        ) or any("peft_config" in call.keywords for call in trainers)
-        if trainers and not adapter:
+        adapter = self.script.calls("LoraConfig", "get_peft_model", ".get_peft_model")
+        if trainers and not adapter and not any("peft_config" in call.keywords for call in trainers):
+            loaded = "policy.name" in self.stated or "policy.backend" in self.stated
+            there = "there it would be full fine-tuning; " if loaded else ""
             self._say(
                 trainers[0].line,
-                "no adapter in the script: there it would be full fine-tuning; here an adapter is trained (recipe field "
-                "lora)",
+                f"no adapter in the script: {there}here an adapter is trained (recipe field lora)",
             )
 
     def _model(self, call: Call) -> None:
@@ -278,8 +347,13 @@ class _Reading:
 
     def rest(self) -> None:
         if "policy.name" not in self.stated:
-            self.notes.append(f"no model's name in the script: policy.name stays {Recipe().policy.name!r}")
+            name = self._unnamed()
+            why = f"the model's name is {name}, {_RUN}" if name else "no model's name in the script"
+            self.notes.append(f"{why}: policy.name stays {Recipe().policy.name!r}")
         self._task()
+        if self.script.assumed:
+            said = ", ".join(f"{name} = {value!r}" for name, value in self.script.assumed.items())
+            self.notes.append(f"options of its command line are taken at their defaults: {said}")
         for one in self.script.attributes:
             line, target = one.line, one.target
             if target.endswith(("pad_token", "pad_token_id")):
@@ -300,9 +374,26 @@ class _Reading:
             )
             break
 
+    def _unnamed(self) -> Unknown | None:
+        # What stands in the place of the model's name, followed as far as names can be.
+        places = [
+            (call, ("model_name", "pretrained_model_name_or_path")) for call in self.script.calls(".from_pretrained")
+        ]
+        places = [place for place in places if re.match(rf"Fast|{_TRANSFORMERS.pattern}", place[0].name)]
+        for call, names in [*places, *((call, ("model",)) for call in self.trained_by)]:
+            node = next(
+                (call.keywords[name] for name in names if name in call.keywords), (call.positional or [None])[0]
+            )
+            for _ in range(9):
+                bound = self.script.bound(node) if isinstance(node, ast.Name) else None
+                node = bound or node
+            if node is not None and not isinstance(node, (ast.Name, ast.Constant)):
+                return Unknown(node)
+        return None
+
     def _reward_names(self) -> list[list[str]]:
         found = []
-        for call in self.script.calls("GRPOTrainer"):
+        for call in self.trained_by:
             for keyword in ("reward_funcs", "reward_function", "reward_functions", "reward_func"):
                 node = call.keywords.get(keyword)
                 if node is not None:
@@ -342,7 +433,7 @@ class _Reading:
         if not isinstance(completion, int):
             # A script without it means TRL's default, not the workbench's.
             from_trl = 512
-            if self.script.calls("GRPOConfig"):
+            if self.script.calls("GRPOConfig") and "max_completion_length" not in self.unread:
                 recipe.grpo["max_completion_length"] = completion = from_trl
                 notes.append(f"max_completion_length is not said: {from_trl}, as in TRL")
             else:
@@ -364,18 +455,28 @@ class _Reading:
         if not self.script.calls("GRPOConfig"):
             return []
         lines, asked = [], recipe.grpo
-        if "learning_rate" not in asked:
+        if "learning_rate" not in asked and "learning_rate" not in self.unread:
             lines.append(f"learning_rate = {plan.DEFAULTS['learning_rate']:g} (TRL: 1e-06, for full fine-tuning)")
-        if "max_steps" not in asked and "num_train_epochs" not in asked:
+        if not {"max_steps", "num_train_epochs"} & {*asked, *self.unread}:
             lines.append(f"max_steps = {plan.DEFAULTS['max_steps']} (TRL: 3 epochs)")
-        return [f"not in the script, so the workbench's: {', '.join(lines)}"] if lines else []
+        unread = [
+            f"{name} = {plan.DEFAULTS[name]}" for name in self.unread if name in plan.DEFAULTS and name not in asked
+        ]
+        found = {"not in the script, so": lines, "could not be read, so": unread}
+        return [f"{why} the workbench's: {', '.join(said)}" for why, said in found.items() if said]
 
-    def _keywords(self, call: Call, meaning: dict[str, str], positional: tuple[str, ...]) -> None:
+    def _keywords(self, call: Call, meaning: dict[str, str], places: Any, positional: tuple[str, ...]) -> None:
         for name, value in self._values(call, positional):
             if name == "model" and call.name.endswith("get_peft_model"):
                 continue
             if name not in meaning:
-                self._unknown(call, name, meaning)
+                known = installed(places)
+                if name not in known:
+                    self._unknown(call, name, {**known, **meaning})
+                nothing = value in (None, False, "none", {}, []) and known[name] is not True
+                if not nothing and value != AS_IT_IS.get(name, known[name]):
+                    self._say(call.line, f"{name} = {value!r} is left out: a recipe has no field for it")
+                continue
             where = meaning[name]
             if where.startswith("!"):
                 if value not in (None, False, []):
@@ -394,7 +495,11 @@ class _Reading:
                 self._place(call, name, where, value)
 
     def _place(self, call: Call, name: str, where: str, value: Any) -> None:
-        if where == "policy.dtype":
+        if name == "load_in_16bit":
+            if not value:
+                return
+            value = False  # of load_in_4bit
+        elif where == "policy.dtype":
             word = str(value).removeprefix("torch.")
             value = {"half": "float16", "auto": None, "None": None}.get(word, word)
             if name == "torch_dtype":
@@ -443,8 +548,16 @@ class _Reading:
         for name, node in pairs:
             value = self._evaluate(node)
             if isinstance(value, Unknown):
-                if not (name == "model" and call.name.endswith("get_peft_model")):
-                    self._say(call.line, f"{name} = {value} cannot be known without running it: left out")
+                read = name == "quantization_config" and self.script.calls("BitsAndBytesConfig")
+                if not (read or (name == "model" and call.name.endswith("get_peft_model"))):
+                    why = (
+                        f"is left out: {LEFT_OUT[name]}"
+                        if name in LEFT_OUT
+                        else "cannot be known without running it: left out"
+                    )
+                    self._say(call.line, f"{name} = {value} {why}")
+                if call.name == "GRPOConfig":
+                    self.unread[ALIASES.get(name, name)] = value
                 continue
             found.append((name, value))
         for node in call.unpacked:
@@ -453,6 +566,8 @@ class _Reading:
                 found += list(value.items())
             else:
                 self._say(call.line, f"**{ast.unparse(node)} cannot be known without running it: left out")
+                if call.name == "GRPOConfig":  # any of them may be in it
+                    self.unread |= dict.fromkeys(("learning_rate", "max_steps", "max_completion_length"), Unknown(node))
         for one in call.assigned:
             found = self._after(call, found, one)
         return found
