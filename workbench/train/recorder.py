@@ -28,6 +28,7 @@ from workbench.run.metrics import (
     weight_of,
 )
 from workbench.run.rollouts import write_part
+from workbench.train.health.verdicts import NAMES
 from workbench.train.health.watchdog import Watchdog, as_event
 
 _REQUIRED = ("begin", "update", "end")
@@ -89,7 +90,10 @@ class Recorder:
         found = (words if dead else "") + "".join(f"; WARNING: {line}" for line in self.missing)
         standing = self.watchdog.found() if self.watchdog else []
         if standing:
-            kinds = ", ".join(f"{each['state']}: {each['name'].replace('_', ' ')}" for each in standing)
+            kinds = ", ".join(
+                f"{each['state']}: {NAMES[each['name']]}" + (f" ({each['function']})" if each["function"] else "")
+                for each in standing
+            )
             found += f"; {kinds} (`workbench watch {self.run.name} --once` says more)"
         return found
 
