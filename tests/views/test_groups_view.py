@@ -71,7 +71,7 @@ def test_replay_tables(replayed):
     assert functions.rows[1][3] == "- -> 2"
     assert [row[:3] for row in deciders.rows] == [
         ["right_reward", "length_reward", 3],
-        ["nobody: dead", "length_reward", 3],
+        ["none (zero std)", "length_reward", 3],
     ]
     assert "3" in alive.caption
     assert len(alive.rows) == 3

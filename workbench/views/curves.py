@@ -72,16 +72,16 @@ class RunFigure:
         self.name, self.beta, self.total = name, beta, total
         self.figure = bare_figure(10, 7.6)
         grid = self.figure.add_gridspec(
-            3, 3, left=0.045, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33
+            3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33
         )  # fmt: skip
         place = {
             "reward": grid[0, :2], "raw": grid[0, 2], "std": grid[1, 0], "groups": grid[1, 1], "kl": grid[1, 2],
             "length": grid[2, 0], "entropy": grid[2, 1], "time": grid[2, 2],
         }  # fmt: skip
         axes = {key: self.figure.add_subplot(spot) for key, spot in place.items()}
-        self._title = self.figure.text(0.045, 0.985, name, fontsize=11, va="top", weight="bold", animated=True)
-        self._note = self.figure.text(0.045, 0.96, "", fontsize=8.5, va="top", linespacing=1.35, animated=True)
-        self._key = self.figure.text(0.045, 0.012, "", fontsize=7.5, va="bottom", color="#444444", animated=True)
+        self._title = self.figure.text(0.052, 0.985, name, fontsize=11, va="top", weight="bold", animated=True)
+        self._note = self.figure.text(0.052, 0.96, "", fontsize=8.5, va="top", linespacing=1.35, animated=True)
+        self._key = self.figure.text(0.052, 0.012, "", fontsize=7.5, va="bottom", color="#444444", animated=True)
         # Changes seldom, and to draw words takes long: part of the frame.
         self._reduced = self.figure.text(0.955, 0.985, "", fontsize=7.5, va="top", ha="right", color=GREY)
         self._lines: dict[str, tuple[Any, Any]] = {}  # function -> (weighted line, raw line)
@@ -107,7 +107,8 @@ class RunFigure:
         self.groups.stack((ALL_RIGHT, "all right", GREEN), (MIXED, "mixed", BLUE), (ALL_WRONG, "all wrong", RED))
         self.groups.line(DEAD, "dead: same score", BLACK, linewidth=1.2, linestyle="--")
         self.groups.legend(columns=2)
-        self.kl = Chart(axes["kl"], "KL from the reference model, nats", right="per completion", peaks=True, legend_rows=2)
+        title = "KL from the reference model, nats"
+        self.kl = Chart(axes["kl"], title, right="per completion", peaks=True, legend_rows=2)
         self._kl_lines = [
             self.kl.line(KL, "per token", ORANGE, linewidth=2, shade=True),
             self.kl.line(KL_PER_COMPLETION, "per completion (right)", GREY, right=True, linewidth=1, linestyle=":"),
@@ -128,8 +129,9 @@ class RunFigure:
         )  # fmt: skip
         self.time = Chart(axes["time"], "wall time of a step, s", peaks=True, legend_rows=2)
         self._parts = self.time.stack(
-            (GENERATE_S, "generate", BLUE), (REWARD_S, "rewards", ORANGE), (TRAIN_S, "forward + backward", GREEN), alpha=0.6
-        )
+            (GENERATE_S, "generate", BLUE), (REWARD_S, "rewards", ORANGE), (TRAIN_S, "forward + backward", GREEN),
+            alpha=0.6,
+        )  # fmt: skip
         self._whole = self.time.line(STEP_S, "whole step", BLACK, linewidth=0.8)
         for key in ("std", "groups", "kl"):
             axes[key].tick_params(labelbottom=False)  # as in the row beneath

@@ -10,7 +10,7 @@ from workbench.run.directory import RunDirectory
 from workbench.views.following import ENDED, Follower, News
 from workbench.views.screen import GROUP_EVERY, Screen, oldest_s
 
-HEALTH_SHARE = 0.05  # of the time that examining the record may take, as long as the verdicts are younger than `oldest_s`
+HEALTH_SHARE = 0.05  # of the time that examining may take, as long as the verdicts are younger than `oldest_s`
 _CONTINUE = "`workbench continue {name}` goes on from its latest checkpoint"
 _AFTER = {
     "finished": "notebook 04 measures what it bought",
