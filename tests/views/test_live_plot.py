@@ -95,7 +95,7 @@ def test_numbers_health_and_the_group_move_at_every_step_whatever_a_picture_cost
     watched(running, plot)
     plot._cost_s = 1000.0  # no share of this run pays for another picture
     running.step()
-    status, picture, below = cell
+    status, _, below = cell
     for step in range(2, 9):
         plot.verdicts([Verdict("truncation", "note", f"seen in step {step}")])
         running.step()

@@ -22,7 +22,6 @@ from workbench.views.controls import Controls
 from workbench.views.followed import FollowedRun
 from workbench.views.following import Follower, NewLines
 from workbench.views.panel import RunPanel, buttons_work
-from workbench.views.screen import oldest_s
 
 
 @pytest.fixture
@@ -147,7 +146,7 @@ def test_words_and_group_move_with_each_look_and_a_picture_that_is_old_is_drawn_
     assert panel.draws == draws
     assert "step 2 of 40" in places["status"].html
     assert "step 2, group 3 of 4" in places["below"].html
-    panel._drawn_at -= oldest_s(0.0)
+    panel._drawn_at -= 5.0
     panel.look()
     assert panel.draws == draws + 1
     assert places["picture"].shown[-1]["text/plain"] == "r: picture of step 2 of 40"
