@@ -26,7 +26,7 @@ from workbench.run.metrics import (
     per_function,
     weight_of,
 )
-from workbench.views.chart import round_up, tick_label
+from workbench.views.chart import round_up
 from workbench.views.curves import KL_UNMEASURED, MOST_MARKS, MOST_NAMED, MOST_NUMBERS, RunFigure
 from workbench.views.history import (
     KL_PER_COMPLETION,
@@ -392,6 +392,8 @@ def test_negative_rewards_have_room():
      (1.25, 5, "1.25"), (100_000, 120_000, "100000")],
 )  # fmt: skip
 def test_ticks_are_short_numbers(value, top, text):
+    from workbench.views.chart import tick_label
+
     assert tick_label(value, top) == text
 
 

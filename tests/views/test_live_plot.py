@@ -70,14 +70,15 @@ def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell):
     plot = live.LivePlot()
     watched(running, plot)
     running.step()
+    running.step()
     assert plot.draws == 1  # the first picture does not wait for its share of the time
     status, picture, controls, below = cell
     assert "image/png" in picture.shown[-1]
     # One status line: the picture beneath it, which may be older, says no more than which step it is of.
-    assert picture.shown[-1]["text/plain"] == "r: picture of step 1 of 40"
-    assert "step 1, group 2 of 4" in below.html
+    assert picture.shown[-1]["text/plain"] == "r: picture of step 2 of 40"
+    assert "step 2, group 3 of 4" in below.html
     plot.verdicts([Verdict("dead_groups", "alarm", "all <b>dead</b>")])
-    for _ in range(9):
+    for _ in range(8):
         running.step()
     plot.end("stopped after 10 steps: and then some")
     assert "stopped after 10 steps: and then some" in status.html
@@ -90,7 +91,7 @@ def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell):
 
 
 def test_numbers_health_and_the_group_move_at_every_step_whatever_a_picture_costs(running, cell, monkeypatch):
-    monkeypatch.setattr(live, "SHORTEST_WORDS_S", 0.0)
+    monkeypatch.setattr(live, "SHORTEST_WORDS_S", 0.0, raising=False)
     plot = live.LivePlot(controls=False)
     watched(running, plot)
     plot._cost_s = 1000.0  # no share of this run pays for another picture
@@ -198,11 +199,17 @@ class Clocked:
 def test_a_picture_is_never_older_than_five_seconds_or_two_percent_of_the_run(monkeypatch, running, cell):
     # A busy machine: 0.8 % of the time pays for a picture of 0.25 s every 31 steps only.
     clocked = Clocked(monkeypatch, running, 0.25)
-    # The second one soon, as one point is no curve; then each one is 5 s old at the end of the fifth step.
-    assert clocked.steps(200) == [1, 2, *range(7, 201, 5)]
+    # From the second step on, as one point is no curve; each one is 5 s old at the end of the fifth step after it.
+    assert clocked.steps(200) == [2, *range(7, 201, 5)]
     # At 1,000 s it is 2 %: of 1001.25 + n from n = 21 on, of 1022.5 + n, too, of 1043.75 + n from n = 22 on.
     clocked.now = 1000.0
     assert clocked.steps(65) == [201, 222, 243, 265]
+
+
+def test_a_first_step_that_takes_long_is_drawn(monkeypatch, running, cell):
+    clocked = Clocked(monkeypatch, running, 0.25)
+    clocked.now += 4.0
+    assert clocked.steps(1) == [1]
 
 
 def test_where_pictures_are_cheap_there_are_more_of_them_within_their_share(monkeypatch, running, cell):

@@ -13,7 +13,7 @@ from workbench.views.screen import GROUP_EVERY, Screen, oldest_s
 HEALTH_SHARE = 0.05  # of the time that examining may take, as long as the verdicts are younger than `oldest_s`
 _CONTINUE = "`workbench continue {name}` goes on from its latest checkpoint"
 _AFTER = {
-    "finished": "notebook 04 measures what it bought",
+    "finished": "notebook 04 measures what training gained",
     "stopped": _CONTINUE,
     "aborted": _CONTINUE,
     "failed": "events.jsonl says why; " + _CONTINUE,

@@ -151,15 +151,15 @@ class LivePlot:
 
     # -- drawing -----------------------------------------------------------------------------------------------------
     def _may_draw(self) -> bool:
-        if self._alarmed or self.draws == 0:
+        # One point is no curve, so a first picture of it is for a first step that took long.
+        if self._alarmed or (self.draws == 0 and len(self.history) > 1):
             return True
         now = time.monotonic()
         age, elapsed = now - self.drawn_at, now - self.started
         if age < SHORTEST_PICTURE_S:
             return False
-        # Who changed something wants to see it marked, and the first picture holds one point, which is no curve.
-        if self._news or self.draws == 1 or age >= oldest_s(elapsed):
-            return True
+        if self._news or age >= oldest_s(elapsed):
+            return True  # who changed something wants to see it marked
         # One more picture is kept in reserve: the last one is always drawn.
         return self._pictures_s + 2 * self._cost_s <= BUDGET * elapsed
 
