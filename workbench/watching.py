@@ -82,7 +82,7 @@ def snapshot_text(found: FollowedRun) -> str:
 def write_picture(found: FollowedRun, file: Path) -> Path:
     """Write the run's curves as a PNG, whole or not at all."""
     beside = file.with_name(f".{file.name}.part")
-    beside.write_bytes(found.picture()[0])
+    beside.write_bytes(found.screen.picture(found.line())[0])
     return beside.replace(file)
 
 
@@ -120,7 +120,7 @@ def follow(found: FollowedRun, every_s: float = EVERY_S) -> str:
 def _times(found: FollowedRun) -> str:
     # The same words as under the curves: the estimate is from the latest steps, not from the mean of all.
     words = found.line().split("   ")
-    said = "".join(f"  {word}" for word in words if word.endswith((" gone", " to go")))
+    said = "".join(f"  {word}" for word in words if word.endswith((" elapsed", " left")))
     return said + ("  paused" if found.screen.state.paused else "")
 
 
@@ -134,7 +134,7 @@ def _changed(verdicts: Iterable[Any], seen: dict[Any, str]) -> list[str]:
         if verdict.state not in _TOLD and verdict.state != before:
             lines.append(verdict_lines([verdict]))
         elif verdict.state == "ok" and before not in (None, *_TOLD):
-            lines.append(f"no longer: {verdict.name}{f' ({verdict.function})' if verdict.function else ''}")
+            lines.append(f"no longer: {verdict.title}{f' ({verdict.function})' if verdict.function else ''}")
     return lines
 
 

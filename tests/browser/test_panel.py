@@ -91,7 +91,7 @@ def test_a_run_of_another_process_is_watched_and_steered(jupyterlab, page, other
     def saved_outputs() -> str | None:
         page.keyboard.press("Control+s")
         page.wait_for_timeout(500)
-        return _outputs(jupyterlab.folder / "panel.ipynb")
+        return _outputs(jupyterlab.folder / "panel.ipynb", len(lines(other / "metrics.jsonl")))
 
     saved = waited_for(saved_outputs)
     assert "completions, best first" in saved
@@ -99,11 +99,12 @@ def test_a_run_of_another_process_is_watched_and_steered(jupyterlab, page, other
     keep_screenshots(jupyterlab.home)
 
 
-def _outputs(file: Path) -> str | None:
-    # The last picture says how the run ended; it comes a moment after the words above it.
+def _outputs(file: Path, steps: int) -> str | None:
+    # The last picture is of the last step; it comes a moment after the words above it.
     outputs = nbformat.read(file, as_version=4).cells[0].outputs
     pictures = [output.data["text/plain"] for output in outputs if "image/png" in output.get("data", {})]
-    return json.dumps(outputs) if any("stopped after" in text for text in pictures) else None
+    last = f"picture of step {steps} of"
+    return json.dumps(outputs) if any(last in text for text in pictures) else None
 
 
 def _changed(page, old: str | None, seconds: float = 40) -> bool:

@@ -85,14 +85,14 @@ def test_the_live_plot_is_one_picture_at_a_bounded_price(demo):
     _, run, _ = demo
     found = [output for output in outputs(run, "03_train") if "image/png" in output.get("data", {})]
     # The memory estimate is a picture, too.
-    pictures = [output for output in found if "finished after" in "".join(output["data"]["text/plain"])]
+    pictures = [output for output in found if "picture of step" in "".join(output["data"]["text/plain"])]
     assert (len(found), len(pictures)) == (2, 1)
     assert len(pictures[0]["data"]["image/png"]) < 300_000
-    assert "finished after 12 steps" in "".join(pictures[0]["data"]["text/plain"])
+    assert "picture of step 12 of 12" in "".join(pictures[0]["data"]["text/plain"])
     result = run.manifest()["result"]
     assert result["drawing_s"] > 0
-    # Of a run this short, the first and the last picture alone are a percent or two; benchmarks/hooks.py has a longer one.
-    assert result["hooks_share"] < 0.06
+    # Of a run this short, a picture every 5 s and the last one are some percent; benchmarks/hooks.py has a longer one.
+    assert result["hooks_share"] < 0.12
 
 
 def test_the_export_was_proved(demo):

@@ -236,7 +236,7 @@ def test_time_is_split_where_it_was_measured():
     def named(filled: History) -> list[str]:
         return [text.get_text() for text in drawn(filled).time._legend.get_texts()]
 
-    assert named(history(3)) == ["generate", "rewards", "the rest", "whole step"]
+    assert named(history(3)) == ["generate", "rewards", "forward + backward", "whole step"]
     whole = History([])
     whole.add(1, {STEP_S: 2.0})
     assert named(whole) == ["whole step"]
@@ -384,3 +384,33 @@ def test_negative_rewards_have_room():
     low, high = drawn(filled).reward.axis.get_ylim()
     assert low <= -3
     assert high > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "top", "text"),
+    [(0.0, 1e-5, "0"), (2e-6, 1e-5, "2e-6"), (1.5e-5, 2e-5, "1.5e-5"), (0.0012, 0.0015, "1.2e-3"), (0.0025, 0.01, "0.0025"),
+     (1.25, 5, "1.25"), (100_000, 120_000, "100000")],
+)  # fmt: skip
+def test_ticks_are_short_numbers(value, top, text):
+    from workbench.views.chart import tick_label
+
+    assert tick_label(value, top) == text
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e-3, 1.0])
+def test_no_text_leaves_the_figure_or_its_chart(scale):
+    filled = History(FIVE)
+    for step in range(1, 4):
+        values = {REWARD: scale, GROUP_STD: scale, REWARD_STD: scale, KL: scale * step, MEAN_LENGTH: 40.0, CLIPPED: 0.1}
+        filled.add(step, {**values, STEP_S: 3.0, GENERATE_S: 1.0, REWARD_S: 0.5, TRAIN_S: 1.0})
+    figure = drawn(filled, total=45)
+    whole = figure.figure.bbox
+    for chart in figure.charts.values():
+        for axis in filter(None, (chart.axis, chart.right)):
+            assert axis.yaxis.get_offset_text().get_text() == ""  # "1e-5" would stand over the legend
+            for label in axis.yaxis.get_ticklabels(which="both"):
+                box = label.get_window_extent()
+                assert not label.get_visible() or not label.get_text() or (box.x0 >= 0 and box.x1 <= whole.x1)
+        if chart._legend is not None and chart is not figure.reward:
+            assert chart._legend.get_window_extent().x1 <= chart.axis.get_window_extent().x1 + 20
+    assert [figure.charts[key].axis.get_xlabel() for key in ("reward", "raw", "length")] == ["step"] * 3

@@ -11,6 +11,7 @@ from recording import record
 from workbench.dataset.task import Task
 from workbench.rewards.groups import explain
 from workbench.rewards.replay import replay
+from workbench.views.charts import advantage_bars
 from workbench.views.figure import png
 from workbench.views.groups import contribution_bars, decider_bars, group_tables, replay_chart, replay_tables
 
@@ -63,6 +64,13 @@ def test_stacked_contributions_end_at_the_advantage():
     axis = contribution_bars(found).axes[0]
     widths = np.array([[bar.get_width() for bar in bars] for bars in axis.containers])
     assert widths.sum(axis=0) == pytest.approx(found.advantages)
+    assert axis.get_xlabel() == "advantage"
+
+
+def test_a_groups_bars_say_what_they_measure_and_name_no_colour():
+    left, right = advantage_bars(["good", "bad"], [1.0, 0.0], [0.7, -0.7]).axes
+    assert (left.get_xlabel(), right.get_xlabel()) == ("reward", "advantage")
+    assert right.get_title(loc="left") == "advantage: above 0 reinforced, below 0 suppressed"
 
 
 def test_replay_tables(replayed):
@@ -71,7 +79,7 @@ def test_replay_tables(replayed):
     assert functions.rows[1][3] == "- -> 2"
     assert [row[:3] for row in deciders.rows] == [
         ["right_reward", "length_reward", 3],
-        ["nobody: dead", "length_reward", 3],
+        ["none (zero std)", "length_reward", 3],
     ]
     assert "3" in alive.caption
     assert len(alive.rows) == 3

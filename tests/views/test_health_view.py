@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from workbench.train.health import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict
+from workbench.train.health import ALARM, NOTE, OK, SKIPPED, WARNING, Facts, Verdict, diagnose
+from workbench.train.health.verdicts import NAMES
 from workbench.views.health import HealthReport, verdict_lines
 
 HOSTILE = "<script>alert(1)</script> $x$ \u202egnp \x1b[31m\nnext"
@@ -22,17 +23,23 @@ VERDICTS = [
 def test_as_text_the_worst_comes_first_and_the_well_in_one_line():
     lines = verdict_lines(VERDICTS).splitlines()
     assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == [
-        "alarm", "warning", "note", "ok", "too early to say", "skipped",
+        "alarm", "warning", "note", "no sign of", "too early to say", "not checked",
     ]  # fmt: skip
     assert lines[-3:] == [
-        "ok: truncation, kl runaway",
+        "no sign of: clipped completions, runaway KL",
         "too early to say: length drift",
-        "skipped: format without right (no format_by: none is named)",
+        "not checked: format without correctness (no format_by: none is named)",
     ]
     assert "warning: dead groups: 30 % teach nothing (step 5)" in lines
     assert "  prompts: a, b, c and 1 more" in lines
-    assert "note: kl not measured: beta = 0 (steps 1 to 9)" in lines
+    assert "note: unmeasured KL: beta = 0 (steps 1 to 9)" in lines
     assert "  -> set grpo.beta" in lines
+
+
+def test_every_illness_has_a_name_for_people():
+    found = diagnose([], [], Facts())
+    assert {verdict.name for verdict in found} == set(NAMES)
+    assert not [verdict.title for verdict in found if "_" in verdict.title]
 
 
 def test_without_causes_there_is_a_line_a_verdict():
@@ -54,10 +61,12 @@ def test_as_html_everything_is_escaped_and_stands_in_pre():
     assert "\u202e" not in page
     for place in (match.start() for match in re.finditer(r"alert\(1\)|\$x\$", page)):
         assert page.rfind("<pre", 0, place) > page.rfind("</pre>", 0, place)
-    assert page.index("alarm</b>") < page.index("warning</b>") < page.index("note</b>") < page.index("ok: truncation")
+    assert (
+        page.index("alarm</b>") < page.index("warning</b>") < page.index("note</b>") < page.index("no sign of: clipped")
+    )
 
 
 def test_a_healthy_run_takes_one_line():
-    assert verdict_lines([Verdict("truncation", OK, "0 % were cut")]) == "ok: truncation"
+    assert verdict_lines([Verdict("truncation", OK, "0 % were cut")]) == "no sign of: clipped completions"
     assert "<ul" not in HealthReport([Verdict("truncation", OK, "0 % were cut")])._repr_html_()
     assert verdict_lines([]) == ""

@@ -1,7 +1,9 @@
-"""The plot in the training cell: within its share of the time, with the last picture and the last group kept."""
+"""The plot in the training cell: words that move with every step, a picture that never grows old, at a bounded price."""
 
 from __future__ import annotations
 
+import html
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -68,18 +70,19 @@ def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell):
     plot = live.LivePlot()
     watched(running, plot)
     running.step()
-    assert plot.draws == 0
     running.step()
     assert plot.draws == 1  # the first picture does not wait for its share of the time
     status, picture, controls, below = cell
     assert "image/png" in picture.shown[-1]
-    assert "step 2 of 40" in picture.shown[-1]["text/plain"]
-    assert "step 2, group 1 of 4" in below.html
+    # One status line: the picture beneath it, which may be older, says no more than which step it is of.
+    assert picture.shown[-1]["text/plain"] == "r: picture of step 2 of 40"
+    assert "step 2, group 3 of 4" in below.html
     plot.verdicts([Verdict("dead_groups", "alarm", "all <b>dead</b>")])
     for _ in range(8):
         running.step()
     plot.end("stopped after 10 steps: and then some")
     assert "stopped after 10 steps: and then some" in status.html
+    assert picture.shown[-1]["text/plain"] == "r: picture of step 10 of 40"
     assert "step 10, group 3 of 4" in below.html
     assert "all &lt;b&gt;dead&lt;/b&gt;" in below.html
     assert controls.buttons["stop"].disabled
@@ -87,9 +90,25 @@ def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell):
     assert size < 300_000
 
 
-def test_the_group_changes_every_so_many_steps(running, cell, monkeypatch):
+def test_numbers_health_and_the_group_move_at_every_step_whatever_a_picture_costs(running, cell, monkeypatch):
+    monkeypatch.setattr(live, "SHORTEST_WORDS_S", 0.0, raising=False)
+    plot = live.LivePlot(controls=False)
+    watched(running, plot)
+    plot._cost_s = 1000.0  # no share of this run pays for another picture
+    running.step()
+    status, _, below = cell
+    for step in range(2, 9):
+        plot.verdicts([Verdict("truncation", "note", f"seen in step {step}")])
+        running.step()
+        assert f"step {step} of 40" in status.html
+        assert f"seen in step {step}" in below.html
+        assert f"step {step}, group {step % 4 + 1} of 4" in below.html
+    assert plot.draws < 8
+
+
+def test_the_group_stays_as_long_as_it_is_asked_to(running, cell, monkeypatch):
+    monkeypatch.setattr(live, "SHORTEST_WORDS_S", 0.0)
     plot = live.LivePlot(group_every=3)
-    monkeypatch.setattr(plot, "_may_draw", lambda step: True)
     watched(running, plot)
     seen = []
     for _ in range(7):
@@ -104,13 +123,31 @@ def test_hostile_completions_are_text(running, cell):
     for _ in range(3):
         running.step()
     plot.end("finished")
-    html = cell[-1].html
+    page = cell[-1].html
     shown = {row["completion"] for row in plot.screen.group.rows}
     assert any(HOSTILE in text for text in shown)
-    assert "<img" not in html
-    assert "<script" not in html
-    assert "&lt;script&gt;" in html
-    assert "\u202e" not in html
+    assert "<img" not in page
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "\u202e" not in page
+
+
+def test_a_prompt_is_shown_in_its_order_and_says_what_it_leaves_out():
+    from workbench.views.latest import LatestGroup, group_html, group_text
+
+    chat = [
+        {"role": "system", "content": "\n".join(f"rule {n}" for n in range(1, 8))},
+        {"role": "user", "content": "2 + 2?"},
+    ]
+    row = {"prompt": json.dumps(chat), "completion": "4", "finish_reason": "stop", "length_tokens": 2}
+    row |= {"total": 1.0, "advantage": 0.0}
+    group = LatestGroup(7, 0, 1, [], [row])
+    shown = html.unescape(group_html(group))
+    assert "[system]\nrule 1\nrule 2\nrule 3\n… (3 lines) …\nrule 7\n[user]\n2 + 2?</pre>" in shown
+    assert "overflow-y" not in shown  # nothing is hidden without a sign
+    assert group_text(group).startswith("step 7, group 1 of 1: 2 + 2?")
+    plain = LatestGroup(7, 0, 1, [], [{**row, "prompt": "[1, 2]"}])
+    assert "'>[1, 2]</pre>" in html.unescape(group_html(plain))
 
 
 def test_long_completions_are_cut_in_the_middle_and_many_are_left_out():
@@ -123,40 +160,76 @@ def test_long_completions_are_cut_in_the_middle_and_many_are_left_out():
         }
         for n in range(64)
     ]  # fmt: skip
-    html = group_html(LatestGroup(7, 0, 1, ["a_reward"], rows))
-    assert len(html) < 60_000
-    assert "&lt;first 63&gt;" in html
-    assert "&lt;first 0&gt;" in html
-    assert "&lt;last&gt;" in html
-    assert "56 between the best and the worst left out" in html
-    assert "a<br>x 2" in html
+    page = group_html(LatestGroup(7, 0, 1, ["a_reward"], rows))
+    assert len(page) < 60_000
+    assert "&lt;first 63&gt;" in page
+    assert "&lt;first 0&gt;" in page
+    assert "&lt;last&gt;" in page
+    assert "56 between the best and the worst left out" in page
+    assert "a<br>x 2" in page
 
 
-@pytest.mark.parametrize("minutes", [0.5, 5])
-def test_drawing_stays_within_its_share_of_the_time(monkeypatch, running, cell, minutes):
-    """A clock of our own, on which a step takes 1.5 s and a draw takes 100 ms."""
-    clock = [0.0]
-    spent = []
+class Clocked:
+    """A plot on a clock of our own: a step takes 1 s, and a picture so many. All of them are exact in binary."""
 
-    def slow_draw(*_, **__):
-        clock[0] += 0.1
-        spent.append(0.1)
-        return b"png"
+    def __init__(self, monkeypatch, running: Running, picture_s: float) -> None:
+        self.now, self.drawn = 0.0, []
+        time = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
 
-    plot = live.LivePlot(controls=False)
-    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(RunFigure, "draw", slow_draw)
-    plot._cost_s = 0.1
-    plot.begin(running.run, 1000, {"beta": 0.01})
-    while clock[0] < 60 * minutes:
-        clock[0] += 1.5
-        plot.update(1 + len(plot.history), {REWARD: 1.0})
-    plot.end("finished")
-    drawing = sum(spent)
-    assert plot.drawing_s == pytest.approx(drawing)
-    # Two pictures are not asked for their price: the first and the last.
-    assert drawing <= max(live.BUDGET * clock[0], 0.2) + 1e-9
-    assert plot.draws >= 0.5 * live.BUDGET * clock[0] / 0.1
+        def draw(figure, history, *_, **__):
+            self.now += picture_s
+            self.drawn.append(history.step)
+            return b"png"
+
+        self.plot = live.LivePlot(controls=False)
+        monkeypatch.setattr(live, "time", time)
+        monkeypatch.setattr(RunFigure, "draw", draw)
+        self.plot._cost_s = picture_s
+        self.plot.begin(running.run, 10_000, {"beta": 0.01})
+
+    def steps(self, count: int) -> list[int]:
+        """Take so many steps; returns those at whose end a picture was drawn."""
+        before = len(self.drawn)
+        for _ in range(count):
+            self.now += 1.0
+            self.plot.update(1 + len(self.plot.history), {REWARD: 1.0})
+        return self.drawn[before:]
+
+
+def test_a_picture_is_never_older_than_five_seconds_or_two_percent_of_the_run(monkeypatch, running, cell):
+    # A busy machine: 0.8 % of the time pays for a picture of 0.25 s every 31 steps only.
+    clocked = Clocked(monkeypatch, running, 0.25)
+    # From the second step on, as one point is no curve; each one is 5 s old at the end of the fifth step after it.
+    assert clocked.steps(200) == [2, *range(7, 201, 5)]
+    # At 1,000 s it is 2 %: of 1001.25 + n from n = 21 on, of 1022.5 + n, too, of 1043.75 + n from n = 22 on.
+    clocked.now = 1000.0
+    assert clocked.steps(65) == [201, 222, 243, 265]
+
+
+def test_a_first_step_that_takes_long_is_drawn(monkeypatch, running, cell):
+    clocked = Clocked(monkeypatch, running, 0.25)
+    clocked.now += 4.0
+    assert clocked.steps(1) == [1]
+
+
+def test_where_pictures_are_cheap_there_are_more_of_them_within_their_share(monkeypatch, running, cell):
+    clocked = Clocked(monkeypatch, running, 1 / 64)
+    drawn = len(clocked.steps(300))
+    # Every 1.95 s 0.8 % of the time pays for one, which is every second step.
+    assert 140 < drawn <= live.BUDGET * clocked.now / (1 / 64) + 1
+    assert clocked.plot.drawing_s == drawn / 64
+
+
+def test_a_new_alarm_draws_at_once(monkeypatch, running, cell):
+    clocked = Clocked(monkeypatch, running, 0.25)
+    clocked.steps(8)
+    alarm = Verdict("non_finite", "alarm", "the loss is NaN")
+    clocked.plot.verdicts([alarm])
+    assert clocked.steps(1) == [9]  # two steps after the one before
+    clocked.plot.verdicts([alarm])
+    assert clocked.steps(4) == []  # it is known
+    clocked.plot.verdicts([alarm, Verdict("collapse", "alarm", "all the same")])
+    assert clocked.steps(1) == [14]
 
 
 def test_changes_are_marked_and_a_pause_is_said_at_once(running, cell):
@@ -201,13 +274,13 @@ def test_status_line():
     filled = History([])
     filled.add(30, {REWARD: 1.234, GROUP_STD: 0.5})
     assert status_line("r", 30, 60, filled, 90.0) == (
-        "r: step 30 of 60   reward 1.23   group std 0.50   kl not measured   1:30 gone   about 1:30 to go"
+        "r: step 30 of 60   reward 1.23   group std 0.50   kl not measured   1:30 elapsed   about 1:30 left"
     )
     assert status_line("r", 60, 60, filled, 90.0, "finished after 60 steps").startswith("r: finished after 60 steps")
     # What is to come takes as long as the latest steps took, whatever the first ones did.
     for step in range(31, 41):
         filled.add(step, {STEP_S: 2.0})
-    assert status_line("r", 40, 60, filled, 900.0).endswith("about 0:40 to go")
+    assert status_line("r", 40, 60, filled, 900.0).endswith("about 0:40 left")
     assert status_line("r", 40, 60, filled, 9.0, stage="hard", paused=True).startswith(
         "r: paused after step 40 of 60 (stage hard)"
     )

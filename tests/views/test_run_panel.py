@@ -16,6 +16,7 @@ from test_live_plot import Handle
 import workbench.views.widgets as widgets
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import RunError
+from workbench.train.health import ALARM, Verdict, examine_run, summary
 from workbench.views import panel as panel_module
 from workbench.views.controls import Controls
 from workbench.views.followed import FollowedRun
@@ -130,8 +131,55 @@ def test_a_panel_shows_the_run_and_follows_it_to_its_end(running, shown):
     assert panel.over
     assert "finished after 4 steps; notebook 04" in places["status"].html
     assert "step 4, group" in places["below"].html
-    assert "ok" in places["below"].html or "health" in places["below"].html.lower()
+    assert "too early to say: " in places["below"].html
     assert panel.controls.buttons["stop"].disabled
+
+
+def test_words_and_group_move_with_each_look_and_a_picture_that_is_old_is_drawn_whatever_it_costs(running, shown):
+    running.step()
+    panel = RunPanel("r", every_s=0.0)
+    places = shown(panel)
+    draws = panel.draws
+    panel._cost_s = 1000.0  # no share pays for another picture
+    running.step()
+    panel.look()
+    assert panel.draws == draws
+    assert "step 2 of 40" in places["status"].html
+    assert "step 2, group 3 of 4" in places["below"].html
+    panel._drawn_at -= 5.0
+    panel.look()
+    assert panel.draws == draws + 1
+    assert places["picture"].shown[-1]["text/plain"] == "r: picture of step 2 of 40"
+
+
+def test_an_alarm_of_the_trainer_is_shown_at_once(running, shown, monkeypatch):
+    running.step()
+    panel = RunPanel("r")
+    places = shown(panel)
+    monkeypatch.setattr(
+        "workbench.train.health.examine_run", lambda *_, **__: [Verdict("non_finite", ALARM, "it is ill")]
+    )
+    panel.followed._health_cost_s = panel._cost_s = 1000.0
+    running.step()
+    panel.look()
+    assert "it is ill" not in places["below"].html
+    running.run.log_event("health", 2, name="non_finite", state="alarm", line="it is ill")
+    panel.look()
+    assert "NaN or infinite values: it is ill" in places["below"].html
+    assert panel.draws == 2
+
+
+def test_health_is_read_from_the_parts_that_are_new(running, monkeypatch):
+    for _ in range(4):
+        running.step()
+    followed, read = FollowedRun(running.run), []
+    original = summary._of_part
+    monkeypatch.setattr(summary, "_of_part", lambda file, manifest: read.append(file.name) or original(file, manifest))
+    first = followed.examine()
+    running.step()
+    assert [verdict.name for verdict in followed.examine()] == [verdict.name for verdict in first]
+    assert read == [f"step-{step:07d}-00.parquet" for step in range(1, 6)]
+    assert examine_run(running.run) == followed.screen.verdicts  # and says the same as read anew
 
 
 def test_a_killed_run_says_how_to_go_on(running, shown, monkeypatch):

@@ -63,3 +63,10 @@ def test_score_table_totals_are_weighted():
     assert table.rows[1][3] == 0.0
     assert np.isnan(table.rows[1][2])
     assert table.rows[0][4] == pytest.approx(2**-0.5, abs=1e-3)
+
+
+def test_a_number_with_its_unit_stays_on_one_line():
+    html = Table(["share", "words"], [["100 %", "a sentence that may be wrapped"]])._repr_html_()
+    cells = html.split("<td ")[1:]
+    assert "white-space:nowrap" in cells[0]
+    assert "white-space:nowrap" not in cells[1]

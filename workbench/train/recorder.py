@@ -28,6 +28,7 @@ from workbench.run.metrics import (
     weight_of,
 )
 from workbench.run.rollouts import write_part
+from workbench.train.health.verdicts import NAMES
 from workbench.train.health.watchdog import Watchdog, as_event
 
 _REQUIRED = ("begin", "update", "end")
@@ -91,7 +92,7 @@ class Recorder:
         if standing:
             functions: dict[str, list[str]] = {}
             for each in standing:
-                named = functions.setdefault(f"{each['state']}: {each['name'].replace('_', ' ')}", [])
+                named = functions.setdefault(f"{each['state']}: {NAMES[each['name']]}", [])
                 named += [each["function"]] if each["function"] else []
             kinds = ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items())
             found += f"; {kinds} (`workbench watch {self.run.name} --once` says more)"

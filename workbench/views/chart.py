@@ -29,6 +29,23 @@ def round_up(value: float) -> float:
     return next(power * step for step in _ROUND if power * step >= value * (1 - 1e-9))
 
 
+def tick_label(value: float, top: float) -> str:
+    """A tick's number on an axis that reaches up to `top`, short enough to stand beside a narrow chart: 2e-5, 0.25, 100000."""
+    if not value:
+        return "0"
+    if top >= 0.002:
+        return f"{value:.6g}"
+    digits, _, power = f"{value:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{int(power)}"
+
+
+def _plain_ticks(axis: Any) -> None:
+    # matplotlib's own formatter writes what the numbers have in common over the legend.
+    from matplotlib.ticker import FuncFormatter
+
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_label(value, max(map(abs, axis.get_ylim())))))
+
+
 class Chart:
     """An axis with its curves.
 
@@ -71,6 +88,8 @@ class Chart:
         self.axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         if share:
             self.axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        else:
+            _plain_ticks(axis)
         if self.right is not None:
             self.right.spines[["top"]].set_visible(False)
             self.right.tick_params(labelsize=7, colors=GREY)
@@ -78,6 +97,8 @@ class Chart:
             self.right.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
             if right_share:
                 self.right.yaxis.set_major_formatter(PercentFormatter(1.0))
+            else:
+                _plain_ticks(self.right)
         for each in (axis, *([self.right] if self.right is not None else [])):
             # As for the title.
             each.xaxis.set_label_coords(0.5, -0.16)

@@ -87,8 +87,9 @@ def advantage_bars(labels: Sequence[str], totals: Sequence[float], advantages: S
     right.barh(places, advantages, color=[GREEN if value > 0 else RED for value in advantages])
     right.axvline(0, color=GREY, linewidth=0.8)
     right.set_yticks(places, [""] * len(labels))
-    right.set_title("advantage: made likelier (green), less likely (red)", fontsize=9, loc="left")
-    for axis in (left, right):
+    right.set_title("advantage: above 0 reinforced, below 0 suppressed", fontsize=9, loc="left")
+    for axis, label in ((left, "reward"), (right, "advantage")):
+        axis.set_xlabel(label, fontsize=8)
         axis.invert_yaxis()
         axis.grid(axis="x", color="#dddddd", linewidth=0.6)
         axis.grid(visible=False, axis="y")

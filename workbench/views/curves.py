@@ -72,16 +72,16 @@ class RunFigure:
         self.name, self.beta, self.total = name, beta, total
         self.figure = bare_figure(10, 7.6)
         grid = self.figure.add_gridspec(
-            3, 3, left=0.045, right=0.955, top=0.845, bottom=0.098, hspace=0.62, wspace=0.33
+            3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33
         )  # fmt: skip
         place = {
             "reward": grid[0, :2], "raw": grid[0, 2], "std": grid[1, 0], "groups": grid[1, 1], "kl": grid[1, 2],
             "length": grid[2, 0], "entropy": grid[2, 1], "time": grid[2, 2],
         }  # fmt: skip
         axes = {key: self.figure.add_subplot(spot) for key, spot in place.items()}
-        self._title = self.figure.text(0.045, 0.985, name, fontsize=11, va="top", weight="bold", animated=True)
-        self._note = self.figure.text(0.045, 0.96, "", fontsize=8.5, va="top", linespacing=1.35, animated=True)
-        self._key = self.figure.text(0.045, 0.012, "", fontsize=7.5, va="bottom", color="#444444", animated=True)
+        self._title = self.figure.text(0.052, 0.985, name, fontsize=11, va="top", weight="bold", animated=True)
+        self._note = self.figure.text(0.052, 0.96, "", fontsize=8.5, va="top", linespacing=1.35, animated=True)
+        self._key = self.figure.text(0.052, 0.012, "", fontsize=7.5, va="bottom", color="#444444", animated=True)
         # Changes seldom, and to draw words takes long: part of the frame.
         self._reduced = self.figure.text(0.955, 0.985, "", fontsize=7.5, va="top", ha="right", color=GREY)
         self._lines: dict[str, tuple[Any, Any]] = {}  # function -> (weighted line, raw line)
@@ -99,15 +99,16 @@ class RunFigure:
         )
         self.reward.line(REWARD, "total", BLACK, linewidth=2, shade=True)
         self.raw = Chart(axes["raw"], "mean of each function\nbefore its weight, colours as left", legend_rows=0)
-        self.std = Chart(axes["std"], "reward_std")
-        self.std.line(GROUP_STD, "within groups: learnt from", BLUE, linewidth=2, shade=True)
-        self.std.line(REWARD_STD, "whole batch: TRL's", GREY, linewidth=1, linestyle=":")
-        self.std.legend()
-        self.groups = Chart(axes["groups"], "groups", share=True)
+        self.std = Chart(axes["std"], "spread of the rewards", legend_rows=2)
+        self.std.line(GROUP_STD, "within groups (drives learning)", BLUE, linewidth=2, shade=True)
+        self.std.line(REWARD_STD, "whole batch (TRL's reward_std)", GREY, linewidth=1, linestyle=":")
+        self.std.legend(columns=1)
+        self.groups = Chart(axes["groups"], "groups", share=True, legend_rows=2)
         self.groups.stack((ALL_RIGHT, "all right", GREEN), (MIXED, "mixed", BLUE), (ALL_WRONG, "all wrong", RED))
         self.groups.line(DEAD, "dead: same score", BLACK, linewidth=1.2, linestyle="--")
-        self.groups.legend()
-        self.kl = Chart(axes["kl"], "KL from the reference model, nats", right="per completion", peaks=True)
+        self.groups.legend(columns=2)
+        title = "KL from the reference model, nats"
+        self.kl = Chart(axes["kl"], title, right="per completion", peaks=True, legend_rows=2)
         self._kl_lines = [
             self.kl.line(KL, "per token", ORANGE, linewidth=2, shade=True),
             self.kl.line(KL_PER_COMPLETION, "per completion (right)", GREY, right=True, linewidth=1, linestyle=":"),
@@ -116,9 +117,9 @@ class RunFigure:
             0.5, 0.5, KL_UNMEASURED, ha="center", va="center", fontsize=8, color=GREY, transform=axes["kl"].transAxes
         )
         self.length = Chart(axes["length"], "completion length, tokens", right="cut", right_share=True)
-        self.length.band(MIN_LENGTH, MAX_LENGTH, "least to most", BLUE)
+        self.length.band(MIN_LENGTH, MAX_LENGTH, "min to max", BLUE)
         self.length.line(MEAN_LENGTH, "mean", BLUE, linewidth=2)
-        self.length.line(CLIPPED, "cut at the limit (right)", RED, right=True, linewidth=1.2, linestyle="--")
+        self.length.line(CLIPPED, "clipped (right)", RED, right=True, linewidth=1.2, linestyle="--")
         self.length.legend()
         self.entropy = Chart(axes["entropy"], "entropy, nats per token", legend_rows=0)
         self.entropy.line(ENTROPY, "entropy", PURPLE, linewidth=1.5, shade=True)
@@ -126,14 +127,15 @@ class RunFigure:
             0.5, 0.5, NO_ENTROPY, ha="center", va="center", fontsize=8, color=GREY, transform=axes["entropy"].transAxes,
             visible=False,
         )  # fmt: skip
-        self.time = Chart(axes["time"], "wall time of a step, s", peaks=True)
+        self.time = Chart(axes["time"], "wall time of a step, s", peaks=True, legend_rows=2)
         self._parts = self.time.stack(
-            (GENERATE_S, "generate", BLUE), (REWARD_S, "rewards", ORANGE), (TRAIN_S, "the rest", GREEN), alpha=0.6
-        )
+            (GENERATE_S, "generate", BLUE), (REWARD_S, "rewards", ORANGE), (TRAIN_S, "forward + backward", GREEN),
+            alpha=0.6,
+        )  # fmt: skip
         self._whole = self.time.line(STEP_S, "whole step", BLACK, linewidth=0.8)
         for key in ("std", "groups", "kl"):
             axes[key].tick_params(labelbottom=False)  # as in the row beneath
-        for key in ("length", "entropy", "time"):
+        for key in ("reward", "raw", "length", "entropy", "time"):
             axes[key].set_xlabel("step", fontsize=8, labelpad=1)
         return {
             "reward": self.reward, "raw": self.raw, "std": self.std, "groups": self.groups, "kl": self.kl,
@@ -167,9 +169,13 @@ class RunFigure:
         depends = [chart.fill(steps, history, limit) for chart in self.charts.values()]
         depends += [self._fit_kl(history), self._fit_time(history), self._fit_legend(history)]
         depends.append(self._fit_entropy(history))
+        # One point is no line. After the legends were made, which would keep the dots.
+        for chart in self.charts.values():
+            for artist, _ in (*chart.lines, *chart.right_lines):
+                artist.set_marker("." if len(steps) == 1 else "")
         self._key.set_text(self._marks.fill(marks, limit))
         size = -(-len(steps) // self.reward.points)
-        told = f"lines are means of up to {-(-len(steps) // self.std.points)} steps, shades reach from the least to the greatest"
+        told = f"lines are means of up to {-(-len(steps) // self.std.points)} steps, shades from min to max"
         self._reduced.set_text(told if size > 1 else "")
         self._paint((*depends, self._reduced.get_text()))
         return drawn_png(self.figure)
@@ -192,7 +198,7 @@ class RunFigure:
         label = f"per token (beta {self.beta:.3g})" if self.beta else "per token"
         if measured and (self.kl._legend is None or self._kl_lines[0].get_label() != label):
             self._kl_lines[0].set_label(label)
-            self.kl.legend(self._kl_lines)
+            self.kl.legend(self._kl_lines, columns=1)
         return measured, label
 
     def _fit_entropy(self, history: History) -> Any:
@@ -203,7 +209,7 @@ class RunFigure:
     def _fit_time(self, history: History) -> Any:
         split = bool((~np.isnan(history[TRAIN_S])).any())
         if self.time._legend is None or split != (len(self.time._legend.get_texts()) > 1):
-            self.time.legend([*self._parts, self._whole] if split else [self._whole])
+            self.time.legend([*self._parts, self._whole] if split else [self._whole], columns=2)
         return split
 
     def _fit_legend(self, history: History) -> Any:

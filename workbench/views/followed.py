@@ -8,13 +8,12 @@ from typing import Any
 
 from workbench.run.directory import RunDirectory
 from workbench.views.following import ENDED, Follower, News
-from workbench.views.screen import GROUP_EVERY, Screen
+from workbench.views.screen import GROUP_EVERY, Screen, oldest_s
 
-HEALTH_EVERY_S = 5.0
-HEALTH_SHARE = 0.05  # of the time that examining the record may take
+HEALTH_SHARE = 0.05  # of the time that examining may take, as long as the verdicts are younger than `oldest_s`
 _CONTINUE = "`workbench continue {name}` goes on from its latest checkpoint"
 _AFTER = {
-    "finished": "notebook 04 measures what it bought",
+    "finished": "notebook 04 measures what training gained",
     "stopped": _CONTINUE,
     "aborted": _CONTINUE,
     "failed": "events.jsonl says why; " + _CONTINUE,
@@ -39,6 +38,7 @@ class FollowedRun:
         self._begun: float | None = None  # time.time() at which the session began
         self._unexamined = False  # something was read since the run's health was looked at
         self._examined_at, self._health_cost_s = float("-inf"), 0.0
+        self._summaries: dict[Any, Any] = {}  # of the parts that were examined before
         self.look()
 
     @property
@@ -57,6 +57,8 @@ class FollowedRun:
             self.screen.event(event)
             if event.get("event") in ("started", "continued"):
                 self._begun = _seconds(event.get("time"))
+            elif event.get("event") == "health" and event.get("state") == "alarm":
+                self._examined_at = float("-inf")  # the trainer has found one: it is shown at once
         self._unexamined = self._unexamined or bool(news)
         self.status = news.status
         if self.over:
@@ -68,7 +70,7 @@ class FollowedRun:
         """Whether there is something new to examine, and examining it would not take too large a share of the time."""
         if not len(self.screen.history) or not self._unexamined:
             return False
-        pause = max(HEALTH_EVERY_S, self._health_cost_s / HEALTH_SHARE)
+        pause = min(self._health_cost_s / HEALTH_SHARE, oldest_s(self.elapsed_s() or 0.0))
         return self.over or time.monotonic() - self._examined_at >= pause
 
     def examine(self) -> list[Any]:
@@ -77,7 +79,7 @@ class FollowedRun:
 
         started, self._unexamined = time.monotonic(), False
         try:
-            found = list(examine_run(self.run, last=200))
+            found = list(examine_run(self.run, last=200, known=self._summaries))
         except Exception:  # a part that is being written, a run that is taken away: the next look may find it whole
             found = self.screen.verdicts
         self._examined_at = time.monotonic()
@@ -106,10 +108,6 @@ class FollowedRun:
         if not len(self.screen.history) and not self.over:
             return f"{self.run.name}: waiting for the first step"
         return self.screen.status(self.elapsed_s(), self.message())
-
-    def picture(self) -> tuple[bytes, str]:
-        """(the curves as PNG bytes, the status line)."""
-        return self.screen.picture(self.elapsed_s(), self.message())
 
     def read_group(self) -> bool:
         """Read a group of the newest step, if it is time for another one."""

@@ -76,6 +76,7 @@ def contribution_bars(found: ExplainedGroup) -> Any:
     axis.invert_yaxis()
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.grid(visible=False, axis="y")
+    axis.set_xlabel("advantage", fontsize=8)
     axis.set_title(textwrap.fill(found.verdict, 110), fontsize=9, loc="left")
     axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
@@ -105,7 +106,7 @@ def _functions(found: Replay) -> Table:
 
 
 def _deciders(found: Replay) -> Table:
-    said = {DEAD: "nobody: dead"}
+    said = {DEAD: "none (zero std)"}
     rows = [
         [said.get(old, old), said.get(new, new), count, _percent(count / found.groups)]
         for (old, new), count in found.deciders.items()
@@ -174,7 +175,7 @@ def decider_bars(found: Replay) -> Any:
     """How many groups each function decides, old against new."""
     figure, axis = new_figure(8, 0.5 * (len(found.functions) + 1) + 0.9)
     rows = [(short_name(row.name), row.old_decided, row.new_decided) for row in found.functions]
-    rows.append(("nobody: dead", sum(found.old_dead.values()), sum(found.new_dead.values())))
+    rows.append(("none (zero std)", sum(found.old_dead.values()), sum(found.new_dead.values())))
     places = np.arange(len(rows))
     for offset, column, label, colour in ((-0.2, 1, "as trained", GREY), (0.2, 2, "with the new rewards", ORANGE)):
         axis.barh(places + offset, [row[column] for row in rows], height=0.36, color=colour, label=label)

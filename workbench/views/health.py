@@ -54,7 +54,7 @@ def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _said(verdict: Verdict) -> str:
-    return f"{_spaced(verdict.name)}: {_flat(verdict.line)}{_when(verdict)}"
+    return f"{verdict.title}: {_flat(verdict.line)}{_when(verdict)}"
 
 
 def _when(verdict: Verdict) -> str:
@@ -78,11 +78,11 @@ def _reasons(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
-    well = [_spaced(verdict.name) for verdict in verdicts if verdict.state == OK]
+    well = [verdict.title for verdict in verdicts if verdict.state == OK]
     skipped = [verdict for verdict in verdicts if verdict.state == SKIPPED]
-    early = [_spaced(verdict.name) for verdict in skipped if "missing" not in verdict.evidence]
-    blind = [f"{_spaced(each.name)} ({_key(each)})" for each in skipped if "missing" in each.evidence]
-    said = (("ok", well), ("too early to say", early), ("skipped", blind))
+    early = [verdict.title for verdict in skipped if "missing" not in verdict.evidence]
+    blind = [f"{each.title} ({_key(each)})" for each in skipped if "missing" in each.evidence]
+    said = (("no sign of", well), ("too early to say", early), ("not checked", blind))
     return [f"{word}: {', '.join(dict.fromkeys(names))}" for word, names in said if names]
 
 
@@ -100,10 +100,6 @@ def _item(verdict: Verdict) -> str:
 def _pre(text: str) -> str:
     # As tables have it: a verdict quotes completions, and outside of <pre> a `$` would begin a formula.
     return f"<pre style='{PRE}'>{html.escape(plain(text), quote=True)}</pre>"
-
-
-def _spaced(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _flat(text: str) -> str:

@@ -16,7 +16,7 @@ from workbench.views.tables import PRE, plain, short_name
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
-_LONGEST_COMPLETION, _LONGEST_PROMPT = 600, 800  # characters
+_LONGEST_COMPLETION, _LONGEST_PROMPT, _LONGEST_BEFORE = (600, 14), (800, 14), (240, 4)  # characters, lines
 _CELL = "padding:2px 8px;vertical-align:top;text-align:right;white-space:nowrap"
 _TEXTS = ("prompt", "completion", "finish_reason")
 _PLACE = ("total", "advantage", "length_tokens")
@@ -33,8 +33,14 @@ class LatestGroup:
     rows: list[dict[str, Any]]
 
     @property
-    def prompt(self) -> str:
-        return _prompt_text(self.rows[0]["prompt"])
+    def messages(self) -> list[tuple[str, str]]:
+        """(role, text) of the prompt, in order; a prompt that is plain text has the role ""."""
+        prompt = self.rows[0]["prompt"]
+        # The record keeps a chat as JSON; a text may look like JSON and stays what it is.
+        try:
+            return [(str(message["role"]), str(message["content"])) for message in json.loads(prompt)] or [("", prompt)]
+        except (ValueError, TypeError, KeyError):
+            return [("", prompt)]
 
 
 def newest_part(run: RunDirectory) -> Path | None:
@@ -101,8 +107,7 @@ def group_html(group: LatestGroup) -> str:
     return (
         f"<details open><summary><b>step {group.step}, group {group.number + 1} of {group.groups}</b>: "
         f"{len(group.rows)} completions, best first{told}</summary>"
-        f"<pre style='{PRE};margin:4px 0;max-height:9em;overflow-y:auto'>"
-        f"{html.escape(plain(middle_cut(group.prompt, _LONGEST_PROMPT)))}</pre>"
+        f"<pre style='{PRE};margin:4px 0'>{html.escape(plain(_prompt_text(group.messages)))}</pre>"
         f"<div style='overflow-x:auto'><table style='border-collapse:collapse;table-layout:auto;width:100%'>"
         f"<thead><tr><th style='text-align:left;padding:2px 8px;width:65%;min-width:280px'>completion</th>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div></details>"
@@ -111,7 +116,7 @@ def group_html(group: LatestGroup) -> str:
 
 def group_text(group: LatestGroup, most: int = 3) -> str:
     """The group in a few lines, for a terminal."""
-    lines = [f"step {group.step}, group {group.number + 1} of {group.groups}: {_one_line(group.prompt, 100)}"]
+    lines = [f"step {group.step}, group {group.number + 1} of {group.groups}: {_one_line(group.messages[-1][1], 100)}"]
     best_first = sorted(group.rows, key=lambda row: -_value(row["advantage"]))
     shown = best_first[:most] if len(best_first) <= most else [*best_first[: most - 1], best_first[-1]]
     for row in shown:
@@ -130,10 +135,10 @@ def _row(row: dict[str, Any], functions: list[str]) -> str:
         if ended == "length"
         else html.escape(str(ended))
     )
-    text = html.escape(plain(middle_cut(row["completion"] or "", _LONGEST_COMPLETION)))
+    text = html.escape(plain(middle_cut(row["completion"] or "", *_LONGEST_COMPLETION)))
     scores = "".join(_score(row, name) for name in functions)
     return (
-        f"<td style='padding:2px 8px;text-align:left'><pre style='{PRE};max-height:12em;overflow-y:auto'>{text}</pre></td>"
+        f"<td style='padding:2px 8px;text-align:left'><pre style='{PRE}'>{text}</pre></td>"
         f"{scores}<td style='{_CELL}'>{_number(row['total'])}</td>"
         f"<td style='{_CELL};color:{colour}'><b>{_number(row['advantage'], '+.2f')}</b></td>"
         f"<td style='{_CELL}'>{row['length_tokens']}, {end}</td>"
@@ -153,23 +158,27 @@ def _function_head(function: str, row: dict[str, Any]) -> str:
     return name if weight in (None, 1) else f"{name}<br>x {_number(weight)}"
 
 
-def middle_cut(text: str, most: int) -> str:
-    """`text` in at most about `most` characters: its beginning, and its end, where the answer stands."""
+def middle_cut(text: str, most: int, most_lines: int | None = None) -> str:
+    """`text` in at most about `most` characters (and lines): its beginning, and its end, where the answer stands."""
+    lines = text.split("\n")
+    if most_lines is not None and len(lines) > most_lines:
+        end = most_lines // 3
+        hidden = len(lines) - most_lines
+        text = "\n".join([*lines[: most_lines - end], f"… ({hidden} line{'s' * (hidden > 1)}) …", *lines[-end:]])
     if len(text) <= most:
         return text
     end = most // 3
     return f"{text[: most - end]}\n… ({len(text) - most} characters) …\n{text[-end:]}"
 
 
-def _prompt_text(prompt: str) -> str:
-    # The record keeps a chat as JSON; a text may look like JSON and stays what it is. The question comes first: what stands
-    # before it in the chat is the same for every group.
-    try:
-        *before, last = json.loads(prompt)
-        told = [f"[{message['role']}]\n{message['content']}" for message in before]
-        return "\n\n".join([str(last["content"]), *told])
-    except (ValueError, TypeError, KeyError):
-        return prompt
+def _prompt_text(messages: list[tuple[str, str]]) -> str:
+    # What stands before the question is the same for every group, and is not worth much room.
+    if len(messages) == 1:
+        return middle_cut(messages[0][1], *_LONGEST_PROMPT)
+    *before, last = messages
+    told = [f"[{role}]\n{middle_cut(text, *_LONGEST_BEFORE)}" for role, text in before[-3:]]
+    left_out = [f"… ({len(before) - 3} messages) …"] if len(before) > 3 else []
+    return "\n".join([*left_out, *told, f"[{last[0]}]\n{middle_cut(last[1], *_LONGEST_PROMPT)}"])
 
 
 def _one_line(text: str, most: int) -> str:

@@ -13,25 +13,25 @@ from workbench.views.controls import Controls
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
 from workbench.views.history import History
-from workbench.views.screen import GROUP_EVERY, Screen, clock, status_html, status_line
+from workbench.views.screen import GROUP_EVERY, Screen, clock, new_alarms, oldest_s, status_html, status_line
 from workbench.views.widgets import buttons_work
 
 __all__ = ["LivePlot", "clock", "count_line", "progress_line", "status_line"]
 
-BUDGET = 0.008  # share of the run's time that drawing may take, but for the first and the last picture
-SHORTEST_INTERVAL_S = 1.0
-_FIRST_STEP = 2  # the first picture is drawn here: one point is no curve
+BUDGET = 0.008  # share of the run's time that pictures may take, as long as none of them grows older than `oldest_s`
+SHORTEST_PICTURE_S, SHORTEST_WORDS_S = 1.0, 0.25  # between two of them
 
 
 class LivePlot:
-    """Watches a run and redraws its curves in the notebook, as often as 0.8 % of the run's time allows.
+    """Watches a run in the notebook cell that trains it.
 
-    Pass it to `train(..., watchers=[LivePlot()])`. Beneath the curves stand the verdicts on the run's health and one group
-    of a recent step, and buttons that steer the run where they work. The saved notebook keeps the last picture and the
-    last group. `drawing_s` is the wall time that all of this took.
+    Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's health and one group move at
+    every step. The curves are redrawn as often as 0.8 % of the run's time allows, but at the end of a step they are never
+    older than 5 s or 2 % of the run, whichever is longer; a new alarm redraws them at once. Buttons steer the run where
+    they work. The saved notebook keeps the last picture and the last group. `drawing_s` is the wall time of all of this.
 
     Args:
-        group_every: steps between two groups.
+        group_every: steps for which one group stays, to be read at leisure.
         controls: with buttons and fields.
     """
 
@@ -52,12 +52,15 @@ class LivePlot:
         figure.draw(History())
         started = time.perf_counter()
         figure.draw(History())
-        self._cost_s = time.perf_counter() - started  # of the latest draw
+        self._cost_s = time.perf_counter() - started  # of the latest picture
+        self._pictures_s = 0.0
         self.screen = Screen(group_every, figure)
         self._newest_batch: int | None = None  # step
         self._said_at = self._paused_at = 0.0
         self._below_shown = ""
         self._news = False  # somebody changed something since the last picture
+        self._alarms: set[Any] = set()  # that a picture was drawn for
+        self._alarmed = False
 
     @property
     def history(self) -> History:
@@ -101,18 +104,20 @@ class LivePlot:
             self.screen.row(step, values)
             if self.handle is None:
                 return
-            if self._may_draw(step):
-                self._draw()
-            elif time.monotonic() - self._said_at >= SHORTEST_INTERVAL_S:
+            draw = self._may_draw()
+            if draw or time.monotonic() - self._said_at >= SHORTEST_WORDS_S:
                 self._say()
+            if draw:
+                self._draw()
 
     def batch(self, scored: Any, summary: Any) -> None:
-        """A generation batch was scored and recorded: its groups can be shown with the next picture."""
+        """A generation batch was scored and recorded: one of its groups is shown at the end of the step."""
         self._newest_batch = scored.step
 
     def verdicts(self, verdicts: list[Any]) -> None:
-        """The run's health was looked at: shown with the next picture."""
+        """The run's health was looked at: shown at the end of the step, with a picture if there is a new alarm."""
         self.screen.verdicts = list(verdicts)
+        self._alarmed |= new_alarms(verdicts, self._alarms)
 
     def event(self, event: dict[str, Any]) -> None:
         """Something was changed, answered or saved: marked in the next picture, and said at once."""
@@ -138,44 +143,46 @@ class LivePlot:
             if self._controls is not None:
                 self._controls.ended(message)
             if self.handle is not None and len(self.history):
-                self._draw(message)
+                self.screen.group_every = 1  # the group of the end is shown, however young the one before it is
+                self._say(message)
+                self._draw()
             elif self._status_handle is not None:
                 self._status_handle.update(_text(f"{self.screen.name}: {message}"), raw=True)
 
     # -- drawing -----------------------------------------------------------------------------------------------------
-    def _may_draw(self, step: int) -> bool:
-        if self.draws == 0:
-            return step >= _FIRST_STEP
+    def _may_draw(self) -> bool:
+        # One point is no curve, so a first picture of it is for a first step that took long.
+        if self._alarmed or (self.draws == 0 and len(self.history) > 1):
+            return True
         now = time.monotonic()
-        if now - self.drawn_at < SHORTEST_INTERVAL_S:
+        age, elapsed = now - self.drawn_at, now - self.started
+        if age < SHORTEST_PICTURE_S:
             return False
-        if self._news:
+        if self._news or age >= oldest_s(elapsed):
             return True  # who changed something wants to see it marked
-        # One more draw is kept in reserve: the last picture is always drawn.
-        return self.drawing_s + 2 * self._cost_s <= BUDGET * (now - self.started)
+        # One more picture is kept in reserve: the last one is always drawn.
+        return self._pictures_s + 2 * self._cost_s <= BUDGET * elapsed
 
-    def _draw(self, message: str | None = None) -> None:
-        started, self._news = time.perf_counter(), False
-        picture, line = self.screen.picture(time.monotonic() - self.started, message)
-        self.handle.update(image_bundle(picture, line), raw=True)
-        self._say(line)
-        # The group of the end is shown, however young the one before it is.
-        if message is not None:
-            self.screen.group_every = 1
+    def _draw(self) -> None:
+        started, self._news, self._alarmed = time.perf_counter(), False, False
+        self.handle.update(image_bundle(*self.screen.picture()), raw=True)
+        spent = time.perf_counter() - started
+        self._pictures_s += spent
+        # A draw that lays out text anew comes now and then, so the reserve does not forget it at once.
+        self._cost_s = max(spent, 0.5 * self._cost_s)
+        self.draws += 1
+        self.drawn_at = time.monotonic()
+
+    def _say(self, message: str | None = None) -> None:
+        self._said_at = time.monotonic()
+        line = self.screen.status(self._said_at - self.started, message)
+        self._status_handle.update(_text(line), raw=True)
         if self._newest_batch is not None:
             self.screen.read_group(self._newest_batch)
         below = self.screen.below()
         if below != self._below_shown:
             self._below_shown = below
             self._below_handle.update({"text/html": below, "text/plain": ""}, raw=True)
-        # A draw that lays out text anew comes now and then, so the reserve does not forget it at once.
-        self._cost_s = max(time.perf_counter() - started, 0.5 * self._cost_s)
-        self.draws += 1
-        self.drawn_at = time.monotonic()
-
-    def _say(self, line: str | None = None) -> None:
-        self._said_at = time.monotonic()
-        self._status_handle.update(_text(line or self.screen.status(self._said_at - self.started)), raw=True)
 
 
 def _text(line: str) -> dict[str, str]:

@@ -17,13 +17,13 @@ from workbench.run.directory import RunDirectory
 from workbench.views.controls import Controls
 from workbench.views.figure import image_bundle
 from workbench.views.followed import FollowedRun
-from workbench.views.screen import GROUP_EVERY, clock, status_html
+from workbench.views.screen import GROUP_EVERY, clock, new_alarms, oldest_s, status_html
 from workbench.views.widgets import WIDGETS, buttons_work
 
 __all__ = ["Controls", "RunPanel", "buttons_work", "watch"]
 
 EVERY_S = 1.0  # between two looks at the files
-DRAWING_SHARE = 0.1  # of the time that drawing may take: the run trains on the same machine
+DRAWING_SHARE = 0.1  # of the time that pictures may take, as long as none of them grows older than `oldest_s`
 _OPEN: dict[str, RunPanel] = {}  # the panel that shows each run: shown again, it replaces the one before
 
 
@@ -61,6 +61,7 @@ class RunPanel:
         self._failed_before = False  # the process ended, and there was no run
         self._since = time.monotonic()
         self._cost_s, self._drawn_at, self._undrawn = 0.0, float("-inf"), True
+        self._alarms: set[Any] = set()  # that a picture was drawn for
         self._shown: dict[str, str] = {}
         self._handles: dict[str, Any] = {}
         self._box: Any = None  # where the controls appear once there is a run
@@ -156,7 +157,7 @@ class RunPanel:
                 if self.followed is not None and self.followed.time_to_examine():
                     # It reads the record, which may take a while: the buttons are answered meanwhile.
                     await asyncio.to_thread(self.followed.examine)
-                    self._show_below()
+                    self._show()
             except Exception as error:  # the next look may succeed
                 self._say(f"{self.line()}\n{type(error).__name__}: {error}")
 
@@ -182,16 +183,21 @@ class RunPanel:
         if not self._handles:
             return
         self._say(self.line())
-        if self.followed is None or not len(self.followed.screen.history) or not self._undrawn:
+        if self.followed is None or not len(self.followed.screen.history):
             return
-        if self.over or time.monotonic() - self._drawn_at >= max(self.every_s, self._cost_s / DRAWING_SHARE):
+        self.followed.read_group()
+        self._show_below()
+        alarmed = new_alarms(self.followed.screen.verdicts, self._alarms)
+        if alarmed or (self._undrawn and (self.over or self._may_draw())):
             self._draw()
+
+    def _may_draw(self) -> bool:
+        pause = min(self._cost_s / DRAWING_SHARE, oldest_s(self.followed.elapsed_s() or 0.0))
+        return time.monotonic() - self._drawn_at >= max(self.every_s, pause)
 
     def _draw(self) -> None:
         self._undrawn, started = False, time.perf_counter()
-        self._handles["picture"].update(image_bundle(*self.followed.picture()), raw=True)
-        self.followed.read_group()
-        self._show_below()
+        self._handles["picture"].update(image_bundle(*self.followed.screen.picture()), raw=True)
         self._cost_s = time.perf_counter() - started
         self.drawing_s += self._cost_s
         self.draws += 1

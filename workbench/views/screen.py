@@ -20,8 +20,21 @@ from workbench.views.latest import LatestGroup, group_html, newest_part, part_of
 from workbench.views.marks import Mark, add_mark
 from workbench.views.tables import PRE, plain
 
-GROUP_EVERY = 10  # steps between two groups that are shown
+GROUP_EVERY = 1  # steps between two groups that are shown
+OLDEST_S, OLDEST_SHARE = 5.0, 0.02
 _LONGEST_MESSAGE = 1200  # characters
+
+
+def oldest_s(elapsed_s: float) -> float:
+    """The age that a picture may reach at the end of a step, whatever it costs to draw: 5 s, or 2 % of the run if longer."""
+    return max(OLDEST_S, OLDEST_SHARE * elapsed_s)
+
+
+def new_alarms(verdicts: Sequence[Any], known: set[Any]) -> bool:
+    """Whether there is an alarm that is not among the `known` ones; adds it to them."""
+    found = {verdict.key for verdict in verdicts if verdict.state == "alarm"} - known
+    known |= found
+    return bool(found)
 
 
 class Screen:
@@ -117,12 +130,17 @@ class Screen:
             stage=self.state.stage if self.stages else "", paused=self.state.paused,
         )  # fmt: skip
 
-    def picture(self, elapsed_s: float | None, message: str | None = None) -> tuple[bytes, str]:
-        """(the figure as PNG bytes, the status line that stands above it)."""
-        line = self.status(elapsed_s, message)
+    def picture(self, heading: str = "") -> tuple[bytes, str]:
+        """(the figure as PNG bytes, its title).
+
+        Args:
+            heading: a status line, for a picture that stands alone; empty: which step it is of, under a status line that
+                may be ahead of it.
+        """
         self.figure.beta = self.state.beta or 0.0
-        title, _, note = line.partition(_GAP)
-        return self.figure.draw(self.history, title, note, self.marks), line
+        title = f"{self.name}: picture of {_place(self.history.step, self.total)}"
+        title, _, note = (heading or title).partition(_GAP)
+        return self.figure.draw(self.history, title, note, self.marks), title
 
     def below(self) -> str:
         """HTML of what stands under the picture: the verdicts on the run's health, and the latest group."""
@@ -132,6 +150,10 @@ class Screen:
 
 
 _GAP = "   "
+
+
+def _place(step: int, total: int) -> str:
+    return f"step {step}" + (f" of {total}" if total > 0 else "")
 
 
 def status_line(
@@ -152,8 +174,7 @@ def status_line(
         message: how the run ended, in place of where it is.
         paused: it waits.
     """
-    of = f" of {total}" if total > 0 else ""
-    where = message or f"{'paused after ' if paused else ''}step {step}{of}"
+    where = message or f"{'paused after ' if paused else ''}{_place(step, total)}"
     parts = [f"{name}: {where}" + (f" (stage {stage})" if stage and message is None else "")]
     for label, key, form in (
         ("reward", REWARD, ".2f"), ("group std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead groups", DEAD, ".0%"),
@@ -162,13 +183,13 @@ def status_line(
         if value is not None or key != DEAD:
             parts.append(f"{label} {value:{form}}" if value is not None else f"{label} not measured")
     if elapsed_s is not None:
-        parts.append(f"{clock(elapsed_s)} gone" if message is None else f"took {clock(elapsed_s)}")
+        parts.append(f"{clock(elapsed_s)} elapsed" if message is None else f"took {clock(elapsed_s)}")
     if message is None and not paused and 0 < step < total:
         step_s = history.recent_step_s()
         if step_s is None and elapsed_s is not None:
             step_s = elapsed_s / step
         if step_s is not None:
-            parts.append(f"about {clock(step_s * (total - step))} to go")
+            parts.append(f"about {clock(step_s * (total - step))} left")
     return _GAP.join(parts)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from workbench.run.printable import printable
 
 LONGEST_SHOWN = 2000
+_NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
 # JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.
 PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"
@@ -75,8 +76,9 @@ def _cell(value: Any) -> str:
     if isinstance(value, Verbatim):
         return f"<td style='text-align:left;{_PADDED}'><pre style='{PRE}'>{text}</pre></td>"
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
-    # A word is not broken for the sake of a narrow column.
-    return f"<td style='text-align:{side};vertical-align:top;overflow-wrap:normal;word-break:keep-all;{_PADDED}'>{text}</td>"
+    # A word is not broken for the sake of a narrow column, and neither is "100 %".
+    wrap = "white-space:nowrap" if len(text) <= _NUMBER_WIDE else "overflow-wrap:normal;word-break:keep-all"
+    return f"<td style='text-align:{side};vertical-align:top;{wrap};{_PADDED}'>{text}</td>"
 
 
 def score_table(suite: Any, completions: Sequence[str], scores: Any, groups: Any = None, caption: str = "") -> Table:

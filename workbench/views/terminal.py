@@ -56,7 +56,7 @@ def progress_bar(unit: str, numbers: bool = False, remaining: bool = True) -> Pr
 
     Args:
         numbers: with a text of numbers beside it.
-        remaining: with the time gone, and the time to go as rich expects it.
+        remaining: with the time elapsed, and the time left as rich expects it.
     """
     columns = [_Text("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), _Text(unit)]
     if numbers:

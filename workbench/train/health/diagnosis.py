@@ -89,14 +89,17 @@ def _best(hashes: dict[str, str], task: Task | None, source: str) -> dict[str, f
     return {name: maximum_of(functions[name]) for name in same}
 
 
-def examine_run(run: RunDirectory, task: Task | None = None, last: int | None = None) -> list[Verdict]:
+def examine_run(
+    run: RunDirectory, task: Task | None = None, last: int | None = None, known: dict[Any, Any] | None = None
+) -> list[Verdict]:
     """The verdicts on a recorded run, at its end.
 
     Args:
         task: as for `facts_of`.
         last: look at so many of the latest batches, and the metrics of the same steps; None: at all.
+        known: as for `summaries_of`.
     """
-    summaries, rows = summaries_of(run, last), run.metrics()
+    summaries, rows = summaries_of(run, last, known), run.metrics()
     if last is not None and summaries:
         rows = [row for row in rows if (row.get("step") or 0) >= summaries[0].step]
     return diagnose(summaries, rows, facts_of(run, task, summaries[-1].stage if summaries else None))

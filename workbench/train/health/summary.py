@@ -150,25 +150,33 @@ def summarise(scored: ScoredBatch, suite: RewardSuite, eos_token_id: int, stage:
     )
 
 
-def summaries_of(run: RunDirectory, last: int | None = None) -> list[StepSummary]:
+def summaries_of(
+    run: RunDirectory, last: int | None = None, known: dict[Any, list[StepSummary]] | None = None
+) -> list[StepSummary]:
     """A summary of each batch in a run's record, in order, read one part at a time; none if it recorded nothing.
 
     A part that cannot be read is skipped, with a warning that says which.
 
     Args:
         last: so many of the latest parts; None: all. A part takes about 5 ms.
+        known: those of the parts that were read before, brought up to date here; None: read all.
     """
     try:
         files = parts(run.rollouts)[-(last or 0) :]
     except RunError:
         return []
-    manifest, found = run.manifest(), []
+    manifest, before = run.manifest(), dict(known or {})
+    found: dict[Any, list[StepSummary]] = {}
     for file in files:
         try:
-            found += _of_part(file, manifest)
+            key = file.name, file.stat().st_mtime_ns  # a run that is continued writes its steps anew
+            found[key] = before[key] if key in before else _of_part(file, manifest)
         except RunError as error:
             warnings.warn(f"{error.value}: skipped", stacklevel=2)
-    return found
+    if known is not None:
+        known.clear()
+        known.update(found)
+    return [summary for part in found.values() for summary in part]
 
 
 def stage_in(manifest: dict[str, Any], stage: str | None = None) -> dict[str, Any]:

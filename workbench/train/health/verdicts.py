@@ -20,6 +20,23 @@ WINDOW = 20  # batches that say what a run is like now
 LONG_WINDOW = 100  # batches over which a trend is looked for
 MOST_PROMPTS = 8  # ids that a verdict names
 
+# The illnesses, in words that go both before what is wrong and after "no sign of". The keys are for scripts.
+NAMES = {
+    "non_finite": "NaN or infinite values",
+    "zero_gradient": "vanishing gradients",
+    "reward_cannot_pay": "rewards that never fire",
+    "one_function": "one reward dominating",
+    "dead_groups": "dead groups",
+    "collapse": "identical completions",
+    "wasted": "wasted compute",
+    "slow_learning": "slow learning",
+    "truncation": "clipped completions",
+    "length_drift": "length drift",
+    "format_without_right": "format without correctness",
+    "kl_runaway": "runaway KL",
+    "kl_not_measured": "unmeasured KL",
+}
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -50,7 +67,12 @@ class Verdict:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.state}: {self.name}: {self.line}" + (f"\n  -> {self.remedy}" if self.remedy else "")
+        return f"{self.state}: {self.title}: {self.line}" + (f"\n  -> {self.remedy}" if self.remedy else "")
+
+    @property
+    def title(self) -> str:
+        """The illness in words."""
+        return NAMES.get(self.name, self.name)
 
     @property
     def key(self) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""A run's health while it trains: looked at now and then, so that looking costs a bounded share of the run."""
+"""A run's health while it trains: looked at after every step, unless looking would cost too large a share of the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.train.health.summary import StepSummary, summarise
 from workbench.train.stages import Stage
 
 LATEST = 200  # batches and rows that are looked at
-BUDGET = 0.001  # share of the run's time that looking may take
+BUDGET = 0.005  # share of the run's time that looking may take
 
 
 class Watchdog:
