@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -34,7 +35,7 @@ from workbench.rewards.findings import (
     paying,
     spelling,
 )
-from workbench.rewards.ideal import AS_ASKED, Writer, answer_of, reasoning_for
+from workbench.rewards.ideal import AS_ASKED, Writer, answer_of
 from workbench.rewards.lengths import growth, length_findings
 from workbench.rewards.probes import probes_by, spellings
 from workbench.rewards.shapes import is_chat
@@ -192,7 +193,7 @@ class _Examiner:
         if (column := self.writers[0].column) != task.answer_column:
             text = f"the answers were taken from the column {column!r}; the task says {task.answer_column!r}, and no row has it"
             self.findings.append(Finding("answer_column", "warning", "", text, f"Task(answer_column={column!r})"))
-        self.texts = [text for number, writer in enumerate(self.writers) for text in self._texts(number, writer)]
+        self.texts: list[Text] = []
 
     def _texts(self, number: int, writer: Writer) -> list[Text]:
         found = [Text(number, HONEST, ideal.name, ideal.text) for ideal in writer.ideals()]
@@ -204,12 +205,15 @@ class _Examiner:
                 # In the layouts of two honest completions, so that nothing but the answer differs.
                 both = ((RIGHT, answer), (WRONG, writer.wrong))
                 for name, other in (*both, *((each, each) for each in spellings(answer))):
-                    reasoning = reasoning_for(answer, 1 if compact else 2)
+                    reasoning = writer.reasoning(answer, 1 if compact else 2)
                     found.append(Text(number, SPELLING, name, writer.write(reasoning, other, compact=compact)))
         return found
 
     def run(self, started: float) -> Examination:
         usable = [name for name in self.suite.names if self._fits(name)]
+        self.suite.readings(self.rows)  # starts the worker, whose imports are no function's seconds
+        self._choose_manner(usable)
+        self.texts = [text for number, writer in enumerate(self.writers) for text in self._texts(number, writer)]
         columns = {}
         for done, name in enumerate(usable):
             self.progress(done, len(usable))
@@ -226,6 +230,7 @@ class _Examiner:
             np.array([weight[name] for name in names], dtype=float),
             [maximum_of(self.suite.functions[name]) for name in names],
             guessed=self.writers[0].guessed,
+            shown=self.writers[0].asked.shown,
         )
         if self.writers[0].free and names:
             sheet = self._best_guess(sheet)
@@ -256,6 +261,27 @@ class _Examiner:
             cases=len(known),
             seconds=time.monotonic() - started,
         )
+
+    def _choose_manner(self, names: list[str]) -> None:
+        # What a prompt leaves open (line breaks around tags that are only named, numbered steps) is written as it pays.
+        writer = self.writers[0]
+        manners = writer.manners()
+        texts = [writer.in_manner(manner) for manner in manners]
+        scores = {}
+        for name in names if len(texts) > 1 else ():
+            with contextlib.suppress(RewardError):  # it is named when all texts are scored
+                scored = self.suite.score_each([self.rows[0]] * len(texts), texts, names=[name], quiet=True)
+                scores[name] = np.nan_to_num(np.array(scored[name].scores, dtype=float))
+        woken = {name: each > 0 for name, each in scores.items() if each[0] <= 0 < each.max()}
+        if not woken:
+            return
+        chosen = int(np.argmax(sum(woken.values())))  # of equals the first, which is nearest to the prompt
+        for each in self.writers:
+            each.adopt(manners[chosen])
+        for name in (name for name, paid in woken.items() if paid[chosen]):
+            text = f"pays an honest completion only when it is written {manners[chosen].name}, and the prompt does not say so"
+            remedy = "show the format in the prompt just as it has to be written, or let the pattern allow more (\\s*)"
+            self.findings.append(Finding("layout", "warning", name, text, remedy))
 
     def _best_guess(self, sheet: Sheet) -> Sheet:
         # Where no format is asked for, the way of answering that is paid best stands for the honest one.

@@ -29,7 +29,7 @@ class Finding:
 
     Args:
         kind: a word for scripts: cannot_pay, constant, hackable, padding, raises, late, returns, needs_column, signature,
-            answer_column, chat_plain, unit, unbounded, spelling, sometimes, silence, unreached, overlap, scale, state,
+            answer_column, chat_plain, layout, writes, unit, unbounded, spelling, sometimes, silence, unreached, overlap, scale, state,
             random, slow, right_by, evaluates, swallows, no_deadline, tokenizer, cut, case.
         severity: "error", "warning" or "note".
         function: the reward function; empty: the task as a whole.
@@ -69,6 +69,7 @@ class Sheet:
     guessed: bool = (
         False  # the honest completions are a guess: the prompt says neither format nor answer, or one of them
     )
+    shown: bool = True  # the prompt shows where the lines of the format break
 
     @property
     def totals(self) -> np.ndarray:
