@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -102,6 +103,9 @@ class Examination:
             cheats = f"an honest answer earns {self.honest_total:g}, the best cheat {best.total:g} ({best.name})"
         else:
             cheats = f"the best cheat ({best.name}) earns {best.share:.0%} of an honest answer"
+        waste = next((each for each in self.standings if each.right), None)
+        if waste is not None and waste.total > self.honest_total + 1e-6 and (best is None or waste.total > best.total):
+            cheats += f", a padded one ({waste.name}) " + (f"{waste.share:.0%}" if waste.share else f"{waste.total:g}")
         errors = sum(finding.severity == "error" for finding in self.findings)
         return f"{cheats}; " + ("nothing is wrong" if not errors else f"{errors} error{'s' if errors > 1 else ''}")
 
@@ -211,6 +215,7 @@ class _Examiner:
 
     def run(self, started: float) -> Examination:
         usable = [name for name in self.suite.names if self._fits(name)]
+        there = _files_here()
         self.suite.readings(self.rows)  # starts the worker, whose imports are no function's seconds
         self._choose_manner(usable)
         self.texts = [text for number, writer in enumerate(self.writers) for text in self._texts(number, writer)]
@@ -247,6 +252,9 @@ class _Examiner:
         known = load_cases(self.task, self.cases)
         if len(usable) == len(self.suite.names) == len(names):
             self.findings += self._cases(known)
+        if new := sorted(_files_here() - there):
+            text = f"{', '.join(map(repr, new[:3]))} appeared in the working directory: the functions were called, and wrote it"
+            self.findings.append(Finding("writes", "note", "", text, "delete it, or let them write elsewhere"))
         honest = next(text.text for text in self.texts if text.kind == HONEST and text.name == AS_ASKED)
         return Examination(
             task=self.task.name,
@@ -466,14 +474,12 @@ class _Examiner:
 
     def _shapes(self, names: Sequence[str]) -> None:
         chat, readings = is_chat(self.rows[0]["prompt"]), self.suite.readings(self.rows)
-        fitting = [name for name in names if readings[name].shape == ("chat" if chat else "text")]
-        if len(fitting) > 1:
-            what = f"{', '.join(fitting)} read {'messages' if chat else 'plain text'} only, which is what these prompts are"
-            self.findings.append(Finding("chat_plain", "note", "", what))
+        fitting = "chat" if chat else "text"
         for name in names:
             found = readings[name]
-            if found.note and not (name in fitting and len(fitting) > 1):
-                wrong = found.shape != "either" and name not in fitting
+            # Messages for messages: there is nothing to do. One that reads text alone fails once the prompts are chat.
+            if found.note and not (chat and found.shape == fitting):
+                wrong = found.shape not in ("either", fitting)
                 remedy = "the workbench hands it what it reads; TRL itself does not" if wrong else ""
                 self.findings.append(Finding("chat_plain", "warning" if wrong else "note", name, found.note, remedy))
         for note in self.suite.notes:
@@ -511,6 +517,13 @@ class _Examiner:
             self.suite.hashes[name],
             self.seconds.get(name, 0.0),
         )
+
+
+def _files_here() -> set[str]:
+    try:
+        return set(os.listdir())
+    except OSError:
+        return set()
 
 
 def _has_state(function: Callable[..., Any]) -> bool:
