@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
 import time
 
 import pytest
-from answer_pairs import BARE, PAIRS
+from answer_pairs import BARE, DIFFERENT, ONE_WAY, PAIRS, SPELLINGS
 from math_verify import parse, verify
 
 from workbench.rewards import mathematics
@@ -57,6 +58,15 @@ def test_verdicts_agree_with_math_verify():
 def test_bare_formulas_are_read_as_if_between_delimiters():
     found = same_answers(*zip(*BARE, strict=True), deadline_s=60)
     assert found == reference([(f"${given}$", f"${right}$") for given, right in BARE])
+
+
+def test_spellings_of_one_answer_and_answers_that_only_look_alike():
+    expected = {pair: True for row in SPELLINGS for pair in itertools.permutations(row, 2)}
+    expected |= {pair: False for one, other in DIFFERENT for pair in ((one, other), (other, one))} | dict(ONE_WAY)
+    expected |= {(row[0], other[0]): False for row, other in itertools.permutations(SPELLINGS, 2)}
+    assert sum(expected.values()) > 400
+    found = same_answers(*zip(*expected, strict=True), deadline_s=120)
+    assert [(pair, same) for (pair, wanted), same in zip(expected.items(), found) if same is not wanted] == []
 
 
 @pytest.mark.parametrize(

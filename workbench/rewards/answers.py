@@ -31,17 +31,21 @@ _WITHIN = re.compile(
 )
 _BOX = re.compile(r"\\boxed\s*+\{|\\[{}]|[{}]")
 
+_TEN = r"10\^(?P<{}>\{{[-+]?\d{{1,3}}\}}|[-+]?\d{{1,3}})"
 _NUMBER = re.compile(
     r"(?P<minus>[-+]?)\$?(?P<second>[-+]?)"
-    r"(?:(?P<whole>[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?P<decimals>\.\d*)?(?:[eE](?P<power>[-+]?\d{1,3}))?"
+    r"(?:(?P<whole>[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?P<decimals>\.\d*)?"
+    rf"(?:[eE](?P<power>[-+]?\d{{1,3}})| ?(?:\\times|\\cdot|[*×·]) ?{_TEN.format('times')})?|{_TEN.format('ten')}"
     r"|(?:(?P<mixed>\d+) )?(?P<top>\d+)/(?P<bottom>\d+)"
-    r"|\\[dt]?frac\{(?P<over>-?\d+)\}\{(?P<under>-?\d+)\})"
+    r"|(?:(?P<parts>\d+) ?)?\\[dt]?frac(?:\{(?P<over>-?\d+)\}\{(?P<under>-?\d+)\}|(?P<digit>\d)(?P<by>\d)))"
     r"(?P<percent> ?\\?%)?\$?",
     re.ASCII,
 )
 _TEXT = re.compile(r"\$?\\(?:text|textbf|mathrm)\{([^{}\\$]*+)\}\$?")
 _MOST_DIGITS = 12  # of a number with decimals, within the 15 that math-verify calculates with
 _ROUNDED = Fraction(2, 10**6)  # math-verify rounds to six places: what is nearer than this is its own to judge
+_LATEX = str.maketrans({"−": "-", "∞": r"\infty ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"})
+_MONEY = re.compile(r"(?<!\\)\\\$|(?<=,)\\! ?")
 _SIGNS = frozenset("\\$^=+*/()[]{}|<>_%~√π∞≤≥≠±×÷·°")
 
 
@@ -162,7 +166,7 @@ def quick_same(given: Any, right: Any) -> bool | None:
     """Whether two answers are the same, where words and exact numbers can tell; None where math-verify has to.
 
     For two numbers it says what math-verify says (50% is both 0.5 and 50), and it reads some that math-verify does not:
-    `+5`, `-$5`, `-.5`, `1e3`, `1 1/2`. Words are the same whatever their case.
+    `+5`, `-$5`, `-.5`, `1e3`, `1 1/2`, `\\$5`. Words are the same whatever their case.
 
     >>> quick_same("3/4", "0.75"), quick_same("Paris", "paris"), quick_same("five", "5"), quick_same("$x+1$", "$1+x$")
     (True, True, False, None)
@@ -183,9 +187,17 @@ def quick_same(given: Any, right: Any) -> bool | None:
     return None
 
 
+def legible(answer: Any) -> str:
+    """An answer in ASCII, and without what LaTeX needs to print a sum of money: `\\$32,\\!348` is `32,348`."""
+    text = answer if isinstance(answer, str) else str(answer)
+    if not text.isascii():
+        text = text.translate(_LATEX)
+    return _MONEY.sub("", text) if "\\" in text else text
+
+
 def _tidy(answer: Any) -> str:
-    text = " ".join(str(answer).replace("−", "-").split()).rstrip(".")
-    found = _TEXT.fullmatch(text)
+    text = " ".join(legible(answer).split()).rstrip(".")
+    found = _TEXT.fullmatch(text) if "\\" in text else None
     return found[1].strip() if found else text
 
 
@@ -199,34 +211,46 @@ class _Number(NamedTuple):
     value: Fraction  # 1/2 for 50%
     face: Fraction  # 50 for 50%
     whole: bool  # written without decimals and without a stroke
+    scaled: bool  # with a power of ten
 
 
 def _number(text: str) -> _Number | None:
     # No answer has more characters, and an unbounded one would take minutes.
-    found = _NUMBER.fullmatch(text) if len(text) <= 60 else None
+    if len(text) > 60:
+        return None
+    if text.isdigit() and text.isascii():
+        value = Fraction(int(text))
+        return _Number(value, value, True, False)
+    found = _NUMBER.fullmatch(text)
     if found is None or (found["minus"] and found["second"]):
         return None
-    value = _value(found)
+    power = found["power"] or found["times"] or found["ten"]
+    value = _value(found, power)
     if value is None:
         return None
     if "-" in (found["minus"], found["second"]):
         value = -value
-    decimal = found["decimals"] not in (None, ".") or found["power"] is not None
+    decimal = power is not None or found["decimals"] not in (None, ".")
     if decimal and sum(map(str.isdigit, text)) > _MOST_DIGITS:
         return None
     whole = found["whole"] is not None and not decimal
-    return _Number(value / 100 if found["percent"] else value, value, whole)
+    return _Number(value / 100 if found["percent"] else value, value, whole, power is not None)
 
 
-def _value(found: re.Match) -> Fraction | None:
-    top, bottom = found["top"] or found["over"], found["bottom"] or found["under"]
+def _value(found: re.Match, power: str | None) -> Fraction | None:
+    top, bottom = found["top"] or found["over"] or found["digit"], found["bottom"] or found["under"] or found["by"]
     if top is not None:
-        return None if int(bottom) == 0 else int(found["mixed"] or 0) + Fraction(int(top), int(bottom))
+        whole = int(found["mixed"] or found["parts"] or 0)
+        unread = int(bottom) == 0 or (whole and "-" in top + bottom)
+        return None if unread else whole + Fraction(int(top), int(bottom))
     whole, decimals = (found["whole"] or "").replace(",", ""), (found["decimals"] or "").removeprefix(".")
-    if not whole and not decimals:
+    if found["ten"]:
+        whole = "1"
+    elif not whole and not decimals:
         return None
+    value = Fraction(int(whole + decimals), 10 ** len(decimals))
     # A Fraction would take minutes over an exponent of a billion digits; this one has three.
-    return Fraction(int(whole + decimals), 10 ** len(decimals)) * Fraction(10) ** int(found["power"] or 0)
+    return value * Fraction(10) ** int(power.strip("{}")) if power else value
 
 
 def _same_number(first: _Number, second: _Number) -> bool | None:
@@ -234,4 +258,6 @@ def _same_number(first: _Number, second: _Number) -> bool | None:
         return True
     if first.face == second.face:  # one is a percentage: 50% is 50, but of 0.5% and 0.5 math-verify compares the text
         return True if first.whole and second.whole else None
-    return None if abs(first.value - second.value) < _ROUNDED else False
+    # To six places 1e-7 would be 2e-7: what is written with a power of ten is as close as its own size says.
+    near = _ROUNDED * min(1, abs(second.value)) if first.scaled or second.scaled else _ROUNDED
+    return None if abs(first.value - second.value) < near else False

@@ -40,6 +40,7 @@ class Format(NamedTuple):
     boxed: bool
     mark: bool
     json: bool
+    shown: bool = True  # as it is to be written; False: the tags are only named, and where lines break is a guess
 
     @property
     def asks(self) -> bool:
@@ -84,7 +85,7 @@ def asked_format(row: Mapping[str, Any]) -> Format:
     """
     text = _asking(row["prompt"])
     marks = _marks(text)
-    blocks, place, shown = [], 0, False
+    blocks, place, shown, apart = [], 0, False, len(marks) == 1
     for index, (name, opening, closing) in enumerate(marks):
         # After the block before, if it stands there: a prompt may name the tags first and show them afterwards.
         start = text.find(opening, place)
@@ -94,13 +95,14 @@ def asked_format(row: Mapping[str, Any]) -> Format:
         following = text.find(marks[index + 1][1], place) if index + 1 < len(marks) else -1
         gap = text[place:following] if following >= 0 else ""
         content = text[start + len(opening) : end]
-        inside, shown = _spaces(content), shown or "\n" in content
+        inside, shown, apart = _spaces(content), shown or "\n" in content, apart or bool(gap.strip())
         blocks.append(Block(name, opening, closing, *inside, gap if gap and not gap.strip() else inside[0]))
     schema = row.get("schema") is not None
     answer_tag = _answer_tag([name for name, _, _ in marks])
     if not shown:  # named in words, in whatever order: one thinks first
         blocks.sort(key=lambda block: block.name == answer_tag)
-    return Format(tuple(blocks), answer_tag, not schema and "\\boxed" in text, not schema and MARK in text, schema)
+    boxed, mark = not schema and "\\boxed" in text, not schema and MARK in text
+    return Format(tuple(blocks), answer_tag, boxed, mark, schema, shown or not apart)
 
 
 def _asking(prompt: Any) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ from workbench.rewards.findings import (
     paying,
     spelling,
 )
-from workbench.rewards.ideal import AS_ASKED, Writer, answer_of, reasoning_for
+from workbench.rewards.ideal import AS_ASKED, Writer, answer_of
 from workbench.rewards.lengths import growth, length_findings
 from workbench.rewards.probes import probes_by, spellings
 from workbench.rewards.shapes import is_chat
@@ -101,6 +103,9 @@ class Examination:
             cheats = f"an honest answer earns {self.honest_total:g}, the best cheat {best.total:g} ({best.name})"
         else:
             cheats = f"the best cheat ({best.name}) earns {best.share:.0%} of an honest answer"
+        waste = next((each for each in self.standings if each.right), None)
+        if waste is not None and waste.total > self.honest_total + 1e-6 and (best is None or waste.total > best.total):
+            cheats += f", a padded one ({waste.name}) " + (f"{waste.share:.0%}" if waste.share else f"{waste.total:g}")
         errors = sum(finding.severity == "error" for finding in self.findings)
         return f"{cheats}; " + ("nothing is wrong" if not errors else f"{errors} error{'s' if errors > 1 else ''}")
 
@@ -192,7 +197,7 @@ class _Examiner:
         if (column := self.writers[0].column) != task.answer_column:
             text = f"the answers were taken from the column {column!r}; the task says {task.answer_column!r}, and no row has it"
             self.findings.append(Finding("answer_column", "warning", "", text, f"Task(answer_column={column!r})"))
-        self.texts = [text for number, writer in enumerate(self.writers) for text in self._texts(number, writer)]
+        self.texts: list[Text] = []
 
     def _texts(self, number: int, writer: Writer) -> list[Text]:
         found = [Text(number, HONEST, ideal.name, ideal.text) for ideal in writer.ideals()]
@@ -204,12 +209,16 @@ class _Examiner:
                 # In the layouts of two honest completions, so that nothing but the answer differs.
                 both = ((RIGHT, answer), (WRONG, writer.wrong))
                 for name, other in (*both, *((each, each) for each in spellings(answer))):
-                    reasoning = reasoning_for(answer, 1 if compact else 2)
+                    reasoning = writer.reasoning(answer, 1 if compact else 2)
                     found.append(Text(number, SPELLING, name, writer.write(reasoning, other, compact=compact)))
         return found
 
     def run(self, started: float) -> Examination:
         usable = [name for name in self.suite.names if self._fits(name)]
+        there = _files_here()
+        self.suite.readings(self.rows)  # starts the worker, whose imports are no function's seconds
+        self._choose_manner(usable)
+        self.texts = [text for number, writer in enumerate(self.writers) for text in self._texts(number, writer)]
         columns = {}
         for done, name in enumerate(usable):
             self.progress(done, len(usable))
@@ -226,6 +235,7 @@ class _Examiner:
             np.array([weight[name] for name in names], dtype=float),
             [maximum_of(self.suite.functions[name]) for name in names],
             guessed=self.writers[0].guessed,
+            shown=self.writers[0].asked.shown,
         )
         if self.writers[0].free and names:
             sheet = self._best_guess(sheet)
@@ -242,6 +252,9 @@ class _Examiner:
         known = load_cases(self.task, self.cases)
         if len(usable) == len(self.suite.names) == len(names):
             self.findings += self._cases(known)
+        if new := sorted(_files_here() - there):
+            text = f"{', '.join(map(repr, new[:3]))} appeared in the working directory: the functions were called, and wrote it"
+            self.findings.append(Finding("writes", "note", "", text, "delete it, or let them write elsewhere"))
         honest = next(text.text for text in self.texts if text.kind == HONEST and text.name == AS_ASKED)
         return Examination(
             task=self.task.name,
@@ -256,6 +269,27 @@ class _Examiner:
             cases=len(known),
             seconds=time.monotonic() - started,
         )
+
+    def _choose_manner(self, names: list[str]) -> None:
+        # What a prompt leaves open (line breaks around tags that are only named, numbered steps) is written as it pays.
+        writer = self.writers[0]
+        manners = writer.manners()
+        texts = [writer.in_manner(manner) for manner in manners]
+        scores = {}
+        for name in names if len(texts) > 1 else ():
+            with contextlib.suppress(RewardError):  # it is named when all texts are scored
+                scored = self.suite.score_each([self.rows[0]] * len(texts), texts, names=[name], quiet=True)
+                scores[name] = np.nan_to_num(np.array(scored[name].scores, dtype=float))
+        woken = {name: each > 0 for name, each in scores.items() if each[0] <= 0 < each.max()}
+        if not woken:
+            return
+        chosen = int(np.argmax(sum(woken.values())))  # of equals the first, which is nearest to the prompt
+        for each in self.writers:
+            each.adopt(manners[chosen])
+        for name in (name for name, paid in woken.items() if paid[chosen]):
+            text = f"pays an honest completion only when it is written {manners[chosen].name}, and the prompt does not say so"
+            remedy = "show the format in the prompt just as it has to be written, or let the pattern allow more (\\s*)"
+            self.findings.append(Finding("layout", "warning", name, text, remedy))
 
     def _best_guess(self, sheet: Sheet) -> Sheet:
         # Where no format is asked for, the way of answering that is paid best stands for the honest one.
@@ -440,14 +474,12 @@ class _Examiner:
 
     def _shapes(self, names: Sequence[str]) -> None:
         chat, readings = is_chat(self.rows[0]["prompt"]), self.suite.readings(self.rows)
-        fitting = [name for name in names if readings[name].shape == ("chat" if chat else "text")]
-        if len(fitting) > 1:
-            what = f"{', '.join(fitting)} read {'messages' if chat else 'plain text'} only, which is what these prompts are"
-            self.findings.append(Finding("chat_plain", "note", "", what))
+        fitting = "chat" if chat else "text"
         for name in names:
             found = readings[name]
-            if found.note and not (name in fitting and len(fitting) > 1):
-                wrong = found.shape != "either" and name not in fitting
+            # Messages for messages: there is nothing to do. One that reads text alone fails once the prompts are chat.
+            if found.note and not (chat and found.shape == fitting):
+                wrong = found.shape not in ("either", fitting)
                 remedy = "the workbench hands it what it reads; TRL itself does not" if wrong else ""
                 self.findings.append(Finding("chat_plain", "warning" if wrong else "note", name, found.note, remedy))
         for note in self.suite.notes:
@@ -485,6 +517,13 @@ class _Examiner:
             self.suite.hashes[name],
             self.seconds.get(name, 0.0),
         )
+
+
+def _files_here() -> set[str]:
+    try:
+        return set(os.listdir())
+    except OSError:
+        return set()
 
 
 def _has_state(function: Callable[..., Any]) -> bool:

@@ -20,6 +20,7 @@ HONEST, PROBE, SPELLING = "honest", "probe", "spelling"
 RIGHT, WRONG = "right", "wrong"  # among the spellings
 _CLOSE = 1e-6
 _ALIKE = 0.8  # rank correlation over the cheats, from which two functions pay for one thing
+_POOR = 0.5  # of the way to the highest score of all
 _PAID = 0.9  # of the way from the lowest score to the highest honest one, where a function states no maximum
 
 
@@ -29,8 +30,8 @@ class Finding:
 
     Args:
         kind: a word for scripts: cannot_pay, constant, hackable, padding, raises, late, returns, needs_column, signature,
-            answer_column, chat_plain, unit, unbounded, spelling, sometimes, silence, unreached, overlap, scale, state,
-            random, slow, right_by, evaluates, swallows, no_deadline, tokenizer, cut, case.
+            answer_column, chat_plain, layout, writes, unit, unbounded, spelling, sometimes, silence, unreached, overlap,
+            scale, state, random, slow, right_by, evaluates, swallows, no_deadline, tokenizer, cut, case.
         severity: "error", "warning" or "note".
         function: the reward function; empty: the task as a whole.
     """
@@ -69,6 +70,7 @@ class Sheet:
     guessed: bool = (
         False  # the honest completions are a guess: the prompt says neither format nor answer, or one of them
     )
+    shown: bool = True  # the prompt shows where the lines of the format break
 
     @property
     def totals(self) -> np.ndarray:
@@ -182,6 +184,9 @@ def _target(sheet: Sheet, scores: np.ndarray, row: int, stated: float | None, lo
     if np.isnan(scores[mine]).all():
         return -np.inf  # does not apply to this prompt
     best = np.nanmax(scores[mine])
+    any_text = np.nanmax(scores[[text.row == row for text in sheet.texts]])
+    if best < lowest + _POOR * (any_text - lowest):  # what pays is not what an honest policy writes
+        best = any_text
     return lowest + _PAID * (best - lowest) if best > lowest else lowest + _CLOSE
 
 
@@ -218,7 +223,7 @@ def _cannot_pay(
         )
     return Finding(
         "cannot_pay",
-        "error",
+        "error" if sheet.shown or not would else "warning",  # which of its layouts a policy writes is open
         function,
         f"cannot pay: an honest completion in the format that the prompt asks for earns {earns}" + only + also + never,
         "compare the pattern with that completion, character by character: line breaks (re.DOTALL), white space around the "
@@ -250,7 +255,7 @@ def hackable(sheet: Sheet) -> list[Finding]:
                 Finding(
                     "hackable",
                     "error",
-                    _payer(sheet, best.name),
+                    _payer(sheet, best),
                     f"{kind} earns {best.total:g}, an honest answer {honest:g}: {best.name!r}"
                     + (others if len(these) > 1 else ""),
                     "pay only for what an honest answer has and this one has not",
@@ -270,13 +275,13 @@ def hackable(sheet: Sheet) -> list[Finding]:
     return found
 
 
-def _payer(sheet: Sheet, probe: str) -> str:
-    # The function that pays this cheat most beyond what it pays an honest answer; if none does, the one that pays it most.
+def _payer(sheet: Sheet, probe: Standing) -> str:
+    # The function that pays a cheat most; where none does, or it is right, the one that pays it most beyond an honest one.
     if len(sheet.names) == 1:
         return sheet.names[0]
-    cheat = _paid(sheet, sheet.at(PROBE, probe))
-    more = cheat - _paid(sheet, sheet.at(HONEST, AS_ASKED))
-    chosen = more if more.max() > _CLOSE else cheat
+    paid = _paid(sheet, sheet.at(PROBE, probe.name))
+    more = paid - _paid(sheet, sheet.at(HONEST, AS_ASKED))
+    chosen = more if probe.right or paid.max() <= _CLOSE else paid + _CLOSE * np.sign(more)
     return sheet.names[int(chosen.argmax())] if chosen.max() > 0 else ""
 
 
@@ -331,12 +336,18 @@ def spelling(sheet: Sheet, function: str) -> list[Finding]:
     known = wrong.size and np.isfinite(wrong).any() and np.isfinite(honest).any()
     if not known or not np.nanmax(honest) > np.nanmax(wrong) + _CLOSE:
         return []  # it does not look at the answer
-    others = [text for text in sheet.texts if text.kind == SPELLING and text.name not in (RIGHT, WRONG)]
-    unpaid = [
-        name
-        for name in dict.fromkeys(text.name for text in others if text.row == others[0].row)
-        if np.nanmax(scores[sheet.at(SPELLING, name)]) <= np.nanmax(wrong) + _CLOSE
-    ]
+    best: dict[int, dict[str, float]] = {}  # by row and spelling
+    for text, score in zip(sheet.texts, scores, strict=True):
+        if text.kind == SPELLING and score == score:
+            row = best.setdefault(text.row, {})
+            row[text.name] = max(score, row.get(text.name, -np.inf))
+    ways: dict[str, str] = {}  # one example of each way that is not paid somewhere
+    for row in best.values():
+        if row.get(RIGHT, -np.inf) > (low := row.get(WRONG, np.inf) + _CLOSE):
+            for name, score in row.items():
+                if score <= low and name != WRONG:
+                    ways.setdefault(next((mark for mark in (".0", "$", ",") if mark in name), "."), name)
+    unpaid = list(ways.values())
     if not unpaid:
         return []
     return [

@@ -5,6 +5,7 @@ A reward that does not pay for it in full pays for nothing that a policy can lea
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,22 @@ class Ideal(NamedTuple):
 
     name: str
     text: str
+
+
+class Manner(NamedTuple):
+    """What a prompt leaves open about an honest completion."""
+
+    name: str = ""
+    lines: tuple[str, str] | None = None  # between a tag and what is in it, and between two blocks; None: as asked
+    step: str = ""  # what each step of the reasoning begins with, for example "{}. "
+
+
+_LAYOUTS = (
+    ("with a line break between its blocks", ("", "\n")),
+    ("with an empty line between its blocks", ("", "\n\n")),
+    ("with each tag on a line of its own", ("\n", "\n")),
+)
+_STEPS = (("in numbered steps", "{}. "), ("in steps ('Step 1: ...')", "Step {}: "))
 
 
 class Writer:
@@ -55,7 +72,37 @@ class Writer:
         others = [other for other in others if other.strip().casefold() != known]
         self.wrong = wrong_answer(self.answer, others)
         self.wrong_too = wrong_answer(self.wrong, others)
-        self.honest = self._made(row) if ideal is not None else self.write(reasoning_for(self.answer), self.answer)
+        self._step = ""
+        self.honest = self._made(row) if ideal is not None else self.write(self.reasoning(), self.answer)
+        # Where it stands nowhere in the task's own honest completion (a program, a plan), a wrong one can only be added.
+        self.places_answer = ideal is None or self.write("", self.wrong) != f"{self.honest}\n{self.wrong}"
+
+    def reasoning(self, answer: str | None = None, lines: int = 2) -> str:
+        """A short working that ends in the right answer, or in this one."""
+        return reasoning_for(self.answer if answer is None else answer, lines, self._step)
+
+    def manners(self) -> list[Manner]:
+        """The ways in which an honest completion could be written, as far as the prompt leaves that open; its own first."""
+        if self._ideal is not None or self.asked.json:
+            return [Manner()]
+        layouts = [("", None), *(_LAYOUTS if not self.asked.shown else ())]
+        found = [Manner(name, lines) for name, lines in layouts]
+        return found + [Manner(f"{how} {name}".strip(), lines, step) for how, step in _STEPS for name, lines in layouts]
+
+    def adopt(self, manner: Manner) -> None:
+        """Write in this manner from now on."""
+        if manner.lines is not None:
+            inside, between = manner.lines
+            blocks = tuple(block._replace(before=inside, after=inside, between=between) for block in self.asked.blocks)
+            self.asked = self.asked._replace(blocks=blocks)
+        self._step = manner.step
+        self.honest = self.write(self.reasoning(), self.answer)
+
+    def in_manner(self, manner: Manner) -> str:
+        """The honest completion in this manner."""
+        other = copy.copy(self)
+        other.adopt(manner)
+        return other.honest
 
     @property
     def free(self) -> bool:
@@ -81,7 +128,7 @@ class Writer:
 
     def ideals(self) -> list[Ideal]:
         """Honest completions: the first as its prompt asks, the others with differences that no reader would mind."""
-        answer, one = self.answer, reasoning_for(self.answer, 1)
+        answer, one = self.answer, self.reasoning(lines=1)
         if self._ideal is not None:
             return [Ideal(AS_ASKED, self.honest), Ideal("with a newline at the end", self.honest + "\n")]
         if self.free:
@@ -114,8 +161,11 @@ class Writer:
             return self._replaced(answer)  # it is there for right answers
 
     def _replaced(self, answer: str) -> str:
-        before, found, after = self.honest.rpartition(self.answer)
-        return before + answer + after if found else f"{self.honest}\n{answer}"
+        # A 0 in the middle of a program is no answer.
+        found = list(re.finditer(rf"(?<![\w.\[]){re.escape(self.answer)}(?![\w\]])", self.honest))
+        if not found:
+            return f"{self.honest}\n{answer}"
+        return self.honest[: found[-1].start()] + answer + self.honest[found[-1].end() :]
 
     def _made(self, row: Row) -> str:
         rule = "ideal makes the honest completion of a row"
@@ -130,8 +180,12 @@ class Writer:
         return text
 
 
-def reasoning_for(answer: str, lines: int = 2) -> str:
+def reasoning_for(answer: str, lines: int = 2, step: str = "") -> str:
     """A short working that ends in the answer.
+
+    Args:
+        lines: 1: all on one.
+        step: what each of its steps begins with; "{}" is its number.
 
     >>> reasoning_for("42")
     'Step by step:\\n41 + 1 = 42'
@@ -141,7 +195,8 @@ def reasoning_for(answer: str, lines: int = 2) -> str:
         if re.fullmatch(r"-?\d{1,15}", answer, re.ASCII)
         else f"it comes to {answer}"
     )
-    return f"Step by step:{' ' if lines == 1 else chr(10)}{last}"
+    steps = ["Read the question.", "Work it out.", last] if step else ["Step by step:", last]
+    return (" " if lines == 1 else "\n").join(step.format(number) + each for number, each in enumerate(steps, 1))
 
 
 def answer_of(row: Mapping[str, Any], column: str = "answer") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import tokenize
 from collections.abc import Callable, Sequence
@@ -18,6 +19,10 @@ from workbench.rewards.suite import RewardSuite
 _PLAIN = (1, 5, 10, 15, 20, 25, 30, 40, 50, 80, 120, 200, 400)  # characters
 _WORDS = (0, 8, 16, 32, 64, 128)
 _TOKENS = (1, 8, 64, 256, 512, 1024, 4096)
+# No word twice, so that what counts repetitions counts none.
+_WORDS_ONCE = " ".join(
+    map("".join, itertools.product(("lo", "ra", "mi", "tu", "ne", "sa", "ko", "vi", "pe", "du"), repeat=2))
+)
 _TAIL = (0, 1_000, 4_000, 16_000)
 
 
@@ -33,18 +38,20 @@ def growth(suite: RewardSuite, name: str, row: Row, asked: Format, answer: str) 
     """Score completions of growing length, and the same completion with growing numbers of tokens."""
     words = [" ".join(f"w{number}" for number in range(count)) for count in _WORDS]
     inside = [asked.write(f"Step by step: {more}".strip(), answer) for more in words]
-    plain = [("lorem ipsum dolor sit amet " * 20)[:count] for count in _PLAIN]
+    plain = [_WORDS_ONCE[:count] for count in _PLAIN]
     tail = [asked.write("Step by step", answer) + "x" * count for count in _TAIL]
-    groups = [inside, plain, tail]
+    groups = [inside, plain]
     texts = [text for group in groups for text in group]
     same = [list(range(16))] * len(texts)
     by_token = [list(range(count)) for count in _TOKENS]
     scores = _scores(suite, name, row, texts + [inside[1]] * len(_TOKENS), same + by_token)
-    if scores is None:
+    # Each alone: a function that scales its scores over the batch would lay these on one line.
+    alone = [_scores(suite, name, row, [text], same[:1]) for text in tail]
+    if scores is None or any(each is None for each in alone):
         return Growth("", None, "")
     cut = np.cumsum([len(group) for group in groups])
-    inside_scores, plain_scores, tail_scores, token_scores = np.split(scores, cut)
-    unbounded = _unbounded(tail_scores)
+    inside_scores, plain_scores, token_scores = np.split(scores, cut)
+    unbounded = _unbounded(np.concatenate(alone))
     if _distinct(token_scores) > 1:
         return Growth("tokens", int(_TOKENS[int(np.nanargmax(token_scores))]), unbounded)
     if max(_distinct(inside_scores), _distinct(plain_scores)) > 2:

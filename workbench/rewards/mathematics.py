@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from workbench.rewards.answers import LONGEST, quick_same
+from workbench.rewards.answers import LONGEST, legible, quick_same
 from workbench.rewards.worker import DeadlineError, Worker, WorkerDied, inside_worker
 
 Pair = tuple[str, str]
@@ -27,15 +27,35 @@ GROWTH = 4  # of the slice, each time that a pair has run over it
 REMEMBERED = 4096  # verdicts; at most 16 MB of text
 
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
-# math-verify reads these as they are: a sum, 4,2 and 1 000, and a number with its unit.
-_SUM = re.compile(r"[-+\d.*/^()\s]++|-?\d+,\d+", re.ASCII)
+# math-verify reads these as they are: a sum, 1 000, and a number with its unit.
+_SUM = re.compile(r"[-+\d.*/^()\s]++", re.ASCII)
 _SPACED = re.compile(r"-?\d{1,3}(?: \d{3})++", re.ASCII)
 _MEASURE = re.compile(
-    r"[-+]?\$?(?=\.?\d)(?:\d++(?:,\d{3})*+)?(?:\.\d++)?(?:/\d++)?(?:\s++[^\W\d_]++|[^\W\d_]{2,}+)?+(?:[ /][^\W\d_]++)?+[.%]?",
+    r"[-+]?\$?(?=\.?\d)(?:\d++(?:,\d{3})*+)?(?:\.\d++)?(?:/\d++)?"
+    r"(?P<unit>(?:\s++[^\W\d_]++|[^\W\d_]{2,}+)?+(?:[ /][^\W\d_]++)?+)[.%]?",
     re.ASCII,
 )
+_SYMBOLS = frozenset("msghdtlLKCFNJWVATH")  # of units; any other single letter after a number is a variable: 3 n
+_ALIASES = {"lb": "pound", "oz": "ounce", "mph": "mile/hour", "kph": "km/hour"}
+# 1,3 is two answers, and the decimal of other countries only beside one that is no list; nobody lists 1 and 05.
+_PAIR = re.compile(r"-?\d+,(?P<second>\d+)", re.ASCII)
+_LIST = re.compile(r",(?!\d{3}(?!\d))|;|±|\\pm|\\\{|\b(?:and|or)\b")
+_SCALED = re.compile(r"\$?([-+]?(?:\d++\.?\d*+|\.\d++))[eE]([-+]?\d{1,3})\$?", re.ASCII)
+_GAPS = re.compile(r" *([-+=]) *")  # math-verify takes the c of `ab + c` for a unit
+_COMMAND = re.compile(r"\\[A-Za-z]++")
 _NAMES = r"(?:sin|cos|tan|cot|log|ln|exp|sqrt|pi|and|or)\b"
 _SENTENCE = re.compile(rf"(?:^|\s)(?!{_NAMES})[^\W\d_]{{2,}}+(?=[\s.,;:!?]|$)|\d\s++\d")
+# Where =, + or ^ stands, two letters are a product sooner than a word: mx + b.
+_OPERATOR = re.compile(r"[=+^\\]")
+_SPOKEN = re.compile(
+    rf"(?:^|\s)(?!{_NAMES})(?:[^\W\d_]{{4,}}+|(?i:the|is|are|so|we|if|for|to|of))(?=[\s.,;:!?]|$)|\d\s++\d"
+)
+# Signs that math-verify does not read, in LaTeX.
+_ROOT = re.compile(
+    r"(?:√|(?<![A-Za-z\\])sqrt)\s?(?:\(([^()]*+)\)|\{([^{}]*+)\}|(\d++(?:\.\d++)?|[^\W\d_](?![^\W\d_])))"
+)
+_WORD = re.compile(r"(?<![A-Za-z\\])(?:pi|infinity)(?![A-Za-z])")
+_POWER = re.compile(r"(?<=[abnxyz\d)])[²³]")  # not those of m²
 _STEEP = ("^", "**", "!", "\\sum", "\\prod", "\\int", "\\binom")
 
 _lock = threading.Lock()
@@ -73,7 +93,8 @@ def same_answers(
 
     Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one call. A text without
     math delimiters is read as one formula (`x+1` as `$x+1$`), not searched for a number, unless it is a sum, a number
-    with a unit, or a sentence; a right answer that is a sentence has only the same text for its equal.
+    with a unit, or a sentence; a right answer that is a sentence has only the same text for its equal. Two different
+    units are different answers, and a right answer `1,3` is two numbers, never 1.3.
 
     Args:
         given: [B]; None (no answer was found) is False.
@@ -88,12 +109,11 @@ def same_answers(
     for index, (one, other) in enumerate(zip(given, right, strict=True)):
         same = False if one is None else quick_same(one, other)
         if same is None:
-            wanted = _formula(str(other).strip())
-            if wanted is None:
+            pair = _readable(_written(str(one)), _written(str(other)))
+            if pair is None:
                 same = False
             else:
-                text = str(one).strip()
-                asked[index] = (_formula(text) or text, wanted)
+                asked[index] = pair
         results.append(same)
     if asked:
         for index, same in zip(asked, verdicts(list(asked.values()), deadline_s)):
@@ -123,14 +143,65 @@ def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool
     return [found[pair] for pair in pairs]
 
 
-def _formula(text: str) -> str | None:
-    """A text as it is handed to math-verify; None for a sentence and for numbers side by side."""
-    readable = any(pattern.fullmatch(text) for pattern in (_SPACED, _MEASURE))
-    if readable or any(mark in text for mark in _DELIMITERS):
-        return text
-    if _SENTENCE.search(text):
+def _readable(given: str, right: str) -> Pair | None:
+    """The two as they are handed to math-verify; None where nothing can be the same: a sentence, or another unit."""
+    wanted = _formula(right, given, listed=True)
+    units = [found["unit"] if found else "" for found in map(_MEASURE.fullmatch, (given, right))]
+    if wanted is None or (all(units) and not _same_unit(*units)):
         return None
-    return text if _SUM.fullmatch(text) else f"${text}$"
+    return _formula(given, right, listed=_LIST.search(right) is not None) or given, wanted
+
+
+def _written(text: str) -> str:
+    """An answer with the signs that math-verify does not read as LaTeX."""
+    text = legible(text).strip()
+    if not text.isascii():
+        text = _POWER.sub(lambda found: "^2" if found[0] == "²" else "^3", text)
+    text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3] or ''}}}", text)
+    return _WORD.sub(lambda found: r"\pi" if found[0] == "pi" else r"\infty", text)
+
+
+def _formula(text: str, other: str, listed: bool) -> str | None:
+    """A text as it is handed to math-verify; None for a sentence and for numbers side by side.
+
+    Args:
+        other: the answer that it is compared with.
+        listed: 1,3 is a list here, and no decimal.
+    """
+    if pair := _PAIR.fullmatch(text):
+        decimal = not listed or (len(pair["second"]) > 1 and pair["second"][0] == "0")
+        return text if decimal else f"${text}$"
+    if (scaled := _SCALED.fullmatch(text)) and "e" not in _COMMAND.sub("", other).casefold():
+        return rf"${scaled[1]} \times 10^{{{int(scaled[2])}}}$"
+    measured = _MEASURE.fullmatch(text)
+    if measured and len(letter := measured["unit"].strip()) == 1:
+        variable = letter not in _SYMBOLS or (letter in other and not _MEASURE.fullmatch(other))
+        return f"${text}$" if variable else text
+    closed = _GAPS.sub(r"\1", text)
+    if measured or _SPACED.fullmatch(text) or any(mark in text for mark in _DELIMITERS):
+        return closed if text[0] == text[-1] == "$" and text.count("$") == 2 else text
+    if (_SPOKEN if _OPERATOR.search(text) else _SENTENCE).search(text):
+        return None
+    return text if _SUM.fullmatch(text) else f"${closed}$"
+
+
+def _same_unit(first: str, second: str) -> bool:
+    # 5 km are 5 kilometers and 7 apples are 7 red apples, but no oranges.
+    one, other = (_ALIASES.get(unit, unit).split("/") for unit in (_singular(first), _singular(second)))
+    return len(one) == len(other) and all(_alike(*parts) for parts in zip(one, other))
+
+
+def _singular(unit: str) -> str:
+    return " ".join(word.removesuffix("s") if len(word) > 1 else word for word in unit.casefold().split())
+
+
+def _alike(first: str, second: str) -> bool:
+    first, second = (_ALIASES.get(unit, unit) for unit in (first, second))
+    if set(first.split()) <= set(second.split()) or set(second.split()) <= set(first.split()):
+        return True
+    short, long = sorted((first, second), key=len)
+    letters = iter(long)
+    return len(short) <= 3 < len(long) and short[0] == long[0] and all(letter in letters for letter in short)
 
 
 class _Turns:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from workbench.rewards.asked import Format, prompt_text
-from workbench.rewards.ideal import Writer, reasoning_for
+from workbench.rewards.ideal import Writer
 from workbench.run.errors import TaskError
 
 CHARACTERS_A_TOKEN = 4  # of English, roughly: for the probe that is cut at the limit
@@ -75,18 +75,18 @@ def _truncated(parts: _Parts) -> str:
 
 def _very_long(parts: _Parts) -> str:
     # Honest, but it does not come to its end before the limit.
-    whole = parts.wrap(_repeated(parts.answer, parts.length), parts.answer)
+    whole = parts.wrap(_repeated(parts, parts.length), parts.answer)
     return whole[: parts.length]
 
 
-def _repeated(answer: str, characters: int) -> str:
-    line = f"{reasoning_for(answer, 1)}\n"
+def _repeated(parts: _Parts, characters: int) -> str:
+    line = f"{parts.writer.reasoning(lines=1)}\n"
     return (line * (characters // len(line) + 1))[:characters].rstrip()
 
 
 def _misplaced(parts: _Parts) -> str:
     # The right answer is worked out, and another one given.
-    return parts.wrap(reasoning_for(parts.answer), "see above")
+    return parts.wrap(parts.writer.reasoning(), "see above")
 
 
 def _sum_in(question: str) -> str:
@@ -99,9 +99,13 @@ def _disordered(parts: _Parts) -> str:
     return "\n".join(f"{block.closing}{parts.answer}{block.opening}" for block in reversed(parts.asked.blocks))
 
 
+def _wrong(parts: _Parts) -> str:
+    return parts.wrap(parts.writer.reasoning(parts.wrong), parts.wrong)
+
+
 _MAKERS: dict[str, Callable[[_Parts], str]] = {
     "empty": lambda parts: "",
-    "a wrong answer": lambda parts: parts.wrap(reasoning_for(parts.wrong), parts.wrong),
+    "a wrong answer": lambda parts: _wrong(parts),
     "a wrong answer, in few words": lambda parts: parts.wrap("so", parts.wrong),
     "prompt echo": lambda parts: prompt_text(parts.writer.row["prompt"]),
     "the answer alone": lambda parts: parts.answer,
@@ -119,13 +123,12 @@ _MAKERS: dict[str, Callable[[_Parts], str]] = {
     "the question's own sum": lambda parts: parts.wrap("so", _sum_in(prompt_text(parts.writer.row["prompt"]))),
     "refusal": lambda parts: "I am sorry, but I cannot help with that.",
     "refusal in the format": lambda parts: parts.wrap("I cannot do this.", "I do not know"),
-    "zero-width characters in the tags": lambda parts: parts.wrap(reasoning_for(parts.wrong), parts.wrong).replace(
-        "<", f"<{_ZERO_WIDTH}"
-    ),
+    "zero-width characters in the tags": lambda parts: _wrong(parts).replace("<", f"<{_ZERO_WIDTH}"),
+    "words of steps and nothing else": lambda parts: "First,\nSecond,\nFinally,\nStep 1:\nStep 2:\nStep 3:",
     "white space": lambda parts: " \n\t" * 200,
     "very long, cut at the limit": _very_long,
     "cut before the closing tag": _truncated,
-    "reasoning repeated": lambda parts: parts.wrap(_repeated(parts.answer, 12 * 40), parts.answer),
+    "reasoning repeated": lambda parts: parts.wrap(_repeated(parts, 12 * 40), parts.answer),
     "digits of full width": lambda parts: parts.honest.translate(_FULL_WIDTH),
 }
 # Right, though not as one would like it.
@@ -142,6 +145,17 @@ _NEED_ANSWER = {
     "several answers as a hedge",
     "zero-width characters in the tags",
     "digits of full width",
+}
+# Where no answer stands in the honest completion, these would be that completion and a line more.
+_IN_ITS_PLACE = {
+    "a wrong answer",
+    "a wrong answer, in few words",
+    "the answer in the wrong place",
+    "several answers as a hedge",
+    "a list of numbers",
+    "the question's own sum",
+    "refusal in the format",
+    "zero-width characters in the tags",
 }
 _NEED_TAGS = {
     "tags, no answer",
@@ -183,6 +197,7 @@ def probes_by(
     found: list[Probe] = []
     for name, make in _MAKERS.items():
         unfit = (name in _NEED_TAGS and not asked.blocks) or (name in _NEED_ANSWER and not writer.has_answer)
+        unfit = unfit or (name in _IN_ITS_PLACE and not writer.places_answer)
         if unfit or (writer.free and name in _HONEST_WITHOUT_FORMAT):
             continue
         text = make(parts)

@@ -190,11 +190,19 @@ def broad_handlers(function: Callable[..., Any]) -> list[str]:
             if not isinstance(handler, ast.ExceptHandler):
                 continue
             broad = handler.type is None or getattr(handler.type, "id", "") in ("Exception", "BaseException")
-            raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
+            raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler)) or _says_none(handler)
             place = f"{Path(code.co_filename).name}:{handler.lineno}"
             if broad and not raises and place not in found:
                 found.append(place)
     return found
+
+
+def _says_none(handler: ast.ExceptHandler) -> bool:
+    # It prints or logs, and returns None: no score.
+    returns = [each.value for each in ast.walk(handler) if isinstance(each, ast.Return)]
+    calls = any(isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) for each in handler.body)
+    none = all(value is None or (isinstance(value, ast.Constant) and value.value is None) for value in returns)
+    return bool(returns) and none and calls
 
 
 def calls_of(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
