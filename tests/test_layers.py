@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -116,21 +117,23 @@ def test_import_is_light_and_quick():
 
 
 def test_help_imports_nothing_heavy_and_answers_at_once():
-    import time
-
     script = "import sys; sys.argv = ['workbench', '--help']\nfrom workbench.cli import main\n"
     script += "try: main()\nexcept SystemExit: pass\n"
     result = run_python("-c", script + "print(sorted(sys.modules))")
     loaded = {name.strip("' []").split(".")[0] for name in result.stdout.splitlines()[-1].split(",")}
     assert not loaded & HEAVY
-    fastest = min(_timed(time.perf_counter) for _ in range(3))
-    assert fastest < 0.5
+    # Seconds depend on the machine, and on who else is busy there: what it takes is held against what it stands on.
+    ours, its_library = (
+        min(_cpu_s(*words) for _ in range(3)) for words in (("-m", "workbench.cli", "--help"), ("-c", "import typer"))
+    )
+    assert ours < 2 * its_library
 
 
-def _timed(clock) -> float:
-    started = clock()
-    run_python("-m", "workbench.cli", "--help")
-    return clock() - started
+def _cpu_s(*words: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run_python(*words)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_a_policy_that_is_not_there_is_found_before_torch_is_imported(tmp_path):

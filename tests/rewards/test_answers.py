@@ -236,9 +236,9 @@ def test_quick_same(given_answer, right, same):
 
 @pytest.mark.parametrize("hostile", ["1e999", "9" * 100_000, "NaN", "inf", "1" * 1000 + "/3", "9^" * 2000])
 def test_hostile_numbers_are_decided_at_once(hostile):
-    started = time.perf_counter()
+    started = time.process_time()
     assert quick_same(hostile, "42") in (False, None)
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
 
 
 @pytest.mark.parametrize("hostile", ["9^{9^{9^9}}", "1e999999999", "9" * 100_000, "NaN", "inf", "٤٢"])
