@@ -147,6 +147,20 @@ def test_what_a_script_prints_does_not_spoil_the_json(home):
     assert check(home, "rows.py")["kept"] == 1
 
 
+def test_check_says_that_it_made_the_folder(home, gsm8k_file):
+    for said in (
+        "kept rows written to new/kept.jsonl; the folder new is new\n",
+        "kept rows written to new/kept.jsonl\n",
+    ):
+        assert workbench("check", str(gsm8k_file), "--out", "new/kept.jsonl", home=home).stdout.endswith(said)
+
+
+def test_check_with_the_templates_arguments(home, gsm8k_file):
+    result = workbench("check", str(gsm8k_file), "--policy", "tiny", "--chat-template-kwargs", "off", home=home)
+    assert result.returncode == 2
+    assert "chat_template_kwargs = 'off'" in result.stderr
+
+
 def test_check_for_people_and_where_nothing_can_be_kept(home):
     (home / "a.jsonl").write_text('{"prompt": "", "answer": "1"}\n')
     result = workbench("check", "a.jsonl", home=home)

@@ -131,3 +131,21 @@ def _timed(clock) -> float:
     started = clock()
     run_python("-m", "workbench.cli", "--help")
     return clock() - started
+
+
+def test_a_policy_that_is_not_there_is_found_before_torch_is_imported(tmp_path):
+    script = """
+import sys
+from workbench.checking import check_source
+from workbench.planning import plan_run
+from workbench.run.recipe import Recipe
+from workbench.train.trainer import train
+recipe = Recipe.of({"policy": {"name": "./nosuch"}})
+for call in (lambda: plan_run(recipe), lambda: train(recipe), lambda: check_source("arithmetic", policy="nosuch")):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, "looked in" in str(error))
+print({"torch", "transformers", "unsloth", "trl"} & set(sys.modules))
+"""
+    assert run_python("-c", script).stdout.splitlines() == ["PolicyError True"] * 3 + ["set()"]

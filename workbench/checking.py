@@ -27,6 +27,7 @@ class Found:
     report: Report
     lengths: dict[str, Any] | None
     out: Path | None
+    made: Path | None = None  # the folder that had to be made for it
 
     def found(self) -> dict[str, Any]:
         """For `--json`."""
@@ -40,7 +41,8 @@ class Found:
             )
             lines.append(f"prompt lengths in tokens ({self.lengths['policy']}): {covering}")
         if self.out:
-            lines.append(f"kept rows written to {shown(self.out)}")
+            made = f"; the folder {shown(self.made)} is new" if self.made else ""
+            lines.append(f"kept rows written to {shown(self.out)}{made}")
         return "\n".join(lines)
 
 
@@ -70,7 +72,7 @@ def check_source(
 
     opened = open_source(source, subset=subset, split=split)
     target = Path.cwd() / out if out is not None else None
-    _check_target(target, source, other)
+    made = _check_target(target, source, other)
     with counter("rows") as progress:
         checked = Checked(opened, system=system_prompt(system), other=other or (), progress=progress, **options)
         rows: Iterable[Row] = checked
@@ -85,12 +87,12 @@ def check_source(
     if lengths is not None:
         covering = {f"{share:.0%}": limit for share, limit in covering_lengths(lengths).items()}
         found = {"policy": policy, "covering": covering, "longest_tokens": max(lengths, default=None)}
-    return Found(checked.report, found, target)
+    return Found(checked.report, found, target, made)
 
 
-def _check_target(target: Path | None, *inputs: Any) -> None:
+def _check_target(target: Path | None, *inputs: Any) -> Path | None:
     if target is None:
-        return
+        return None
     read = [find(path) for path in inputs if isinstance(path, (str, Path))]
     if target.is_dir() or any(path.exists() and path.resolve() == target.resolve() for path in read):
         raise DataError(
@@ -98,6 +100,7 @@ def _check_target(target: Path | None, *inputs: Any) -> None:
             rule="kept rows go into a file of their own",
             remedy="choose another file",
         )
+    made = None if target.parent.exists() else target.parent
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(target.parent, os.W_OK):
@@ -106,6 +109,7 @@ def _check_target(target: Path | None, *inputs: Any) -> None:
         raise DataError(
             f"out = {target}: {error}", rule="a file is written into a folder", remedy="choose another file"
         ) from error
+    return made
 
 
 def _measured(rows: Iterable[Row], policy: str, kwargs: dict[str, Any]) -> tuple[Iterator[Row], Sequence[int]]:

@@ -274,7 +274,10 @@ def check(
     ],
     prompt: Annotated[str | None, typer.Option(help="Column that holds the prompt, if it is not called so.")] = None,
     answer: Annotated[
-        str | None, typer.Option(help="Column that holds the right answer; none: the task has no answers.")
+        str | None,
+        typer.Option(
+            help="Column that holds the right answer; assistant: the assistant's last turn; none: no answers."
+        ),
     ] = None,
     subset: Annotated[str | None, typer.Option(help="Subset (configuration) of a hub dataset.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of a hub dataset or folder; train if not said.")] = None,

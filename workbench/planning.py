@@ -15,6 +15,7 @@ from workbench.run.recipe import Recipe
 from workbench.run.workspace import find, shown
 from workbench.train import plan
 from workbench.train.generation import expected, in_words
+from workbench.train.loading import local_model
 from workbench.train.presets import find_recipe
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def plan_run(
     from workbench.train.stages import planned_stages
 
     said, recipe, notes = read_source(source)
+    local_model(recipe.policy.name)  # a slip in a path is found before torch and Unsloth are imported
     config_class, _ = trainer_classes(recipe.policy.backend)
     fields = plan.field_names(config_class)
     recipe, settings, more = plan.normalised(recipe, fields, device)

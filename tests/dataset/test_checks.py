@@ -317,3 +317,78 @@ def test_memory_does_not_grow_with_the_rows_themselves():
 
     # 16,000 rows more are 32 MB of text; what is remembered of each is two numbers.
     assert (peak(20_000) - peak(4_000)) / 16_000 < 300
+
+
+def conversation(number, last="assistant", text=None):
+    said = {"role": last, "content": text or f"It is one more.\n#### {number + 1}"}
+    return {"messages": [{"role": "user", "content": f"What is {number} + 1?"}, said], "meta": number}
+
+
+def test_the_assistants_last_turn_becomes_the_answer():
+    rows = [conversation(n) for n in range(12)] + [
+        {"messages": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "It is:\n#### 1,200"}], "meta": 12},
+        conversation(13, last="user"),
+        conversation(14, text="fourteen"),
+    ]
+    report = Checked(rows, answer_column="assistant").collect()
+    assert report.kept_rows == 13
+    assert report.kept[3] == {
+        "prompt": [{"role": "user", "content": "What is 3 + 1?"}],
+        "answer": "4",
+        "rationale": "It is one more.\n#### 4",
+        "meta": 3,
+    }
+    assert report.kept[12]["answer"] == "1200"
+    assert report.left_out == [(13, reasons.NO_TURN), (14, "answer has no ####")]
+    assert report.columns == {"prompt": "messages", "answer": "assistant"}
+    whole = Checked(rows[:1], answer_column="assistant", answer_after=None).collect()
+    assert whole.kept[0]["answer"] == "It is one more.\n#### 1"
+    # The other split has the same form, or has been through the checks already.
+    for other in (rows[:5], report.kept[:5]):
+        assert Checked(rows[:6], answer_column="assistant", other=other).collect().kept_rows == 1
+
+
+def test_where_the_answer_is_the_last_turn_the_advice_is_what_to_type():
+    rows = [conversation(n) for n in range(3)]
+    with pytest.raises(DataError, match="say which: --answer assistant "):
+        Checked(rows)
+    report = Checked(rows, answer_column="none").collect()
+    [reason] = report.reasons
+    assert "--answer assistant" in reasons.remedy(reason)
+
+
+@pytest.mark.parametrize("word", ["N/A", "none", "NULL", "Unknown", "tbd", "-"])
+def test_an_answer_that_stands_for_none_is_said(word):
+    words = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["red", "blue", "green"] * 5 + [word])]
+    report = check_rows(words)
+    assert report.kept_rows == 16, "it may be the right answer"
+    assert report.warnings == {reasons.PLACEHOLDER_KEPT: 1}
+    numbers = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate([*map(str, range(15)), "3 kg", word])]
+    assert check_rows(numbers).left_out == [(16, reasons.PLACEHOLDER)]
+    assert "fill it in" in reasons.remedy(reasons.PLACEHOLDER)
+
+
+def test_answers_that_are_not_written_alike_are_said():
+    rows = [
+        {"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["7", "49000 g", "12 g", "1,000", "3 km/h"])
+    ]
+    checked = Checked(rows)
+    note = (
+        "3 answers are a number and a unit ('49000 g', row 1; '3 km/h', row 4), 2 bare numbers ('7', row 0): "
+        "a reward that compares them calls one form wrong where the other is the answer"
+    )
+    assert checked.collect().notes == checked.collect().notes == [note]
+    assert "of 2 units" in Checked(rows[1:3] + rows[4:]).collect().notes[0]
+    for alike in (rows[1:3], rows[:1], [{"prompt": "q", "answer": "Paris"}, {"prompt": "r", "answer": "7"}]):
+        assert Checked(alike).collect().notes == []
+
+
+def test_reasons_of_one_size_stand_in_the_order_of_the_rows(home):
+    report = check_rows([{"prompt": "", "answer": "1"}, row(), row(), {"prompt": chat(("user", "q")), "answer": ""}])
+    assert list(str(report).splitlines()[2::3]) == [
+        f"        1  {reasons.EMPTY}  (row 0)",
+        f"        1  {reasons.DUPLICATE}  (row 2)",
+        "        1  answer is empty  (row 3)",
+    ]
+    (home / "a.jsonl").write_text('{"prompt": "a", "answer": "1"}\nnot JSON\n')
+    assert "(row 1)\n           e.g. line 2 of the file\n" in str(Checked("a.jsonl").collect())

@@ -34,9 +34,9 @@ def test_a_well_known_answer_is_taken_and_said(alias):
         (["query", "question", "answer"], {}, "'query' and 'question' could both be the prompt.*prompt_column='query'"),
         (["prompt", "solution", "ground_truth"], {}, "could both be the answer.*answer_column='solution'"),
         (["text", "label"], {}, "no column 'prompt'; the rows have text, label.*prompt_column='text'"),
-        (["prompt", "text"], {}, "no column 'answer'.*answer_column='none' if no reward needs one"),
+        (["prompt", "text"], {}, "no column 'answer'.*answer_column='none'\\) if no reward needs one"),
         (["prompt", "answer"], {"prompt": "promt"}, "prompt_column = 'promt'.*did you mean 'prompt'"),
-        (["prompt", "answer"], {"answer": "solution"}, "answer_column = 'solution'; the rows have answer"),
+        (["prompt", "answer"], {"answer": "solution"}, "answer_column = 'solution'; the rows have prompt, answer"),
     ],
 )
 def test_what_is_not_clear_is_asked(names, asked, said):
@@ -56,3 +56,33 @@ def test_capital_letters_do_not_matter():
 
 def test_a_task_without_answers():
     assert choose_columns(["prompt"], answer="none").answer is None
+
+
+def test_the_advice_is_what_is_typed_here_and_there():
+    with pytest.raises(DataError) as caught:
+        choose_columns(["id", "question", "expected answer", "category"])
+    assert "the rows have id, question, expected answer, category" in str(caught.value)
+    assert caught.value.remedy == (
+        "say which: --answer \"expected answer\" (answer_column='expected answer'), "
+        "or --answer none (answer_column='none') if no reward needs one"
+    )
+    with pytest.raises(DataError, match="say which: --prompt text "):
+        choose_columns(["id", "text", "answer"])
+
+
+def test_a_chat_that_ends_with_the_assistants_turn_gives_the_answer():
+    with pytest.raises(DataError) as caught:
+        choose_columns(["messages", "meta"], answered={"messages"})
+    assert caught.value.remedy == (
+        "say which: --answer assistant (answer_column='assistant') for what the assistant says last, "
+        "or --answer none (answer_column='none') if no reward needs one"
+    )
+    with pytest.raises(DataError, match="--answer gold_label .*, or --answer assistant "):
+        choose_columns(["messages", "gold_label"], answered={"messages"})
+    found = choose_columns(["messages", "meta"], answer="assistant", answered={"messages"})
+    assert found[:2] == ("messages", "assistant")
+    assert found.notes[-1] == "answer: the assistant's last turn in 'messages'"
+    own = choose_columns(["messages", "assistant"], answer="assistant", answered={"messages"})
+    assert own == ("messages", "assistant", own.notes[:1]), "a column of that name is that column"
+    with pytest.raises(DataError, match="answer_column = 'assistant'; the rows have question, id"):
+        choose_columns(["question", "id"], answer="assistant")

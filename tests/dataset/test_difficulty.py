@@ -97,12 +97,12 @@ def test_another_policys_profile_is_refused_by_name(home):
 def test_a_band_keeps_what_was_not_measured_and_loses_nothing():
     profile = Profile({}, {row_key(row): Solved(number, 10, 10) for number, row in enumerate(ROWS[:11])})
     band = within_band(ROWS, profile, 0.01, 0.99)
-    assert [row["answer"] for row in band.set_aside] == ["0", "10"]
+    assert [row["answer"] for row in band.filtered_out] == ["0", "10"]
     assert len(band.kept) == 18
     assert band.unmeasured == 9
-    assert sorted(map(str, band.kept + band.set_aside)) == sorted(map(str, ROWS))
+    assert sorted(map(str, band.kept + band.filtered_out)) == sorted(map(str, ROWS))
     assert within_band(ROWS, profile).kept == ROWS
-    assert str(band) == "18 rows kept (9 of them not measured), 2 set aside"
+    assert str(band) == "18 rows kept (9 of them not measured), 2 filtered out"
 
 
 @pytest.mark.parametrize("band", [(0.5, 0.2), (-0.1, 1), (0, 1.1)])

@@ -257,6 +257,8 @@ def test_arguments_that_reach_no_prompt_are_said():
         "chat_template_kwargs: 'enable_thinking' changes nothing: the chat template does not read it",
         "GRPOTrainer does not read the column 'chat_template_kwargs': set grpo.chat_template_kwargs",
     ]
+    tokenizer.chat_template += "{# enable_thinking_more #}"
+    assert len(template_notes(rows, tokenizer)) == 2, "a longer name is another"
     assert prompt_text("1 + 1 =", tokenizer) == "1 + 1 ="
     assert "these prompts are plain text" in template_notes([{"prompt": "1 + 1 ="}], tokenizer)[0]
     assert template_notes([chat("What is 1 + 1?")], load_tokenizer()) == []

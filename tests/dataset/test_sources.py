@@ -251,3 +251,20 @@ def test_rows_round_trip_and_a_bad_line_is_named(home):
         lines.write('{"prompt": "a"')
     with pytest.raises(DataError, match=r"(?s)rows.jsonl, line 3: last line is half-written.*workbench check"):
         load_rows("deep/rows.jsonl")
+
+
+def test_a_folder_says_which_of_its_files_it_is_read_from(home):
+    folder = home / "own"
+    folder.mkdir()
+    for name, text in (
+        ("train.jsonl", '{"prompt": "a"}\n'),
+        ("chat.jsonl", '{"messages": []}\n'),
+        ("units.csv", "q\n1\n"),
+    ):
+        (folder / name).write_text(text)
+    source = open_source(folder)
+    assert [row["prompt"] for row in source] == ["a"]
+    assert source.notes == ["read from train.jsonl; not from chat.jsonl, units.csv: to read one of those, name it"]
+    (folder / "chat.jsonl").unlink()
+    (folder / "units.csv").unlink()
+    assert open_source(folder).notes == ["read from train.jsonl"]

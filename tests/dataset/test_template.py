@@ -85,7 +85,7 @@ def test_the_tags_are_those_that_the_prompt_asks_for():
     ("template", "said"),
     [
         ("{{ raise_exception('System role not supported') }}", "refuses messages of system, user: System role"),
-        (None, "no chat template"),
+        (None, "(?s)no chat template.*put a chat_template.jinja beside the weights"),
     ],
 )
 def test_a_template_that_refuses_or_is_not_there_is_an_error_with_a_remedy(template, said):

@@ -41,6 +41,8 @@ def test_all_five_ran_and_kept_their_outputs(demo):
     for stem in NOTEBOOKS:
         assert outputs(run, stem)
         assert not [output for output in outputs(run, stem) if output["output_type"] == "error"]
+        texts = ["".join(output["text"]) for output in outputs(run, stem) if output.get("name") == "stdout"]
+        assert not [text for text in texts if text.endswith("\n\n")], "a line that says nothing"
 
 
 def test_the_result_has_the_documented_shape(demo):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.run.errors import PolicyError
+from workbench.tiny import MODEL_DIR
 from workbench.train.policy import find_model, linear4bit_layers, load_policy, load_tokenizer
 from workbench.train.sampling import sample
 
@@ -122,6 +123,17 @@ def test_wrong_names_say_what_to_do(name, said, backend, monkeypatch):
 def test_a_folder_without_a_model(tmp_path, backend):
     with pytest.raises(PolicyError, match=r"no config.json"):
         load_policy(tmp_path, backend=backend)
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path, backend):
+    """transformers makes one of a single token instead."""
+    for name in ("config.json", "model.safetensors", "chat_template.jinja", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((MODEL_DIR / name).read_bytes())
+    for load in (load_tokenizer, lambda folder: load_policy(folder, backend=backend)):
+        with pytest.raises(
+            PolicyError, match=r"(?s)no tokenizer in .*one of tokenizer.json, tokenizer.model.*remedy: copy"
+        ):
+            load(tmp_path)
 
 
 def test_a_folder_with_a_broken_model(tmp_path, backend):

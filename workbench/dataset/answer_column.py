@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from datetime import date
 from decimal import Decimal
 from typing import Any
 
 MARK = "####"
 _LONGEST = 60  # digits of an answer that is a number
+_PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
+_WITH_UNIT = re.compile(r"[+-]?[$€£]?\d[\d,.]*\s*([^\W\d_][^\d\s]*(?: [^\W\d_]+)?|[°µ€£][^\d\s]{0,5})[²³]?")
 _NUMBER = re.compile(r"[+-]?\$?[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?(/\d+)?%?", re.ASCII)
 
 
@@ -35,6 +38,51 @@ def is_number(text: str) -> bool:
     """
     text = text.strip()
     return len(text) <= 60 and any(map(str.isdigit, text)) and _NUMBER.fullmatch(text) is not None
+
+
+def unit_of(text: str) -> str | None:
+    """The unit of a text that is one number and its unit; None if it is anything else.
+
+    >>> unit_of("49000 g"), unit_of("3 km/h"), unit_of("49000"), unit_of("about 3 g")
+    ('g', 'km/h', None, None)
+    """
+    found = _WITH_UNIT.fullmatch(text) if len(text) <= _LONGEST else None
+    return found and found[1]
+
+
+class Units:
+    """Counts how the answers of a dataset are written, where they are numbers: bare, or with which unit."""
+
+    def __init__(self) -> None:
+        self.units: Counter[str | None] = Counter()  # None: bare numbers
+        self._first: dict[str | None, str] = {}
+
+    def count(self, number: int, answer: str | None) -> None:
+        """Count the answer of a kept row."""
+        answer = answer or ""
+        unit = None if answer.isdigit() else unit_of(answer)
+        if unit is None and not (answer.isdigit() or is_number(answer)):
+            return
+        if unit not in self._first:
+            if len(self._first) >= 100:
+                return
+            self._first[unit] = f"{answer!r}, row {number}"
+        self.units[unit] += 1
+
+    @property
+    def notes(self) -> list[str]:
+        """A line if they are not all written alike."""
+        units, bare = [unit for unit, _ in self.units.most_common() if unit], self.units[None]
+        if not units or len(self.units) < 2:
+            return []
+        found = f"{self.units.total() - bare} answers are a number and a unit ({'; '.join(self._first[u] for u in units[:3])})"
+        found += f", {bare} bare numbers ({self._first[None]})" if bare else f", of {len(units)} units"
+        return [f"{found}: a reward that compares them calls one form wrong where the other is the answer"]
+
+
+def is_placeholder(text: str) -> bool:
+    """Whether an answer is a word that often stands for "there is none"."""
+    return text.casefold() in _PLACEHOLDERS
 
 
 def is_marked(answer: Any, mark: str = MARK) -> bool:

@@ -10,10 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from workbench.dataset import reasons
-from workbench.dataset.answer_column import MARK, as_text, extract_answer, is_marked, is_number, says
-from workbench.dataset.columns import Columns, choose_columns
+from workbench.dataset.answer_column import (
+    MARK,
+    Units,
+    as_text,
+    extract_answer,
+    is_marked,
+    is_number,
+    is_placeholder,
+    says,
+    unit_of,
+)
+from workbench.dataset.columns import LAST_TURN, Columns, choose_columns
 from workbench.dataset.kinds import Kinds
-from workbench.dataset.messages import clean, comparable, messages_of, plain, question_text, whole
+from workbench.dataset.messages import clean, comparable, last_turn, messages_of, plain, question_text, whole
 from workbench.dataset.prompts import to_messages
 from workbench.dataset.report import Report
 from workbench.dataset.sources import Source, Unreadable, open_source
@@ -33,7 +43,7 @@ class Checked:
     Args:
         source: anything that `open_source` takes.
         prompt_column, answer_column: None: `prompt` and `answer`, or a well-known other name, which is then said.
-            `answer_column="none"` for a task without answers.
+            `answer_column="none"` for a task without answers, "assistant" for chats that end with the right answer.
         system: text of a system message for prompts that bring none; empty: none.
         examples: worked (question, answer) pairs to show before a prompt that is text.
         as_turns: show the examples as turns of the chat, not in the system message.
@@ -76,14 +86,17 @@ class Checked:
         self.columns = self._columns(first, prompt_column, answer_column)
         self.names = _free_names(first, self.columns)
         self.reserved = RESERVED_COLUMNS - {self.columns.prompt, self.columns.answer}
-        self.mark = _mark(first, self.columns.answer, answer_after)
-        self.report = Report(
-            self.source.name, notes=[*self.source.notes, *self.columns.notes, *self._notes(answer_after)]
-        )
+        self.last_turn = self.columns.answer == LAST_TURN and not any(LAST_TURN in row for row in first)
+        answers = [self._raw_answer(row) for row in first] if self.columns.answer else []
+        self.mark = _mark(answers, answer_after)
+        told = [extract_answer(answer, self.mark) if self.mark else as_text(answer)[0] for answer in answers]
+        self.numeric = _numeric([text for text in told if text and not is_placeholder(text)])
+        self.notes = [*self.source.notes, *self.columns.notes, *self._notes(answer_after)]
+        self.report = Report(self.source.name, notes=self.notes)
         self.report.columns = {"prompt": self.columns.prompt, "answer": self.columns.answer}
         self.system, self.examples, self.as_turns, self.chat = system, tuple(examples), as_turns, chat
         self.numbers, self.longest, self.progress = numbers, longest, progress
-        self.elsewhere = _questions(other)
+        self.elsewhere = _questions(other, self.last_turn)
 
     def _columns(self, first: list[Row], prompt: str | None, answer: str | None) -> Columns:
         if not first:
@@ -96,7 +109,8 @@ class Checked:
         names = [
             name for name in names if name in everywhere or name not in RESERVED_COLUMNS or name in (prompt, answer)
         ]
-        return choose_columns(names, prompt, answer)
+        answered = {name for row in first for name in row if last_turn(row[name], [], [])[1] is not None}
+        return choose_columns(names, prompt, answer, answered)
 
     def _notes(self, answer_after: str | None) -> list[str]:
         notes = [
@@ -119,21 +133,26 @@ class Checked:
             row, reason = self.look(raw)
             if reason is None:
                 report.keep(number, self._repairs, self._warnings)
+                self._units.count(number, row.get("answer"))
                 yield row
             else:
                 report.leave_out(number, reason, raw)
             if self.progress is not None and number % 1000 == 999:
                 self.progress(number + 1)
+        report.notes += self._units.notes
         if self.progress is not None:
             self.progress(report.read)
 
     def begin(self) -> Report:
         """Begin a pass: nothing has been seen, and the report is empty but for its notes."""
         self._seen: dict[int, int] = {}
-        self._kinds = Kinds()
+        self._kinds, self._units = Kinds(), Units()
         self._chat_rows: bool | None = None
-        self.report = Report(self.source.name, notes=self.report.notes, columns=self.report.columns)
+        self.report = Report(self.source.name, notes=[*self.notes], columns=self.report.columns)
         return self.report
+
+    def _raw_answer(self, row: Row) -> Any:
+        return last_turn(row.get(self.columns.prompt), [], [])[1] if self.last_turn else row.get(self.columns.answer)
 
     def look(self, raw: Any) -> tuple[Row, str | None]:
         """(the row as it can be used, the reason why it cannot); what this pass has seen before is remembered."""
@@ -145,7 +164,11 @@ class Checked:
             return {}, reasons.NOT_AN_OBJECT
         if not self.reserved.isdisjoint(raw):
             return {}, reasons.reserved(sorted(self.reserved.intersection(raw))[0])
-        prompt, reason = self._prompt(raw.get(self.columns.prompt))
+        asked = raw.get(self.columns.prompt)
+        if self.last_turn:
+            asked, answer = last_turn(asked, self._repairs, self._warnings)
+            raw = {**raw, LAST_TURN: answer}
+        prompt, reason = self._prompt(asked)
         row: Row = {"prompt": prompt}
         if reason is None and self.columns.answer is not None:
             reason = self._answer(raw, row)
@@ -189,6 +212,8 @@ class Checked:
 
     def _answer(self, raw: Row, row: Row) -> str | None:
         value = raw.get(self.columns.answer)
+        if value is None and self.last_turn:
+            return reasons.NO_TURN
         if self.mark is not None:
             given = extract_answer(value, self.mark) if isinstance(value, str) else None
             if given is None:
@@ -202,6 +227,10 @@ class Checked:
             self._repairs.append(repair)
         if self.numbers and not is_number(text):
             return reasons.NO_NUMBER
+        if is_placeholder(text):
+            if self.numeric:
+                return reasons.PLACEHOLDER
+            self._warnings.append(reasons.PLACEHOLDER_KEPT)
         if self.mark is None and MARK in text:
             self._warnings.append(reasons.MARKED)
         row["answer"] = answer = clean(text, self._repairs, self._warnings).strip()
@@ -255,14 +284,19 @@ def _free_names(first: list[Row], columns: Columns) -> dict[str, str]:
     return found
 
 
-def _mark(first: list[Row], column: str | None, asked: str | None) -> str | None:
-    if asked != "auto" or column is None:
-        return None if asked == "auto" else asked
-    marked = sum(is_marked(row.get(column)) for row in first)
-    return MARK if first and marked * 2 > len(first) else None
+def _mark(answers: list[Any], asked: str | None) -> str | None:
+    if asked != "auto":
+        return asked
+    return MARK if sum(map(is_marked, answers)) * 2 > len(answers) else None
 
 
-def _questions(other: Any) -> set[int]:
+def _numeric(answers: list[str]) -> bool:
+    # Nearly all are numbers, with a unit or without, and there are enough to tell.
+    numbers = sum(is_number(text) or unit_of(text) is not None for text in answers)
+    return len(answers) >= 10 and numbers >= 0.9 * len(answers)
+
+
+def _questions(other: Any, cut: bool) -> set[int]:
     """Hashes of the questions of the other split: what they ask, without system messages."""
     if isinstance(other, (list, tuple)) and not other:
         return set()
@@ -270,6 +304,7 @@ def _questions(other: Any) -> set[int]:
     if not source.first(1):
         return set()
     rows = Checked(source, answer_column="none")
+    rows.last_turn = cut  # its chats may end with an answer, too
     return {hash(comparable(row["prompt"], system=False)) for row in rows}
 
 

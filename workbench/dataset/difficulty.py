@@ -170,17 +170,17 @@ class Band(NamedTuple):
     """Rows within a band of pass rates, those outside it, and how many of the kept ones were never measured."""
 
     kept: list[Row]
-    set_aside: list[Row]
+    filtered_out: list[Row]
     unmeasured: int
 
     def __str__(self) -> str:
-        return f"{len(self.kept)} rows kept ({self.unmeasured} of them not measured), {len(self.set_aside)} set aside"
+        return f"{len(self.kept)} rows kept ({self.unmeasured} of them not measured), {len(self.filtered_out)} filtered out"
 
 
 def within_band(rows: Iterable[Row], profile: Profile, lowest: float = 0.0, highest: float = 1.0) -> Band:
     """Keep the rows whose pass rate lies in a band; rows that were not measured are kept, and counted.
 
-    Nothing is lost: what is set aside is returned too, and a band of 0 to 1 keeps everything.
+    Nothing is lost: what is filtered out is returned too, and a band of 0 to 1 keeps everything.
 
     Args:
         lowest, highest: pass rates, both included. 0.01 and 0.99 leave out what was never and always solved.
@@ -194,12 +194,12 @@ def within_band(rows: Iterable[Row], profile: Profile, lowest: float = 0.0, high
             rule="pass rates lie between 0 and 1, lowest first",
             remedy="use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved",
         )
-    kept, set_aside, unmeasured = [], [], 0
+    kept, filtered_out, unmeasured = [], [], 0
     for row in rows:
         solved = profile.solved.get(row_key(row))
         if solved is None or lowest <= solved.rate <= highest:
             kept.append(row)
             unmeasured += solved is None
         else:
-            set_aside.append(row)
-    return Band(kept, set_aside, unmeasured)
+            filtered_out.append(row)
+    return Band(kept, filtered_out, unmeasured)

@@ -43,11 +43,30 @@ def load(name: str, said: str, subset: str | None = None) -> tuple[Any, list[str
                     remedy=f"choose with subset (--subset): {', '.join(subsets[:12])}",
                 )
             found = datasets.load_dataset(name, chosen, cache_dir=_own_cache(folder))
+            notes = [f"subset {chosen!r} of {', '.join(subsets)}"] if len(subsets) > 1 else []
+            if folder is not None and subset is None and not notes:
+                read = datasets.load_dataset_builder(name, chosen, cache_dir=_own_cache(folder)).config.data_files
+                notes += _which(folder, {Path(file) for files in (read or {}).values() for file in files})
     except DataError:
         raise
     except Exception as error:
         raise _explained(said, folder, error) from error
-    return found, [f"subset {chosen!r} of {', '.join(subsets)}"] if len(subsets) > 1 else []
+    return found, notes
+
+
+def _data_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet"))
+
+
+def _which(folder: Path, read: set[Path]) -> list[str]:
+    # `datasets` takes the files of one kind that are named after a split, and says nothing of the others.
+    folder = folder.resolve()
+    left = [file for file in _data_files(folder) if file not in read]
+    taken, others = (
+        ", ".join(str(file.relative_to(folder)) for file in some[:5]) + (", …" if len(some) > 5 else "")
+        for some in (sorted(read), left)
+    )
+    return [f"read from {taken}; not from {others}: to read one of those, name it"] if left else [f"read from {taken}"]
 
 
 def _own_cache(folder: Path | None) -> str | None:
@@ -110,7 +129,7 @@ def _explained(said: str, folder: Path | None, error: Exception) -> DataError:
         cause = (
             f" ({type(error.__cause__).__name__}: {error.__cause__})".splitlines()[0][:300] if error.__cause__ else ""
         )
-        files = sorted(file for file in folder.rglob("*") if file.suffix in (".jsonl", ".json", ".csv", ".parquet"))
+        files = _data_files(folder)
         return DataError(
             f"{said}: {first}{cause}",
             rule="a folder holds whole data files in the hub's layout (csv, json lines, parquet)",

@@ -6,6 +6,7 @@ TRL no longer truncates prompts, and Unsloth cuts the completion instead: what i
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -36,7 +37,8 @@ def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
         raise DataError(
             f"{tokenizer.name_or_path}: no chat template",
             rule="chat messages become text through the tokenizer's template",
-            remedy="use an instruct model, or keep prompts as text (chat=False)",
+            remedy="use an instruct model, put a chat_template.jinja beside the weights in a local folder, or write the task's "
+            "prompts as plain text",
         )
     try:
         return tokenizer.apply_chat_template(
@@ -58,8 +60,10 @@ def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
     """A line for every argument of the chat template that reaches no prompt."""
     template = "" if isinstance(rows[0]["prompt"], str) else str(tokenizer.chat_template or "")
     why = "the chat template does not read it" if template else "these prompts are plain text"
-    given = getattr(tokenizer, "chat_template_kwargs", {})
-    notes = [f"chat_template_kwargs: {name!r} changes nothing: {why}" for name in given if name not in template]
+    unread = [
+        name for name in getattr(tokenizer, "chat_template_kwargs", {}) if not re.search(rf"\b{name}\b", template)
+    ]
+    notes = [f"chat_template_kwargs: {name!r} changes nothing: {why}" for name in unread]
     if "chat_template_kwargs" in rows[0]:
         notes.append("GRPOTrainer does not read the column 'chat_template_kwargs': set grpo.chat_template_kwargs")
     return notes

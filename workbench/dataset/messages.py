@@ -92,6 +92,17 @@ def messages_of(value: Any, repairs: list[str], warnings: list[str]) -> tuple[li
     return messages, None if asked[-1]["content"].strip() else reasons.EMPTY
 
 
+def last_turn(value: Any, repairs: list[str], warnings: list[str]) -> tuple[Any, str | None]:
+    """(a chat without the assistant's last turn, what that turn says); `value` itself and None where it ends otherwise."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)) and value:
+        message, reason = _message(value[-1], repairs, warnings)
+        if reason is None and message["role"] == "assistant":
+            return value[:-1], message["content"]
+    return value, None
+
+
 def _message(raw: Any, repairs: list[str], warnings: list[str]) -> tuple[dict[str, str], str | None]:
     if not isinstance(raw, dict):
         return {}, "a message is not {role, content}"

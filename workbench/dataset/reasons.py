@@ -12,6 +12,9 @@ MARKED = "answer contains ####, and all of it was kept"
 VERBATIM = "the prompt contains the answer word for word"
 DUPLICATE = "prompt is a duplicate of an earlier row"
 CONTRADICTS = "prompt is a duplicate of an earlier row, with another answer"
+NO_TURN = "the last message is not the assistant's: there is no answer in it"
+PLACEHOLDER = "answer is a placeholder (N/A, none, unknown, -), and the others are numbers"
+PLACEHOLDER_KEPT = "answer looks like a placeholder (N/A, none, unknown, -), and was kept as the right answer"
 CONTAMINATED = "prompt is also in the other split"
 OWN_SYSTEM = "prompt brings a system message of its own, which was kept instead of the one given"
 NO_EXAMPLE = "prompt is chat already: no worked example was added"
@@ -55,7 +58,10 @@ _REMEDIES = {
     "prompt is neither": 'give a text, or a list of {"role", "content"} messages',
     "a message": 'write messages as {"role": "user", "content": "..."}',
     "no message": "end the prompt with what the user asks",
-    "the last message": "cut the assistant's last message off: the policy writes it",
+    NO_TURN: "end the chat with the right answer as the assistant's turn, or delete those rows",
+    "the last message": "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off",
+    PLACEHOLDER: "fill it in, or delete those rows",
+    PLACEHOLDER_KEPT: "fine if it is the right answer; otherwise fill it in, or delete those rows",
     "a system message": "move it to the front",
     MIXED: "make all prompts chat messages, or all text",
     "prompt has more": "shorten them: no policy that fits one GPU reads so much",

@@ -130,7 +130,7 @@ def _note(found: dict[str, array], key: str, number: int) -> None:
 
 
 def _by_count(found: dict[str, array]) -> list[tuple[str, array]]:
-    return sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    return sorted(found.items(), key=lambda item: (-len(item[1]), item[1][0]))
 
 
 def _some(numbers: Sequence[int], most: int = 5) -> str:
@@ -140,6 +140,6 @@ def _some(numbers: Sequence[int], most: int = 5) -> str:
 def _excerpt(row: Any) -> str:
     where = getattr(row, "where", None)
     if isinstance(where, str):
-        return where
+        return f"{where} of the file"
     text = repr(row)
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"

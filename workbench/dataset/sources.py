@@ -19,7 +19,7 @@ from workbench.dataset.files import Unreadable
 from workbench.dataset.script import explained, rows_of_script
 from workbench.dataset.task import Row
 from workbench.run.errors import DataError
-from workbench.run.workspace import find, resolve, shown, workspace
+from workbench.run.workspace import find, looked_in, resolve, shown
 
 # Questions that travel with the package -> the module that makes them, with a function `source(limit, seed)`.
 SHIPPED = {
@@ -84,7 +84,7 @@ def open_source(
     Args:
         source: a shipped name ("arithmetic", "countdown", "csv_qa", "json"); the path of a `.jsonl`, `.json`, `.csv`,
             `.tsv`, `.parquet` or `.py` file, or of a folder in the hub's layout; a hub name ("openai/gsm8k"); a pandas
-            frame, a `datasets.Dataset`, a list of dicts, a dict of columns, or another `Source`.
+            DataFrame, a `datasets.Dataset`, a list of dicts, a dict of columns, or another `Source`.
         subset: name of the hub dataset's configuration; None: "main" where there is one, else the only one.
         split: None: "train".
         limit: read at most this many rows.
@@ -155,7 +155,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
                 if path.name == "train.jsonl"
                 else "check the path"
             )
-            + f"; looked in {' and in '.join(dict.fromkeys([str(Path.cwd()), str(workspace())]))}",
+            + f"; {looked_in()}",
         )
     opened = _from_datasets(name, name, subset, split)
     if name != text:
@@ -189,13 +189,13 @@ def _from_object(found: Any, split: str | None, name: str = "") -> Source:
     if hasattr(found, "iter") and hasattr(found, "features"):
         return Source(name or f"a {kind}", lambda: _batches(found))
     if hasattr(found, "to_dict") and hasattr(found, "iloc"):
-        return Source(name or "a pandas frame", lambda: _frame_rows(found))
+        return Source(name or "a pandas DataFrame", lambda: _frame_rows(found))
     if isinstance(found, dict):
         return _from_columns(found, name)
     if isinstance(found, (bytes, bytearray)) or not hasattr(found, "__iter__"):
         raise DataError(
             f"a {kind}",
-            rule=f"rows come from {KINDS}, a frame, a Dataset or a list of dicts",
+            rule=f"rows come from {KINDS}, a DataFrame, a Dataset or a list of dicts",
             remedy="give one of those",
         )
     rows = found if isinstance(found, (list, tuple)) else list(found)
@@ -230,7 +230,7 @@ def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
     twice = sorted({str(name) for name in frame.columns if list(frame.columns).count(name) > 1})
     if twice:
         raise DataError(
-            f"a pandas frame with two columns {twice[0]!r}",
+            f"a pandas DataFrame with two columns {twice[0]!r}",
             rule="each column has a name of its own",
             remedy="rename one of them",
         )

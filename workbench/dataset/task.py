@@ -18,7 +18,7 @@ from typing import Any
 
 from workbench.dataset.split import prompt_key
 from workbench.run.errors import TaskError, fault_line
-from workbench.run.workspace import find, shown, workspace
+from workbench.run.workspace import find, looked_in, shown
 
 Row = dict[str, Any]
 
@@ -201,7 +201,7 @@ def load_task(name: str | Path) -> Task:
         raise TaskError(
             f"task {str(name)!r}: no task of that name and no such file",
             rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
-            remedy=f"notebook 02 writes a task file; looked in {Path.cwd()} and in {workspace()}",
+            remedy=f"notebook 02 writes a task file; {looked_in()}",
         )
     if path.suffix != ".py":
         raise TaskError(

@@ -31,6 +31,11 @@ def find(path: str | os.PathLike) -> Path:
     return here.absolute() if here.exists() else resolve(path)
 
 
+def looked_in() -> str:
+    """Where `find` looks, in words."""
+    return "looked in " + " and in ".join(dict.fromkeys([str(Path.cwd()), str(workspace())]))
+
+
 def shown(path: str | os.PathLike) -> str:
     """`path` as a reader wants it: relative to the workspace where it lies inside it."""
     path = Path(path)

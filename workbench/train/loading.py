@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from workbench.run.errors import PolicyError
-from workbench.run.workspace import resolve, shown
+from workbench.run.workspace import find, looked_in, resolve, shown
 from workbench.tiny import MODEL_DIR
 
 HUB_TIMEOUT_S = 10
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "*.tiktoken",
+)
 NF4_BLOCK = 64
 SMALL_BYTES = 100 * 2**20
 
@@ -23,10 +32,22 @@ def find_model(name: str | Path) -> str:
     Raises:
         PolicyError: for an unknown name, a folder without a model, or a hub that cannot be reached.
     """
+    source = local_model(name)
+    if not Path(source).is_absolute():
+        _check_hub(source)
+    return source
+
+
+def local_model(name: str | Path) -> str:
+    """The folder of a policy, or a name that only the hub can know; nothing heavy is imported to tell.
+
+    Raises:
+        PolicyError: for a name that is neither, or a folder without a model.
+    """
     text = str(name)
     if text == "tiny":
         return str(MODEL_DIR)
-    folder = resolve(text)
+    folder = find(text)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise PolicyError(
@@ -40,10 +61,25 @@ def find_model(name: str | Path) -> str:
         raise PolicyError(
             f"policy {text!r}: " + ("no such folder" if looks_local else "unknown"),
             rule='a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder',
-            remedy="check the path" if looks_local else 'write the hub name with its owner, or use "tiny"',
+            remedy=("check the path" if looks_local else 'write the hub name with its owner, or use "tiny"')
+            + ("" if Path(text).is_absolute() else f"; {looked_in()}"),
         )
-    _check_hub(text)
     return text
+
+
+def check_tokenizer_files(source: str, name: str | Path) -> None:
+    """Pass in silence if a folder holds a tokenizer: without its files transformers makes up an empty one.
+
+    Raises:
+        PolicyError: if it holds none.
+    """
+    folder = Path(source)
+    if folder.is_absolute() and not any(any(folder.glob(file)) for file in TOKENIZER_FILES):
+        raise PolicyError(
+            f"policy {str(name)!r}: no tokenizer in {shown(folder)}",
+            rule=f"a model's folder holds its tokenizer, too: one of {', '.join(TOKENIZER_FILES)}",
+            remedy="copy the tokenizer's files into it, or save it there: tokenizer.save_pretrained(folder)",
+        )
 
 
 def _check_hub(name: str) -> None:
@@ -96,10 +132,12 @@ def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, An
     Args:
         chat_template_kwargs: what its template is rendered with, as in the recipe; the tokenizer carries them.
     """
+    source = find_model(name)
+    check_tokenizer_files(source, name)
     with quiet_imports():
         from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(find_model(name))
+    tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     return tokenizer
 

@@ -27,6 +27,7 @@ from workbench.train.loading import (
     bars_for,
     base_parameters,
     check_4bit,
+    check_tokenizer_files,
     compute_dtype,
     find_adapter,
     find_model,
@@ -164,6 +165,7 @@ def load_policy(
     _check_backend(backend)
     loads = _BACKENDS[backend]
     source = find_model(name)
+    check_tokenizer_files(source, name)
     trained = None if adapter is None else find_adapter(adapter)
     version = loads.version()  # imports what must come before trl, transformers and peft
     if backend == "transformers":

@@ -17,6 +17,7 @@ from workbench.train import fast_inference, plan
 from workbench.train.background import announce
 from workbench.train.fitting import settle_checkpointing
 from workbench.train.generation import expected, in_words
+from workbench.train.loading import local_model
 from workbench.train.manifest import manifest_of
 from workbench.train.policy import Policy, load_policy, trainer_classes
 from workbench.train.recorder import Watcher
@@ -55,6 +56,8 @@ def train(
     """
     check_name(recipe.run_name)
     task = task or load_task(recipe.task)
+    if policy is None:
+        local_model(recipe.policy.name)  # before torch and Unsloth are imported
     config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
     recipe, renamed = plan.renamed(recipe, plan.field_names(config_class))
     stages = planned_stages(recipe, task, config_class)
