@@ -333,7 +333,7 @@ def _about(manifest: dict[str, Any], result: dict[str, Any], measured: dict[str,
     policy, before, after = manifest["policy"], measured["before"]["correct"], measured["after"]["correct"]
     return (
         f"Correct answers in the strict format: **{before:.0%} -> {after:.0%}** of {measured['samples']} completions each of "
-        f"{measured['prompts']} held-out prompts. Task {manifest['task']['name']}; {policy['name']} in {policy['precision']} on "
+        f"{measured['prompts']} held-out prompts. {policy['name']} in {policy['precision']} on "
         f"{policy['device']} through {policy['backend']}; {result['status']} after {result['steps']} steps, "
         f"{result['minutes']:.1f} minutes; {manifest['created'][:10]}."
     )

@@ -87,7 +87,8 @@ def test_best_first_moves_every_part_of_a_group():
     assert found.totals.tolist() == found.scores[:, 0].tolist() == [3.0, 2.0, 1.0]
     assert found.advantages == pytest.approx([1, 0, -1], abs=1e-3)
     assert found.contributions[:, 0] == pytest.approx(found.advantages)
-    assert found.by_scale["none"].tolist() == [1.0, 0.0, -1.0]
+    assert [*found.by_scale] == ["as trained"]
+    assert found.by_scale["as trained"].tolist() == found.advantages.tolist()
 
 
 def test_what_is_not_recorded_is_an_error_that_says_what_is(run):

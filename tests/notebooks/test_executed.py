@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -117,7 +118,7 @@ def test_the_report_is_one_to_hand_on(demo):
     html = (run.path / "report.html").read_text()
     gain = f"demo: gain {100 * result['gain']['correct']:+.0f} points, 95 % interval"
     assert f"<title>{gain}" in html
-    assert f'<h1 id="{gain.replace(" ", "-")}' in html
+    assert re.search(f"<h1[^>]*>{re.escape(gain)}", html)
     assert html.index("<h1") < html.index("held-out prompts") < html.index("The curves")
     for code in ("RunDirectory", "load_recipe_policy", "You will", "05_export"):
         assert code not in html
@@ -142,7 +143,7 @@ def test_04_of_a_run_that_could_not_learn_says_so_first_and_shows_no_gain(demo, 
     task += "task = dataclasses.replace(made, reward_funcs=[*made.reward_funcs, right_number], right_by='right_number')\n"
     (ill / "task.py").write_text(task)
     recipe = RunDirectory.open(ill).recipe()
-    recipe.model_copy(update={"task": str(ill / "task.py"), "reward_weights": None}).save(ill / "recipe.yaml")
+    recipe.model_copy(update={"task": str(ill / "task.py"), "reward_weights": {}}).save(ill / "recipe.yaml")
     execute(
         notebooks_folder() / "04_inspect.ipynb", tmp_path / "04.ipynb",
         {"run_name": str(ill), "held_out": 4, "samples": 2}, run.path.parents[1], lambda done, total: None,

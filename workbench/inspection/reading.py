@@ -74,7 +74,7 @@ def asked(rollouts: pandas.DataFrame, answer_column: str) -> str:
 
 
 def best_first(found: ExplainedGroup) -> ExplainedGroup:
-    """The same group with its completions in order of their advantages, so that every view numbers them alike."""
+    """The same group, its completions in order of the advantages that it was trained on: every view numbers them alike."""
     order = np.argsort(-found.advantages, kind="stable")
     return dataclasses.replace(
         found,
@@ -82,7 +82,7 @@ def best_first(found: ExplainedGroup) -> ExplainedGroup:
         scores=found.scores[order],
         totals=found.totals[order],
         advantages=found.advantages[order],
-        by_scale={scale: values[order] for scale, values in found.by_scale.items()},
+        by_scale={"as trained": found.advantages[order]},
         contributions=found.contributions[order],
     )
 

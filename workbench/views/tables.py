@@ -74,7 +74,7 @@ def _text(value: Any) -> str:
 def _cell(value: Any) -> str:
     text = html.escape(_text(value), quote=True)
     if isinstance(value, Verbatim):
-        return f"<td style='text-align:left;{_PADDED}'><pre style='{PRE}'>{text}</pre></td>"
+        return f"<td style='text-align:left;min-width:12em;{_PADDED}'><pre style='{PRE}'>{text}</pre></td>"
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".
     wrap = "white-space:nowrap" if len(text) <= _NUMBER_WIDE else "overflow-wrap:normal;word-break:keep-all"
