@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from workbench.dataset.task import Task
+from workbench.dataset.task import Task, load_task
+from workbench.demo import notebooks_folder
+from workbench.rewards.hashing import reward_hash
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RewardError, RunError
+from workbench.run.errors import RewardError, RunError, TaskError
 from workbench.run.recipe import LoraPart, Recipe
 from workbench.run.requests import in_force, send
 from workbench.run.rollouts import query
@@ -220,6 +223,100 @@ def test_a_run_that_goes_on_keeps_its_rewards_and_can_be_given_the_edited_ones(h
     assert set(ratio[frame["step"] > 5].round()) == {100.0}
 
 
+BESIDE = """
+from pathlib import Path
+
+import scoring
+from workbench.dataset.sources import load_rows
+from workbench.dataset.task import Task
+
+def length_reward(completions, **kwargs):
+    return [{factor} * scoring.length(text) for text in completions]
+
+task = Task(name="beside", rows=load_rows(Path(__file__).parent / "rows.jsonl"), reward_funcs=[length_reward])
+"""
+
+
+def task_folder(folder, factor=1):
+    """A task file that reads rows, and imports a module, beside itself."""
+    folder.mkdir(exist_ok=True)
+    (folder / "task.py").write_text(BESIDE.format(factor=factor))
+    (folder / "scoring.py").write_text("def length(text):\n    return len(text[0]['content'])\n")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in task().rows))
+    return folder / "task.py"
+
+
+def test_notebook_02s_own_file_goes_on_from_the_command_line_in_a_fresh_process(home):
+    cells = json.loads((notebooks_folder() / "02_rewards.ipynb").read_text())["cells"]
+    [written] = [
+        "".join(cell["source"]) for cell in cells if "".join(cell["source"]).startswith("%%writefile {task_file}")
+    ]
+    folder = home / "tasks" / "arithmetic"
+    folder.mkdir(parents=True)
+    (folder / "task.py").write_text(written.partition("\n")[2])
+    for split, rows in (("train", task().rows), ("held_out", task().held_out)):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = recipe(task=str(folder / "task.py"), grpo={"max_steps": 3})
+    full = train(recipe("full", task=str(folder / "task.py"), grpo={"max_steps": 3}), policy=fresh())
+    run = train(asked, policy=fresh(), watchers=[Asks({1: [("stop", {})]})])
+    (folder / "task.py").write_text("raise SystemExit('edited meanwhile')")
+    gone_on = subprocess.run(
+        [sys.executable, "-m", "workbench.cli", "continue", str(run.path), "--json"],
+        capture_output=True, text=True, check=False, cwd="/",
+    )  # fmt: skip
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert json.loads(gone_on.stdout)["status"] == "finished"
+    assert_same(run, full)
+
+
+def test_stages_and_reloaded_rewards_read_what_lies_beside_their_files(home):
+    files = [task_folder(home / name) for name in ("first", "second")]
+    stages = [{"name": name, "steps": 3, "task": f"{name}/task.py"} for name in ("first", "second")]
+    run = train(
+        recipe(stages=stages), policy=fresh(), watchers=[Asks({1: [("reload", {})], 2: [("stop", {})]})]
+    )  # fmt: skip
+    assert run.result()["steps"] == 3
+    for file in files:
+        file.write_text("raise SystemExit('edited meanwhile')")
+    continue_run(run, policy=fresh())
+    assert run.result()["steps"] == 6
+
+
+def test_what_the_task_reads_has_changed_or_gone(home):
+    file = task_folder(home / "mine")
+    # One that is no file: nothing beside the run could bring it back.
+    run = train(
+        recipe(),
+        policy=fresh(),
+        task=Task("late", task().rows, [fails_late_reward]),
+        watchers=[Asks({1: [("stop", {})]})],
+    )
+    with pytest.raises(RunError, match="task object 'late'") as refused:
+        continue_run(run)
+    assert "continue_run(run, task=" in refused.value.remedy
+    run = train(recipe(task="mine/task.py"), policy=fresh(), watchers=[Asks({1: [("stop", {})]})])
+    rows = (home / "mine" / "rows.jsonl").read_text()
+    (home / "mine" / "rows.jsonl").write_text("".join(reversed(rows.splitlines(keepends=True))))
+    with pytest.raises(RunError, match="mine: its 8 training rows are not those that t-2 was begun with"):
+        continue_run(run)
+    (home / "mine" / "rows.jsonl").unlink()
+    with pytest.raises(TaskError, match=r"runs/t-2/task.py, executed as mine/task.py: .*mine/rows.jsonl") as refused:
+        continue_run(run)
+    assert "put back what it reads from mine" in refused.value.remedy
+    (home / "mine").rename(home / "moved")
+    with pytest.raises(TaskError) as refused:
+        continue_run(run)
+    assert "mine is gone: put it back" in refused.value.remedy
+    (home / "moved").rename(home / "mine")
+    (home / "mine" / "rows.jsonl").write_text(rows)
+    # Its copy can be loaded by hand, too, and is the file as it was.
+    file.write_text(BESIDE.format(factor=100))
+    own = load_task(run.path / "task.py")
+    assert own.reward_funcs[0]([[{"content": "four"}]]) == [4]
+    assert reward_hash(own.reward_funcs[0]) == run.manifest()["rewards"]["functions"]["length_reward"]
+    assert not run.live
+
+
 def fails_late_reward(completions, trainer_state=None, **kwargs):
     if trainer_state.global_step >= 3 and not os.environ.get("MENDED"):
         raise ValueError("a bug that shows late")
@@ -238,6 +335,40 @@ def test_a_run_that_failed_goes_on_when_its_reward_is_mended(home, monkeypatch):
     # As if it had never failed: the failing step's random numbers are drawn again.
     assert_same(run, train(recipe("never"), policy=fresh(), task=broken))
     assert [event["event"] for event in run.events()].count("continued") == 1
+
+
+class Kills(Asks):
+    def event(self, event):
+        if event["event"] == "checkpoint":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_that_was_killed_between_its_last_checkpoint_and_its_result_is_finished(home, whole):
+    if (child := os.fork()) == 0:
+        train(recipe("killed"), policy=fresh(), task=task(), watchers=[Kills({})])
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    run = RunDirectory.open("killed")
+    assert run.result()["status"] == "killed"
+    assert not run.final.exists()
+    continue_run(run, task=task())
+    assert (run.result()["status"], run.result()["steps"], run.live) == ("finished", 7, False)
+    assert run.events()[-1]["event"] == "finished"
+    assert_same(run, whole)
+    assert not (run.final / "state.json").exists()
+    with pytest.raises(RunError, match="all 7 steps are trained"):
+        continue_run(run, task=task())
+
+
+def test_a_run_of_epochs_that_lacks_its_result_is_finished(home):
+    more = {"grpo": {"max_steps": -1, "num_train_epochs": 1}}
+    run = train(recipe(**more), policy=fresh(), task=task())
+    adapter = weights(run)
+    shutil.rmtree(run.final)
+    run.update_manifest(result=None)
+    continue_run(run, task=task())
+    assert (run.result()["status"], run.result()["steps"]) == ("finished", 4)
+    assert all(torch.equal(weights(run)[name], tensor) for name, tensor in adapter.items())
 
 
 def test_a_run_without_a_whole_checkpoint_says_so(home):
