@@ -51,6 +51,8 @@ MOST_NUMBERS = 8  # of them that are numbered and explained
 MOST_NAMED = 11  # functions in the legend
 _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
+# Pixels of the words over the charts at the top, under any chart, and left of the second and third column.
+_OVER, _UNDER, _BESIDE = 85, 34, (40, 46)
 NO_ENTROPY = "not logged by this trainer\n(Unsloth's on a GPU logs no entropy)"
 KL_UNMEASURED = (
     "KL is not measured: beta = 0,\nso no reference model is consulted.\n\n"
@@ -85,7 +87,7 @@ class RunFigure:
         # Changes seldom, and to draw words takes long: part of the frame.
         self._reduced = self.figure.text(0.955, 0.985, "", fontsize=7.5, va="top", ha="right", color=GREY)
         self._lines: dict[str, tuple[Any, Any]] = {}  # function -> (weighted line, raw line)
-        self._shown_frame: Any = None  # what the kept frame was drawn for, and the frame
+        self._shown_frame: dict[str, Any] = {}  # what each chart of the kept frame was drawn for, and the frame
         self._frame: Any = None
         self.charts = self._make_charts(axes)
         self._marks = _Marks(self.charts)
@@ -166,9 +168,11 @@ class RunFigure:
         self._note.set_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …")))
         steps = np.array(history.steps)
         limit = self._most_x(history.step)
-        depends = [chart.fill(steps, history, limit) for chart in self.charts.values()]
-        depends += [self._fit_kl(history), self._fit_time(history), self._fit_legend(history)]
-        depends.append(self._fit_entropy(history))
+        depends: dict[str, Any] = {key: [chart.fill(steps, history, limit)] for key, chart in self.charts.items()}
+        depends["kl"].append(self._fit_kl(history))
+        depends["time"].append(self._fit_time(history))
+        depends["reward"].append(self._fit_legend(history))
+        depends["entropy"].append(self._fit_entropy(history))
         # One point is no line. After the legends were made, which would keep the dots.
         for chart in self.charts.values():
             for artist, _ in (*chart.lines, *chart.right_lines):
@@ -177,7 +181,7 @@ class RunFigure:
         size = -(-len(steps) // self.reward.points)
         told = f"lines are means of up to {-(-len(steps) // self.std.points)} steps, shades from min to max"
         self._reduced.set_text(told if size > 1 else "")
-        self._paint((*depends, self._reduced.get_text()))
+        self._paint(depends | {"": self._reduced.get_text()})
         return drawn_png(self.figure)
 
     def _most_x(self, step: int) -> float:
@@ -232,18 +236,37 @@ class RunFigure:
             legend.set_animated(True)
         return len(names)
 
-    def _paint(self, depends: tuple[Any, ...]) -> None:
-        canvas = self.figure.canvas
-        if depends != self._shown_frame:
+    def _paint(self, depends: dict[str, Any]) -> None:
+        canvas, before = self.figure.canvas, self._shown_frame
+        changed = [key for key in depends if depends[key] != before.get(key)]
+        if "" in changed or len(changed) == len(self.charts):
             canvas.draw()
+        else:
+            canvas.restore_region(self._frame)
+            for chart in (self.charts[key] for key in changed):  # to lay out the words of all takes four times as long
+                np.asarray(canvas.buffer_rgba())[self._cell(chart)] = 255
+                for axis in filter(None, (chart.axis, chart.right)):
+                    self.figure.draw_artist(axis)
+        if changed:
             self._frame, self._shown_frame = canvas.copy_from_bbox(self.figure.bbox), depends
-        canvas.restore_region(self._frame)
         for chart in self.charts.values():
             for artist in chart.moving():
                 chart.axis.draw_artist(artist)
         self.reward.axis.draw_artist(self.reward._legend)
         for text in (self._title, self._note, self._key):
             self.figure.draw_artist(text)
+
+    def _cell(self, chart: Chart) -> tuple[slice, slice]:
+        # The pixels of a chart with its title, legend and labels; the cells of all charts do not overlap.
+        spot, (width, height) = chart.axis.get_subplotspec(), self.figure.canvas.get_width_height()
+        bottoms, tops, lefts, _ = spot.get_gridspec().get_grid_positions(self.figure)
+        rows, columns = spot.rowspan, spot.colspan
+        edges = [0, *(width * left - beside for left, beside in zip(lefts[1:], _BESIDE, strict=True)), width]
+        levels = [height * (1 - tops[0]) - _OVER, *(height * (1 - bottom) + _UNDER for bottom in bottoms)]
+        return (
+            slice(round(levels[rows.start]), round(levels[rows.stop])),
+            slice(round(edges[columns.start]), round(edges[columns.stop])),
+        )
 
 
 class _Marks:
