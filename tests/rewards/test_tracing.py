@@ -127,6 +127,41 @@ def test_matches_and_answers_are_found_again_in_the_text():
     assert traced(taking, ["it is 42"], completions=["it is 42"]).matched == {"it is 42": {(6, 8)}}
 
 
+COMPILED = re.compile(r"<a>(\d+)</a>")
+
+
+def inline(completions, **kwargs):
+    pattern = r"so <a>(\d+)</a>"
+    return [0.5 if re.match(pattern, text[0]["content"]) else 0.0 for text in completions]
+
+
+def inline_findall(completions, **kwargs):
+    return [float(len(re.findall(r"\d+", text[0]["content"]))) for text in completions]
+
+
+def inline_compiled(completions, **kwargs):
+    return [float(COMPILED.search(text[0]["content"]) is not None) for text in completions]
+
+
+def inline_nothing(completions, **kwargs):
+    return [1.0 if re.search("nowhere", text[0]["content"]) else 0.0 for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("function", "spans"),
+    [
+        (inline, {(0, 12), (6, 8)}),
+        (inline_findall, {(6, 8)}),
+        (inline_compiled, {(3, 12), (6, 8)}),
+        (inline_nothing, set()),
+    ],
+)
+def test_a_match_that_is_bound_to_no_variable_is_seen(function, spans):
+    text = "so <a>17</a>"
+    trace = traced(function, [text], completions=[[{"role": "assistant", "content": text}]])
+    assert trace.matched == {text: spans}
+
+
 def test_a_cell_of_a_notebook_is_followed():
     source = "def from_a_cell(completions, **kwargs):\n    return [1.0 if c == 'x' else 0.0 for c in completions]\n"
     linecache.cache["<cell 3>"] = (len(source), None, source.splitlines(keepends=True), "<cell 3>")

@@ -73,6 +73,17 @@ def test_a_groups_bars_say_what_they_measure_and_name_no_colour():
     assert right.get_title(loc="left") == "advantage: above 0 reinforced, below 0 suppressed"
 
 
+def test_bars_have_the_labels_and_the_order_of_the_table_beside_them():
+    found = group()
+    labels = ["right", "script", "wrong", "word"]
+    axis = contribution_bars(found, labels, order=[3, 0, 2, 1]).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["word", "right", "wrong", "script"]
+    widths = np.array([[bar.get_width() for bar in bars] for bars in axis.containers])
+    assert widths.sum(axis=0) == pytest.approx(found.advantages[[3, 0, 2, 1]])
+    plain = contribution_bars(found).axes[0]
+    assert [label.get_text() for label in plain.get_yticklabels()][:2] == ["completion 0", "completion 1"]
+
+
 def test_replay_tables(replayed):
     functions, deciders, alive, examples = replay_tables(replayed)
     assert [row[:2] for row in functions.rows] == [["right_reward", "same"], ["length_reward", "added"]]

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from workbench.dataset.prompts import SYSTEM_PROMPT, to_messages
 from workbench.dataset.task import Task
 from workbench.rewards.library import correctness_reward
 from workbench.run.errors import RecipeError, TaskError
@@ -194,6 +195,42 @@ def test_matches_of_a_pattern_are_found():
     assert bench.matched(ROWS[0], "x abb cdd", "named_reward") == {(6, 9), (7, 9)}
     assert bench.matched(ROWS[0], "x abb cdd") == {(6, 9), (7, 9)}
     bench.close()
+
+
+def format_reward(completions, **kwargs):
+    pattern = r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>"
+    return [0.5 if re.match(pattern, text[0]["content"]) else 0.0 for text in completions]
+
+
+def short_reward(completions, **kwargs):
+    return [1.0 if len(text[0]["content"]) < 60 else 0.0 for text in completions]
+
+
+def test_a_match_in_the_middle_of_an_expression_is_yellow_and_what_cannot_be_seen_is_said():
+    text = "<reasoning>40 + 2</reasoning><answer>42</answer>"
+    rows = [{"prompt": to_messages("What is 40 + 2?", SYSTEM_PROMPT), "answer": "42"}]
+    lab = Lab(Task("t", rows, [format_reward, short_reward]), [text])
+    try:
+        assert lab.bench.matched(lab.row, text, "format_reward") == {(0, len(text))}
+        assert "<mark" in lab._cells[0][1].value
+        assert "yellow: what a function matched (cannot see what short matched)" in lab._status.value
+    finally:
+        lab.close()
+
+
+def test_the_examination_is_folded_so_that_it_gives_no_flaw_away():
+    rows = [{"prompt": to_messages("What is 40 + 2?", SYSTEM_PROMPT), "answer": "42"}]
+    task = Task("t", rows, [format_reward])
+    for folded, opening in ((True, "<details><summary>"), (False, "<details open><summary>")):
+        lab = Lab(task, ["x"], folded=folded)
+        try:
+            bundle, _ = lab._repr_mimebundle_()
+            for page in (lab._report.value, bundle["text/html"]):
+                before, _, inside = page.partition(opening)
+                assert "cannot pay" in inside
+                assert "cannot pay" not in before + inside.partition("</summary>")[0]
+        finally:
+            lab.close()
 
 
 def test_marks_are_escaped_and_overlaps_do_not_nest():

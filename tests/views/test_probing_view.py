@@ -74,11 +74,11 @@ def test_the_functions_and_what_they_pay(sound):
 def test_the_cheats_under_the_honest_answer(sound):
     table = cheats_table(sound, 3)
     assert table.header == ["completion", "earns", "share", "correctness", "strict_format", "for example"]
-    assert table.rows[0][:5] == ["(an honest answer)", 3.0, "100 %", 2.0, 1.0]
+    assert table.rows[0][:5] == ["(an honest answer)", 3.0, "100%", 2.0, 1.0]
     assert len(table.rows) == 4
     assert [row[1] for row in table.rows[1:]] == sorted((row[1] for row in table.rows[1:]), reverse=True)
     assert f"({len(sound.standings) - 3} more earn less)" in table.caption
-    assert "reasoning repeated (right, wasteful)" in [row[0] for row in table.rows]
+    assert "reasoning repeated (right, padded)" in [row[0] for row in table.rows]
 
 
 def test_without_scores_there_are_no_tables_of_them_and_no_error():

@@ -247,7 +247,7 @@ def hackable(sheet: Sheet) -> list[Finding]:
     cheats = [cheat for cheat in standing if not cheat.right and cheat.total >= paid - _CLOSE]
     waste = [cheat for cheat in standing if cheat.right and cheat.total > honest + _CLOSE]
     found = []
-    for kind, these in (("a cheat", cheats), ("a wasteful answer", waste)):
+    for kind, these in (("a cheat", cheats), ("a padded answer", waste)):
         if these:
             best = these[0]
             others = f" (and no less than that honest answer: {_listed([cheat.name for cheat in these[1:]])})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import linecache
 import re
 import sys
@@ -22,6 +23,8 @@ Position = tuple[int, int, int, int]  # line, column to end line, end column
 # Variables whose text is what a function took out of a completion.
 _TAKEN = re.compile(r"answer|extract|given|guess|found|result|pred|match|number|value", re.IGNORECASE)
 _MOST_SPANS = 200
+_MATCHING = ("match", "search", "fullmatch", "findall", "finditer")
+_OF_RE = {getattr(re, name).__code__: name for name in _MATCHING}
 
 
 class Trace(NamedTuple):
@@ -73,7 +76,24 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
             _note_matches({name: value for name, value in frame.f_locals.items() if name not in columns}, matched)
         return local
 
+    def matching(frame: FrameType, event: str, value: Any) -> Any:
+        # re.match(...) in the middle of an expression is bound to no variable: what it hands back is seen on its way.
+        if event == "return" and value is not None:
+            given = frame.f_locals
+            _note_call(re.compile(given["pattern"], given["flags"]), _OF_RE[frame.f_code], [given["string"]], matched)
+        return matching
+
+    def called(frame: FrameType, event: str, value: Any) -> None:
+        # A compiled pattern's method tells neither its text nor what it found: it is asked again, for the texts at hand.
+        if event == "c_call" and frame.f_code in places and getattr(value, "__name__", "") in _MATCHING:
+            pattern = getattr(value, "__self__", None)
+            if isinstance(pattern, re.Pattern):
+                local_texts = [each for each in frame.f_locals.values() if isinstance(each, str)]
+                _note_call(pattern, value.__name__, local_texts or list(matched)[:1], matched)
+
     def entered(frame: FrameType, event: str, value: Any) -> Any:
+        if frame.f_code in _OF_RE and frame.f_back is not None and frame.f_back.f_code in places:
+            return matching
         if frame.f_code not in places:
             if frame.f_code.co_filename not in files:
                 return None
@@ -81,7 +101,8 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
         frame.f_trace_opcodes = True
         return local
 
-    before = sys.gettrace()
+    before, profile = sys.gettrace(), sys.getprofile()
+    sys.setprofile(called)
     sys.settrace(entered)
     try:
         function(*args, **kwargs)
@@ -89,7 +110,18 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
         pass  # what it reached before it failed counts
     finally:
         sys.settrace(before)
+        sys.setprofile(profile)
     return Trace(reached, matched)
+
+
+def _note_call(
+    pattern: re.Pattern, method: str, strings: Iterable[Any], matched: dict[str, set[tuple[int, int]]]
+) -> None:
+    for string in strings:
+        if string in matched:
+            found = getattr(pattern, "finditer" if method == "findall" else method)(string)
+            each = [found] if isinstance(found, re.Match) else found or ()
+            _note_matches({"found": list(itertools.islice(each, _MOST_SPANS))}, matched)
 
 
 def _note_matches(variables: dict[str, Any], matched: dict[str, set[tuple[int, int]]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,20 +60,30 @@ def _statistics(scores: np.ndarray) -> tuple[float | None, float | None]:
     return float(there.mean()), float(there.std(ddof=1)) if len(there) > 1 else 0.0
 
 
-def contribution_bars(found: ExplainedGroup) -> Any:
-    """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to the left down."""
+def contribution_bars(
+    found: ExplainedGroup, labels: Sequence[str] | None = None, order: Sequence[int] | None = None
+) -> Any:
+    """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to the left down.
+
+    Args:
+        labels: [G] of the completions as they stand in `found`; None: their numbers, as in `group_tables`.
+        order: [G] numbers of the completions from the top down, as a table beside it has them; None: as in `found`.
+    """
     count = len(found.texts)
+    order = list(range(count)) if order is None else list(order)
+    labels = [f"completion {number}" for number in range(count)] if labels is None else labels
     figure, axis = new_figure(9, 0.42 * count + 1.3)
     places = np.arange(count)
     right, left = np.zeros(count), np.zeros(count)
     for f, (name, colour) in enumerate(zip(found.names, SERIES * 9, strict=False)):
-        added = found.contributions[:, f]
+        added = found.contributions[order, f]
         start = np.where(added >= 0, right, left)
         axis.barh(places, added, left=start, color=colour, height=0.7, label=short_name(name))
         right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
-    axis.plot(found.advantages, places, "D", color=BLACK, markersize=5, label="advantage")
+    axis.plot(found.advantages[order], places, "D", color=BLACK, markersize=5, label="advantage")
     axis.axvline(0, color=GREY, linewidth=0.8)
-    axis.set_yticks(places, [f"completion {place}" for place in places], fontsize=8)
+    axis.set_yticks(places, [labels[number] for number in order], fontsize=8)
+    axis.set_xlabel("advantage", fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.grid(visible=False, axis="y")

@@ -181,6 +181,7 @@ class Lab:
         task: a `Task`, a task file, or the name of a task that ships.
         completions: texts to begin with; None: an honest answer and three cheats.
         row: number of the prompt to begin with.
+        folded: the examination beneath is opened by a click, so that nobody reads a flaw before looking for it.
     """
 
     def __init__(
@@ -189,7 +190,9 @@ class Lab:
         completions: Sequence[str] | None = None,
         row: int = 0,
         scale_rewards: str | bool = "group",
+        folded: bool = True,
     ) -> None:
+        self._folded = folded
         scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
         if scale not in _SCALES:
             raise RecipeError(
@@ -210,6 +213,7 @@ class Lab:
         self.texts = (
             list(given) if given is not None else [starters[name] for name in _STARTERS if name in starters][:4]
         )
+        self._unseen: list[str] = []  # functions that paid for something, and nothing shows for what
         self._pending: Any = None
         self._watching: asyncio.Task | None = None
         self.widget = self._build()
@@ -228,9 +232,9 @@ class Lab:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         # The tables go along for readers of the saved notebook, where no kernel answers the widgets.
-        static = f"<pre style='{PRE}'>{html.escape(_question(self.row))}</pre>" + "".join(
-            part._repr_html_() for part in self.tables()
-        )
+        *parts, report = self.tables()
+        question = f"<pre style='{PRE}'>{html.escape(_question(self.row))}</pre>"
+        static = "".join([question, *(part._repr_html_() for part in parts), self._fold(report)])
         bundle = {"text/html": static, "text/plain": repr(self)}
         if self.widget is None:
             return bundle
@@ -238,6 +242,10 @@ class Lab:
         data, metadata = found if isinstance(found, tuple) else (found, {})
         self._watch()
         return {**bundle, **(data or {}), "text/plain": bundle["text/plain"]}, metadata
+
+    def _fold(self, report: Any) -> str:
+        opened = "" if self._folded else " open"
+        return f"<details{opened}><summary>what the examination says of these rewards</summary>{report._repr_html_()}</details>"
 
     def close(self) -> None:
         """Stop looking after the task file, and end the functions' process."""
@@ -384,22 +392,31 @@ class Lab:
             )
         if self.texts:
             found, problems = self.bench.group(row, self.texts)
+            unseen = {}
             for index, (_, seen) in enumerate(self._cells):
-                matched = self.bench.matched(row, self.texts[index], self._marks.value or None)
+                matched = set()
+                for number, name in enumerate(self.bench.suite.names):
+                    if self._marks.value in ("", name):
+                        own = self.bench.matched(row, self.texts[index], name)
+                        matched |= own
+                        if not own and found.scores[index, number] > 0:
+                            unseen[name] = short_name(name)
                 seen.value = _one(found, index, highlighted(self.texts[index], matched, marks), problems.get(index, []))
+            self._unseen = list(unseen.values())
             self._verdict.value = f"<b>{html.escape(found.verdict)}</b>"
             scored, added, _ = group_tables(found, completions=False)
             self._scores.value = scored._repr_html_() + added._repr_html_()
         self._status.value = self._state(time.perf_counter() - started)
         if everything:
-            self._report.value = self.bench.report()._repr_html_()
+            self._report.value = self._fold(self.bench.report())
 
     def _state(self, seconds: float) -> str:
         if self.bench.problem:
             text = f"{self.bench.problem}\nThe last task that could be loaded is still shown."
             return _said(text, "#c0392b")
         file = f"{shown(self.bench.file)}, loaded again when it is saved; " if self.bench.file is not None else ""
-        legend = "yellow: what a function matched; underlined: what the prompt asks for. "
+        blind = f" (cannot see what {', '.join(self._unseen)} matched)" if self._unseen else ""
+        legend = f"yellow: what a function matched{blind}; underlined: what the prompt asks for. "
         return _said(f"{legend}{file}reward hash {self.bench.suite.hash}; scored in {1000 * seconds:.0f} ms", "#5d6d7e")
 
     # --- the task file ------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def _tried(found: Examination) -> str:
 
 
 def functions_table(found: Examination) -> Table:
-    """What each function states, pays an honest completion, and pays at least and at most of all that were tried."""
+    """What each function declares, pays an honest completion, and pays at least and at most of all that were tried."""
     rows = [
         [
             function.name,
@@ -64,7 +64,7 @@ def functions_table(found: Examination) -> Table:
         ]
         for function in found.functions
     ]
-    header = ["function", "weight", "states at most", "honest answer", "lowest", "highest", "counts"]
+    header = ["function", "weight", "declared maximum", "honest answer", "lowest", "highest", "measured in"]
     return Table(header, rows, "What each function pays")
 
 
@@ -73,10 +73,11 @@ def cheats_table(found: Examination, most: int = MOST_CHEATS) -> Table:
     names = [
         function.name for function in found.functions if found.standings and function.name in found.standings[0].scores
     ]
-    rows = [["(an honest answer)", found.honest_total, "100 %", *_honest(found, names), Verbatim(_short(found.honest))]]
+    whole = "100%" if any(cheat.share is not None for cheat in found.standings) else "-"
+    rows = [["(an honest answer)", found.honest_total, whole, *_honest(found, names), Verbatim(_short(found.honest))]]
     for cheat in found.standings[:most]:
-        share = "-" if cheat.share is None else f"{cheat.share:.0%}".replace("%", " %")
-        name = cheat.name + (" (yours)" if cheat.own else "") + (" (right, wasteful)" if cheat.right else "")
+        share = "-" if cheat.share is None else f"{cheat.share:.0%}"
+        name = cheat.name + (" (yours)" if cheat.own else "") + (" (right, padded)" if cheat.right else "")
         rows.append(
             [
                 Verbatim(name),
