@@ -76,7 +76,8 @@ def test_a_run_of_another_process_is_followed_and_steered(home, capfd):
         assert (answer["applied"], answer["by"]) == (True, "command line")
         assert answered(answer, 60) == f"from step {answer['from_step']}: format x 1 → x 0.5"
         refused = control("other", "mute", ["nonesuch"])
-        assert answered(refused, 60).startswith("refused: mute nonesuch: function 'nonesuch'")
+        assert answered(refused, 60).splitlines()[0] == "refused: mute nonesuch: function 'nonesuch'"
+        assert answered(refused, 60).splitlines()[1].startswith("  rule: ")
         assert control("other", "stop")["applied"]
         watching.join(60)
         assert statuses == ["stopped"]

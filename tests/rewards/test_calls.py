@@ -522,3 +522,33 @@ async def blocking_reward(completions, **kwargs):
 def test_a_coroutine_that_blocks_is_named(suite):
     with pytest.raises(RewardError, match="blocks instead of awaiting"):
         suite(blocking_reward, deadline_s=0.2).score(ROWS, ["a"])
+
+
+BROKEN = {
+    "nan": lambda: math.nan,
+    "inf": lambda: math.inf,
+    "complex": lambda: 1j,
+    "huge": lambda: 10**400,
+    "too long to print": lambda: 10**5000,
+    "text": lambda: "0.5",
+    "list": lambda: [1.0],
+    "1e30": lambda: 1e30,
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_skip_leaves_out_a_score_that_is_no_number_and_stop_stops(suite, broken):
+    def odd_reward(completions, **kwargs):
+        return [broken() if text_of(completion) == "odd" else 1.0 for completion in completions]
+
+    async def odd_judge(completions, **kwargs):
+        return odd_reward(completions)
+
+    texts = ["a", "odd", "b"]
+    for function, name in ((odd_reward, "odd_reward"), (odd_judge, "odd_judge")):
+        scored = suite(function, on_error="skip").score_each(ROWS * 3, texts)[name]
+        assert [None if math.isnan(score) else score for score in scored.scores] == [1.0, None, 1.0]
+        assert list(scored.errors) == [1]
+        assert scored.errors[1].startswith("returned ")
+        with pytest.raises(RewardError, match=f"{name} returned .* for the completion 'odd'"):
+            suite(function).score(ROWS * 3, texts)

@@ -345,3 +345,41 @@ def test_the_hash_sees_a_function_of_another_module(home, monkeypatch):
     before = reward_hash(space["a_reward"])
     monkeypatch.setattr(graded_elsewhere, "grade", lambda text: 2.0)
     assert reward_hash(space["a_reward"]) != before
+
+
+@pytest.mark.parametrize("score", [1e30, -3e38, 1.1e15])
+def test_a_score_that_32_bits_cannot_square_is_refused(score):
+    def huge_reward(completions, **kwargs):
+        return [score] + [0.0] * (len(completions) - 1)
+
+    with pytest.raises(RewardError, match="huge_reward returned .* for the completion 'a'") as refused:
+        as_trl(suite(huge_reward), ["a", "b"])
+    assert "at most 1e+15" in refused.value.rule
+
+
+@pytest.mark.parametrize(
+    ("scores", "weight", "refused"),
+    [
+        ([1e9, 1e9 + 1], 1, True),  # 1e9 + 1 is 1e9 in 32 bits: advantages of 0, and not of 0.71
+        ([1e12, 0.0], 1e12, True),  # the squares of 1e24 are infinite there
+        ([1e9, 0.0], 1, False),
+        ([1e9, 1e9 + 64], 1, True),  # neighbours in 32 bits, without a number between them for their mean
+        ([1e14, -1e14], 1, False),
+        ([3.0, 3.0], 1e7, False),
+    ],
+)
+def test_scores_whose_advantages_are_others_in_32_bits_are_refused(scores, weight, refused):
+    def far_reward(completions, **kwargs):
+        return scores
+
+    seen = []
+    tested = suite(far_reward, weights={"far_reward": weight}, on_batch=seen.append)
+    if not refused:
+        as_trl(tested, ["a", "b"])
+        expected = 0.0 if scores[0] == scores[1] else 1 / math.sqrt(2)  # half the distance over its std of two
+        assert abs(seen[0].groups.advantages) == pytest.approx(expected)
+        return
+    with pytest.raises(RewardError, match="far_reward scored .*, with the weight .*, the completion") as error:
+        as_trl(tested, ["a", "b"])
+    assert "32 bits" in error.value.rule
+    assert not seen

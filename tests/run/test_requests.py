@@ -158,3 +158,19 @@ def test_a_torn_line_of_a_killed_writer_does_not_swallow_the_next_request(run):
     append_line(run.path / "control.jsonl", {"action": "pause", "by": "x", "id": "2"})
     assert [request.action for request in mailbox.take()] == ["", "pause"]
     assert json.loads((run.path / "control.jsonl").read_text().splitlines()[1])["id"] == "2"
+
+
+@pytest.mark.parametrize("action", ["learning_rate", "beta"])
+def test_more_than_a_hundred_times_what_is_in_force_is_asked_for_twice(home, action):
+    settings = {"in_force": {"beta": 0.01, "learning_rate": 0.01}}
+    run = RunDirectory.create("slip", Recipe(), {**MANIFEST, "settings": settings})
+    send(run, action, value=1)  # a hundred times
+    with pytest.raises(RequestError, match=f"{action} = 10: 1e[+]03 times the 0.01 that is in force") as refused:
+        send(run, action, value=10)
+    assert f"workbench control slip {action} 10 --force" in refused.value.remedy
+    send(run, action, value=10, force=True)
+    assert len((run.path / "control.jsonl").read_text().splitlines()) == 2
+
+
+def test_from_a_beta_of_0_there_is_no_factor(run):
+    assert send(run, "beta", value=1)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from workbench.planning import plan_run
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import PolicyPart, Recipe
+from workbench.tiny.task import task
 from workbench.train.plan import (
     ALIASES,
     CHOICES,
@@ -29,9 +31,11 @@ from workbench.train.plan import (
     in_force_table,
     in_words,
     normalised,
+    overridden,
     settings,
 )
 from workbench.train.policy import trainer_classes
+from workbench.train.trainer import train
 
 CPU = Device(cuda=False, native_bf16=False, vllm=False)
 T4 = Device(cuda=True, native_bf16=False, vllm=False)
@@ -678,3 +682,103 @@ def test_every_alias_leads_to_a_field_and_every_move_to_a_place_in_the_recipe():
         place = Recipe().model_dump()
         for part in where.split("."):
             place = place[part]
+
+
+@pytest.mark.parametrize(
+    ("grpo", "said"),
+    [
+        ({"sync_ref_model": True}, "cannot sync the reference of an adapter"),
+        ({"eval_strategy": "steps"}, "nothing is evaluated while it trains"),
+        ({"eval_on_start": True}, "nothing is evaluated while it trains"),
+        ({"remove_unused_columns": True}, "handed the dataset's columns"),
+        ({"dataloader_persistent_workers": True}, "dataloader_num_workers above 0"),
+    ],
+)
+def test_what_only_training_would_refuse_is_refused_by_name(kinds, grpo, said):
+    [(name, value)] = grpo.items()
+    with pytest.raises(RecipeError, match=said) as refused:
+        check_values({**DEFAULTS, **grpo}, kinds)
+    assert refused.value.value == f"grpo.{name} = {value!r}"
+    check_values(
+        {**DEFAULTS, "eval_strategy": "no", "dataloader_persistent_workers": True, "dataloader_num_workers": 1}, kinds
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="liger-kernel is installed")
+def test_liger_without_its_library_is_refused_by_name(kinds):
+    with pytest.raises(RecipeError, match=r"grpo.use_liger_kernel = True\n.*liger-kernel is not installed"):
+        check_values({**DEFAULTS, "use_liger_kernel": True}, kinds)
+
+
+def test_completions_need_no_log_of_trls_own(kinds):
+    recipe, found, notes = normalised(Recipe(grpo={"log_completions": True}), {*FIELDS, "log_completions"}, CPU)
+    assert "log_completions" not in {**found, **recipe.grpo}
+    assert any("log_completions = True is left out" in line and "rollouts/" in line for line in notes)
+
+
+def test_every_switch_of_grpoconfig_is_refused_by_plan_or_trains(home):
+    config_class, _ = trainer_classes("transformers")
+    switches = sorted(
+        name for name, kind in field_kinds(config_class).items() if bool in kind and name in field_names(config_class)
+    )
+    sizes = {"max_steps": 2, "num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 8}
+
+    def asked(names):
+        grpo = {**sizes, **dict.fromkeys(names, True)}
+        return Recipe.of({"run_name": "on", "grpo": grpo, "policy": {"load_in_4bit": False, "backend": "transformers"}})
+
+    accepted = []
+    for name in switches:
+        try:
+            plan_run(asked([name]), task=task(4, 2))
+            accepted.append(name)
+        except RecipeError as refused:
+            assert name in str(refused)  # noqa: PT017 - either is right
+    assert len(switches) > 55
+    assert len(accepted) > 45
+    # These two change the process for good, and contradict one another's precision; what is left trains together.
+    together = [
+        name for name in accepted if name not in ("full_determinism", "torch_compile", "fp16", "fp16_full_eval")
+    ]
+    for backend_on in (together[::2], together[1::2]):
+        assert train(asked(backend_on), task=task(4, 2)).result()["status"] == "finished"
+
+
+SETS = [
+    (["learning_rate=1e-5"], {"grpo": {"learning_rate": 1e-5}}),
+    (["grpo.learning_rate=1.5e3", "beta=0"], {"grpo": {"learning_rate": 1500.0, "beta": 0}}),
+    (["policy.load_in_4bit=false", "seed=3"], {"policy": {"load_in_4bit": False}, "seed": 3}),
+    (["lora_alpha=32", "lora.target_modules=[q_proj]"], {"lora": {"lora_alpha": 32, "target_modules": ["q_proj"]}}),
+    (["reward_weights.a_reward=0.5"], {"reward_weights": {"a_reward": 0.5}}),
+    (["eval_strategy=no"], {"grpo": {"eval_strategy": "no"}}),
+]
+
+
+@pytest.mark.parametrize(("said", "expected"), SETS)
+def test_what_is_typed_is_set(said, expected):
+    assert overridden(Recipe(), said) == Recipe.of(expected)
+
+
+def test_steps_are_the_recipes_or_a_stages():
+    assert overridden(Recipe(grpo={"max_steps": 40}), steps=5).grpo == {"max_steps": 5}
+    staged = Recipe.of({"stages": [{"name": "a", "steps": 2}, {"name": "b", "steps": 3}]})
+    assert [stage.steps for stage in overridden(staged, ["stages.b.steps=7"]).stages] == [2, 7]
+    with pytest.raises(RecipeError, match="--set stages.a.steps=5"):
+        overridden(staged, steps=5)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("learning_rate", "for example --set"),
+        ("policy.load_in_4bits=false", "did you mean 'load_in_4bit'"),
+        ("gpro.beta=1", "did you mean 'grpo'"),
+        ("lora.r.x=1", "--set lora.r.x=1"),
+        ("stages.a.steps=1", "of a stage by its name"),
+        ("beta=[1", "a value in YAML"),
+        ("policy.max_seq_length=many", "policy.max_seq_length = 'many'"),
+    ],
+)
+def test_what_cannot_be_set_is_refused(said, message):
+    with pytest.raises(RecipeError, match=message):
+        overridden(Recipe(), [said])

@@ -25,3 +25,17 @@ def test_a_kl_that_nobody_measured_is_not_recorded_as_zero(home, measures_kl, ro
     suite = RewardSuite(Task("t", [{"prompt": "x"}], [a_reward]), 2)
     Recorder(run, suite, eos_token_id=2, measures_kl=measures_kl).log(1, {"loss": 0.0, KL: 0.0})
     assert run.metrics() == rows
+
+
+def test_the_end_line_names_the_functions(home):
+    class Found:
+        def found(self):
+            kinds = [("reward_cannot_pay", "tag"), ("reward_cannot_pay", "right"), ("kl_runaway", None)]
+            return [{"state": "warning", "name": name, "function": function} for name, function in kinds]
+
+    suite = RewardSuite(Task("t", [{"prompt": "x"}], [a_reward]), 2)
+    recorder = Recorder(RunDirectory.create("r", Recipe(), {}), suite, eos_token_id=2)
+    recorder.watchdog = Found()
+    assert recorder.verdict.startswith(
+        "; warning: reward cannot pay (tag, right), warning: kl runaway (`workbench watch"
+    )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,44 @@ def test_prompts_are_padded_on_the_left(source):
 @pytest.mark.gpu
 def test_on_a_gpu_it_is_unsloths_own(trainer):
     assert "unsloth" in f"{type(trainer).__module__}.{type(trainer).__name__}".lower()
+
+
+COMPILED = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from workbench.train import policy
+policy._unsloth()
+from unsloth.models import rl
+rl._patch_trl_rl_trainers("grpo_trainer")  # as `import unsloth` does where there is a GPU
+config_class, trainer_class = policy.trainer_classes("unsloth")
+assert trainer_class.__name__ == "UnslothGRPOTrainer"
+trained, generate = [], trainer_class._generate_and_score_completions
+def watched(self, inputs):
+    found = generate(self, inputs)
+    trained.extend(found["advantages"].tolist())
+    return found
+trainer_class._generate_and_score_completions = watched
+from workbench.planning import plan_run
+from workbench.run.recipe import Recipe
+from workbench.run.rollouts import query
+from workbench.tiny.task import task
+from workbench.train.trainer import train
+grpo = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24,
+        "loss_type": "dr_grpo", "scale_rewards": "group"}
+recipe = Recipe.of({"grpo": grpo, "policy": {"load_in_4bit": False}})
+run = train(recipe, task=task(8, 4), runs=sys.argv[1])
+recorded = sorted(query(run.rollouts)["advantage"])  # a step's order is shuffled after they are recorded
+assert max(abs(a - b) for a, b in zip(recorded, sorted(trained), strict=True)) < 1e-5, (recorded, trained)
+assert any(recorded), recorded
+assert run.manifest()["settings"]["in_force"]["scale_rewards"] == "group"
+[row] = [row for row in plan_run(recipe, task=task(8, 4)).rows if row.name == "scale_rewards"]
+assert (row.asked, row.in_force, row.by) == ("group", "group", "you")
+"""
+
+
+def test_dr_grpo_with_scaling_is_trained_and_recorded_as_asked_by_unsloths_class_too(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", COMPILED, str(tmp_path / "runs"), *sys.path], capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ, "UNSLOTH_COMPILE_LOCATION": str(tmp_path / "compiled")},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]

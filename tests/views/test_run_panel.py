@@ -357,6 +357,11 @@ def test_what_is_wrong_is_said_and_what_was_typed_stays(running, controls):
     apply.click()
     assert "beta = &#x27;-1&#x27;; give a number from 0 on" in controls._said_widget.value
     assert field.value == "-1"
+    field, apply = controls._numbers["learning_rate"]
+    field.value = "10"
+    apply.click()
+    assert "not sent: learning_rate 10" in controls._said_widget.value
+    assert "workbench control r learning_rate 10 --force" in controls._said_widget.value
     assert requests(running.run) == []
     running.finish()
     controls.buttons["checkpoint"].click()
