@@ -204,7 +204,7 @@ def test_whatever_reads_a_prompt_reads_the_trainers(home, thinker, reads):
 def test_a_policy_loaded_for_a_recipe_and_a_tokenizer_alone_carry_them(home, thinker):
     task, recipe = arithmetic(4, 2), quiet_recipe(thinker)
     [stage] = planned_stages(recipe, task, trainer_classes("transformers")[0])
-    loaded = trainer._loaded(recipe, stage.settings)
+    loaded = trainer.load_recipe_policy(recipe, stage.settings)
     tokenizer = load_tokenizer(thinker, QUIET)
     prompt = task.rows[0]["prompt"]
     assert prompt_text(prompt, loaded.tokenizer) == prompt_text(prompt, tokenizer)
@@ -240,7 +240,10 @@ def test_each_stage_has_its_own(home, thinker):
     ("value", "said"),
     [
         ("no thinking", "grpo.chat_template_kwargs = 'no thinking'.*takes arguments by name.*enable_thinking"),
-        ({"tokenize": False}, "TRL gives the template 'tokenize' itself.*leave it out"),
+        ({"tokenize": False}, "TRL passes 'tokenize' to the template itself.*leave it out"),
+        ({"messages": []}, "TRL passes 'messages'"),
+        ({"x(": 1}, "takes arguments by name"),
+        ({1: 1}, "takes arguments by name"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_before_anything_is_loaded(thinker, value, said):

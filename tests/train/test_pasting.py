@@ -387,7 +387,7 @@ REFUSED = {
         "line 2: an image.*images are not trained here",
     ),
     "images in the rows": (
-        "def f(row):\n    return row['image'].convert('RGB')\nGRPOTrainer('a/b')",
+        "def f(row):\n    return row['image'].convert('RGB')\nFastVisionModel.from_pretrained('a/b')\nGRPOTrainer('a/b')",
         "line 2: an image",
     ),
     "too long": ("x = 1\n" * 50_000, "300,000 characters"),
@@ -613,6 +613,13 @@ def test_a_models_name_is_the_last_one_before_it_is_loaded(fields):
         assert len(sees) == (loader != "AutoModelForCausalLM")
     after = "GRPOTrainer(model='a/b')\nAutoModelForCausalLM.from_pretrained('me/trained')"
     assert names_and_backend(after, fields) == ("a/b", "transformers", True)
+
+
+def test_an_image_of_docker_is_none_of_a_prompt(fields):
+    script = "box = modal.Image.from_registry(cfg['image'])\nmount = {'type': 'image'}\nGRPOTrainer('a/b')"
+    found = read_script(script, fields=fields)
+    assert found.recipe.policy.name == "a/b"
+    assert any(line.startswith("line 1: if this is an image of a prompt, it is left out") for line in found.notes)
 
 
 def test_a_name_that_only_running_tells_is_said_and_not_denied(fields):

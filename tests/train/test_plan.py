@@ -759,6 +759,12 @@ def test_what_is_typed_is_set(said, expected):
     assert overridden(Recipe(), said) == Recipe.of(expected)
 
 
+def test_what_nobody_said_stays_unsaid():
+    found = overridden(Recipe(grpo={"beta": 0.1}), ["learning_rate=1e-5"], steps=3)
+    assert found.model_fields_set == {"grpo"}
+    assert overridden(Recipe(), steps=3).model_dump(exclude_unset=True) == {"grpo": {"max_steps": 3}}
+
+
 def test_steps_are_the_recipes_or_a_stages():
     assert overridden(Recipe(grpo={"max_steps": 40}), steps=5).grpo == {"max_steps": 5}
     staged = Recipe.of({"stages": [{"name": "a", "steps": 2}, {"name": "b", "steps": 3}]})

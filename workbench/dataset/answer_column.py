@@ -76,7 +76,7 @@ class Units:
         if not units or len(self.units) < 2:
             return []
         found = f"{self.units.total() - bare} answers are a number and a unit ({'; '.join(self._first[u] for u in units[:3])})"
-        found += f", {bare} bare numbers ({self._first[None]})" if bare else f", of {len(units)} units"
+        found += f", {bare} bare number{'s' * (bare > 1)} ({self._first[None]})" if bare else f", of {len(units)} units"
         return [f"{found}: a reward that compares them calls one form wrong where the other is the answer"]
 
 

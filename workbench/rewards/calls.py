@@ -28,7 +28,7 @@ Call = dict[str, Any]
 DEADLINE_S = 60.0
 # TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the squares of thousands.
 LARGEST = 1e15
-TOO_LARGE = f"a score, times its weight, is at most {LARGEST:g}: TRL computes advantages in 32 bits"
+TOO_LARGE = f"a score is at most {LARGEST:g} in size: TRL computes advantages in 32 bits"
 HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
 # What TRL passes beside the dataset's columns.
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})

@@ -36,7 +36,18 @@ _MEASURE = re.compile(
     re.ASCII,
 )
 _SYMBOLS = frozenset("msghdtlLKCFNJWVATH")  # of units; any other single letter after a number is a variable: 3 n
-_ALIASES = {"lb": "pound", "oz": "ounce", "mph": "mile/hour", "kph": "km/hour"}
+_UNITS = {
+    "second": "s sec", "minute": "min", "hour": "h hr", "day": "d", "week": "wk", "year": "yr",
+    "meter": "m metre", "kilometer": "km kilometre", "centimeter": "cm centimetre", "millimeter": "mm millimetre",
+    "inch": "in inches", "foot": "ft feet", "yard": "yd", "mile": "mi", "square": "sq", "cubic": "cu",
+    "gram": "g gm", "kilogram": "kg kilo", "milligram": "mg", "ton": "t tonne", "pound": "lb", "ounce": "oz",
+    "liter": "l L litre", "milliliter": "ml millilitre", "dollar": "usd", "euro": "eur", "cent": "", "percent": "pct",
+    "degree": "deg", "celsius": "C", "fahrenheit": "F", "kelvin": "K", "newton": "N", "joule": "J", "watt": "W",
+    "volt": "V", "amp": "A ampere", "tesla": "T", "henry": "H", "hertz": "hz",
+}  # fmt: skip
+_NAMED = {alias: name for name, aliases in _UNITS.items() for alias in (name, *aliases.split())}
+_RATES = {"mph": "mile/hour", "kph": "kilometer/hour"}
+_PLURALS = {"people": "person", "men": "man", "women": "woman", "children": "child"}
 # 1,3 is two answers, and the decimal of other countries only beside one that is no list; nobody lists 1 and 05.
 _PAIR = re.compile(r"-?\d+,(?P<second>\d+)", re.ASCII)
 _LIST = re.compile(r",(?!\d{3}(?!\d))|;|±|\\pm|\\\{|\b(?:and|or)\b")
@@ -186,22 +197,27 @@ def _formula(text: str, other: str, listed: bool) -> str | None:
 
 
 def _same_unit(first: str, second: str) -> bool:
-    # 5 km are 5 kilometers and 7 apples are 7 red apples, but no oranges.
-    one, other = (_ALIASES.get(unit, unit).split("/") for unit in (_singular(first), _singular(second)))
-    return len(one) == len(other) and all(_alike(*parts) for parts in zip(one, other))
+    """Whether two units may be one: 5 km and 5 kilometers, 7 apples and 7 red apples; not 5 km and 5 m, nor 7 oranges.
+
+    A unit of the table beside a word that is not in it is not judged: it may be its name in another language.
+    """
+    one, other = (_RATES.get(unit.strip().casefold(), unit).split("/") for unit in (first, second))
+    return len(one) == len(other) and all(map(_same_words, one, other))
 
 
-def _singular(unit: str) -> str:
-    return " ".join(word.removesuffix("s") if len(word) > 1 else word for word in unit.casefold().split())
+def _same_words(first: str, second: str) -> bool:
+    one, other = ({_singular(word) for word in text.split()} for text in (first, second))
+    more, less = one - other, other - one
+    if more and less:
+        return bool(more & _UNITS.keys()) != bool(less & _UNITS.keys())
+    return not (more | less) & _UNITS.keys()
 
 
-def _alike(first: str, second: str) -> bool:
-    first, second = (_ALIASES.get(unit, unit) for unit in (first, second))
-    if set(first.split()) <= set(second.split()) or set(second.split()) <= set(first.split()):
-        return True
-    short, long = sorted((first, second), key=len)
-    letters = iter(long)
-    return len(short) <= 3 < len(long) and short[0] == long[0] and all(letter in letters for letter in short)
+def _singular(word: str) -> str:
+    # An m is a meter and an L a liter, but no M is a minute: single letters are read as they stand.
+    word = word if len(word) == 1 else word.casefold()
+    short = word.removesuffix("s") if len(word) > 2 else word
+    return _NAMED.get(word) or _NAMED.get(short) or _PLURALS.get(word, short)
 
 
 class _Turns:

@@ -151,7 +151,7 @@ class RunDirectory:
             rule="a run is a folder with a recipe.yaml",
             remedy=nearest(
                 str(path),
-                [file.parent.name for file in known],
+                [run.name for run in known],
                 "train one with notebook 03 or `workbench train`, or make one with `workbench demo`",
             ),
         )

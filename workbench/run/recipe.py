@@ -16,7 +16,11 @@ from workbench.run.workspace import find
 
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 # What TRL says itself where it renders a prompt; a second word on it would end the run.
-_TRLS_OWN = {"conversation", "tools", "chat_template", "add_generation_prompt", "tokenize", "return_dict"}
+_TRLS_OWN = {
+    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message",
+    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs", "self",
+}  # fmt: skip
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -35,16 +39,19 @@ def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict
     """Arguments for a chat template: a mapping, the same as JSON text (as GRPOConfig takes it), or None.
 
     Raises:
-        RecipeError: if it is neither, or names an argument that TRL gives itself.
+        RecipeError: if it is neither, or names an argument that TRL passes itself.
     """
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
-    own = sorted(_TRLS_OWN.intersection(value)) if isinstance(value, dict) else []
-    if own or not isinstance(value, dict | None):
+    if not (value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))):
         raise RecipeError(
             f"{said} = {value!r}",
-            rule=f"TRL gives the template {own[0]!r} itself" if own else "a chat template takes arguments by name",
-            remedy="leave it out" if own else 'write a mapping, such as {"enable_thinking": false}',
+            rule="a chat template takes arguments by name",
+            remedy='write a mapping, such as {"enable_thinking": false}',
+        )
+    if own := sorted(_TRLS_OWN.intersection(value or {})):
+        raise RecipeError(
+            f"{said} = {value!r}", rule=f"TRL passes {own[0]!r} to the template itself", remedy="leave it out"
         )
     return dict(value or {})
 

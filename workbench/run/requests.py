@@ -34,7 +34,7 @@ ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-SLIP = 100  # a factor above this is not taken without being asked for twice
+SLIP = 100  # a factor above this needs confirmation
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def check_factor(run: RunDirectory, action: str, value: float) -> None:
     if before and value > SLIP * before:
         raise RequestError(
             f"{action} = {value:g}: {value / before:.3g} times the {before:g} that is in force",
-            rule=f"a factor above {SLIP} has to be meant: what one step does to the weights cannot be taken back",
-            remedy=f"if it is meant: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)",
+            rule=f"a factor above {SLIP} needs confirmation: what one step does to the weights cannot be undone",
+            remedy=f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)",
         )
 
 

@@ -118,14 +118,14 @@ def continue_run(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(run, latest="resting")
     recipe, point = run.recipe(), latest_point(run)
+    if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
+        return _finished(run, point)  # whatever became of the task since
     task = task or begun_task(run, recipe)
     config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
     stages = planned_stages(recipe, task, config_class, run)
     if steps:
         _extend(run, recipe, stages, steps)
     left = [stage for stage in stages if stage.number >= point.stage and _unfinished(stage, point)]
-    if not left and run.result()["status"] != "finished":
-        return _finished(run, point)
     if not left:
         raise RunError(
             f"{run.name}: all {point.step} steps are trained",
@@ -247,10 +247,15 @@ def _trackers(run: RunDirectory, stage: Stage) -> list[Any]:
     return found
 
 
+def _all_trained(recipe: Recipe, point: Point) -> bool:
+    trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
+    asked = recipe.stages[-1].steps if recipe.stages else recipe.grpo.get("max_steps") or -1  # or so many epochs
+    return point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= max(trained["max_steps"], asked)
+
+
 def _unfinished(stage: Stage, point: Point) -> bool:
-    if stage.number == point.stage and stage.steps < 0:  # as many steps as the epochs have
-        trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
-        return trained["global_step"] < trained["max_steps"]
+    if stage.number == point.stage and stage.steps < 0:
+        return not _all_trained(stage.recipe, point)
     return stage.number > point.stage or point.done < stage.steps
 
 
@@ -278,6 +283,6 @@ def _warnings(task: Task) -> list[str]:
         )
     if not len(task.held_out):
         warned.append(
-            "WARNING: the task has no held_out prompts: what this run buys cannot be measured afterwards (notebook 04)"
+            "WARNING: the task has no held_out prompts: what training gained cannot be measured afterwards (notebook 04)"
         )
     return warned

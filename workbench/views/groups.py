@@ -83,7 +83,6 @@ def contribution_bars(
     axis.plot(found.advantages[order], places, "D", color=BLACK, markersize=5, label="advantage")
     axis.axvline(0, color=GREY, linewidth=0.8)
     axis.set_yticks(places, [labels[number] for number in order], fontsize=8)
-    axis.set_xlabel("advantage", fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.grid(visible=False, axis="y")

@@ -67,10 +67,13 @@ LEFT_OUT = {
     "attn_implementation": "the library chooses the attention that this device has",
     "max_lora_rank": "vLLM is told lora.r",
     "log_completions": "the run's rollouts/ holds every completion, and the live panel shows a group of each step",
+    "num_completions_to_print": "the run's rollouts/ holds every completion",
     "log_completions_hub_repo": "nothing is uploaded while it trains; the run's rollouts/ holds every completion",
     "push_to_hub": "nothing is uploaded while it trains; notebook 05 exports what to upload",
     "max_tool_calling_iterations": "a completion is one answer, without tools",
 }
+
+_OFF = ("log_completions", "log_completions_hub_repo", "num_completions_to_print", "push_to_hub")  # unless asked for
 
 # What belongs elsewhere and cannot be moved -> where.
 ELSEWHERE = {
@@ -183,6 +186,8 @@ def translated(grpo: dict[str, Any], fields: set[str], notes: list[str]) -> dict
 def _moved(asked: dict[str, Any], content: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     kept = {}
     for name, value in asked.items():
+        if name in LEFT_OUT and name in _OFF and not value:
+            continue
         if name in LEFT_OUT:
             notes.append(f"{name} = {value!r} is left out: {LEFT_OUT[name]}")
         elif name == "reward_weights" and isinstance(value, dict):

@@ -25,7 +25,8 @@ def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = Non
         RecipeError: for what is no `key=value`, an unknown field, a wrong value, or `steps` of a recipe with stages. Names of
             GRPOConfig are checked with the rest of the recipe's.
     """
-    content = recipe.model_dump(mode="json")
+    # A field that nobody said stays unsaid: the plan tells "you" from "workbench default" by it.
+    content = recipe.model_dump(mode="json", exclude_unset=True)
     for text in said:
         name, equals, value = text.partition("=")
         name = name.strip()
@@ -46,7 +47,7 @@ def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = Non
             remedy=f"--set stages.{recipe.stages[0].name}.steps={steps}",
         )
     if steps is not None:
-        content["grpo"]["max_steps"] = steps
+        content.setdefault("grpo", {})["max_steps"] = steps
     return Recipe.of(content, "--set") if said or steps is not None else recipe
 
 

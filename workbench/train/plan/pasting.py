@@ -132,14 +132,16 @@ class _Reading:
         )
 
     def images(self) -> None:
-        """Refuse a script whose prompts hold images."""
-        line = self.script.image_line()
-        if line is not None:
+        """Refuse a script whose prompts hold images; where that is not certain, say it."""
+        found = self.script.image(sees=any(_SEES.match(call.name) for call in self.script.all_calls))
+        if found and found[1]:
             raise RecipeError(
-                f"{self.script.source}, line {line}: an image",
+                f"{self.script.source}, line {found[0]}: an image",
                 rule="images are not trained here: prompts and completions are text",
                 remedy="train on text alone, or train this script as it stands, with TRL or Unsloth",
             )
+        if found:
+            self._say(found[0], "if this is an image of a prompt, it is left out: prompts and completions are text here")
 
     def configs(self) -> None:
         calls = self.script.calls("GRPOConfig")

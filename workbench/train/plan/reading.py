@@ -37,6 +37,9 @@ class Unknown:
         return self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
 
 
+_IMAGES = {("type", "image"), ("type", "image_url")}
+
+
 @dataclass
 class Call:
     """One call in the source."""
@@ -77,20 +80,21 @@ class Script:
             if any(call.name.endswith(name) if name.startswith(".") else call.name == name for name in names)
         ]
 
-    def image_line(self) -> int | None:
-        """The line where an image goes into a prompt: a part of `type` image, or a row's column `image`; None: nowhere."""
+    def image(self, sees: bool) -> tuple[int, bool] | None:
+        """(line where an image may go into a prompt, whether it surely does); None: nowhere.
+
+        A part of `type` image beside one of text does, and so does a column `image` where a loader `sees`; elsewhere
+        `x["image"]` may be Docker's.
+        """
+        doubtful = None
         for node in self._walked:
-            if isinstance(node, ast.Dict):
-                parts = {
-                    ast.unparse(key): ast.unparse(value)
-                    for key, value in zip(node.keys, node.values, strict=True)
-                    if key
-                }
-                if parts.get("'type'") in ("'image'", "'image_url'"):
-                    return node.lineno
-            elif isinstance(node, ast.Subscript) and ast.unparse(node.slice) in ("'image'", "'images'"):
-                return node.lineno
-        return None
+            parts = {pair for element in getattr(node, "elts", ()) for pair in _pairs(element)}
+            column = isinstance(node, ast.Subscript) and ast.unparse(node.slice) in ("'image'", "'images'")
+            if (("type", "text") in parts and parts & _IMAGES) or (column and sees):
+                return node.lineno, True
+            if doubtful is None and (column or _IMAGES.intersection(_pairs(node))):
+                doubtful = node.lineno, False
+        return doubtful
 
     def assign(self, call: Call, holders: tuple[str, ...] = ()) -> list[tuple[int, str]]:
         """Give a call the later assignments to its result's attributes.
@@ -342,3 +346,11 @@ def _call(node: ast.Call, imported: dict[str, str], parents: dict[int, ast.AST])
         unpacked=[word.value for word in node.keywords if not word.arg],
         bound_to=names_of(node, parents),
     )
+
+
+def _pairs(node: ast.AST) -> list[tuple[Any, Any]]:
+    # The keys of a dictionary and their values, as far as both are written out.
+    if not isinstance(node, ast.Dict):
+        return []
+    pairs = zip(node.keys, node.values, strict=True)
+    return [(k.value, v.value) for k, v in pairs if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)]
