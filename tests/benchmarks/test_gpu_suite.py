@@ -37,7 +37,7 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("WORKBENCH_HOME", "HF_HUB_OFFLINE"):  # which the command sets
             patch.setenv(name, os.environ.get(name, ""))
-        given = setting(out, left_s=120, fresh=True)
+        given = setting(out, left_s=400, fresh=True)
         one_unit.build(given)
         with patch.context() as inner:
             inner.setattr(subprocess.Popen, "wait", until_its_second_unit_has_a_row(given))
@@ -50,7 +50,7 @@ def until_its_second_unit_has_a_row(given: Setting):
 
     def waits(process, timeout=None):
         while timeout and process.poll() is None:
-            assert timeout <= 120
+            assert timeout <= 400
             if len((given.read(one_unit.file_of(CUT)) or {}).get("rows", [])) == 1:
                 raise subprocess.TimeoutExpired(process.args, timeout)
             time.sleep(0.01)
@@ -61,7 +61,7 @@ def until_its_second_unit_has_a_row(given: Setting):
 
 def words(out: Path, *parts: str, only: tuple[str, ...] = ARMS) -> list[str]:
     parts = parts or ("controls", "arms", "memory", "learning")
-    asked = ["--device", "cpu", "--out", str(out), "--minutes", "5"]
+    asked = ["--device", "cpu", "--out", str(out), "--minutes", "13"]
     return [*asked, *(f"--part={part}" for part in parts), *(f"--only={text}" for text in only)]
 
 
@@ -69,7 +69,7 @@ def read(file: Path) -> dict:
     return json.loads(file.read_text())
 
 
-def setting(out: Path, left_s: float = 300, **other) -> Setting:
+def setting(out: Path, left_s: float = 800, **other) -> Setting:
     given = dict(fresh=False, only=ARMS) | other
     return Setting("cpu", TOY, out, out / "work", time.monotonic() + left_s, **given)
 
@@ -255,7 +255,7 @@ def test_parts_have_processes_of_their_own_and_a_stray_file_is_no_unit(made, tmp
     shutil.copy(made[1] / one_unit.file_of(CUT), tmp_path / "arms")
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "toy-model").symlink_to(made[1] / "work" / "toy-model")
-    asked = ["--device", "cpu", "--fresh", "--out", str(tmp_path), "--minutes", "2", "--only", CUT.name]
+    asked = ["--device", "cpu", "--fresh", "--out", str(tmp_path), "--minutes", "8", "--only", CUT.name]
     assert run.main([*asked, "--part", "arms", "--part", "memory"]) == 0
     kept = read(tmp_path / "all.json")["files"]
     assert kept["arms.json"]["status"][CUT.name] == "cut short"
