@@ -221,16 +221,15 @@ def test_a_match_in_the_middle_of_an_expression_is_yellow_and_what_cannot_be_see
 def test_the_examination_is_folded_so_that_it_gives_no_flaw_away():
     rows = [{"prompt": to_messages("What is 40 + 2?", SYSTEM_PROMPT), "answer": "42"}]
     task = Task("t", rows, [format_reward])
-    for folded, opening in ((True, "<details><summary>"), (False, "<details open><summary>")):
-        lab = Lab(task, ["x"], folded=folded)
-        try:
-            bundle, _ = lab._repr_mimebundle_()
-            for page in (lab._report.value, bundle["text/html"]):
-                before, _, inside = page.partition(opening)
-                assert "cannot pay" in inside
-                assert "cannot pay" not in before + inside.partition("</summary>")[0]
-        finally:
-            lab.close()
+    lab = Lab(task, ["x"])
+    try:
+        bundle, _ = lab._repr_mimebundle_()
+        for page in (lab._report.value, bundle["text/html"]):
+            before, _, inside = page.partition("<details><summary>")
+            assert "cannot pay" in inside
+            assert "cannot pay" not in before + inside.partition("</summary>")[0]
+    finally:
+        lab.close()
 
 
 def test_marks_are_escaped_and_overlaps_do_not_nest():

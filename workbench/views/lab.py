@@ -181,7 +181,6 @@ class Lab:
         task: a `Task`, a task file, or the name of a task that ships.
         completions: texts to begin with; None: an honest answer and three cheats.
         row: number of the prompt to begin with.
-        folded: the examination beneath is opened by a click, so that nobody reads a flaw before looking for it.
     """
 
     def __init__(
@@ -190,9 +189,7 @@ class Lab:
         completions: Sequence[str] | None = None,
         row: int = 0,
         scale_rewards: str | bool = "group",
-        folded: bool = True,
     ) -> None:
-        self._folded = folded
         scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
         if scale not in _SCALES:
             raise RecipeError(
@@ -243,9 +240,10 @@ class Lab:
         self._watch()
         return {**bundle, **(data or {}), "text/plain": bundle["text/plain"]}, metadata
 
-    def _fold(self, report: Any) -> str:
-        opened = "" if self._folded else " open"
-        return f"<details{opened}><summary>what the examination says of these rewards</summary>{report._repr_html_()}</details>"
+    @staticmethod
+    def _fold(report: Any) -> str:
+        # Opened by a click, so that nobody reads a flaw before having looked for it.
+        return f"<details><summary>what the examination says of these rewards</summary>{report._repr_html_()}</details>"
 
     def close(self) -> None:
         """Stop looking after the task file, and end the functions' process."""
