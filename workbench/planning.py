@@ -38,6 +38,7 @@ class Plan:
     prompts: int | None = None
     longest_tokens: int | None = None  # prompt
     memory: Any = None  # an estimate, if one was asked for
+    stand_ins: tuple[str, ...] = ()  # "task", "policy": not read from a script, so the workbench's own are named
 
     @property
     def table(self) -> Any:
@@ -72,10 +73,14 @@ class Plan:
             return asdict(self.memory)
         return self.memory._asdict() if hasattr(self.memory, "_asdict") else self.memory
 
+    def _called(self, part: str, name: str) -> str:
+        return f"{part} not read ({name} stands in)" if part in self.stand_ins else f"{part} {name}"
+
     def __str__(self) -> str:
         policy = self.recipe.policy
         lines = [
-            f"{self.source}: task {self.recipe.task}, policy {policy.name} through {policy.backend}, "
+            f"{self.source}: {self._called('task', self.recipe.task)}, {self._called('policy', policy.name)} through "
+            f"{policy.backend}, "
             f"{'4-bit' if policy.load_in_4bit else '16-bit'}, {policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
             f"{self.words}.",
             f"{self.generation}.",
@@ -112,7 +117,7 @@ def plan_run(
     from workbench.train.policy import trainer_classes
     from workbench.train.stages import planned_stages
 
-    called, recipe, notes, named = read_source(source)
+    called, recipe, notes, named, tasked = read_source(source)
     recipe = plan.overridden(recipe, said, steps)
     local_model(recipe.policy.name)  # a slip in a path is found before torch and Unsloth are imported
     config_class, _ = trainer_classes(recipe.policy.backend)
@@ -124,7 +129,8 @@ def plan_run(
     plan.check_values(settings, plan.field_kinds(config_class))
     planned = plan.batch(settings)
     plan.check_lengths(recipe, settings)
-    task, offline = (task, []) if task is not None else _task(recipe)
+    # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
+    task, offline = (task, []) if task is not None or not tasked else _task(recipe)
     prompts, longest, measured = _prompts(recipe, task, settings, planned)
     words = plan.in_words(planned, settings, prompts)
     stages = planned_stages(recipe, task, config_class) if recipe.stages and task is not None else []
@@ -147,8 +153,8 @@ def plan_run(
     notes += [*offline, *measured, *chosen, *plan.check_in_force(given, built)]
     if memory is not None and not unmeasured:
         try:
-            notes += card.said(recipe, settings) if memory is card else []
             estimate = memory(recipe, settings, longest)
+            notes += card.said(recipe, settings) if memory is card else []
         except PolicyError as error:
             unmeasured = [f"not estimated: memory; {error.value}"]
     return Plan(
@@ -162,10 +168,11 @@ def plan_run(
         prompts=prompts,
         longest_tokens=longest,
         memory=estimate,
+        stand_ins=tuple(name for name, own in (("task", tasked), ("policy", named)) if not own),
     )
 
 
-def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool]:
+def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool, bool]:
     """What a recipe file, a preset's name, a script or a recipe asks for.
 
     Returns:
@@ -174,12 +181,12 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
     from workbench.train.plan.pasting import read_script
 
     if isinstance(source, Recipe):
-        return "recipe", source, [], True
+        return "recipe", source, [], True, True
     if isinstance(source, str) and "\n" in source:
         return "script", *read_script(source)
     if Path(source).suffix in (".yaml", ".yml") or not find(source).is_file():
         file = find_recipe(source)
-        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True
+        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True, True
     file = find(source)
     if file.suffix != ".py":
         raise RecipeError(

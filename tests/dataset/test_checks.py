@@ -56,6 +56,7 @@ def test_a_thousand_malformed_rows_of_many_kinds_are_all_accounted_for(malformed
         ({"prompt": "q", "answer": ["4"]}, "answer: taken out of a list of one", "q", "4"),
         ({"prompt": "a\r\nb\rc", "answer": "4"}, "text: CRLF line ends written as LF", "a\nb\nc", "4"),
         ({"prompt": "a\x00b\x07", "answer": "4"}, "text: control characters taken out", "ab", "4"),
+        ({"prompt": "2 + 3?\x1b]0;x\x07", "answer": "\x1b[2J5"}, "text: control characters taken out", "2 + 3?", "5"),
         ({"prompt": "\ufeffa\u200bb", "answer": "4"}, "text: invisible characters", "ab", "4"),
         ({"prompt": "a\ud800b", "answer": "4"}, "text: half a surrogate pair", "a\ufffdb", "4"),
         ({"prompt": {"role": "user", "content": "q"}, "answer": "4"}, "prompt: a single message", chat(("user", "q")), "4"),
@@ -381,6 +382,14 @@ def test_answers_that_are_not_written_alike_are_said():
     assert "of 2 units" in Checked(rows[1:3] + rows[4:]).collect().notes[0]
     for alike in (rows[1:3], rows[:1], [{"prompt": "q", "answer": "Paris"}, {"prompt": "r", "answer": "7"}]):
         assert Checked(alike).collect().notes == []
+
+
+def test_decimals_with_a_comma_are_said():
+    rows = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["0,75", "0,5", "1,000", "Paris"])]
+    [note] = Checked(rows).collect().notes
+    assert note.startswith(
+        "2 of the answers hold a comma as in 0,75 ('0,75', row 0): rewards take them for two numbers"
+    )
 
 
 def test_reasons_of_one_size_stand_in_the_order_of_the_rows(home):

@@ -49,6 +49,10 @@ def test_what_a_failing_reward_does_to_the_run(tmp_path):
     assert Recipe.load(tmp_path / "again.yaml") == recipe
 
 
+def test_a_policy_may_be_a_word():
+    assert Recipe.of({"policy": "tiny"}).policy == Recipe().policy
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [("a: [1", "valid YAML"), ("- 1\n- 2", "holds a list"), ("", "empty")],

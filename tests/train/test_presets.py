@@ -120,6 +120,15 @@ def test_a_name_that_is_neither_is_refused_with_the_nearest(home):
 # Plans.
 
 
+def test_what_stands_in_for_a_scripts_own_is_named_and_measured_nowhere(home):
+    script = home / "own.py"
+    script.write_text("from trl import GRPOTrainer\nGRPOTrainer(model=args.name, train_dataset=rows, reward_funcs=f)\n")
+    found = plan_run(script, device=Device(cuda=False, native_bf16=True, vllm=False))
+    assert "task not read (arithmetic stands in), policy not read (tiny stands in) through transformers" in str(found)
+    assert (found.prompts, found.longest_tokens) == (None, None)
+    assert "epoch" not in found.words
+
+
 def test_a_plan_of_the_embedded_policy_knows_everything():
     found = plan_run("cpu", device=Device(cuda=False, native_bf16=True, vllm=False))
     assert found.notes == []

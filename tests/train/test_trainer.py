@@ -20,6 +20,7 @@ from workbench.run.rollouts import query
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.train import trainer as training
+from workbench.train.control import ECHO_S
 from workbench.train.policy import load_policy
 from workbench.train.trainer import train
 
@@ -134,7 +135,8 @@ class InterruptAt:
 
     def update(self, step, values):
         if step == self.step:
-            for _ in range(self.times):
+            for number in range(self.times):
+                time.sleep(ECHO_S + 0.1 if number else 0)
                 os.kill(os.getpid(), signal.SIGINT)
 
     def end(self, message):
@@ -162,7 +164,8 @@ def test_the_first_interrupt_saves_and_returns(home, policy):
 class TerminateAt(InterruptAt):
     def update(self, step, values):
         if step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(2):  # a launcher in the same process group hands on what both have had
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_scheduler_that_ends_the_job_loses_nothing(home, policy):

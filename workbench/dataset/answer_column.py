@@ -13,6 +13,7 @@ MARK = "####"
 _LONGEST = 60  # digits of an answer that is a number
 _PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
 _WITH_UNIT = re.compile(r"[+-]?[$€£]?\d[\d,.]*\s*([^\W\d_][^\d\s]*(?: [^\W\d_]+)?|[°µ€£][^\d\s]{0,5})[²³]?")
+_COMMA = re.compile(r"[+-]?\d+,(?!\d{3}$)\d+", re.ASCII)  # 0,75; no thousands
 _NUMBER = re.compile(r"[+-]?\$?[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?(/\d+)?%?", re.ASCII)
 
 
@@ -56,10 +57,14 @@ class Units:
     def __init__(self) -> None:
         self.units: Counter[str | None] = Counter()  # None: bare numbers
         self._first: dict[str | None, str] = {}
+        self._commas, self._comma = 0, ""  # how many, and the first
 
     def count(self, number: int, answer: str | None) -> None:
         """Count the answer of a kept row."""
         answer = answer or ""
+        if _COMMA.fullmatch(answer):
+            self._commas += 1
+            self._comma = self._comma or f"{answer!r}, row {number}"
         unit = None if answer.isdigit() else unit_of(answer)
         if unit is None and not (answer.isdigit() or is_number(answer)):
             return
@@ -71,13 +76,17 @@ class Units:
 
     @property
     def notes(self) -> list[str]:
-        """A line if they are not all written alike."""
+        """Lines about answers that are not all written alike, or that a comma makes doubtful."""
+        commas = [
+            f"{self._commas} of the answers hold a comma as in 0,75 ({self._comma}): rewards take them for two "
+            "numbers; write 0.75 if they are decimals"
+        ] * bool(self._commas)
         units, bare = [unit for unit, _ in self.units.most_common() if unit], self.units[None]
         if not units or len(self.units) < 2:
-            return []
+            return commas
         found = f"{self.units.total() - bare} answers are a number and a unit ({'; '.join(self._first[u] for u in units[:3])})"
         found += f", {bare} bare number{'s' * (bare > 1)} ({self._first[None]})" if bare else f", of {len(units)} units"
-        return [f"{found}: a reward that compares them calls one form wrong where the other is the answer"]
+        return [*commas, f"{found}: a reward that compares them calls one form wrong where the other is the answer"]
 
 
 def is_placeholder(text: str) -> bool:

@@ -61,7 +61,9 @@ def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
     template = "" if isinstance(rows[0]["prompt"], str) else str(tokenizer.chat_template or "")
     why = "the chat template does not read it" if template else "these prompts are plain text"
     unread = [
-        name for name in getattr(tokenizer, "chat_template_kwargs", {}) if not re.search(rf"\b{re.escape(name)}\b", template)
+        name
+        for name in getattr(tokenizer, "chat_template_kwargs", {})
+        if not re.search(rf"\b{re.escape(name)}\b", template)
     ]
     notes = [f"chat_template_kwargs: {name!r} changes nothing: {why}" for name in unread]
     if "chat_template_kwargs" in rows[0]:

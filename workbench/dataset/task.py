@@ -219,7 +219,11 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
         raise TaskError(
             f"task {str(name)!r}: no task of that name and no such file",
             rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
-            remedy=nearest(str(name), EMBEDDED, f"notebook 02 writes a task file; {looked_in()}"),
+            remedy=nearest(
+                str(name),
+                EMBEDDED,
+                f"notebook 02 writes a task file (run 01 first, which writes its rows); {looked_in()}",
+            ),
         )
     if path.suffix != ".py":
         raise TaskError(

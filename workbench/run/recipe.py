@@ -6,10 +6,10 @@ import contextlib
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from workbench.run.errors import RecipeError, nearest
 from workbench.run.workspace import find
@@ -43,7 +43,9 @@ def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict
     """
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
-    if not (value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))):
+    if not (
+        value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))
+    ):
         raise RecipeError(
             f"{said} = {value!r}",
             rule="a chat template takes arguments by name",
@@ -74,6 +76,11 @@ class PolicyPart(_Part):
     gpu_memory_utilization: float = Field(
         0.5, gt=0, le=1, description="with fast_inference: vLLM's share of the GPU's free memory, the weights included"
     )
+
+
+def _policy(value: Any) -> Any:
+    # `policy: tiny`, as everywhere else.
+    return {"name": value} if isinstance(value, str) else value
 
 
 class LoraPart(_Part):
@@ -135,7 +142,7 @@ class Recipe(_Part):
 
     run_name: str = "run"
     task: str = Field("arithmetic", description="an embedded task's name, or the path of a task file")
-    policy: PolicyPart = PolicyPart()
+    policy: Annotated[PolicyPart, BeforeValidator(_policy)] = PolicyPart()
     lora: LoraPart = LoraPart()
     grpo: dict[str, Any] = Field(default_factory=dict)
     rewards: RewardsPart = RewardsPart()

@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+ECHO_S = 1.0  # a launcher (uv, timeout, a scheduler) hands on a signal that its whole group has had, and people click twice
+
 
 class GracefulStop:
-    """While active, turns the first SIGINT or SIGTERM into a request, and lets the second one through.
+    """While active, turns the first SIGINT or SIGTERM into a request, and lets the second one through, a second later or more.
 
     Args:
         on_request: called once, with who asks ("interrupt" or "SIGTERM").
@@ -25,11 +28,12 @@ class GracefulStop:
     def __init__(self, on_request: Callable[[str], Any] = lambda by: None) -> None:
         self.requested: str | None = None
         self.on_request = on_request
+        self._asked_at = 0.0
         self._before: dict[int, Any] = {}
 
     def request(self, by: str) -> None:
         """Ask for a stop at the next step boundary."""
-        self.requested = by
+        self.requested, self._asked_at = by, time.monotonic()
         self.on_request(by)
 
     def __enter__(self) -> GracefulStop:
@@ -45,6 +49,8 @@ class GracefulStop:
 
     def _interrupted(self, signum: int, frame: Any) -> None:
         if self.requested is not None:
+            if time.monotonic() - self._asked_at < ECHO_S:
+                return
             raise KeyboardInterrupt
         # Whatever the handler does happens in the middle of a step: an error here must not become the step's.
         with contextlib.suppress(Exception):

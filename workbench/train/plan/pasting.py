@@ -48,6 +48,7 @@ class Pasted(NamedTuple):
     recipe: Recipe
     notes: list[str]  # one line for each thing that is not in the recipe as it stood in the script
     named: bool = True  # whether policy.name is the script's
+    tasked: bool = True  # whether task is
 
     def __str__(self) -> str:
         return "\n".join(f"note: {line}" for line in self.notes)
@@ -88,7 +89,8 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
     recipe, renamed = plan.renamed(Recipe.of(reading.content, source), fields)
     recipe, lengths = reading.lengths(recipe)
     named = "policy.name" in reading.stated
-    return Pasted(recipe, [*reading.notes, *renamed, *lengths, *reading.defaults(recipe)], named)
+    notes = [*reading.notes, *renamed, *lengths, *reading.defaults(recipe)]
+    return Pasted(recipe, notes, named, "task" in reading.content)
 
 
 class _Reading:
