@@ -458,7 +458,7 @@ def test_a_golden_case_on_which_a_function_fails_is_an_error_too(tmp_path):
     file = tmp_path / "cases.jsonl"
     file.write_text('{"completion": "odd", "expected": 0}\n')
     [said] = found_in(Task("odd", SYSTEM_ROWS, [odd_reward]), cases=str(file))["case"]
-    assert "odd_reward returned nan for the completion 'odd'" in said
+    assert "golden case, line 1 (odd): odd_reward returned nan for 'odd'" in said
 
 
 def test_progress_and_the_number_of_prompts():

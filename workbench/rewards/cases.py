@@ -48,8 +48,11 @@ class Missed:
     function: str  # or "total"
     expected: float | None
     found: float | None
+    failed: str = ""  # what the function did instead
 
     def __str__(self) -> str:
+        if self.failed:
+            return f"line {self.case.line} ({self.case.name}): {self.function} {self.failed} for {self.case.completion[:80]!r}"
         expected, found = ("None" if value is None else f"{value:g}" for value in (self.expected, self.found))
         return f"line {self.case.line} ({self.case.name}): {self.function} is {found}, expected {expected}"
 
@@ -145,7 +148,11 @@ def missed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None
         if own:
             suite.close()
     missed = []
-    for case, by_function in zip(cases, scores, strict=True):
+    for index, (case, by_function) in enumerate(zip(cases, scores, strict=True)):
+        failures = {name: scored[name].errors[index] for name in suite.names if index in scored[name].errors}
+        missed += [Missed(case, name, None, None, failed) for name, failed in failures.items()]
+        if failures:
+            continue
         found: dict[str, Any] = {name: _none(score) for name, score in zip(suite.names, by_function, strict=True)}
         found[TOTAL] = math.fsum(
             weight * score for weight, score in zip(suite.weights, by_function, strict=True) if score == score

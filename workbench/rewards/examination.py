@@ -363,13 +363,14 @@ class _Examiner:
         self.seconds[name] = time.perf_counter() - began
         if scored.errors:
             first = min(scored.errors)
+            returned = scored.errors[first].startswith("returned ")
             late = any(said in scored.errors[first] for said in ("not back", "not asked", "in time", "blocks"))
             text = self.texts[first]
             if late:
                 self.late.add(name)
             self.findings.append(
                 Finding(
-                    "late" if late else "raises",
+                    "late" if late else "returns" if returned else "raises",
                     "warning" if scored.errors[first] == UNJUDGED else "error",
                     name,
                     (
@@ -382,6 +383,8 @@ class _Examiner:
                     "does it hang (a pattern that backtracks)? give it less freedom, or cut the text first; is it only slow "
                     "(a judge)? give it longer: --deadline"
                     if late
+                    else "return a finite number, or None where the function does not apply"
+                    if returned
                     else "return a low score or None where there is nothing to read; an exception ends the run",
                 )
             )
