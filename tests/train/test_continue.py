@@ -226,12 +226,12 @@ def test_a_run_that_goes_on_keeps_its_rewards_and_can_be_given_the_edited_ones(h
 BESIDE = """
 from pathlib import Path
 
-import scoring
+import own_scoring
 from workbench.dataset.sources import load_rows
 from workbench.dataset.task import Task
 
 def length_reward(completions, **kwargs):
-    return [{factor} * scoring.length(text) for text in completions]
+    return [{factor} * own_scoring.length(text) for text in completions]
 
 task = Task(name="beside", rows=load_rows(Path(__file__).parent / "rows.jsonl"), reward_funcs=[length_reward])
 """
@@ -241,7 +241,7 @@ def task_folder(folder, factor=1):
     """A task file that reads rows, and imports a module, beside itself."""
     folder.mkdir(exist_ok=True)
     (folder / "task.py").write_text(BESIDE.format(factor=factor))
-    (folder / "scoring.py").write_text("def length(text):\n    return len(text[0]['content'])\n")
+    (folder / "own_scoring.py").write_text("def length(text):\n    return len(text[0]['content'])\n")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in task().rows))
     return folder / "task.py"
 

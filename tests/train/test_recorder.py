@@ -37,5 +37,5 @@ def test_the_end_line_names_the_functions(home):
     recorder = Recorder(RunDirectory.create("r", Recipe(), {}), suite, eos_token_id=2)
     recorder.watchdog = Found()
     assert recorder.verdict.startswith(
-        "; warning: reward cannot pay (tag, right), warning: kl runaway (`workbench watch"
+        "; warning: rewards that never fire (tag, right), warning: runaway KL (`workbench watch"
     )

@@ -26,7 +26,7 @@ def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = Non
             GRPOConfig are checked with the rest of the recipe's.
     """
     # A field that nobody said stays unsaid: the plan tells "you" from "workbench default" by it.
-    content = recipe.model_dump(mode="json", exclude_unset=True)
+    content, whole = (recipe.model_dump(mode="json", exclude_unset=unset) for unset in (True, False))
     for text in said:
         name, equals, value = text.partition("=")
         name = name.strip()
@@ -35,7 +35,8 @@ def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = Non
         bare = "." not in name and name not in Recipe.model_fields
         where = MOVED.get(name, f"grpo.{name}") if bare else name
         try:
-            _put(content, where.split("."), yaml.safe_load(value))
+            for target in (whole, content):  # the whole one knows what is no field
+                _put(target, where.split("."), yaml.safe_load(value))
         except yaml.YAMLError as error:
             raise _refused(text, "a value in YAML", "quote it: --set 'key=\"value\"'") from error
         except (TypeError, LookupError) as error:
