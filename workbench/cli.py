@@ -113,7 +113,7 @@ def notebook(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="NAME=VALUE: a parameter of its own; may be given several times.", metavar="NAME=VALUE"
+            "--set", help="NAME=VALUE: one of its parameters; may be given several times.", metavar="NAME=VALUE"
         ),
     ] = None,
     out: Annotated[
@@ -121,7 +121,7 @@ def notebook(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one notebook from a terminal, with parameters of your own, in a kernel of its own.
+    """Run one notebook from a terminal, with your parameters, in a fresh kernel.
 
     A parameter is a line of the notebook's first code cell; an unknown one is an error that names the nearest right one.
     Values are Python literals (5, 1e-4, True, None, [1, 2]), and text where text stands now. The notebook itself is not
@@ -538,7 +538,7 @@ def lab(
 
 
 def _named(run: str, latest: str) -> str:
-    # Which run was taken is said, where it was not named.
+    # Name the run that was taken, where the user did not.
     if run != "latest":
         return run
     from workbench.run.directory import RunDirectory

@@ -1,4 +1,4 @@
-"""The notebooks executed in real kernels: all five in order (the demonstration), or one with parameters of its own."""
+"""The notebooks executed in real kernels: all five in order (the demonstration), or one with your parameters."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def find_notebook(name: str) -> Path:
 def run_notebook(
     name: str, said: Sequence[str] = (), out: Path | None = None, on_cell: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, Any]:
-    """Execute one notebook with parameters of its own; the notebook itself stays as it is.
+    """Execute one notebook with other parameters; the notebook itself stays as it is.
 
     Args:
         name: as for `find_notebook`.
