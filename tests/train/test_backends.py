@@ -167,7 +167,9 @@ def test_a_policy_is_loaded_in_the_type_that_was_chosen_and_says_so(monkeypatch,
 
     choose = precision.choose_dtype
     for module in (plain, policy):
-        monkeypatch.setattr(module, "choose_dtype", lambda asked, backend, **_: choose(asked, backend, cuda=True, bf16=False))
+        monkeypatch.setattr(
+            module, "choose_dtype", lambda asked, backend, **_: choose(asked, backend, cuda=True, bf16=False)
+        )
     loaded = load_policy("tiny", backend=backend, load_in_4bit=False, dtype="bfloat16")
     assert "note: policy.dtype = 'bfloat16' becomes 'float16': this GPU only emulates bfloat16" in str(loaded)
     if backend == "transformers":  # on a CPU Unsloth takes another type for float16

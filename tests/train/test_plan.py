@@ -477,7 +477,13 @@ def test_in_words(grpo, prompts, words):
         (T4, {"dtype": "bfloat16"}, {}, {}, "policy.dtype = 'bfloat16' becomes 'float16': this GPU only emulates"),
         (T4, {"dtype": "bfloat16", "backend": "transformers"}, {}, {}, "policy.dtype = 'bfloat16' becomes 'float16'"),
         (T4, {"dtype": "bfloat16"}, {"fp16": True}, {"fp16": True}, "policy.dtype = 'bfloat16' becomes 'float16'"),
-        (AMPERE, {"dtype": "float32"}, {}, {}, "'float32' is how the weights are kept.*bf16 = True.*transformers computes in"),
+        (
+            AMPERE,
+            {"dtype": "float32"},
+            {},
+            {},
+            "'float32' is how the weights are kept.*bf16 = True.*transformers computes in",
+        ),
         (AMPERE, {"dtype": "float32"}, {"bf16": True}, {"bf16": True}, None),
         (AMPERE, {"dtype": "float32"}, {"fp16": True}, {"fp16": True}, None),
         (AMPERE, {"dtype": "float32", "backend": "transformers"}, {}, {}, None),
@@ -527,7 +533,9 @@ def test_the_plan_says_the_precision_that_unsloths_trainer_puts_in_force(device,
     assert (rows["bf16"].in_force, rows["fp16"].in_force) == (bf16, fp16)
     for name, value in asked.items():
         assert rows[name].by == ("you" if value == rows[name].in_force else CHANGED[name, value])
-    assert any("bf16 = False was given, and True is in force" in note for note in found.notes) == (asked == {"bf16": False})
+    assert any("bf16 = False was given, and True is in force" in note for note in found.notes) == (
+        asked == {"bf16": False}
+    )
 
 
 CHANGED = {("bf16", True): "changed by the workbench", ("bf16", False): "changed by Unsloth/TRL"}

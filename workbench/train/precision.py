@@ -56,17 +56,16 @@ def choose_dtype(asked: str | None, backend: str, *, cuda: bool, bf16: bool) -> 
 
 
 def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) -> dict[str, bool]:
-    """`bf16` and `fp16` as Unsloth's trainer has them in force on a GPU, where neither is asked for as True.
+    """`bf16` and `fp16` as Unsloth's trainer puts them in force on a GPU: as asked where one is True, else by the type.
 
     Args:
         dtype: what the policy is loaded in; None: Unsloth's choice.
         settings: what GRPOConfig is built with.
         bf16: the GPU computes in bfloat16 without emulation.
     """
-    if settings.get("bf16") or settings.get("fp16"):
-        return {}
+    asked = {name: bool(settings.get(name)) for name in ("bf16", "fp16")}
     in_bf16 = bf16 and dtype != "float16"
-    return {"bf16": in_bf16, "fp16": not in_bf16 and dtype != "float32"}
+    return asked if any(asked.values()) else {"bf16": in_bf16, "fp16": not in_bf16 and dtype != "float32"}
 
 
 def one_of(backend: str, gpus: int | None = None, environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -123,6 +123,10 @@ class Generation:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As `model.generate`."""
+        with _no_word_on_arguments_of_unsloths(kwargs):
+            return self._either(*args, **kwargs)
+
+    def _either(self, *args: Any, **kwargs: Any) -> Any:
         if self._always:
             return self._theirs(*args, **kwargs)
         import torch
@@ -157,8 +161,7 @@ class Generation:
 
     def _theirs(self, *args: Any, **kwargs: Any) -> Any:
         self.calls["trl"] += 1
-        with _no_word_on_arguments_of_unsloths(kwargs):
-            return self._generate(*args, **kwargs)
+        return self._generate(*args, **kwargs)
 
     def _say(self, reason: str | None) -> None:
         if reason != self.why_not:
