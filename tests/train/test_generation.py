@@ -498,7 +498,8 @@ def test_a_length_in_the_models_own_config_draws_no_warning_and_is_put_back(plai
 
 def test_arguments_that_unsloth_adds_draw_no_warning_and_the_callers_own_do(plain, said, monkeypatch):
     generate = plain.model.generate
-    added = {"cache_implementation": "dynamic", "pad_token_id": plain.tokenizer.pad_token_id}  # by unsloth_fast_generate
+    # As unsloth_fast_generate does.
+    added = {"cache_implementation": "dynamic", "pad_token_id": plain.tokenizer.pad_token_id}
     monkeypatch.setattr(plain.model, "generate", lambda **kwargs: generate(**kwargs, **added))
     config = GenerationConfig(max_new_tokens=3)
     with Generation(plain.model, "for a test"):
