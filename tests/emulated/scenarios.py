@@ -241,11 +241,13 @@ def continuing() -> Any:
 
     settings = {"max_steps": 4, "beta": 0.01, "lr_scheduler_type": "cosine", "warmup_steps": 1}
     whole = trained("whole", untrained(), **settings)
+    scalers = [_scaler()]
     part = trained("part", untrained(), [Asks({1: [("stop", {})]})], **settings)
     stopped = dict(part.result())
     saved = load_file(part.checkpoints / "checkpoint-2" / "optimizer.safetensors")
     gpu.Generator.put_back.clear()
     continue_run(part, policy=fresh(), task=arithmetic(32, 8))
+    scalers.append(_scaler())
     mine, theirs = (load_file(run.final / "adapter_model.safetensors") for run in (part, whole))
     kept = 'step, "group", generation, prompt_id, completion, total, advantage'
     return {
@@ -257,8 +259,15 @@ def continuing() -> Any:
         "adapter": {name: bool((mine[name] == value).all()) for name, value in theirs.items()},
         "inexact": [event.get("inexact") for event in part.events() if event["event"] == "continued"],
         "generator": {"saved": int(saved["random.cuda"][0]), "put_back": list(gpu.Generator.put_back)},
+        "scalers": scalers,
         "trainer": whole.manifest()["trainer"],
     }
+
+
+def _scaler() -> Any:
+    """State of the latest trainer's gradient scaler; None: it has none."""
+    scaler = SEEN.trainer.accelerator.scaler
+    return scaler and scaler.state_dict()
 
 
 @scenario
@@ -340,6 +349,22 @@ def four_bit() -> Any:
         "result": {key: run.result()[key] for key in ("status", "steps")},
         "trainer": run.manifest()["trainer"],
         "still_4bit": len(linear4bit_layers(policy.model)),
+    }
+
+
+@scenario
+def plain_four_bit() -> Any:
+    """A policy in 4 bits with the plain backend, whose trainer turns the adapter into bfloat16: two steps."""
+    policy = fresh(load_in_4bit=True)
+    before = {name: value.detach().clone() for name, value in trainable(policy)}
+    run = trained("plain-nf4", policy, load_in_4bit=True)
+    return {
+        "before": sorted({str(value.dtype) for value in before.values()}),
+        "after": sorted({str(value.dtype) for _, value in trainable(policy)}),
+        "moved": [bool((value != before[name]).any()) for name, value in trainable(policy) if "lora_B" in name],
+        "policy": policy.found(),
+        "rows": list(run.metrics()),
+        "result": {key: run.result()[key] for key in ("status", "steps")},
     }
 
 

@@ -44,7 +44,7 @@ MACHINES = {
     "A100": Machine("A100", "unsloth", (*TRAINING, "kernels")),
     "2xT4": Machine("2xT4", "unsloth", ("precision", "doctor")),
     "L4": Machine("L4", "unsloth", ("precision", "doctor")),
-    "2xT4, transformers": Machine("2xT4", "transformers", ("precision",)),
+    "2xT4, transformers": Machine("2xT4", "transformers", ("precision", "plain_four_bit")),
 }
 CARDS = ("T4", "A100", "2xT4", "L4")
 
@@ -248,6 +248,13 @@ def test_the_state_of_the_gpus_generator_is_saved_and_put_back(machine):
     assert generator["saved"] in generator["put_back"]
 
 
+@on("T4", "A100")
+def test_the_gradient_scaler_of_float16_goes_on_too(machine, card):
+    whole, part = machine("continuing")["scalers"]
+    assert whole == part
+    assert (whole and whole["_growth_tracker"]) == (None if card.native_bf16 else 4)  # steps since its last change
+
+
 # --- steering ---------------------------------------------------------------------------------------------------------
 
 FORMAT, LENGTH = "strict_format_reward", "length_reward"
@@ -325,11 +332,15 @@ def test_the_metrics_have_the_names_that_are_drawn(machine):
 def test_an_ill_run_is_named(machine):
     found = machine("health")
     assert found["watchdog_failed"] == []
-    for name in ("truncation", "reward_cannot_pay"):
-        assert [event["state"] for event in found["events"] if event["name"] == name] == ["alarm"]
-        assert found["examined"][name] == "alarm"
-    [cannot_pay] = [one for one in found["found"] if one["name"] == "reward_cannot_pay"]
-    assert cannot_pay["function"] == "one_line_reward"
+    alarms = [(event["name"], event["function"]) for event in found["events"] if event["state"] == "alarm"]
+    # Nothing pays in twelve tokens, and the second function could not in any number.
+    assert set(alarms) == {
+        ("truncation", ""), ("dead_groups", ""), ("reward_cannot_pay", "correctness_reward"),
+        ("reward_cannot_pay", "one_line_reward"),
+    }  # fmt: skip
+    assert len(alarms) == 4  # each said once
+    assert {(one["name"], one["function"]) for one in found["found"] if one["state"] == "alarm"} == set(alarms)
+    assert {name for name, state in found["examined"].items() if state == "alarm"} == {name for name, _ in alarms}
 
 
 # --- 4 bits -----------------------------------------------------------------------------------------------------------
@@ -426,6 +437,7 @@ def test_two_gpus_do_not_double_the_batch(machine):
     assert found["parallel"] != "DataParallel"
     assert found["completions"] == [8, 8]
     assert found["rollouts"] == 16
+    assert any("2 GPUs, and a run trains on one" in note for note in found["plan"]["notes"])
 
 
 @on("2xT4, transformers")
@@ -433,8 +445,18 @@ def test_the_plain_backend_stays_with_trls_trainer_and_float16(machine, card):
     found = machine("precision")
     assert found["trainer"].startswith("trl.")
     assert found["in_force"] == {"bf16": False, "fp16": True}
+    assert found["plan"]["rows"] == found["in_force"]
     assert found["weights"] == ["torch.float16"]
     assert found["scaler"]["enabled"]
+
+
+@on("2xT4, transformers")
+def test_the_plain_backends_4_bit_adapter_is_float32_and_moves(machine):
+    found = machine("plain_four_bit")
+    assert (found["policy"]["linear4bit"], found["policy"]["compute_dtype"]) == (21, "float16")
+    assert found["before"] == found["after"] == ["torch.float32"]
+    assert all(found["moved"])
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in found["rows"])
 
 
 @on("T4")
