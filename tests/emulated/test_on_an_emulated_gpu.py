@@ -207,10 +207,11 @@ def test_the_advantages_of_the_record_are_those_that_were_trained(machine, varia
 def test_scaling_changes_the_advantages(machine):
     """Or the test above could not tell one kind from another."""
     found = machine("advantages")
-    kinds = ("group", "batch", "none")
-    sizes = [max(map(abs, found[kind]["recorded"])) for kind in kinds]
-    assert len({round(size, 3) for size in sizes}) == 3, sizes
-    assert found["dr_grpo"]["recorded"] == pytest.approx(found["none"]["recorded"], abs=0.5)
+    first = {variant: found[variant]["recorded"][:8] for variant in IN_FORCE}  # of the same eight completions
+    sizes = {kind: max(map(abs, first[kind])) for kind in ("group", "batch", "none")}
+    assert len({round(size, 3) for size in sizes.values()}) == 3, sizes
+    assert first["dr_grpo"] == first["none"]
+    assert first["dr_grpo, scaled"] == first["group"]
 
 
 # --- stop and go on ---------------------------------------------------------------------------------------------------
@@ -465,5 +466,5 @@ def test_a_gradient_that_overflows_in_float16_costs_one_step(machine):
     assert found["result"] == {"status": "finished", "steps": 4}
     assert found["scale"] == 2**15  # half of what it began with
     assert found["moved"] == {"1": False, "2": True, "3": True}  # of the steps after
-    assert not math.isfinite(found["rows"][1]["grad_norm"] or math.nan)
+    assert [row["grad_norm"] == "inf" for row in found["rows"]] == [False, True, False, False]
     assert [one["state"] for one in found["health"] if one["name"] == "non_finite"] == []
