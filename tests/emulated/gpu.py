@@ -10,8 +10,12 @@ float16 with a gradient scaler, as on a T4, runs here too: torch's own `autocast
 is the list of operations that autocast computes in 16 bits (it is the CPU's), and how 16 bits are rounded inside a
 matrix product.
 
-What nothing here can show: CUDA's and Triton's kernels on a card, torch.compile, decoding with CUDA graphs, vLLM, the
-generator of a GPU's random numbers (the CPU's is drawn from), memory, speed.
+Norms, rotations and gates are plain torch, as Triton's interpreter takes half a minute of a CPU for one step of eight
+short completions; a scenario compares them with Unsloth's own in that interpreter.
+
+What nothing here can show: CUDA's and Triton's kernels on a card, torch.compile, decoding with CUDA graphs, gradient
+checkpointing with Unsloth's offloading (it needs CUDA streams), vLLM, a GPU's own random numbers (the CPU's are drawn),
+training on two GPUs at once, memory, speed.
 """
 
 from __future__ import annotations
@@ -56,9 +60,9 @@ CARDS = {
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",  # a GPU that is there would be used beside the one that is not
     "TRITON_INTERPRET": "1",  # without it a Triton kernel is compiled for a card, and cannot be launched
-    "TORCHDYNAMO_DISABLE": "1",  # without it torch.compile takes minutes for code that runs for seconds
+    "TORCHDYNAMO_DISABLE": "1",  # without it torch.compile compiles, for minutes, what no GPU would run
     "UNSLOTH_COMPILE_DISABLE": "1",  # as above, for what Unsloth compiles by itself
-    "UNSLOTH_DECODE_CUDA_GRAPHS": "0",  # without it the first completion is captured on a CUDA stream
+    "UNSLOTH_DECODE_CUDA_GRAPHS": "0",  # without it decoding is captured into CUDA graphs
     "HF_DEACTIVATE_ASYNC_LOAD": "1",  # weights are put on the card by threads, and the CPU is given to this one only
     "UNSLOTH_AUTO_INSTALL": "0",
     "TORCHAO_LOG_LEVEL": "ERROR",
@@ -136,6 +140,7 @@ def after_import(backend: str) -> None:
     if backend == "unsloth":
         # Asks CUDA for its default stream, to know whether a buffer may be used again.
         put("unsloth.kernels.utils._can_use_scratch", lambda device: False)
+        _all_native_nf4()
 
 
 # --- what torch says of the card --------------------------------------------------------------------------------------
@@ -158,8 +163,9 @@ def _facts(card: Card) -> None:
         "get_device_properties": properties,
         "get_device_capability": card.capability,
         "get_device_name": card.name,
+        # Room for the weights when they are loaded, and for the chunks that the loss is computed in.
         "mem_get_info": (int(0.95 * total), total),
-        # The loss is computed in as many chunks as fit beside what is allocated; nothing is.
+        # Asked beside it, and by the workbench after the first step; nothing is measured here.
         "memory_allocated": 0,
         "memory_reserved": 0,
         "max_memory_allocated": 0,
@@ -341,6 +347,16 @@ def _unpacked(packed: Any, absmax: Any, blocksize: int, count: int) -> Any:
     codes = torch.stack([both >> 4, both & 15], dim=1).flatten().long()
     scales = _at(absmax, -(-count // blocksize), torch.float32).repeat_interleave(blocksize)[:count]
     return get_4bit_type("nf4", device="cpu")[codes] * scales
+
+
+def _all_native_nf4() -> None:
+    from unsloth.bnb_availability import bitsandbytes_symbols
+
+    names = {"cdequantize_blockwise_fp32", *_UNPACK, *_MULTIPLY}
+    if more := set(bitsandbytes_symbols("cuda")) - names:
+        raise Gone(
+            f"unsloth asks bitsandbytes for {', '.join(sorted(more))}, which tests/emulated/gpu.py does not provide"
+        )
 
 
 def _native_nf4() -> None:
