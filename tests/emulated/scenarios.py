@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / name) for name in (".", "train"))]
 
-import gpu  # noqa: E402
+import emulated_gpu  # noqa: E402
 
 GRPO = {
     "max_steps": 2,
@@ -245,7 +245,7 @@ def continuing() -> Any:
     part = trained("part", untrained(), [Asks({1: [("stop", {})]})], **settings)
     stopped = dict(part.result())
     saved = load_file(part.checkpoints / "checkpoint-2" / "optimizer.safetensors")
-    gpu.Generator.put_back.clear()
+    emulated_gpu.Generator.put_back.clear()
     continue_run(part, policy=fresh(), task=arithmetic(32, 8))
     scalers.append(_scaler())
     mine, theirs = (load_file(run.final / "adapter_model.safetensors") for run in (part, whole))
@@ -258,7 +258,7 @@ def continuing() -> Any:
         "same_rollouts": rollouts(part, kept) == rollouts(whole, kept),
         "adapter": {name: bool((mine[name] == value).all()) for name, value in theirs.items()},
         "inexact": [event.get("inexact") for event in part.events() if event["event"] == "continued"],
-        "generator": {"saved": int(saved["random.cuda"][0]), "put_back": list(gpu.Generator.put_back)},
+        "generator": {"saved": int(saved["random.cuda"][0]), "put_back": list(emulated_gpu.Generator.put_back)},
         "scalers": scalers,
         "trainer": whole.manifest()["trainer"],
     }
@@ -333,7 +333,7 @@ def four_bit() -> Any:
     before = {name: value.detach().clone() for name, value in trainable(policy)}
     first = policy.model.base_model.model.model.layers[0]
     fused = [first.self_attn.apply_qkv.__name__, first.self_attn.apply_o.__name__, first.mlp.forward.__name__]
-    gpu.CALLS.clear()
+    emulated_gpu.CALLS.clear()
     run = trained("nf4", policy, load_in_4bit=True)
     return {
         "layers": len(layers),
@@ -344,7 +344,7 @@ def four_bit() -> Any:
         "after": sorted({str(value.dtype) for _, value in trainable(policy)}),
         "moved": [bool((value != before[name]).any()) for name, value in trainable(policy) if "lora_B" in name],
         "fused": fused,
-        "calls": dict(gpu.CALLS),
+        "calls": dict(emulated_gpu.CALLS),
         "rows": list(run.metrics()),
         "result": {key: run.result()[key] for key in ("status", "steps")},
         "trainer": run.manifest()["trainer"],
@@ -489,16 +489,16 @@ def kernels() -> Any:
     cos, sin = (torch.cat([wave, wave], dim=-1) for wave in (angles.cos(), angles.sin()))
     places = torch.tensor([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8]])
     return {
-        "norm": differ("fast_rms_layernorm", gpu.plain_norm, (2, 3, 32), call=lambda f, X: f(norm, X)),
+        "norm": differ("fast_rms_layernorm", emulated_gpu.plain_norm, (2, 3, 32), call=lambda f, X: f(norm, X)),
         "rotation": differ(
-            "fast_rope_embedding", gpu.plain_rotation, (2, 3, 5, 8), (2, 1, 5, 8),
+            "fast_rope_embedding", emulated_gpu.plain_rotation, (2, 3, 5, 8), (2, 1, 5, 8),
             call=lambda f, Q, K: f(Q * 1, K * 1, cos, sin, places),
         ),
         "gate": differ(
-            "swiglu_fg_kernel", gpu.plain_gate, (1, 3, 16), (1, 3, 16), call=lambda f, e, g: f(e.detach(), g.detach())
+            "swiglu_fg_kernel", emulated_gpu.plain_gate, (1, 3, 16), (1, 3, 16), call=lambda f, e, g: f(e.detach(), g.detach())
         ),
         "gate backward": differ(
-            "swiglu_DWf_DW_dfg_kernel", gpu.plain_gate_backward, (3, 16), (3, 16), (3, 16),
+            "swiglu_DWf_DW_dfg_kernel", emulated_gpu.plain_gate_backward, (3, 16), (3, 16), (3, 16),
             call=lambda f, DW, e, g: f(DW.detach().clone(), e.detach().clone(), g.detach().clone()),
         ),
     }  # fmt: skip
@@ -509,12 +509,12 @@ def kernels() -> Any:
 
 def main(names: list[str]) -> None:
     global THEIRS
-    gpu.pretend(gpu.CARDS[CARD])
+    emulated_gpu.pretend(emulated_gpu.CARDS[CARD])
     from workbench.train.policy import trainer_classes
 
     _, trainer_class = trainer_classes(BACKEND)
-    gpu.after_import(BACKEND)
-    THEIRS = gpu.plain_kernels() if BACKEND == "unsloth" else {}
+    emulated_gpu.after_import(BACKEND)
+    THEIRS = emulated_gpu.plain_kernels() if BACKEND == "unsloth" else {}
     watch(trainer_class)
     write(
         "facts",

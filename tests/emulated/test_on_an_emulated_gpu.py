@@ -1,7 +1,8 @@
 """Unsloth's compiled trainer under the facts of four cards, on this CPU.
 
-gpu.py says how that is done and what it cannot show; scenarios.py holds what is run, each card in a process of its own; here
-it is judged. What is private to Unsloth, TRL or transformers and renamed by an upgrade turns this red before a GPU does.
+emulated_gpu.py says how that is done and what it cannot show; scenarios.py holds what is run, each machine in a process of
+its own; here it is judged. What is private to Unsloth, TRL or transformers and renamed by an upgrade turns this red before a
+GPU does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
-import gpu  # noqa: E402
+import emulated_gpu  # noqa: E402
 
 # Waiting for the processes is a test's set-up, and a busy machine takes long.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -122,9 +123,9 @@ def machine(request, machines) -> Found:
 
 
 @pytest.fixture
-def card(request) -> gpu.Card:
+def card(request) -> emulated_gpu.Card:
     """The facts of the machine that a test is about."""
-    return gpu.CARDS[MACHINES[request.node.callspec.params["machine"]].card]
+    return emulated_gpu.CARDS[MACHINES[request.node.callspec.params["machine"]].card]
 
 
 # --- the trainer and its names ----------------------------------------------------------------------------------------
@@ -170,10 +171,10 @@ def test_every_generation_goes_through_the_workbenchs_hook(machine):
 
 
 def test_a_stub_whose_target_is_gone_is_named():
-    with pytest.raises(gpu.Gone, match=r"torch\.cuda\.renamed_by_an_upgrade is gone from torch \d"):
-        gpu.put("torch.cuda.renamed_by_an_upgrade", None)
-    with pytest.raises(gpu.Gone, match=r"torch\.gone\.altogether"):
-        gpu.put("torch.gone.altogether", None)
+    with pytest.raises(emulated_gpu.Gone, match=r"torch\.cuda\.renamed_by_an_upgrade is gone from torch \d"):
+        emulated_gpu.put("torch.cuda.renamed_by_an_upgrade", None)
+    with pytest.raises(emulated_gpu.Gone, match=r"torch\.gone\.altogether"):
+        emulated_gpu.put("torch.gone.altogether", None)
 
 
 @on("A100")

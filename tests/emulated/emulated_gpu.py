@@ -97,7 +97,7 @@ def put(path: str, value: Any) -> Any:
         package = before[0]
         raise Gone(
             f"{path} is gone from {package} {importlib.metadata.version(package)}. The emulated GPU stands in for it: see "
-            "in tests/emulated/gpu.py what for, what it is called now, and whether anything still asks for it"
+            "in tests/emulated/emulated_gpu.py what for, what it is called now, and whether anything still asks for it"
         )
     was = getattr(owner, name)
     setattr(owner, name, value)
@@ -355,7 +355,7 @@ def _all_native_nf4() -> None:
     names = {"cdequantize_blockwise_fp32", *_UNPACK, *_MULTIPLY}
     if more := set(bitsandbytes_symbols("cuda")) - names:
         raise Gone(
-            f"unsloth asks bitsandbytes for {', '.join(sorted(more))}, which tests/emulated/gpu.py does not provide"
+            f"unsloth asks bitsandbytes for {', '.join(sorted(more))}, which tests/emulated/emulated_gpu.py does not provide"
         )
 
 
