@@ -18,13 +18,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import emulated_gpu
 import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE))
-
-import emulated_gpu  # noqa: E402
 
 # Waiting for the processes is a test's set-up, and a busy machine takes long.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
