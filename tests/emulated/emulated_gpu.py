@@ -63,6 +63,7 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # without it torch.compile compiles, for minutes, what no GPU would run
     "UNSLOTH_COMPILE_DISABLE": "1",  # as above, for what Unsloth compiles by itself
     "UNSLOTH_DECODE_CUDA_GRAPHS": "0",  # without it decoding is captured into CUDA graphs
+    "UNSLOTH_BNB_TRITON": "0",  # without it 4-bit weights are unpacked by Triton, in its interpreter
     "HF_DEACTIVATE_ASYNC_LOAD": "1",  # weights are put on the card by threads, and the CPU is given to this one only
     "UNSLOTH_AUTO_INSTALL": "0",
     "TORCHAO_LOG_LEVEL": "ERROR",
@@ -184,6 +185,7 @@ def _facts(card: Card) -> None:
     }
     for name, answer in answers.items():
         put(f"torch.cuda.{name}", functools.partial(_same, answer))
+    put("torch.cuda.device", Chosen)
     # Of another signature: torch counts an emulated bfloat16 as support unless it is told not to.
     put("torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation or card.native_bf16)
     # AdamW asks it whether its step is being captured.
@@ -196,6 +198,19 @@ def _facts(card: Card) -> None:
 
 def _same(answer: Any, *_: Any, **__: Any) -> Any:
     return answer
+
+
+class Chosen:
+    """`torch.cuda.device`: without it Unsloth's kernels refuse the CPU where there are two GPUs to choose from."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = device if isinstance(device, int) else 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 class Generator:
