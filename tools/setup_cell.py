@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 METADATA = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden": True}, "tags": ["setup"]}
-CELL = '''\
+CELL = """\
 # @title Set-up on Colab and Kaggle; does nothing anywhere else
 runs_in = "/content/drive/MyDrive/grpo-workbench"  # @param {type:"string"}
 import glob, importlib.util, os, subprocess, sys
@@ -30,13 +30,14 @@ if os.environ.keys() & {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}:
         if not os.path.exists(found[0]) and "/OWNER/" not in address:
             said = subprocess.run(["git", "clone", "--depth=1", address, here], capture_output=True, text=True).stderr
         if not os.path.exists(found[0]):
-            rule = f"the workbench is in {here}, in {runs_in}, in a Kaggle dataset, or can be cloned"
-            raise RuntimeError(f"{address}: {said}\\n  rule:   {rule}\\n  remedy: switch Internet on, or upload a copy of the repository")
+            rule = f"it is in {here}, in {runs_in}, in a Kaggle dataset, or can be cloned"
+            remedy = "switch Internet on, or upload a copy of the repository to one of these"
+            raise RuntimeError(f"{address}: {said}\\n  rule:   {rule}\\n  remedy: {remedy}")
         sys.path.insert(0, found[0].removesuffix(file))
     from workbench.hosted import set_up
 
     set_up(runs_in)
-'''
+"""
 
 
 def address(root: Path = ROOT) -> str:
@@ -64,7 +65,7 @@ def write(root: Path = ROOT) -> None:
         title, *rest = notebook["cells"]
         for each in rest:
             if "setup" in each["metadata"].get("tags", []):
-                before |= set(re.findall(r'address = "(.*)"', "".join(each["source"])))
+                before |= set(re.findall(r'address, .*? = "(.*?)"', "".join(each["source"])))
         rest = [each for each in rest if "setup" not in each["metadata"].get("tags", [])]
         notebook["cells"] = [title, cell(file.stem, root), *rest]
         file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -19,8 +19,12 @@ import tempfile
 import time
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.run.errors import WorkbenchError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[1]
 KAGGLE_HOME = Path("/kaggle/working")
@@ -55,8 +59,9 @@ def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
     Run it as often as you like: what is in place is left as it is, within a second.
 
     Args:
-        runs_in: Colab: the folder for `tasks/` and `runs/`, with its full path. In a Drive (".../MyDrive/..."), it outlives
-            the runtime, and the Drive is mounted first. Kaggle has one place that outlives a session, /kaggle/working.
+        runs_in: Colab: the folder for `tasks/` and `runs/`, with its full path. In a Drive (".../MyDrive/...") it outlives
+            the runtime, and the Drive is mounted first; "": beside the workbench. On Kaggle only /kaggle/working outlives a
+            session, and that is taken.
 
     Raises:
         HostedError: if something cannot be installed beside what the host brings, or a module in use was replaced.
@@ -83,7 +88,7 @@ def _choose_home(where: str, runs_in: str) -> None:
     if where == "Kaggle":
         home, note = KAGGLE_HOME, "kept by Save Version"
     else:
-        home, note = _on_colab(Path(runs_in))
+        home, note = _on_colab(Path(runs_in or REPOSITORY))
     os.environ["WORKBENCH_HOME"] = _home_set_here = str(home)
     print(f"tasks and runs: {home} ({note})")
 
@@ -161,14 +166,17 @@ def unmet() -> list[str]:
     except ImportError:
         return ["grpo-workbench"]
     missing = [] if json.loads(source or "{}").get("url") == REPOSITORY.as_uri() else ["grpo-workbench"]
-    have = _versions()
-    for text in _project()["project"]["dependencies"]:
-        wanted = Requirement(text)
-        version = have.get(_name(wanted.name), "")
-        applies = wanted.marker is None or wanted.marker.evaluate()
-        if applies and not (version and wanted.specifier.contains(version, prereleases=True)):
-            missing.append(text)
-    return missing
+    wanted = [Requirement(text) for text in _project()["project"]["dependencies"]]
+    return missing + [str(each) for each in wanted if not _met(each)]
+
+
+def _met(wanted: Requirement) -> bool:
+    if wanted.marker is not None and not wanted.marker.evaluate():
+        return True
+    try:
+        return wanted.specifier.contains(importlib.metadata.version(wanted.name), prereleases=True)
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def _install(where: str) -> None:
@@ -193,7 +201,7 @@ def _install(where: str) -> None:
     if not added and not replaced:
         # uv is content, `unmet` is not: without this line, the cell would ask again, for ever.
         print(*said, sep="\n")
-    print(f"{len(added)} packages added, {len(replaced)} replaced" + (":" if replaced else ", as it should be"))
+    print(f"packages: {len(added)} added, {len(replaced) or 'none'} replaced" + (":" if replaced else ""))
     for name, version in sorted(replaced.items()):
         print(f"  {name} {version} -> {after.get(name, 'removed')}")
     in_use = [name for name in sorted(replaced) if _in_use(name)]

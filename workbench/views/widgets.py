@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 
@@ -36,6 +37,12 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
         return True, "In JupyterLab these buttons work while the cell trains; elsewhere, interrupt the cell to stop."
     shown = ".".join(map(str, kernel))
     return False, f"With ipykernel {shown} a click waits until the cell is done. {instead}"
+
+
+def view_of(widget: Any) -> dict[str, Any]:
+    """A widget as a mime bundle. ipywidgets 8 makes it itself, 7 (Colab's) only displays."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view}
 
 
 def _kernel_version() -> tuple[int, int]:
