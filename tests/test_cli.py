@@ -10,8 +10,9 @@ import sys
 import pytest
 from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 
-from workbench.cli import _json
+from workbench.cli import _json, lab
 from workbench.dataset import reasons
+from workbench.run.errors import WorkbenchError
 from workbench.run.recipe import Recipe
 
 
@@ -263,3 +264,10 @@ def test_doctor_reports_and_its_exit_code_says_whether_training_can_work():
     assert "Linear4bit" in by_name["4-bit policy"]["detail"]
     assert found["versions"]["trl"]
     assert all(finding["remedy"] for finding in found["findings"] if not finding["works"])
+
+
+def test_lab_without_jupyterlab_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("started"))
+    with pytest.raises(WorkbenchError, match="uv pip install jupyterlab"):
+        lab()

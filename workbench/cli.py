@@ -526,9 +526,16 @@ def lab(
     Start with 01_dataset and go on in order; each notebook says what it needs and what it leaves. Stop with Ctrl-C.
     """
     import os
+    from importlib.util import find_spec
 
     from workbench.demo import notebooks_to_edit
 
+    if find_spec("jupyterlab") is None:
+        raise WorkbenchError(
+            "lab: JupyterLab is not installed in this environment",
+            rule="`workbench lab` starts the JupyterLab that stands beside the workbench",
+            remedy="uv pip install jupyterlab; or open notebooks/ in the Jupyter that you have, with this environment's kernel",
+        )
     folder = notebooks_to_edit()
     command = [sys.executable, "-m", "jupyterlab", str(folder / "01_dataset.ipynb"), f"--port={port}"]
     command += [f"--ServerApp.root_dir={folder.parent}"] + ([] if browser else ["--no-browser"])

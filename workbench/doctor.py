@@ -101,9 +101,9 @@ def _jupyter() -> Finding:
     try:
         command = [sys.executable, "-m", "jupyterlab", "--version"]
         version = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding("JupyterLab", False, str(error), "uv sync", needed=True)
-    return Finding("JupyterLab", True, version, needed=True)
+    except (OSError, subprocess.SubprocessError):
+        return Finding("JupyterLab", False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab")
+    return Finding("JupyterLab", True, version)
 
 
 def _chromium() -> Finding:

@@ -1,0 +1,89 @@
+"""What pyproject.toml asks for: exact where a library is patched, a range where a machine brings its own."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+
+import pytest
+from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ASKED = {r.name.replace("_", "-").lower(): r for r in map(Requirement, PROJECT["project"]["dependencies"])}
+TESTED = {
+    r.name.replace("_", "-").lower(): r for r in map(Requirement, PROJECT["dependency-groups"]["exact"])
+}  # the versions of `uv run`
+PATCHED = {"unsloth", "unsloth-zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes"}
+# Distributions whose module has another name.
+MODULES = {
+    "antlr4-python3-runtime": None,  # math-verify's
+    "huggingface-hub": "huggingface_hub",
+    "ipykernel": "ipykernel",
+    "ipython": "IPython",
+    "math-verify": "math_verify",
+    "pillow": "PIL",
+    "pyyaml": "yaml",
+    "unsloth-zoo": None,  # unsloth's
+}
+
+
+def exact(requirement: Requirement) -> bool:
+    return [specifier.operator for specifier in requirement.specifier] == ["=="]
+
+
+def test_only_what_is_patched_is_pinned_for_everybody():
+    assert {name for name, requirement in ASKED.items() if exact(requirement)} == PATCHED | {"math-verify"}
+
+
+@pytest.mark.parametrize("name", sorted(set(ASKED) - PATCHED - {"math-verify"}))
+def test_a_range_has_a_floor_and_holds_the_version_that_uv_run_sets_up(name):
+    assert any(specifier.operator == ">=" for specifier in ASKED[name].specifier)
+    if exact(TESTED[name]):
+        [pin] = TESTED[name].specifier
+        assert pin.version in ASKED[name].specifier
+    else:
+        assert name == "ipython"
+
+
+def test_uv_run_takes_the_tested_versions_by_default():
+    dev = PROJECT["dependency-groups"]["dev"]
+    assert {"include-group": "exact"} in dev, "uv's default group"
+    assert "jupyterlab" in TESTED
+
+
+def test_torch_stays_within_what_unsloth_takes():
+    wanted = [Requirement(text) for text in importlib.metadata.requires("unsloth") or []]
+    [cap] = [r for r in wanted if r.name == "torch" and not r.marker]
+    [ours], [theirs] = ([s.version for s in r.specifier if s.operator == "<"] for r in (ASKED["torch"], cap))
+    assert Version(ours) == Version(theirs)
+
+
+def test_everything_imported_is_asked_for_and_everything_asked_for_is_imported():
+    imported = set()
+    for file in (ROOT / "workbench").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.split(".")[0])
+            elif named := re.fullmatch(r"importlib\.import_module\('(\w+)[\w.]*'\)", ast.unparse(node)):
+                imported.add(named[1])
+    modules = {MODULES.get(name, name) for name in ASKED} - {None}
+    optional = {"accelerate", "safetensors", "tokenizers", "vllm", "wandb", "trackio", "tensorboard", "mlflow"}
+    optional |= {"google", "xformers"}  # what a host may have
+    ours = {"workbench", *(file.stem for file in (ROOT / "workbench").rglob("*.py"))}
+    assert imported - set(sys.stdlib_module_names) - modules - optional - ours == set()
+    assert modules - imported == set()
+
+
+def test_every_override_says_why():
+    lines = (
+        (ROOT / "pyproject.toml").read_text().split("override-dependencies = [")[1].split("]")[0].strip().splitlines()
+    )
+    assert lines
+    assert all("  # " in line for line in lines)
