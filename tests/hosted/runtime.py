@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,15 +86,18 @@ class Runtime:
     def versions(self) -> dict[str, str]:
         return versions(self.python)
 
-    def run(self, stem: str, parameters: dict | None = None, cells: list | None = None) -> nbformat.NotebookNode:
-        """The notebook, from its set-up cell on, or only that cell and `cells`, in a fresh kernel; with its outputs."""
+    def run(
+        self, stem: str, parameters: dict | None = None, cells: list[str] | None = None, before: Sequence[str] = ()
+    ) -> nbformat.NotebookNode:
+        """The notebook in a fresh kernel, with its outputs; or only `before`, its set-up cell, and `cells`."""
         notebook = nbformat.read(self.repository / "notebooks" / f"{stem}.ipynb", as_version=4)
         with_parameters(notebook, parameters or {}, stem)
         setup = notebook.cells[1]
         # The one line of the cell that the form shows.
         setup.source = re.sub(r"(?m)^runs_in = \S+", f"runs_in = {str(self.home)!r}", setup.source)
         if cells is not None:
-            notebook.cells = [setup, *map(nbformat.v4.new_code_cell, cells)]
+            new = nbformat.v4.new_code_cell
+            notebook.cells = [*map(new, before), setup, *map(new, cells)]
         source, out = self.content / f"{stem}.ipynb", self.content / f"{stem}.out.ipynb"
         nbformat.write(notebook, source)
         done = subprocess.run(
@@ -125,6 +129,8 @@ def make(folder: Path) -> Runtime:
     began = time.monotonic()
     venv, content = _venv(folder), folder / "content"
     content.mkdir()
+    # A project of the user's own, with settings for uv that are not for our packages.
+    (content / "pyproject.toml").write_text("[tool.uv]\noffline = true\n")
     found = Runtime(venv, content, _repository(folder), versions(venv))
     print(f"\n{len(found.before)} packages in {time.monotonic() - began:.0f} s, Python of {python()}")
     return found
@@ -150,6 +156,9 @@ def _venv(folder: Path) -> Path:
     uv(*install, "--no-deps", *[line for line in pins.read_text().split() if name_of(line) in wanted])
     torch = next(line for line in published if name_of(line) == "torch")
     uv(*install, "--override", pins, torch)
+    for line in PINS.read_text().split():
+        if "+" in line and name_of(line) in wanted:
+            _built_for(site, line)
     # What is left is only listed, so that the resolver meets it.
     there = versions(venv)
     for line in published:
@@ -163,6 +172,15 @@ def _venv(folder: Path) -> Path:
     (site / "google" / "colab" / "__init__.py").write_text("")
     (site / "google" / "colab" / "drive.py").write_text(DRIVE)
     return venv
+
+
+def _built_for(site: Path, line: str) -> None:
+    # Colab's build is of another index, and its version says so: one that no resolver finds anywhere.
+    name, version = line.split("==")
+    info = site / f"{name}-{version.partition('+')[0]}.dist-info"
+    metadata = (info / "METADATA").read_text()
+    (info / "METADATA").write_text(re.sub(r"(?m)^Version: .*", f"Version: {version}", metadata, count=1))
+    info.rename(site / f"{name}-{version}.dist-info")
 
 
 def _repository(folder: Path) -> Path:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import time
 
 import pytest
-from runtime import errors, make, texts
+from runtime import errors, make, texts, uv
 
 from workbench.demo import NOTEBOOKS
 from workbench.run.directory import RunDirectory
@@ -135,3 +136,29 @@ def test_a_second_call_asks_nobody(colab, ran):
     assert str(colab.content / "grpo-workbench") in texts(done)
     assert "Resolved" not in texts(done)
     print(f"\n{time.monotonic() - began:.1f} s with the kernel's start")
+
+
+def test_a_package_in_use_asks_for_one_restart_and_no_more(colab, ran):
+    # Somebody's own cell installed an older one and imported it before ours ran.
+    uv("pip", "install", "--quiet", "--no-config", "--no-deps", "--python", colab.python, "typer==0.15.4")
+    first = colab.run("02_rewards", cells=[], before=["import typer"])
+    assert re.search(
+        r"HostedError: typer: replaced.*rule:.*restart it once \(Runtime > Restart session\)", *errors(first), re.DOTALL
+    )
+    assert "  typer 0.15.4 -> " in texts(first)
+    again = colab.run("02_rewards", cells=["import typer"])
+    assert errors(again) == []
+    assert "packages: " not in texts(again)
+
+
+def test_a_host_without_uv_gets_it_from_pip(colab, tmp_path):
+    uv("venv", "--quiet", "--no-project", "--seed", "--python", colab.python, tmp_path / "venv")
+    command = "import sys; sys.path.insert(0, sys.argv[1]); from workbench.hosted import _uv; print(*_uv())"
+    environment = {**colab.environment, "PATH": str(tmp_path)}
+    for _ in range(2):  # the second time it is there
+        asked = [tmp_path / "venv" / "bin" / "python", "-c", command, colab.repository]
+        done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+        found = done.stdout.split()[-3:]
+        assert found[1:] == ["-m", "uv"]
+        version = subprocess.run([*found, "--version"], env=environment, capture_output=True, text=True, check=True)
+        assert version.stdout.startswith("uv ")
