@@ -184,7 +184,7 @@ def test_two_gpus_after_torch_has_begun_is_too_late(colab, monkeypatch, ready, b
 
 
 def test_without_a_gpu_it_says_so_and_goes_on(colab, monkeypatch, ready, capsys):
-    program(colab / "bin", "nvidia-smi", "exit 9", monkeypatch)
+    program(colab / "bin", "nvidia-smi", "echo it failed to talk to its driver; exit 9", monkeypatch)
     set_up(str(colab / "home"))
     assert "no GPU: enough for the embedded policy" in capsys.readouterr().out
 
@@ -320,7 +320,8 @@ def test_what_the_host_brings_is_never_resolved_away(colab, monkeypatch, tmp_pat
     monkeypatch.setattr(sys, "executable", str(venv / "bin" / "python"))
     monkeypatch.setattr(sys, "path", [str(site)])
     monkeypatch.setenv("UV_OFFLINE", "1")
-    monkeypatch.setenv("UV_CONSTRAINT", "/not/there")
+    for variable in ("UV_CONSTRAINT", "UV_BUILD_CONSTRAINT"):
+        monkeypatch.setenv(variable, "/not/there")
     with pytest.raises(HostedError) as caught:
         hosted._install("Colab")
     for words in ("numpy<1", "numpy==2.1.3", "1 packages that Colab brings stay as they are", "Runtime version"):

@@ -30,9 +30,6 @@ PROTECTED = (
     "ipython*", "ipykernel", "ipywidgets", "ipyparallel", "jupyter*", "nb*", "notebook*", "pyzmq", "tornado", "traitlets",
     "widgetsnbextension",
 )  # fmt: skip
-# Where to install and under which constraints is said in the command. Colab sets the first, and has had the second and
-# third name files that were not there.
-_NOT_FOR_UV = ("UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT", "UV_OVERRIDE", "UV_PRERELEASE")
 _RESTART = {"Colab": "Runtime > Restart session", "Kaggle": "Run > Restart & clear cell outputs"}
 _home_set_here = ""
 _outdated: list[str] = []  # replaced after this session had imported them
@@ -196,7 +193,8 @@ def _uv() -> list[str]:
 
 
 def _run(command: list[str], rule: str) -> None:
-    environment, said = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_UV}, []
+    # Colab has had it name a file that was not there (colabtools#5237); the other constraints are in the command.
+    environment, said = {name: value for name, value in os.environ.items() if name != "UV_BUILD_CONSTRAINT"}, []
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "encoding": "utf-8"}
     with subprocess.Popen(command, env=environment, **pipe) as process:
         for line in process.stdout:

@@ -78,6 +78,7 @@ class Runtime:
             # As Colab has had them: its own Python for uv, and constraints in a file that is not there (colabtools#5237).
             "UV_SYSTEM_PYTHON": "true",
             "UV_CONSTRAINT": "/backend-container/containers/requirements.constraints",
+            "UV_BUILD_CONSTRAINT": "/backend-container/containers/build.constraints",
             "JUPYTER_DATA_DIR": str(self.content / "jupyter"),
             "JUPYTER_CONFIG_DIR": str(self.content / "jupyter"),
             "IPYTHONDIR": str(self.content / "ipython"),
