@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -121,7 +122,9 @@ def test_cells_and_readme_show_the_one_address_of_pyproject(tmp_path):
     for name in ("pyproject.toml", "README.md"):
         shutil.copyfile(ROOT / name, copy / name)
     here = setup_cell.address()
-    (copy / "README.md").write_text((copy / "README.md").read_text() + f"\n    git clone {here}\n")
+    link = "https://colab.research.google.com/github{}/blob/main/notebooks/01_dataset.ipynb"
+    shown = f"\n    git clone {here}\n{link.format(urlsplit(here).path)}\n"
+    (copy / "README.md").write_text((copy / "README.md").read_text() + shown)
     project = (copy / "pyproject.toml").read_text()
     assert project.count(here) == 1
     (copy / "pyproject.toml").write_text(project.replace(here, "https://example.org/them/theirs"))
@@ -130,6 +133,7 @@ def test_cells_and_readme_show_the_one_address_of_pyproject(tmp_path):
         text = file.read_text()
         assert here not in text
         assert "https://example.org/them/theirs" in text
+    assert link.format("/them/theirs") in text
     written = {file.name: file.read_text() for file in (copy / "notebooks").glob("*.ipynb")}
     setup_cell.write(copy)
     assert written == {file.name: file.read_text() for file in (copy / "notebooks").glob("*.ipynb")}

@@ -13,6 +13,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[1]
 METADATA = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden": True}, "tags": ["setup"]}
@@ -72,7 +73,8 @@ def write(root: Path = ROOT) -> None:
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8")
     for old in before:
-        text = text.replace(old, address(root))
+        # A link that opens a notebook in Colab has only the path of it.
+        text = text.replace(old, address(root)).replace(urlsplit(old).path, urlsplit(address(root)).path)
     readme.write_text(text, encoding="utf-8")
 
 
