@@ -131,7 +131,7 @@ def make(folder: Path) -> Runtime:
     venv, content = _venv(folder), folder / "content"
     content.mkdir()
     # A project of the user's own, with settings for uv that are not for our packages.
-    (content / "pyproject.toml").write_text("[tool.uv]\noffline = true\n")
+    (content / "pyproject.toml").write_text('[tool.uv]\noverride-dependencies = ["numpy<2"]\n')
     found = Runtime(venv, content, _repository(folder), versions(venv))
     print(f"\n{len(found.before)} packages in {time.monotonic() - began:.0f} s, Python of {python()}")
     return found
