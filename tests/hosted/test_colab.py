@@ -1,7 +1,7 @@
 """The five notebooks on Colab's packages, set up by their own first cell.
 
 A venv holds what Google publishes for Colab's runtime; Google's own parts (Drive, the front end) exist only there, and a
-folder stands in for Drive. Python is Colab's 3.13 where the machine has one. Minutes long, and 7 GB: `slow`.
+folder stands in for Drive. Python is Colab's 3.13 where the machine has one. Minutes long, and 6 GB: `slow`.
 """
 
 from __future__ import annotations
