@@ -115,6 +115,7 @@ def plan_run(
             be reached is a note, and so is memory that cannot be estimated.
     """
     from workbench.train.policy import trainer_classes
+    from workbench.train.precision import one_of, unsloths_choice
     from workbench.train.stages import planned_stages
 
     called, recipe, notes, named, tasked = read_source(source)
@@ -150,6 +151,10 @@ def plan_run(
             unmeasured = [f"not estimated: memory; {error.value}"]
     given = {**settings, **_for_the_backend(recipe, settings)}
     built = _built(config_class, given, recipe)
+    device = device or plan.Device.here()
+    if device.cuda and recipe.policy.backend == "unsloth":  # its trainer decides, when it is made
+        vars(built).update(unsloths_choice(recipe.policy.dtype, given, bf16=device.native_bf16))
+    notes += one_of(recipe.policy.backend)
     notes += [*offline, *measured, *chosen, *plan.check_in_force(given, built)]
     if memory is not None and not unmeasured:
         try:
@@ -218,8 +223,9 @@ def _for_the_backend(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]
     from workbench.train.precision import choose_dtype, config_overrides
 
     # What will be known of the policy once it is loaded, as far as its configuration says it.
-    found = SimpleNamespace(backend_name=recipe.policy.backend, compute_dtype=choose_dtype(recipe.policy.dtype)[0])
-    return config_overrides(found, settings)
+    policy, here = recipe.policy, plan.Device.here()
+    chosen, _ = choose_dtype(policy.dtype, policy.backend, cuda=here.cuda, bf16=here.native_bf16)
+    return config_overrides(SimpleNamespace(backend_name=policy.backend, compute_dtype=chosen), settings)
 
 
 def memory_on(vram_gb: float | None = None) -> CardMemory:

@@ -14,6 +14,7 @@ from workbench.run.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.train import precision
+from workbench.train.loading import random_kept
 from workbench.train.policy import Policy, adapter_in_float32, config_overrides, load_policy, trainer_classes
 from workbench.train.trainer import train
 
@@ -138,24 +139,106 @@ def test_the_trainer_is_told_what_the_policy_computes_in(monkeypatch, backend, c
 
 
 @pytest.mark.parametrize(
-    ("gpu", "native", "asked", "chosen"),
+    ("backend", "gpu", "native", "asked", "chosen"),
     [
-        (True, True, None, "bfloat16"),
-        (True, False, None, "float16"),  # a T4
-        (True, False, "bfloat16", "bfloat16"),
-        (False, True, None, "float32"),
-        (False, True, "bfloat16", "bfloat16"),
-        (False, True, "float16", "float32"),
+        ("transformers", True, True, None, "bfloat16"),
+        ("transformers", True, False, None, "float16"),  # a T4
+        ("transformers", True, False, "bfloat16", "float16"),
+        ("unsloth", True, False, "bfloat16", "float16"),
+        ("unsloth", True, True, "bfloat16", "bfloat16"),
+        ("unsloth", True, False, "float32", "float32"),
+        ("unsloth", True, False, None, None),  # it chooses
+        ("transformers", False, True, None, "float32"),
+        ("transformers", False, True, "bfloat16", "bfloat16"),
+        ("transformers", False, True, "float16", "float32"),
+        ("unsloth", False, False, "bfloat16", "bfloat16"),
     ],
 )
-def test_the_type_to_compute_in_follows_the_device(monkeypatch, gpu, native, asked, chosen):
+def test_the_type_to_compute_in_follows_the_device(backend, gpu, native, asked, chosen):
+    dtype, notes = precision.choose_dtype(asked, backend, cuda=gpu, bf16=native)
+    assert dtype == chosen
+    assert [f"{asked!r} becomes {chosen!r}" in note for note in notes] == [True] * (asked not in (None, chosen))
+
+
+@pytest.mark.parametrize("backend", ["unsloth", "transformers"])
+def test_a_policy_is_loaded_in_the_type_that_was_chosen_and_says_so(monkeypatch, backend):
+    """What a GPU without bfloat16 decides, carried out here."""
+    from workbench.train import plain, policy
+
+    choose = precision.choose_dtype
+    for module in (plain, policy):
+        monkeypatch.setattr(
+            module, "choose_dtype", lambda asked, backend, **_: choose(asked, backend, cuda=True, bf16=False)
+        )
+    loaded = load_policy("tiny", backend=backend, load_in_4bit=False, dtype="bfloat16")
+    assert "note: policy.dtype = 'bfloat16' becomes 'float16': this GPU only emulates bfloat16" in str(loaded)
+    if backend == "transformers":  # on a CPU Unsloth takes another type for float16
+        assert loaded.compute_dtype == "float16"
+
+
+@pytest.mark.parametrize("backend", ["unsloth", "transformers"])
+def test_loading_a_policy_keeps_the_callers_random_state(backend):
+    import random
+
+    import numpy as np
     import torch
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(precision, "native_bf16", lambda: native)
-    dtype, notes = precision.choose_dtype(asked)
-    assert dtype == chosen
-    assert bool(notes) == (asked == "float16" and not gpu)
+    load_policy("tiny", backend=backend)  # what only an import draws is not meant
+    for seeded in (random.seed, np.random.seed, torch.manual_seed):
+        seeded(7)
+    expected = random.random(), np.random.random(), torch.rand(1).item()
+    for seeded in (random.seed, np.random.seed, torch.manual_seed):
+        seeded(7)
+    load_policy("tiny", backend=backend, seed=3)
+    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected
+
+
+def test_a_block_that_seeds_everything_leaves_the_callers_random_state():
+    """Unsloth's get_peft_model does so on a GPU."""
+    import random
+
+    import numpy as np
+    import torch
+    from transformers import set_seed
+
+    @random_kept()
+    def seeds():
+        set_seed(1)
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    seeds()
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+def test_a_run_on_a_machine_with_two_gpus_trains_on_one_with_the_batch_that_was_asked(home, monkeypatch):
+    """Without a launcher, transformers counts every GPU into the batch and wraps the model in DataParallel."""
+    config_class, _ = trainer_classes("transformers")
+    build, seen = config_class.__init__, []
+
+    def with_two_gpus(self, **settings):
+        build(self, **settings)
+        self._n_gpu = 2  # as it counts them where no launcher has started this process
+        seen.append((self, self.train_batch_size))
+
+    monkeypatch.setattr(config_class, "__init__", with_two_gpus)
+    grpo = {**GRPO, "max_steps": 1}
+    run = train(
+        Recipe.of({"policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": grpo}), task=arithmetic(64, 8)
+    )
+    [(config, counted)] = seen
+    assert (counted, config.n_gpu, config.train_batch_size) == (16, 1, 8)
+    rows = query(run.rollouts)
+    assert len(rows) == 8
+    assert rows["prompt_id"].nunique() == 2  # each whole: 4 completions
+    assert run.metrics()[0]["num_tokens"] > 0
+
+
+def test_several_gpus_are_said_and_how_to_choose_one():
+    [line] = precision.one_of("transformers", 2, {})
+    assert line.startswith("2 GPUs, and a run trains on one, the first that it sees. CUDA_VISIBLE_DEVICES=1")
+    assert "Unsloth spreads over all" in precision.one_of("unsloth", 2, {})[0]
+    assert precision.one_of("unsloth", 1, {}) == []
+    assert precision.one_of("transformers", 2, {"LOCAL_RANK": "1"}) == []  # accelerate launch, torchrun
 
 
 def test_native_bf16_is_what_unsloth_finds():

@@ -23,6 +23,7 @@ from workbench.run.recipe import LoraPart, Recipe
 from workbench.run.requests import in_force, send
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
+from workbench.train import trainer
 from workbench.train.background import start
 from workbench.train.policy import load_policy
 from workbench.train.resuming import latest_point
@@ -122,6 +123,51 @@ def test_accumulated_and_with_an_optimiser_without_moments(home):
     run = train(recipe("part", **more), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
     continue_run(run, policy=fresh(), task=task())
     assert_same(run, full)
+
+
+@pytest.fixture
+def scalers(monkeypatch) -> list[torch.amp.GradScaler]:
+    """Every trainer gets the scaler that accelerate makes where float16 is trained on a GPU; torch's works on a CPU.
+
+    Its scale is too large at first and doubles after two good steps, so steps are left out at the start and later.
+    """
+    build, found = trainer.build_trainer, []
+
+    def with_scaler(*args):
+        built = build(*args)
+        found.append(torch.amp.GradScaler("cpu", init_scale=2.0**69, growth_interval=2))
+        built.accelerator.scaler, built.args.fp16 = found[-1], True
+        return built
+
+    monkeypatch.setattr(trainer, "build_trainer", with_scaler)
+    return found
+
+
+def test_float16s_gradient_scaler_goes_on_where_it_was(home, scalers):
+    more = {"grpo": {"max_grad_norm": 0, "max_steps": 9}}  # accelerate unscales before it clips only for its own scaler
+    full = train(recipe("full", **more), policy=fresh(), task=task())
+    run = train(recipe("part", **more), policy=fresh(), task=task(), watchers=[Asks({6: [("stop", {})]})])
+    saved = json.loads((run.checkpoints / "checkpoint-7" / "state.json").read_text())["scaler"]
+    assert saved == scalers[1].state_dict()
+    assert (saved["scale"] < 2.0**69, saved["_growth_tracker"]) == (True, 1)
+    continue_run(run, policy=fresh(), task=task())
+    assert scalers[2].state_dict() == scalers[0].state_dict()
+    assert_same(run, full)
+    assert "inexact" not in next(event for event in run.events() if event["event"] == "continued")
+    # Steps that a scaler leaves out are no illness.
+    assert "non_finite" not in {verdict["name"] for verdict in full.result()["health"]}
+
+
+def test_a_scaler_that_a_checkpoint_has_not_is_named(home, scalers):
+    more = {"grpo": {"max_grad_norm": 0, "max_steps": 3}}
+    run = train(recipe(**more), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
+    state = run.checkpoints / "checkpoint-2" / "state.json"
+    kept = json.loads(state.read_text())
+    del kept["scaler"]  # as of before it was saved
+    state.write_text(json.dumps(kept))
+    continue_run(run, policy=fresh(), task=task())
+    [event] = [event for event in run.events() if event["event"] == "continued"]
+    assert "float16's gradient scaler begins anew" in event["inexact"]
 
 
 def test_what_was_changed_before_the_stop_is_in_force_after_it(home):

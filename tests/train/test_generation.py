@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from scipy import stats
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)  # fmt: skip
 
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import Recipe
@@ -19,6 +28,7 @@ from workbench.train.generation import Generation, adapters, decoding, expected,
 from workbench.train.generation.covered import NotCovered, NotNumbers
 from workbench.train.generation.decoding import ALL, Parts, decoder
 from workbench.train.policy import load_policy, trainer_classes
+from workbench.train.sampling import sample
 from workbench.train.trainer import train
 
 GRPO = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24, "learning_rate": 1e-3}
@@ -460,9 +470,43 @@ def test_what_turns_up_while_it_trains_is_an_event(home, capsys, monkeypatch):
     assert event["by"] == "trl"
     assert "SlidingWindow" in event["why"]
     assert event["step"] == 1
-    assert "from step 1 on TRL's own path generates, more slowly: a cache of" in capsys.readouterr().out
+    assert "from step 1 on TRL's own path generates: a cache of" in capsys.readouterr().out
     assert run.events()[0]["generation"] == "the workbench's loop"
     assert run.result()["generation"]["why"] == event["why"]
+
+
+@pytest.fixture
+def said(caplog):
+    """What transformers warns of while it generates."""
+    logger = logging.getLogger("transformers.generation.utils")
+    logger.addHandler(caplog.handler)
+    yield lambda: {record.getMessage()[:40] for record in caplog.records}
+    logger.removeHandler(caplog.handler)
+
+
+@pytest.mark.parametrize("way", [None, "for a test"])
+def test_a_length_in_the_models_own_config_draws_no_warning_and_is_put_back(plain, said, monkeypatch, way):
+    monkeypatch.setattr(plain.model.generation_config, "max_length", 512)  # Unsloth puts the context's length there
+    with Generation(plain.model, way):
+        plain.model.generate(**prompts(plain, 2), max_new_tokens=3)
+    sample(plain, ["What is 1 + 2?"], max_completion_length=3)
+    assert said() == set()
+    assert plain.model.generation_config.max_length == 512
+    plain.model.generate(**prompts(plain, 2), max_new_tokens=3)
+    assert said() == {"Both `max_new_tokens` (=3) and `max_leng"}  # not ours
+
+
+def test_arguments_that_unsloth_adds_draw_no_warning_and_the_callers_own_do(plain, said, monkeypatch):
+    generate = plain.model.generate
+    # As unsloth_fast_generate does.
+    added = {"cache_implementation": "dynamic", "pad_token_id": plain.tokenizer.pad_token_id}
+    monkeypatch.setattr(plain.model, "generate", lambda **kwargs: generate(**kwargs, **added))
+    config = GenerationConfig(max_new_tokens=3)
+    with Generation(plain.model, "for a test"):
+        plain.model.generate(**prompts(plain, 2), generation_config=config)
+        assert said() == set()
+        plain.model.generate(**prompts(plain, 2), generation_config=config, do_sample=False)
+    assert said() == {"Passing `generation_config` together wit"}
 
 
 def test_not_covered_is_raised_by_name(plain):

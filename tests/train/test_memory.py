@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import json
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +38,7 @@ from workbench.train.memory.footprint import (
     optimizer_bytes,
     weight_bytes,
 )
+from workbench.train.memory.parts import GRAPHED
 from workbench.train.memory.shapes import from_config, shape_of
 from workbench.train.plan.values import DEFAULTS
 
@@ -61,6 +66,31 @@ def made(name="Qwen/Qwen2.5-1.5B-Instruct", *, policy=None, how=None, **grpo):
 def part(estimated, name, phase=None):
     [found] = [p for p in estimated.parts if p.name == name and phase in (None, p.phase)]
     return found
+
+
+GRAPHED_BY_UNSLOTH = Path(importlib.util.find_spec("unsloth").origin).parent / "models" / "_decode_graphs.py"
+
+
+def test_decode_graphs_are_a_part_where_unsloth_captures_them():
+    llama = "unsloth/Llama-3.2-1B-Instruct"
+    found = part(made(llama), "decode graphs")
+    assert (found.phase, found.low, found.exact) == ("generation", 0, False)
+    assert 0 < found.bytes < found.high < 10**9
+    assert "confirmed by no GPU" in found.formula
+    assert part(made(llama, num_generations=16, per_device_train_batch_size=16), "decode graphs").bytes > found.bytes
+    without = [
+        made("Qwen/Qwen2.5-1.5B-Instruct"),  # Unsloth's own decoding, and no graphs
+        made(llama, use_vllm=True),
+        made(llama, policy={"backend": "transformers"}),
+        made(llama, how={"device": "cpu"}),
+    ]
+    assert not [p for one in without for p in one.parts if p.name == "decode graphs"]
+
+
+def test_the_models_with_decode_graphs_are_those_of_the_installed_unsloth():
+    source = GRAPHED_BY_UNSLOTH.read_text(encoding="utf-8")
+    assert ast.literal_eval(re.search(r"_SUPPORTED_MODEL_TYPES = (\{.*?\})", source)[1]) == GRAPHED
+    assert re.search(r"^BUCKET = 256$", source, re.MULTILINE)
 
 
 # -------------------------------------------------------------------------------------------- exact, against real objects

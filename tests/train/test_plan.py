@@ -473,6 +473,22 @@ def test_in_words(grpo, prompts, words):
         (CPU, {}, {"fp16": True}, {}, "fp16 = True is left out: float16 is for GPUs"),
         (AMPERE, {}, {"fp16": True}, {}, "fp16 = True is left out: Unsloth loads in bfloat16"),
         (AMPERE, {"dtype": "float16"}, {"fp16": True}, {"fp16": True}, None),
+        (T4, {}, {"bf16": True}, {}, "computed in: float16"),
+        (T4, {"dtype": "bfloat16"}, {}, {}, "policy.dtype = 'bfloat16' becomes 'float16': this GPU only emulates"),
+        (T4, {"dtype": "bfloat16", "backend": "transformers"}, {}, {}, "policy.dtype = 'bfloat16' becomes 'float16'"),
+        (T4, {"dtype": "bfloat16"}, {"fp16": True}, {"fp16": True}, "policy.dtype = 'bfloat16' becomes 'float16'"),
+        (
+            AMPERE,
+            {"dtype": "float32"},
+            {},
+            {},
+            "'float32' is how the weights are kept.*bf16 = True.*transformers computes in",
+        ),
+        (AMPERE, {"dtype": "float32"}, {"bf16": True}, {"bf16": True}, None),
+        (AMPERE, {"dtype": "float32"}, {"fp16": True}, {"fp16": True}, None),
+        (AMPERE, {"dtype": "float32", "backend": "transformers"}, {}, {}, None),
+        (T4, {"dtype": "float32"}, {}, {}, None),
+        (CPU, {"dtype": "float16", "backend": "transformers"}, {}, {}, "policy.dtype = 'float16' becomes 'float32'"),
         (
             T4,
             {},
@@ -494,6 +510,48 @@ def test_what_the_device_cannot_do_is_changed_and_said(device, policy, asked, fo
     assert len(notes) == (said is not None)
     if said:
         assert re.search(said, notes[0])
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "asked", "bf16", "fp16"),
+    [
+        (AMPERE, None, {}, True, False),
+        (AMPERE, "float16", {}, False, True),
+        (AMPERE, "float32", {}, True, False),  # whatever was asked, its trainer turns bf16 on
+        (AMPERE, None, {"bf16": False}, True, False),
+        (AMPERE, "float32", {"fp16": True}, False, True),
+        (T4, None, {}, False, True),
+        (T4, None, {"bf16": True}, False, True),
+        (T4, "bfloat16", {}, False, True),
+        (T4, "float32", {}, False, False),
+    ],
+)
+def test_the_plan_says_the_precision_that_unsloths_trainer_puts_in_force(device, dtype, asked, bf16, fp16):
+    recipe = Recipe(policy=PolicyPart(dtype=dtype, load_in_4bit=False), grpo=asked)
+    found = plan_run(recipe, device=device, task=task(16, 2))
+    rows = {row.name: row for row in found.rows}
+    assert (rows["bf16"].in_force, rows["fp16"].in_force) == (bf16, fp16)
+    for name, value in asked.items():
+        assert rows[name].by == ("you" if value == rows[name].in_force else CHANGED[name, value])
+    assert any("bf16 = False was given, and True is in force" in note for note in found.notes) == (
+        asked == {"bf16": False}
+    )
+
+
+CHANGED = {("bf16", True): "changed by the workbench", ("bf16", False): "changed by Unsloth/TRL"}
+
+
+def test_cispo_has_the_same_cap_everywhere_and_not_one_that_makes_every_gradient_smaller(home):
+    """Of an unchanged policy every weight is 1: TRL's own default, epsilon, would make 0.2 of it."""
+    norms = []
+    for cap in ({}, {"epsilon_high": 0.2}):
+        grpo = {"loss_type": "cispo", "max_steps": 1, "num_generations": 4, "max_completion_length": 24, **cap}
+        recipe = Recipe.of({"run_name": "t", "policy": {"load_in_4bit": False}, "grpo": grpo})
+        run = train(recipe, task=task(8, 4), runs=home / str(len(norms)))
+        norms.append(run.metrics()[0]["grad_norm"])
+        assert run.manifest()["settings"]["in_force"]["epsilon_high"] == cap.get("epsilon_high", 5.0)
+    assert norms[0] == pytest.approx(5 * norms[1], rel=1e-4)
+    assert norms[0] > 0
 
 
 def test_both_precisions_are_an_error():
@@ -526,6 +584,9 @@ def test_this_machine():
         ({"loss_type": "dr_grpo"}, "scale_rewards = 'none'"),
         ({"loss_type": "dr_grpo", "scale_rewards": "batch"}, None),
         ({"loss_type": "dapo"}, "mask_truncated_completions = False, epsilon_high = 0.2"),
+        ({"loss_type": "cispo"}, "epsilon_high itself, not at 1 + epsilon_high; here 5,"),
+        ({"loss_type": "cispo", "epsilon_high": 4.0}, None),
+        ({"loss_type": "cispo", "epsilon_high": 0.28}, "caps every weight below 1"),
         ({"loss_type": "grpo"}, None),
         ({}, None),
     ],

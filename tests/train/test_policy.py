@@ -5,9 +5,11 @@ With both backends alike; what only one of them does is in test_backends.py.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from workbench.run.errors import PolicyError
+from workbench.run.errors import PolicyError, RecipeError
 from workbench.run.recipe import Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.train.policy import _without_noise, find_model, linear4bit_layers, load_policy, load_tokenizer
@@ -81,6 +83,27 @@ def test_no_other_line_of_unsloths_is_kept_out(capsys):
     print(" and its end")
     said = "Unsloth (CPU): bitsandbytes 4-bit does not work on this CPU, loading 16-bit weights instead.\n"
     assert capsys.readouterr().out == f"{said}half a line and its end\n"
+
+
+def test_a_type_is_named_as_in_a_recipe_or_by_torch_and_any_other_is_refused(backend):
+    import torch
+
+    for dtype in ("float32", torch.float32):
+        policy = load_policy("tiny", backend=backend, load_in_4bit=False, dtype=dtype)
+        assert policy.compute_dtype == policy.precision == "float32"
+    with pytest.raises(PolicyError, match=r"(?s)dtype 'float8': unknown.*float16, bfloat16 or float32.*remedy"):
+        load_policy("tiny", backend=backend, dtype="float8")
+    with pytest.raises(RecipeError, match="policy.dtype = 'float8'"):
+        Recipe.of({"policy": {"dtype": "float8"}})
+
+
+def test_unsloths_cpu_backend_is_named_where_it_is_the_one_in_use(monkeypatch):
+    from unsloth import device_type
+
+    if device_type.DEVICE_TYPE == "cpu":
+        assert load_policy("tiny", load_in_4bit=False).backend.endswith(" (CPU backend)")
+    monkeypatch.setattr(device_type, "DEVICE_TYPE", "cuda")
+    assert re.fullmatch(r"Unsloth [\d.]+", load_policy("tiny", load_in_4bit=False).backend)
 
 
 def test_16_bit_loads_no_4bit_layer(backend):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -234,3 +235,38 @@ def quiet_imports() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of all random numbers that loading and training draw from, now."""
+    import numpy as np
+    import torch
+
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def put_back(states: dict[str, Any]) -> None:
+    """Make these the states of all random numbers again."""
+    import numpy as np
+    import torch
+
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+@contextlib.contextmanager
+def random_kept() -> Iterator[None]:
+    """The caller's random numbers go on as if nothing had drawn from them meanwhile. Also a decorator."""
+    states = random_states()
+    try:
+        yield
+    finally:
+        put_back(states)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.run.recipe import LoraPart
-from workbench.train.loading import linear4bit_layers, quiet_imports
-from workbench.train.precision import choose_dtype
+from workbench.train.loading import linear4bit_layers, quiet_imports, random_kept
+from workbench.train.precision import choose_dtype, native_bf16
 
 
 def version() -> str:
@@ -27,13 +27,14 @@ def version() -> str:
     return f"transformers {transformers.__version__} + PEFT"
 
 
+@random_kept()
 def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None) -> tuple[Any, Any, list[str]]:
     """(model, tokenizer, notes) without an adapter, on this process's GPU or on the CPU."""
     with quiet_imports():
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    chosen, notes = choose_dtype(dtype)
+    chosen, notes = choose_dtype(dtype, "transformers", cuda=torch.cuda.is_available(), bf16=native_bf16())
     model = AutoModelForCausalLM.from_pretrained(
         source,
         dtype=getattr(torch, chosen),
@@ -60,8 +61,9 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
     return model, tokenizer, notes
 
 
+@random_kept()
 def add_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
-    """The model with a new adapter on it; the same seed gives the same one, and the caller's random state is kept."""
+    """The model with a new adapter on it; the same seed gives the same one."""
     with quiet_imports():
         import torch
         from peft import LoraConfig, get_peft_model
@@ -70,20 +72,18 @@ def add_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: 
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # The embeddings are frozen: without this, nothing that is recomputed would ask for a gradient.
         model.enable_input_require_grads()
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        return get_peft_model(
-            model,
-            LoraConfig(
-                task_type="CAUSAL_LM",
-                r=lora.r,
-                lora_alpha=lora.lora_alpha,
-                lora_dropout=lora.lora_dropout,
-                target_modules=list(lora.target_modules),
-                bias="none",
-            ),
-        )
+    torch.manual_seed(seed)
+    return get_peft_model(
+        model,
+        LoraConfig(
+            task_type="CAUSAL_LM",
+            r=lora.r,
+            lora_alpha=lora.lora_alpha,
+            lora_dropout=lora.lora_dropout,
+            target_modules=list(lora.target_modules),
+            bias="none",
+        ),
+    )
 
 
 def for_inference(model: Any) -> None:

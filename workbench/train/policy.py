@@ -35,8 +35,9 @@ from workbench.train.loading import (
     linear4bit_layers,
     load_tokenizer,
     quiet_imports,
+    random_kept,
 )
-from workbench.train.precision import adapter_in_float32, config_overrides, device_name, native_bf16
+from workbench.train.precision import adapter_in_float32, choose_dtype, config_overrides, device_name, native_bf16
 
 __all__ = [
     "Policy",
@@ -148,7 +149,7 @@ def load_policy(
         backend: "unsloth", or "transformers" for plain transformers and PEFT.
         load_in_4bit: keep the frozen weights in NF4.
         max_seq_length: tokens of prompt and completion together.
-        dtype: compute type; None: chosen for the device.
+        dtype: compute type, "float16", "bfloat16" or "float32"; None: chosen for the device.
         lora: shape of a new adapter; None: the default one.
         adapter: folder of a trained adapter to put on instead of a new one (then not trainable).
         gradient_checkpointing: recompute activations in the backward pass: less memory, slower.
@@ -159,12 +160,19 @@ def load_policy(
         seed: initialises the adapter.
 
     Raises:
-        PolicyError: if the name is unknown, the folder holds no model, the hub cannot be reached, 4-bit was asked
+        PolicyError: if the name or `dtype` is unknown, the folder holds no model, the hub cannot be reached, 4-bit was asked
             for and is not what was loaded, vLLM does not start, or the plain backend is asked for where unsloth has patched
             the libraries.
     """
     _check_backend(backend)
     loads = _BACKENDS[backend]
+    dtype = None if dtype is None else str(dtype).removeprefix("torch.")
+    if dtype not in (None, "float16", "bfloat16", "float32"):
+        raise PolicyError(
+            f"dtype {dtype!r}: unknown",
+            rule="a policy computes in float16, bfloat16 or float32",
+            remedy="choose one of them, or None: chosen for the device",
+        )
     source = find_model(name)
     check_tokenizer_files(source, name)
     trained = None if adapter is None else find_adapter(adapter)
@@ -332,22 +340,32 @@ def _unsloth() -> Any:
 
 
 def _unsloth_version() -> str:
-    import torch
+    unsloth = _unsloth()
+    from unsloth.device_type import DEVICE_TYPE
 
-    return f"Unsloth {_unsloth().__version__}" + ("" if torch.cuda.is_available() else " (CPU backend)")
+    return f"Unsloth {unsloth.__version__}" + (" (CPU backend)" if DEVICE_TYPE == "cpu" else "")
 
 
+@random_kept()
 def _unsloth_base(
     source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None, **engine: Any
 ) -> tuple[Any, Any, list[str]]:
     loader = _unsloth().FastLanguageModel
+    import torch
+
+    chosen, notes = choose_dtype(dtype, "unsloth", cuda=torch.cuda.is_available(), bf16=native_bf16())
     with _without_noise():
         model, tokenizer = loader.from_pretrained(
-            model_name=source, max_seq_length=max_seq_length, dtype=dtype, load_in_4bit=load_in_4bit, **engine
+            model_name=source,
+            max_seq_length=max_seq_length,
+            dtype=getattr(torch, chosen) if chosen else None,  # on a GPU it knows two of the three by their names
+            load_in_4bit=load_in_4bit,
+            **engine,
         )
-    return model, tokenizer, []
+    return model, tokenizer, notes
 
 
+@random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
 def _unsloth_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
     return _unsloth().FastLanguageModel.get_peft_model(
         model,

@@ -6,6 +6,8 @@ CPU and slow emulation on an old GPU.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,19 +33,53 @@ def native_bf16() -> bool:
     return any(found.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
-def choose_dtype(asked: str | None) -> tuple[str, list[str]]:
-    """(the type to compute in, a note if it is not the one that was asked for). For the plain backend.
+def choose_dtype(asked: str | None, backend: str, *, cuda: bool, bf16: bool) -> tuple[str | None, list[str]]:
+    """(the type to load the policy in, a note if it is not the one that was asked for).
 
-    None asks for bfloat16 on a GPU that has it, float16 on an older one (a T4), float32 on a CPU.
+    Where None is asked for, Unsloth chooses itself (None); the plain backend takes bfloat16 on a GPU that has it, float16 on
+    an older one (a T4), float32 on a CPU.
+
+    Args:
+        cuda: there is a GPU.
+        bf16: this device computes in bfloat16 without emulation.
     """
-    import torch
-
-    if torch.cuda.is_available():
-        return asked or ("bfloat16" if native_bf16() else "float16"), []
+    if cuda and asked == "bfloat16" and not bf16:
+        return "float16", ["policy.dtype = 'bfloat16' becomes 'float16': this GPU only emulates bfloat16"]
+    if backend == "unsloth":
+        return asked, []
+    if cuda:
+        return asked or ("bfloat16" if bf16 else "float16"), []
     if asked == "float16":
         # Gradients of float16 need a scaler, and accelerate has none for a CPU: it would train in float32 unasked.
-        return "float32", ["dtype = float16 is for a GPU; on the CPU float32 is used"]
+        return "float32", ["policy.dtype = 'float16' becomes 'float32': float16 is for GPUs"]
     return asked or "float32", []
+
+
+def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) -> dict[str, bool]:
+    """`bf16` and `fp16` as Unsloth's trainer puts them in force on a GPU: as asked where one is True, else by the type.
+
+    Args:
+        dtype: what the policy is loaded in; None: Unsloth's choice.
+        settings: what GRPOConfig is built with.
+        bf16: the GPU computes in bfloat16 without emulation.
+    """
+    asked = {name: bool(settings.get(name)) for name in ("bf16", "fp16")}
+    in_bf16 = bf16 and dtype != "float16"
+    return asked if any(asked.values()) else {"bf16": in_bf16, "fp16": not in_bf16 and dtype != "float32"}
+
+
+def one_of(backend: str, gpus: int | None = None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A line for a machine with several GPUs (None: this one); none where a launcher started a process for each of them."""
+    import torch
+
+    gpus = torch.cuda.device_count() if gpus is None else gpus
+    if gpus < 2 or "LOCAL_RANK" in environment:
+        return []
+    spread = "; Unsloth spreads over all of them a model that leaves too little room on one" * (backend == "unsloth")
+    return [
+        f"{gpus} GPUs, and a run trains on one, the first that it sees{spread}. CUDA_VISIBLE_DEVICES=1, set before torch is "
+        "imported, lets it see the second alone"
+    ]
 
 
 def config_overrides(policy: Policy, settings: dict[str, Any]) -> dict[str, Any]:

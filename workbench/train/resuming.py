@@ -1,9 +1,9 @@
 """Going on from a checkpoint: the state of training, kept beside the adapter without a pickle.
 
 A checkpoint holds the adapter (PEFT), `optimizer.safetensors` (the optimiser's tensors and the random states of torch) and
-`state.json` (where the run was: stage, step, schedule, Python's and numpy's random states). A run that goes on from it
-takes the same prompts in the same order with the same random numbers, so on a CPU its numbers are those of a run that
-never stopped; `inexact` names what is not restored.
+`state.json` (where the run was: stage, step, schedule, float16's gradient scaler, Python's and numpy's random states). A
+run that goes on from it takes the same prompts in the same order with the same random numbers, so on a CPU its numbers are
+those of a run that never stopped; `inexact` names what is not restored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from workbench.run.directory import RunDirectory, write_json
 from workbench.run.errors import RunError
 from workbench.run.workspace import shown
+from workbench.train.loading import put_back, random_states
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
 STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the other files are those of an adapter
@@ -36,18 +36,6 @@ class Point:
     step: int  # of the whole run
     done: int  # steps of the stage
     state: dict[str, Any]
-
-
-def random_states() -> dict[str, Any]:
-    """The states of all random numbers that training draws from, now."""
-    import torch
-
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
 
 
 def save_state(
@@ -79,6 +67,7 @@ def save_state(
     save_file(tensors, str(folder / _TENSORS))
     version, numbers, gauss = states["python"]
     kind, keys, position, has_gauss, cached = states["numpy"]
+    scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
     state = {
         "stage": stage,
         "step": trainer.state.global_step,
@@ -87,6 +76,7 @@ def save_state(
         "tokens": states.get("tokens", trainer.state.num_input_tokens_seen),
         "whole_generation": trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0,
         "optimizer": {"plain": plain, "groups": packed["param_groups"]},
+        "scaler": scaler and scaler.state_dict(),
         "schedule": {
             key: value
             for key, value in trainer.lr_scheduler.state_dict().items()
@@ -183,7 +173,6 @@ class Restored:
 
     def begin(self, trainer: Any) -> None:
         """When training has begun: the optimiser's and the schedule's state."""
-        import torch
         from safetensors.torch import load_file
 
         state = self.point.state
@@ -200,7 +189,11 @@ class Restored:
         schedule.load_state_dict({**schedule.state_dict(), **state["schedule"]})
         trainer.state.num_input_tokens_seen = state["tokens"]
         trainer._step = self.point.done * trainer.args.gradient_accumulation_steps
-        self._torch = torch
+        scaler = trainer.accelerator.scaler
+        if scaler is not None and state.get("scaler"):
+            scaler.load_state_dict(state["scaler"])
+        elif scaler is not None:
+            self.inexact.append("float16's gradient scaler begins anew: steps are skipped until its scale fits")
 
     def epoch_begins(self) -> None:
         """Before the first epoch's prompts are drawn."""
@@ -222,12 +215,15 @@ class Restored:
         self._random_loaded = True
         saved = self.point.state["random"]
         version, numbers, gauss = saved["python"]
-        random.setstate((version, tuple(numbers), gauss))
-        kind, keys, position, has_gauss, cached = saved["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-        self._torch.set_rng_state(self._random["random.torch"])
-        if "random.cuda" in self._random and self._torch.cuda.is_available():
-            self._torch.cuda.set_rng_state(self._random["random.cuda"])
+        kind, keys, *more = saved["numpy"]
+        put_back(
+            {
+                "python": (version, tuple(numbers), gauss),
+                "numpy": (kind, np.array(keys, dtype=np.uint32), *more),
+                "torch": self._random["random.torch"],
+                "cuda": self._random.get("random.cuda"),
+            }
+        )
 
 
 def _steps_an_epoch(trainer: Any) -> int:

@@ -17,9 +17,10 @@ from workbench.train.control import GracefulStop
 from workbench.train.fitting import Fit
 from workbench.train.generation import Generation, expected
 from workbench.train.health.watchdog import Watchdog
+from workbench.train.loading import random_states
 from workbench.train.policy import Policy, adapter_in_float32, config_overrides
 from workbench.train.recorder import Recorder, Watcher
-from workbench.train.resuming import Point, Restored, load_adapter, random_states, save_state
+from workbench.train.resuming import Point, Restored, load_adapter, save_state
 from workbench.train.stages import ONLY_STAGE, Stage
 from workbench.train.steering import Live, Steering
 
@@ -45,6 +46,8 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
         )
     except _REFUSALS as error:
         raise _refused(error) from error
+    if config.n_gpu > 1:
+        config._n_gpu = 1  # or transformers would train on all at once, with a batch and a loss so many times as large
     # What is recorded follows from what is in force, whoever chose it.
     stage.suite.scale_rewards, stage.suite.aggregation = config.scale_rewards, config.multi_objective_aggregation
     return config
@@ -188,7 +191,7 @@ class Session:
             self.trainer = self.rest(stage)
         trainer, recorder = self.trainer, self.recorder
         recorder.suite, recorder.stage = stage.suite, stage.name
-        recorder.watchdog = Watchdog(stage, self.policy.tokenizer.eos_token_id)
+        recorder.watchdog = Watchdog(stage, self.policy.tokenizer.eos_token_id, fp16=trainer.args.fp16)
         recorder.measures_kl = bool(stage.settings["beta"])
         adaptive = AdaptiveWeights(stage.adaptive, stage.suite)
         live = Live(trainer, self.policy, stage, recorder, adaptive)
@@ -228,7 +231,7 @@ class Session:
         step = self.trainer.state.global_step + 1
         self.recorder.event("generation", step, **({"by": "trl", "why": why_not} if why_not else {"by": "workbench"}))
         if why_not:
-            print(f"from step {step} on TRL's own path generates, more slowly: {why_not}", flush=True)
+            print(f"from step {step} on TRL's own path generates: {why_not}", flush=True)
 
     def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
         recorder = self.recorder

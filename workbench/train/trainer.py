@@ -21,6 +21,7 @@ from workbench.train.generation import expected, in_words
 from workbench.train.loading import local_model
 from workbench.train.manifest import manifest_of
 from workbench.train.policy import Policy, load_policy, trainer_classes
+from workbench.train.precision import one_of
 from workbench.train.recorder import Watcher
 from workbench.train.resuming import STATE_FILES, Point, latest_point, load_adapter
 from workbench.train.session import Session, build_config, build_trainer
@@ -71,7 +72,7 @@ def train(
         notes.append(
             f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there"
         )
-    notes += _warnings(task)
+    notes += _warnings(task) + one_of(policy.backend_name)
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         configs = [build_config(config_class, stage, scratch, policy) for stage in stages]
         first = build_trainer(trainer_class, configs[0], stages[0], policy)

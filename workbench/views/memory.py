@@ -18,7 +18,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("keys and values", ("keys and values", "growing cache"), ORANGE),
     ("activations", ("activations", "backward scratch"), PURPLE),
     ("log-probabilities", ("log-probabilities",), SKY),
-    ("scratch", ("reading the prompts", "choosing tokens", "unpacked layer"), GREY),
+    ("scratch", ("reading the prompts", "choosing tokens", "unpacked layer", "decode graphs"), GREY),
     ("CUDA and the allocator's gaps", (), "#cccccc"),
 )
 

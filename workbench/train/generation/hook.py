@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from workbench.run.recipe import Recipe
@@ -51,6 +53,24 @@ def in_words(why_not: str | None, num_generations: int) -> str:
     return why_not if why_not in (VLLM, CONTINUOUS) else f"TRL's own path generates: {why_not}"
 
 
+@contextlib.contextmanager
+def _no_word_on_arguments_of_unsloths(kwargs: dict[str, Any]) -> Iterator[None]:
+    # Unsloth's generate adds some to the generation_config that TRL hands over, and transformers calls that deprecated.
+    from transformers import GenerationConfig
+
+    logger = logging.getLogger("transformers.generation.utils")
+    mixed = GenerationConfig().to_dict().keys() & kwargs.keys()  # by the caller, who can act on it
+
+    def others(record: logging.LogRecord) -> bool:
+        return bool(mixed) or not record.getMessage().startswith("Passing `generation_config` together with")
+
+    logger.addFilter(others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(others)
+
+
 class Generation:
     """While it is entered, `model.generate` runs the workbench's loop, and transformers' own where that does not cover it.
 
@@ -89,9 +109,13 @@ class Generation:
         self._generate = self.model.generate
         self._had = "generate" in vars(self.model)
         self.model.generate = self.generate
+        # Unsloth puts the context's length there, and transformers then warns at every call that max_new_tokens is in force.
+        config = self.model.generation_config
+        self._max_length, config.max_length = config.max_length, None
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self.model.generation_config.max_length = self._max_length
         if self._had:
             self.model.generate = self._generate
         else:
@@ -99,6 +123,10 @@ class Generation:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As `model.generate`."""
+        with _no_word_on_arguments_of_unsloths(kwargs):
+            return self._either(*args, **kwargs)
+
+    def _either(self, *args: Any, **kwargs: Any) -> Any:
         if self._always:
             return self._theirs(*args, **kwargs)
         import torch

@@ -21,12 +21,13 @@ class Watchdog:
 
     Args:
         eos_token_id: what a completion ends with when it was not cut.
+        fp16: the trainer computes in float16, whoever chose that, and so with a gradient scaler.
     """
 
-    def __init__(self, stage: Stage, eos_token_id: int) -> None:
+    def __init__(self, stage: Stage, eos_token_id: int, *, fp16: bool = False) -> None:
         import scipy.special  # noqa: F401 - the verdicts' intervals need it, and it takes 0.2 s the first time
 
-        self.stage, self.eos_token_id = stage, eos_token_id
+        self.stage, self.eos_token_id, self.fp16 = stage, eos_token_id, fp16
         self.verdicts: list[Verdict] = []
         self.seconds = 0.0
         self._summaries: deque[StepSummary] = deque(maxlen=LATEST)
@@ -83,7 +84,7 @@ class Watchdog:
             right_by=task.right_function,
             format_by=task.format_by,
             total_steps=steps if steps > 0 else None,
-            fp16=settings.get("fp16") is True,
+            fp16=self.fp16,
         )
 
 

@@ -27,6 +27,9 @@ from workbench.train.memory.shapes import LOCAL, ModelShape
 GB = 10**9
 
 _UNSLOTH_ROWS = 512  # by so many tokens Unsloth's decoding buffer grows
+# Models whose decoding step Unsloth captures in CUDA graphs, and the rows by which it rounds their buffer up.
+GRAPHED, _GRAPH_ROWS = {"llama", "qwen3"}, 256
+_WORKSPACE, _A_GRAPH = 32 * 2**20, 4 * 2**20  # cuBLAS's for the capturing stream; the driver's for a graph, a guess
 _LOGPROB_ROWS, _LOGPROB_BYTES = 512, 2 * 2**30  # Unsloth's chunk of log-probabilities: least rows, most bytes
 _LIGER_TILE = (2048, 8192)  # tokens x vocabulary at a time, with use_liger_kernel
 
@@ -233,6 +236,8 @@ def generation(facts: Facts) -> list[Part]:
         )
         copied = kv_bytes(shape, facts.sequences, facts.prompt, element)
         parts.append(Part("growing cache", "generation", more, 0, more + copied, False, formula))
+        if shape.model_type in GRAPHED:
+            parts.append(_decode_graphs(facts, rows))
     else:
         formula = "a layer's keys or values, copied to add a token"
         parts.append(_rough("growing cache", "generation", cache / (2 * shape.layers), 0.5, 3, formula))
@@ -246,6 +251,24 @@ def generation(facts: Facts) -> list[Part]:
         _rough("choosing tokens", "generation", sampled * 14, 0.5, 2.2, "logits of one token a sequence, some copies")
     )
     return [*parts, *_scratch(facts, "generation")]
+
+
+def _decode_graphs(facts: Facts, rows: int) -> Part:
+    # unsloth/models/_decode_graphs.py: a step of all sequences is captured once, as a graph before, between and after the
+    # layers' attention, in a pool of its own, which is given back before training. UNSLOTH_DECODE_CUDA_GRAPHS=0: none.
+    shape, element = facts.shape, facts.element
+    one = element * (shape.layers * shape.heads * shape.head_dim + shape.vocab_size)  # attention's output, logits
+    one += element * (2 * shape.intermediate_size + 4 * shape.hidden_size) + 12 * shape.hidden_size  # a layer's values
+    unpacked = max((matrix.weights for matrix in shape.matrices), default=0) * element if facts.four_bit else 0
+    size = facts.sequences * one + unpacked + _WORKSPACE
+    rounded = max(kv_bytes(shape, facts.sequences, _GRAPH_ROWS * math.ceil(rows / _GRAPH_ROWS) - rows, element), 0)
+    high = 2 * size + rounded + (shape.layers + 1) * _A_GRAPH
+    formula = (
+        f"Unsloth's captured step: attention's output of {shape.layers} layers, one layer's values and logits of "
+        f"{facts.sequences} sequences; high: twice that, its buffer in steps of {_GRAPH_ROWS} tokens, the driver's share; low: "
+        "no graphs; confirmed by no GPU"
+    )
+    return Part("decode graphs", "generation", size, 0, high, False, formula)
 
 
 def training(facts: Facts) -> list[Part]:

@@ -44,6 +44,12 @@ def advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
     logged = _number(asked.get("logging_steps"))
     if logged is not None and logged > 1:
         lines.append(f"logging_steps = {logged:g}: metrics are averages over {logged:g} steps; 1 records every step")
+    cap = _number(asked.get("epsilon_high"))
+    if asked.get("loss_type") == "cispo" and cap is not None and cap < 1:
+        lines.append(
+            f"epsilon_high = {cap:g} with loss_type = 'cispo' caps every weight below 1, where an unchanged policy has it, and "
+            "so makes every gradient smaller"
+        )
     share = recipe.policy.gpu_memory_utilization
     in_force = settings.get("use_vllm") and recipe.policy.backend == "unsloth"
     if share != PolicyPart().gpu_memory_utilization and not in_force:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from workbench.run.errors import RecipeError
 from workbench.run.recipe import Recipe
 from workbench.train.fast_inference import COST, NOT_INSTALLED, missing, why_not
+from workbench.train.precision import choose_dtype, unsloths_choice
 
 CPU_OPTIMISER = "adamw_torch_fused"
 # bitsandbytes' 8-bit and paged optimisers, and Apex's, have no CPU kernels.
@@ -47,7 +48,11 @@ def asks_for_vllm(settings: dict[str, Any], recipe: Recipe) -> bool:
 def depends(settings: dict[str, Any], recipe: Recipe) -> bool:
     """Whether any of these settings can be other than asked on some machine."""
     return bool(
-        settings.get("bf16") or settings.get("fp16") or asks_for_vllm(settings, recipe) or _gpu_optimiser(settings)
+        recipe.policy.dtype
+        or settings.get("bf16")
+        or settings.get("fp16")
+        or asks_for_vllm(settings, recipe)
+        or _gpu_optimiser(settings)
     )
 
 
@@ -73,34 +78,48 @@ def _precision(found: dict[str, Any], recipe: Recipe, device: Device) -> list[st
             rule="activations are computed in one of them",
             remedy="keep one, or neither: it is chosen for the device",
         )
+    policy = recipe.policy
+    chosen, notes = choose_dtype(policy.dtype, policy.backend, cuda=device.cuda, bf16=device.native_bf16)
+    dtype = chosen if policy.dtype else None
     word = next((word for word in ("bf16", "fp16") if found.get(word)), None)
-    if word is None:
-        return []
-    why = _unfit(word, recipe, device)
-    if why is None:
-        return []
-    del found[word]
-    if word == "bf16" and device.cuda and recipe.policy.backend == "transformers":
-        # TRL takes bf16 for granted where neither is said; on this GPU that is emulated.
-        found["fp16"] = True
-        return [f"bf16 = True becomes fp16 = True: {why}"]
-    chosen = "chosen for the GPU" if device.cuda else "bfloat16 or float32, as the CPU has it"
-    if not device.cuda and not device.native_bf16:
-        chosen = "float32"
-    return [f"{word} = True is left out: {why}; computed in: {chosen}"]
+    why = word and _unfit(word, dtype, policy.backend, device)
+    if why:
+        del found[word]
+        if word == "bf16" and device.cuda and policy.backend == "transformers":
+            # TRL takes bf16 for granted where neither is said; on this GPU that is emulated.
+            found["fp16"] = True
+            return [*notes, f"bf16 = True becomes fp16 = True: {why}"]
+        notes.append(
+            f"{word} = True is left out: {why}; computed in: {_computed_in(dtype, found, policy.backend, device)}"
+        )
+    elif policy.dtype == "float32" and not word and _computed_in(dtype, found, policy.backend, device) == "bfloat16":
+        notes.append(
+            "policy.dtype = 'float32' is how the weights are kept: on this GPU Unsloth's trainer puts bf16 = True in force and "
+            "computes in bfloat16; backend: transformers computes in float32"
+        )
+    return notes
 
 
-def _unfit(word: str, recipe: Recipe, device: Device) -> str | None:
-    dtype = recipe.policy.dtype
+def _computed_in(dtype: str | None, found: dict[str, Any], backend: str, device: Device) -> str:
+    if not device.cuda:
+        return "bfloat16 or float32, as the CPU has it" if device.native_bf16 else "float32"
+    if backend == "transformers":
+        return dtype or ("bfloat16" if device.native_bf16 else "float16")
+    chosen = unsloths_choice(dtype, found, bf16=device.native_bf16)
+    return "bfloat16" if chosen["bf16"] else "float16" if chosen["fp16"] else "float32"
+
+
+def _unfit(word: str, dtype: str | None, backend: str, device: Device) -> str | None:
     other = {"bf16": "float16", "fp16": "bfloat16"}[word]
+    if word == "bf16" and not device.native_bf16:
+        return f"this {'GPU (a T4, for one, computes in float16)' if device.cuda else 'CPU'} only emulates bfloat16"
     if dtype == other:
         return f"policy.dtype = {dtype!r} says otherwise"
     if word == "bf16":
-        where = "GPU (a T4, for one, computes in float16)" if device.cuda else "CPU"
-        return None if device.native_bf16 else f"this {where} only emulates bfloat16"
+        return None
     if not device.cuda:
         return "float16 is for GPUs"
-    if device.native_bf16 and recipe.policy.backend == "unsloth" and dtype != "float16":
+    if device.native_bf16 and backend == "unsloth" and dtype is None:
         return 'Unsloth loads in bfloat16 on this GPU and refuses float16 beside it (policy.dtype = "float16" for that)'
     return None
 

@@ -18,6 +18,8 @@ from workbench.train.plan.device import Device, asks_for_vllm, depends, fitted
 from workbench.train.plan.names import MOVED, renamed
 from workbench.train.plan.values import DEFAULTS
 
+CISPO_EPSILON_HIGH = 5.0  # epsilon_max of the ScaleRL paper
+
 
 def normalised(
     recipe: Recipe, fields: set[str], device: Device | None = None, processes: int = 1
@@ -80,6 +82,12 @@ def _as_the_paper(found: dict[str, Any], asked: dict[str, Any], fields: set[str]
     if kind == "dr_grpo" and "scale_rewards" not in asked:
         found["scale_rewards"] = "none"
         notes.append("loss_type = 'dr_grpo' goes with scale_rewards = 'none', as in its paper and as Unsloth sets it")
+    if kind == "cispo" and asked.get("epsilon_high") is None:
+        found["epsilon_high"] = CISPO_EPSILON_HIGH
+        notes.append(
+            f"loss_type = 'cispo' caps each weight at epsilon_high itself, not at 1 + epsilon_high; here "
+            f"{CISPO_EPSILON_HIGH:g}, which TRL and Unsloth recommend (TRL alone would take epsilon, and cap them all below 1)"
+        )
     if kind == "dapo":
         pinned = {"mask_truncated_completions": False, "epsilon_high": found.get("epsilon") or 0.2}
         pinned = {name: value for name, value in pinned.items() if name in fields and asked.get(name) is None}
