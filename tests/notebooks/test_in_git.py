@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import runpy
 from pathlib import Path
 
 import nbformat
@@ -21,6 +22,7 @@ from workbench.demo import (
 from workbench.run.errors import RunError
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
+setup_cell = runpy.run_path(str(FOLDER.parent / "tools" / "setup_cell.py"))["cell"]
 LONGEST_CELL = 25
 
 
@@ -64,6 +66,18 @@ class TestNotebook:
         ids = [cell["id"] for cell in read(stem)["cells"]]
         assert len(set(ids)) == len(ids)
         assert all(ident.startswith(f"{stem[:2]}-") for ident in ids)
+
+    def test_the_set_up_cell_stands_under_the_title_folded_and_the_same_in_all(self, stem):
+        title, cell, *others = read(stem)["cells"]
+        assert title["cell_type"] == "markdown"
+        assert cell == setup_cell(stem), "python tools/setup_cell.py"
+        assert not [each for each in others if "setup" in each["metadata"].get("tags", [])]
+        assert cell["metadata"]["tags"] == ["setup"]
+        # Folded in JupyterLab, in Colab and on Kaggle.
+        assert cell["metadata"]["jupyter"] == {"source_hidden": True}
+        assert cell["metadata"]["cellView"] == "form"
+        assert source(cell).startswith("# @title")
+        assert cell["metadata"]["_kg_hide-input"] is True
 
     def test_one_cell_of_parameters_each_with_its_comment_or_plain_name(self, stem):
         [cell] = [cell for cell in read(stem)["cells"] if "parameters" in cell["metadata"].get("tags", [])]

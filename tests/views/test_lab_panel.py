@@ -166,7 +166,7 @@ def test_without_widgets_the_same_as_tables(file, monkeypatch):
 
 
 def test_a_saved_notebook_keeps_the_tables_beside_the_widget(lab):
-    data, _ = lab._repr_mimebundle_()
+    data = lab._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
     assert "What cheats earn" in data["text/html"]
 
@@ -179,7 +179,7 @@ def test_a_prompt_that_is_not_there_is_named(file):
 def test_what_a_completion_says_is_text():
     hostile = "</pre><script>x</script> $x$ \u202e <answer>42</answer>"
     lab = Lab(Task("t", ROWS, [correctness_reward]), [hostile, ""])
-    for page in (seen(lab, 0), lab._repr_mimebundle_()[0]["text/html"]):
+    for page in (seen(lab, 0), lab._repr_mimebundle_()["text/html"]):
         assert "<script>" not in page
         assert "&lt;script&gt;" in page
         assert "\u202e" not in page
@@ -223,7 +223,7 @@ def test_the_examination_is_folded_so_that_it_gives_no_flaw_away():
     task = Task("t", rows, [format_reward])
     lab = Lab(task, ["x"])
     try:
-        bundle, _ = lab._repr_mimebundle_()
+        bundle = lab._repr_mimebundle_()
         for page in (lab._report.value, bundle["text/html"]):
             before, _, inside = page.partition("<details><summary>")
             assert "cannot pay" in inside

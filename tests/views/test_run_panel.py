@@ -410,7 +410,7 @@ def test_adaptive_weights_do_not_push_out_the_answers(controls):
         ("7.4.0", {}, False),
         ("6.31.0", {}, False),
         ("7.3.0", {"VSCODE_PID": "1"}, False),
-        ("7.3.0", {"COLAB_GPU": "0"}, False),
+        ("7.3.0", {"COLAB_RELEASE_TAG": "x"}, False),
         ("7.3.0", {"WORKBENCH_WIDGETS": "0"}, False),
     ],
 )

@@ -16,7 +16,7 @@ from workbench.run.errors import WorkbenchError
 from workbench.run.requests import InForce, apply_event, in_force, send
 from workbench.views.marks import change_text
 from workbench.views.tables import PRE, plain
-from workbench.views.widgets import buttons_work
+from workbench.views.widgets import buttons_work, view_of
 
 BY = "panel"
 MOST_SAID = 6  # answers that are shown, the newest first
@@ -239,9 +239,7 @@ class Controls:
         bundle = {"text/plain": repr(self), "text/html": _line(repr(self), _GREY)}
         if self.widget is None:
             return bundle
-        found = self.widget._repr_mimebundle_(include=include, exclude=exclude)
-        data, metadata = found if isinstance(found, tuple) else (found, {})
-        return {**bundle, **(data or {}), "text/plain": bundle["text/plain"]}, metadata
+        return {**bundle, **view_of(self.widget)}
 
     def close(self) -> None:
         """Take the widgets away."""

@@ -34,7 +34,7 @@ from workbench.views.groups import group_tables
 from workbench.views.highlight import highlighted
 from workbench.views.probing import Report
 from workbench.views.tables import PRE, Table, plain, short_name
-from workbench.views.widgets import WIDGETS
+from workbench.views.widgets import WIDGETS, view_of
 
 MOST_PROMPTS = 100  # offered in the list
 _LOOK_S = 0.5  # between two looks at the task file
@@ -235,10 +235,8 @@ class Lab:
         bundle = {"text/html": static, "text/plain": repr(self)}
         if self.widget is None:
             return bundle
-        found = self.widget._repr_mimebundle_(include=include, exclude=exclude)
-        data, metadata = found if isinstance(found, tuple) else (found, {})
         self._watch()
-        return {**bundle, **(data or {}), "text/plain": bundle["text/plain"]}, metadata
+        return {**bundle, **view_of(self.widget)}
 
     @staticmethod
     def _fold(report: Any) -> str:

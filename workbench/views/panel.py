@@ -18,7 +18,7 @@ from workbench.views.controls import Controls
 from workbench.views.figure import image_bundle
 from workbench.views.followed import FollowedRun
 from workbench.views.screen import GROUP_EVERY, clock, new_alarms, oldest_s, status_html
-from workbench.views.widgets import WIDGETS, buttons_work
+from workbench.views.widgets import WIDGETS, buttons_work, view_of
 
 __all__ = ["Controls", "RunPanel", "buttons_work", "watch"]
 
@@ -248,10 +248,8 @@ class RunPanel:
             import ipywidgets
 
             self._box = ipywidgets.VBox([self.controls.widget] if self.controls is not None else [])
-        found = self._box._repr_mimebundle_()
-        data, metadata = found if isinstance(found, tuple) else (found, {})
         # A saved notebook has no kernel to answer the buttons, and shows this line instead.
-        display({**(data or {}), "text/plain": sentence}, metadata=metadata, raw=True)
+        display({**view_of(self._box), "text/plain": sentence}, raw=True)
 
     def _follow(self) -> None:
         if self.over or (self._task is not None and not self._task.done()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from typing import Any
 
 WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 
@@ -26,7 +26,8 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
         "Interrupt the cell instead: once stops after the step and saves, twice aborts. For everything else, `workbench "
         "control` in a terminal, or train in a process of its own: start(recipe)."
     )
-    if "google.colab" in sys.modules or any(name.startswith("COLAB_") for name in os.environ):
+    # Kaggle's image is Colab's, variables included.
+    if "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
         return False, f"In Colab a click waits until the cell is done. {instead}"
     if any(name in os.environ for name in ("VSCODE_PID", "VSCODE_CWD")):
         return False, f"In VS Code a click waits until the cell is done. {instead}"
@@ -36,6 +37,12 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
         return True, "In JupyterLab these buttons work while the cell trains; elsewhere, interrupt the cell to stop."
     shown = ".".join(map(str, kernel))
     return False, f"With ipykernel {shown} a click waits until the cell is done. {instead}"
+
+
+def view_of(widget: Any) -> dict[str, Any]:
+    """A widget as a mime bundle. ipywidgets 8 makes it itself, 7 (Colab's) only displays."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view}
 
 
 def _kernel_version() -> tuple[int, int]:
