@@ -46,6 +46,14 @@ def cell(monkeypatch) -> list:
 
 
 @pytest.fixture
+def buttons(monkeypatch):
+    """A kernel in which they work while a cell is busy, whichever this machine has."""
+    monkeypatch.setattr("workbench.views.widgets._kernel_version", lambda: (7, 3))
+    for name in ("VSCODE_PID", "VSCODE_CWD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def running(home):
     opened = Running("r", 40)
     yield opened
@@ -66,7 +74,9 @@ def test_outside_a_notebook_there_is_nowhere_to_draw(running):
     assert running.recorder.watchers == [plot]  # it did not fail
 
 
-def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell):
+def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell, buttons, monkeypatch):
+    # However long a step really takes here: a first one that takes long is drawn.
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter=lambda: 0.0))
     plot = live.LivePlot()
     watched(running, plot)
     running.step()
@@ -232,7 +242,7 @@ def test_a_new_alarm_draws_at_once(monkeypatch, running, cell):
     assert clocked.steps(1) == [14]
 
 
-def test_changes_are_marked_and_a_pause_is_said_at_once(running, cell):
+def test_changes_are_marked_and_a_pause_is_said_at_once(running, cell, buttons):
     plot = live.LivePlot()
     watched(running, plot)
     running.step()
