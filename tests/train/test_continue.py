@@ -8,10 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
+from driving import waited_for
 from safetensors.torch import load_file
 
 from workbench.dataset.task import Task, load_task
@@ -397,35 +397,29 @@ def test_a_checkpoint_of_another_lora_shape_is_refused(home):
 
 
 # -- in a process of its own ------------------------------------------------------------------------------------------
-def wait_for(condition, seconds=90.0):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "in vain"
-        time.sleep(0.1)
-
-
+@pytest.mark.slow
 def test_a_started_run_is_steered_killed_and_goes_on(home):
-    asked = recipe("bg", task="arithmetic", grpo={"max_steps": 400, "save_steps": 3})
+    asked = recipe("bg", task="arithmetic", grpo={"max_steps": 4000, "save_steps": 3})
     started = start(asked)
-    run = started.wait_for_run(120)
+    run = started.wait_for_run(600)
     assert run.path == home / "runs" / "bg"
-    wait_for(lambda: len(run.metrics()) >= 2)
+    waited_for(lambda: len(run.metrics()) >= 2)
     assert run.live
     assert started.poll() is None
     send(run, "weight", by="test", function="correctness_reward", value=2)
-    wait_for(lambda: in_force(run).weights["correctness_reward"] == 2.0)
-    wait_for(lambda: (run.checkpoints / "checkpoint-3" / "state.json").is_file())
-    wait_for(lambda: len(run.metrics()) >= 7)
+    waited_for(lambda: in_force(run).weights["correctness_reward"] == 2.0)
+    waited_for(lambda: (run.checkpoints / "checkpoint-3" / "state.json").is_file())
+    waited_for(lambda: len(run.metrics()) >= 7)
     started.kill()  # as a crash would: no word of farewell
     assert run.result()["status"] == "killed"
     assert "each learns from" in started.log_tail()
     steps = latest_point(run).step
     again = start(run)
-    wait_for(lambda: len(run.metrics()) > steps + 2 or again.poll() is not None)
+    waited_for(lambda: len(run.metrics()) > steps + 2 or again.poll() is not None)
     assert again.poll() is None, again.error
     assert [row["step"] for row in run.metrics()] == list(range(1, len(run.metrics()) + 1))
     send(run, "stop", by="test")
-    assert again.wait(60).result()["status"] == "stopped"
+    assert again.wait(300).result()["status"] == "stopped"
     assert in_force(run).weights["correctness_reward"] == 2.0
     parts = query(run.rollouts, "select step, count(*) as n from rollouts group by step order by step")
     assert parts["n"].tolist() == [8] * len(parts)
@@ -437,7 +431,7 @@ def test_a_started_run_is_steered_killed_and_goes_on(home):
 def test_a_start_that_fails_says_why(home):
     started = start(recipe("bad", grpo={"beta": -1}))
     with pytest.raises(RunError, match="beta is at least 0"):
-        started.wait_for_run(60)
+        started.wait_for_run(600)
     assert started.poll() == 2
     assert not (home / "runs" / "bad").exists()
 
@@ -455,6 +449,6 @@ def test_the_kernels_interrupt_and_end_are_not_the_runs(home):
     kernel = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
     pid = int(kernel.stdout.readline())
     os.killpg(kernel.pid, signal.SIGINT)
-    kernel.wait(20)
+    kernel.wait(300)
     os.kill(pid, 0)  # raises if it is gone
     os.kill(pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from driving import waited_for
 
 from workbench.dataset.task import load_task
 from workbench.run.directory import RunDirectory
@@ -276,12 +277,12 @@ def test_a_paused_run_waits_and_goes_on(home, policy):
     seen = []
 
     def resume():
-        while not in_force(asks.run).paused:
-            time.sleep(0.02)
+        waited_for(lambda: in_force(asks.run).paused)
         steps = len(asks.run.metrics())
         send(asks.run, "weight", by="while paused", function=CORRECT, value=2)
         send(asks.run, "checkpoint", by="while paused")
-        time.sleep(0.8)
+        waited_for(lambda: (asks.run.checkpoints / "checkpoint-2").is_dir())
+        time.sleep(0.3)
         seen.append((steps, len(asks.run.metrics()), (asks.run.checkpoints / "checkpoint-2").is_dir()))
         send(asks.run, "resume", by="later")
 
@@ -297,7 +298,7 @@ def test_a_paused_run_waits_and_goes_on(home, policy):
     assert saved
     assert [event["action"] for event in controls(run)] == ["pause", "weight", "checkpoint", "resume"]
     assert [row[weight_of(CORRECT)] for row in run.metrics()] == [1.0, 1.0, 2.0, 2.0]
-    assert 0.7 < run.result()["paused_s"] < 5
+    assert run.result()["paused_s"] > 0.3
     assert run.result()["status"] == "finished"
 
 

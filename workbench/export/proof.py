@@ -64,7 +64,9 @@ class Proof:
     @property
     def _only_rounded(self) -> bool:
         # Another base would write other completions. Rounding is a share of a weight, so it moves large ones far.
-        far = self.largest_logit_difference / self.largest_difference_to_base if self.largest_difference_to_base else 1.0
+        far = (
+            self.largest_logit_difference / self.largest_difference_to_base if self.largest_difference_to_base else 1.0
+        )
         return self.same_greedy == self.prompts and far <= LARGEST_ROUNDING
 
     def found(self) -> dict[str, Any]:

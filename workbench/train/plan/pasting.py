@@ -143,7 +143,9 @@ class _Reading:
                 remedy="train on text alone, or train this script as it stands, with TRL or Unsloth",
             )
         if found:
-            self._say(found[0], "if this is an image of a prompt, it is left out: prompts and completions are text here")
+            self._say(
+                found[0], "if this is an image of a prompt, it is left out: prompts and completions are text here"
+            )
 
     def configs(self) -> None:
         calls = self.script.calls("GRPOConfig")
