@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 
+LONG_MS = 300_000  # a page's patience: for what never comes, not for what a busy machine holds up
+
+
 class Server(NamedTuple):
     """A running JupyterLab: its address, the folder that it serves, and the workspace."""
 
@@ -24,8 +27,8 @@ class Server(NamedTuple):
 def open_notebook(page, server: Server, name: str) -> None:
     """Open a notebook of the served folder and start all of its cells."""
     page.goto(f"{server.address}/lab/tree/{name}?reset", wait_until="domcontentloaded")
-    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
-    for _ in range(5):
+    page.wait_for_selector(".jp-Notebook .jp-Cell")
+    for _ in range(12):
         # "Run all" right after loading is sometimes swallowed, so it is asked for until a cell is marked as running.
         # On a busy machine JupyterLab asks what to do about a kernel or a server that is slow to answer.
         for dialog in page.locator("dialog.jp-Dialog .jp-mod-accept").all():

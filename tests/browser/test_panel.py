@@ -43,12 +43,12 @@ def test_a_run_of_another_process_is_watched_and_steered(jupyterlab, page, other
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), jupyterlab.folder / "panel.ipynb")
     page.set_viewport_size({"width": 1300, "height": 2200})
     open_notebook(page, jupyterlab, "panel.ipynb")
-    page.locator(".workbench-stop").wait_for(timeout=240_000)  # a fresh environment compiles its libraries first
+    page.locator(".workbench-stop").wait_for()
 
     first = waited_for(lambda: picture(page))
     waited_for(lambda: picture(page) != first)
     output = page.locator(".jp-OutputArea")
-    output.filter(has_text="completions, best first").first.wait_for(timeout=60_000)
+    output.filter(has_text="completions, best first").first.wait_for()
     page.screenshot(path=str(jupyterlab.home / "panel.png"))
 
     # What a model wrote is text.
@@ -63,27 +63,27 @@ def test_a_run_of_another_process_is_watched_and_steered(jupyterlab, page, other
     request = asked(other, "weight")
     assert (request["function"], request["value"], request["by"]) == ("format_reward", 0.25, "panel")
     answers = page.locator(".workbench-answers")
-    answers.filter(has_text="format x 1 → x 0.25").wait_for(timeout=60_000)
+    answers.filter(has_text="format x 1 → x 0.25").wait_for()
 
     page.locator(".workbench-mute-correctness_reward input").check()
     assert asked(other, "mute")["function"] == "correctness_reward"
     page.locator(".workbench-beta input").fill("minus one")
     page.locator(".workbench-apply-beta").click()
-    answers.filter(has_text="beta = 'minus one'; give a number from 0 on").wait_for(timeout=60_000)
+    answers.filter(has_text="beta = 'minus one'; give a number from 0 on").wait_for()
     page.locator(".workbench-learning_rate input").fill("2e-6")
     page.locator(".workbench-apply-learning_rate").click()
     assert asked(other, "learning_rate")["value"] == 2e-6
 
     page.locator(".workbench-pause").click()
-    page.locator(".workbench-pause").filter(has_text="Resume").wait_for(timeout=60_000)
-    output.filter(has_text="paused after step").first.wait_for(timeout=60_000)
+    page.locator(".workbench-pause").filter(has_text="Resume").wait_for()
+    output.filter(has_text="paused after step").first.wait_for()
     page.screenshot(path=str(jupyterlab.home / "panel-paused.png"))
     page.locator(".workbench-pause").click()
     asked(other, "resume")
 
     page.locator(".workbench-stop").click()
     assert asked(other, "stop")["by"] == "panel"
-    output.filter(has_text="stopped after").first.wait_for(timeout=60_000)
+    output.filter(has_text="stopped after").first.wait_for()
     waited_for(lambda: page.locator(".workbench-stop").is_disabled())
     page.screenshot(path=str(jupyterlab.home / "panel-stopped.png"))
 
@@ -121,7 +121,7 @@ def test_a_panel_survives_the_restart_of_its_kernel(jupyterlab, page, other):
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), jupyterlab.folder / "panel.ipynb")
     open_notebook(page, jupyterlab, "panel.ipynb")
-    page.locator(".workbench-stop").wait_for(timeout=240_000)
+    page.locator(".workbench-stop").wait_for()
     before = len(lines(other / "metrics.jsonl"))
 
     page.get_by_role("menuitem", name="Kernel", exact=True).first.click()

@@ -55,7 +55,7 @@ def test_buttons_steer_the_cell_that_trains(jupyterlab, page):
     def asked(action: str) -> bool:
         return any(request["action"] == action for request in lines(run / "control.jsonl"))
 
-    page.locator(".workbench-stop").wait_for(timeout=240_000)
+    page.locator(".workbench-stop").wait_for()
     waited_for(lambda: steps() >= 3)
 
     # Another weight: in force at the next step, in the record, and marked on the curve.

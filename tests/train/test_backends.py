@@ -158,14 +158,15 @@ def test_the_type_to_compute_in_follows_the_device(monkeypatch, gpu, native, ask
     assert bool(notes) == (asked == "float16" and not gpu)
 
 
-def test_native_bf16_is_what_unsloth_finds():
+def test_native_bf16_is_what_unsloth_finds(monkeypatch):
     load_policy("tiny")
+    monkeypatch.delenv("UNSLOTH_CPU_BF16", raising=False)  # with which a user overrides what is found
     import torch
     from unsloth_zoo.cpu import cpu_bf16_supported
 
     if torch.cuda.is_available():
         pytest.skip("asks a CPU")
-    assert precision.native_bf16() == cpu_bf16_supported()
+    assert precision.native_bf16() == cpu_bf16_supported.__wrapped__()
 
 
 def test_a_small_step_is_not_lost_to_rounding():
