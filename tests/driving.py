@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-
 LONG_MS = 300_000  # a page's patience: for what never comes, not for what a busy machine holds up
 
 
@@ -29,14 +28,14 @@ def open_notebook(page, server: Server, name: str) -> None:
     page.goto(f"{server.address}/lab/tree/{name}?reset", wait_until="domcontentloaded")
     page.wait_for_selector(".jp-Notebook .jp-Cell")
     for _ in range(12):
-        # "Run all" right after loading is sometimes swallowed, so it is asked for until a cell is marked as running.
-        # On a busy machine JupyterLab asks what to do about a kernel or a server that is slow to answer.
-        for dialog in page.locator("dialog.jp-Dialog .jp-mod-accept").all():
-            dialog.click()
-        page.keyboard.press("Escape")
-        page.get_by_role("menuitem", name="Run", exact=True).first.click()
-        page.get_by_text("Run All Cells", exact=True).click()
+        # "Run all" right after loading is sometimes swallowed, so it is asked for until a cell is marked as running; and
+        # on a busy machine a dialog about a kernel or a server that is slow to answer comes in between.
         try:
+            for button in page.locator("dialog.jp-Dialog .jp-mod-accept").all():
+                button.click(timeout=15_000)
+            page.keyboard.press("Escape")
+            page.get_by_role("menuitem", name="Run", exact=True).first.click(timeout=15_000)
+            page.get_by_text("Run All Cells", exact=True).click(timeout=15_000)
             page.wait_for_function(
                 "() => [...document.querySelectorAll('.jp-InputPrompt')].some(p => /\\[(\\*|\\d+)\\]/.test(p.textContent))",
                 timeout=15_000,
