@@ -94,7 +94,9 @@ def whole(tmp_path_factory):
 
 
 # Step 4 is the end of an epoch, 6 lies in the second one.
-@pytest.mark.parametrize("stop_after", [2, 4, 6])
+@pytest.mark.parametrize(
+    "stop_after", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)]
+)
 def test_a_stopped_run_goes_on_to_the_last_bit(home, whole, stop_after):
     run = train(recipe(), policy=fresh(), task=task(), watchers=[Asks({stop_after - 1: [("stop", {})]})])
     assert (run.result()["status"], run.result()["steps"]) == ("stopped", stop_after)
@@ -107,6 +109,7 @@ def test_a_stopped_run_goes_on_to_the_last_bit(home, whole, stop_after):
     assert not run.live
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_the_same_policy_in_the_same_kernel(home, whole):
     policy = fresh()
     run = train(recipe(), policy=policy, task=task(), watchers=[Asks({2: [("stop", {})]})])
@@ -114,6 +117,7 @@ def test_it_goes_on_with_the_same_policy_in_the_same_kernel(home, whole):
     assert_same(run, whole)
 
 
+@pytest.mark.slow
 def test_accumulated_and_with_an_optimiser_without_moments(home):
     more = {
         "grpo": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 4, "optim": "sgd"}
@@ -148,6 +152,7 @@ def test_a_run_that_is_over_takes_more_steps_if_asked(home):
     assert run.recipe().grpo["max_steps"] == 4
 
 
+@pytest.mark.slow
 def test_a_staged_run_goes_on_in_its_stage_and_into_the_next(home):
     stages = [
         {"name": "a", "steps": 3, "reward_weights": {"correctness_reward": 0}},
@@ -165,6 +170,7 @@ def test_a_staged_run_goes_on_in_its_stage_and_into_the_next(home):
         assert query(run.rollouts)["stage"].tolist() == query(full.rollouts)["stage"].tolist()
 
 
+@pytest.mark.slow
 def test_a_run_of_epochs_goes_on_to_its_last_step_on_its_schedule(home):
     more = {"grpo": {"max_steps": -1, "num_train_epochs": 2, "lr_scheduler_type": "linear", "warmup_steps": 0}}
     full = train(recipe("full", **more), policy=fresh(), task=task())
@@ -246,6 +252,7 @@ def task_folder(folder, factor=1):
     return folder / "task.py"
 
 
+@pytest.mark.slow
 def test_notebook_02s_own_file_goes_on_from_the_command_line_in_a_fresh_process(home):
     cells = json.loads((notebooks_folder() / "02_rewards.ipynb").read_text())["cells"]
     [written] = [
@@ -360,6 +367,7 @@ def test_a_run_that_was_killed_between_its_last_checkpoint_and_its_result_is_fin
         continue_run(run, task=task())
 
 
+@pytest.mark.slow
 def test_a_run_of_epochs_that_lacks_its_result_is_finished(home):
     more = {"grpo": {"max_steps": -1, "num_train_epochs": 1}}
     run = train(recipe(**more), policy=fresh(), task=task())
@@ -436,6 +444,7 @@ def test_a_start_that_fails_says_why(home):
     assert not (home / "runs" / "bad").exists()
 
 
+@pytest.mark.slow
 def test_the_kernels_interrupt_and_end_are_not_the_runs(home):
     """The run is in a session of its own: what is sent to the notebook's process group does not reach it."""
     code = (

@@ -271,7 +271,7 @@ def test_waiting_follows_a_run_of_another_process(home, shown):
         waited_for(lambda: (home / "runs" / "other" / "manifest.json").is_file())
         panel = RunPanel("other", every_s=0.1)
         places = shown(panel)
-        assert panel.wait(0.2) == "running"
+        waited_for(lambda: panel.wait(0.2) == "running" and panel.draws)
         send(RunDirectory.open("other"), "stop", by="test")
         assert panel.wait(120) == "stopped"
         assert "stopped after" in places["status"].html
