@@ -30,12 +30,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-# Kernels, browsers and commands take long, in files of few tests: begun last, they would leave one of two processes alone.
+# Kernels, browsers, commands and real training take long: begun last, they would leave one of two processes alone.
 LONG = (
+    "emulated/",
+    "hosted/",
     "notebooks/",
     "browser/",
     "benchmarks/",
     "train/test_continue",
+    "train/test_generation",
+    "train/test_health.",
+    "train/test_pasting",
+    "train/test_presets",
+    "train/test_steering",
+    "train/test_trainer.",
     "test_cli",
     "test_plan_command",
     "test_benchmarks",
