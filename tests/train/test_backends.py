@@ -47,6 +47,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 def test_a_run_with_the_plain_backend_never_imports_unsloth(tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_UNSLOTH, str(tmp_path)], capture_output=True, text=True, timeout=600

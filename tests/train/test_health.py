@@ -151,6 +151,7 @@ def test_a_gradient_that_is_no_number(examined):
     assert set(verdict.prompts) == set(fourth)
 
 
+@pytest.mark.slow
 def test_length_drift(examined):
     found, run = examined("length drift")
     verdict = found["length_drift"]
@@ -163,6 +164,7 @@ def test_length_drift(examined):
     assert "pays for length" in verdict.cause
 
 
+@pytest.mark.slow
 def test_format_up_while_correctness_is_flat(examined):
     found, run = examined("format without right")
     verdict = found["format_without_right"]
@@ -193,6 +195,7 @@ def test_kl_that_is_not_measured(examined):
     assert found["kl_runaway"].evidence == {"missing": "kl"}
 
 
+@pytest.mark.slow
 def test_learning_too_slow_to_tell(examined):
     found, run = examined("slow learning")
     verdict = found["slow_learning"]

@@ -196,6 +196,7 @@ def test_samples_are_written_and_leave_the_run_as_it_would_have_been(home):
     assert (sampled.checkpoints / "checkpoint-2" / "adapter_config.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_with_changes_replays_from_its_record(home):
     asked = {
         1: [("weight", {"function": CORRECT, "value": 3}), ("learning_rate", {"value": 3e-3})],
