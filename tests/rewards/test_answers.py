@@ -271,6 +271,7 @@ def test_no_parser_raises(text):
         parser(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**64))
 def test_no_parser_raises_on_100_000_texts(seed):

@@ -339,7 +339,7 @@ def hostile_reward(completions, **kwargs):
     return scores
 
 
-@pytest.mark.parametrize("hang", ["tower", "pattern", "sleep", "loop"])
+@pytest.mark.parametrize("hang", ["tower", "sleep"])
 def test_one_that_hangs_has_no_score_and_the_next_are_scored(suite, hang):
     scored = suite(hostile_reward, deadline_s=0.6, on_error="skip").score_each(ROWS, [hang])["hostile_reward"]
     assert list(scored.errors) == [0]
