@@ -64,6 +64,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> None:
+    """What a function is given by default suits people, 5 or 10 s; a machine that stands still for a while is no finding."""
+    from workbench import probing
+    from workbench.rewards import answers, examination, mathematics
+    from workbench.views import lab
+
+    mathematics.DEADLINE_S = lab._DEADLINE_S = 120.0
+    answers.same_answer.__defaults__ = mathematics.verdicts.__defaults__ = (120.0,)
+    for function in (examination.examine, probing.probe_task):
+        function.__kwdefaults__["deadline_s"] = 120.0
+
+
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Path:
     """A workspace of its own for everything that is written under relative paths."""
