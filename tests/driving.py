@@ -29,10 +29,9 @@ def open_notebook(page, server: Server, name: str) -> None:
     page.wait_for_selector(".jp-Notebook .jp-Cell")
     for _ in range(12):
         # "Run all" right after loading is sometimes swallowed, so it is asked for until a cell is marked as running; and
-        # on a busy machine a dialog about a kernel or a server that is slow to answer comes in between.
+        # on a busy machine a dialog about a kernel or a server that is slow to answer comes in between. To accept what it
+        # offers may start another kernel, so it is closed.
         try:
-            for button in page.locator("dialog.jp-Dialog .jp-mod-accept").all():
-                button.click(timeout=15_000)
             page.keyboard.press("Escape")
             page.get_by_role("menuitem", name="Run", exact=True).first.click(timeout=15_000)
             page.get_by_text("Run All Cells", exact=True).click(timeout=15_000)
