@@ -276,6 +276,7 @@ def test_notebook_02s_own_file_goes_on_from_the_command_line_in_a_fresh_process(
     assert_same(run, full)
 
 
+@pytest.mark.slow
 def test_stages_and_reloaded_rewards_read_what_lies_beside_their_files(home):
     files = [task_folder(home / name) for name in ("first", "second")]
     stages = [{"name": name, "steps": 3, "task": f"{name}/task.py"} for name in ("first", "second")]
@@ -289,6 +290,7 @@ def test_stages_and_reloaded_rewards_read_what_lies_beside_their_files(home):
     assert run.result()["steps"] == 6
 
 
+@pytest.mark.slow
 def test_what_the_task_reads_has_changed_or_gone(home):
     file = task_folder(home / "mine")
     # One that is no file: nothing beside the run could bring it back.
@@ -330,6 +332,7 @@ def fails_late_reward(completions, trainer_state=None, **kwargs):
     return [float(len(text[0]["content"]) % 3) for text in completions]
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_goes_on_when_its_reward_is_mended(home, monkeypatch):
     rows = arithmetic(8, 4).rows
     broken = Task("late", rows, [fails_late_reward])
@@ -436,6 +439,7 @@ def test_a_started_run_is_steered_killed_and_goes_on(home):
     assert (run.path / "train.log.before").is_file()
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_says_why(home):
     started = start(recipe("bad", grpo={"beta": -1}))
     with pytest.raises(RunError, match="beta is at least 0"):

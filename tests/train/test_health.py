@@ -129,6 +129,7 @@ def test_truncation(examined):
     assert "cut at the limit" in found["reward_cannot_pay"].cause
 
 
+@pytest.mark.slow
 def test_kl_runaway(examined):
     found, run = examined("kl runaway")
     verdict = found["kl_runaway"]
@@ -176,6 +177,7 @@ def test_format_up_while_correctness_is_flat(examined):
     assert verdict.evidence["format_after"] == pytest.approx(last["share"][0])
 
 
+@pytest.mark.slow
 def test_one_function_that_decides_everything(examined):
     found, _ = examined("one function")
     verdict = found["one_function"]

@@ -385,6 +385,7 @@ def test_a_reload_that_cannot_be_kept_changes_nothing(home, monkeypatch):
     assert query(run.rollouts)["score.correctness_reward"].max() == 1.0
 
 
+@pytest.mark.slow
 def test_what_is_asked_at_the_end_of_a_stage_is_the_next_ones_and_a_reload_stays(home):
     file = home / "mine.py"
     file.write_text(TASK.format(pays=1.0, more="", names=""))
