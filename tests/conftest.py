@@ -30,12 +30,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-# Kernels, browsers and commands take long, in files of few tests: begun last, they would leave one of two processes alone.
+# Kernels, browsers, commands and real training take long: begun last, they would leave one of two processes alone.
 LONG = (
+    "emulated/",
+    "hosted/",
     "notebooks/",
     "browser/",
     "benchmarks/",
     "train/test_continue",
+    "train/test_generation",
+    "train/test_health.",
+    "train/test_pasting",
+    "train/test_presets",
+    "train/test_steering",
+    "train/test_trainer.",
     "test_cli",
     "test_plan_command",
     "test_benchmarks",
@@ -54,6 +62,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> None:
+    """What a function is given by default suits people, 5 or 10 s; a machine that stands still for a while is no finding."""
+    from workbench import probing
+    from workbench.rewards import answers, examination, mathematics
+    from workbench.views import lab
+
+    mathematics.DEADLINE_S = lab._DEADLINE_S = 120.0
+    answers.same_answer.__defaults__ = mathematics.verdicts.__defaults__ = (120.0,)
+    for function in (examination.examine, probing.probe_task):
+        function.__kwdefaults__["deadline_s"] = 120.0
 
 
 @pytest.fixture

@@ -83,6 +83,7 @@ def test_all_runs_every_benchmark_and_each_says_what_it_does():
 # --- the benchmarks -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_steps_compares_the_same_learning():
     steps = benchmark("steps")
     arms = [steps.TRL, f"{steps.TRL} again", steps.WORKBENCH]
@@ -114,6 +115,7 @@ def test_a_learning_curve_that_differs_is_seen():
     assert found["largest_difference"]["reward"] == 0.25
 
 
+@pytest.mark.slow
 def test_generation_counts_the_same_tokens():
     found = benchmark("generation").measure(False, 60, prompts=2, longest=8, rounds=1)
     assert 60 <= found["prompt_tokens"] < 90
@@ -132,6 +134,7 @@ def test_completions_are_equal_whatever_the_padding():
     assert equal(one, torch.tensor([[5, 6], [5, 2]]), 0) == 1  # the first one was cut
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_same_kinds_of_state():
     checkpoints = benchmark("checkpoints")
     with measuring.empty_home():
@@ -144,6 +147,7 @@ def test_checkpoints_hold_the_same_kinds_of_state():
     assert len(ours["saves_ms"][0]) == 1
 
 
+@pytest.mark.slow
 def test_reading_and_replaying_a_made_up_record():
     reading, replay = benchmark("reading"), benchmark("replay")
     with measuring.empty_home():
@@ -159,12 +163,14 @@ def test_reading_and_replaying_a_made_up_record():
     assert replayed["peak_mb"] > 20
 
 
+@pytest.mark.slow
 def test_scoring_gives_the_scores_of_a_plain_loop():
     found = benchmark("scoring").measure(16, count=1, rounds=1)
     assert found["completions"] == 16
     assert all(speed > 0 for speed in found["completions_per_s"].values())
 
 
+@pytest.mark.slow
 def test_answers_agree_with_math_verify(monkeypatch):
     answers = benchmark("answers")
     monkeypatch.setattr(answers, "MIXES", {name: answers.MIXES[name] for name in ("integers", "formulas")})
@@ -181,12 +187,14 @@ def test_dataset_checks_keep_the_same_rows(tmp_path):
     assert kept["workbench"] == kept["map, batched"] < 200
 
 
+@pytest.mark.slow
 def test_redraws_are_measured_by_length():
     found = benchmark("hooks").redraws(lengths=(5, 20), times=1)
     assert [row["steps"] for row in found] == [5, 5, 20]
     assert all(row["ms"] > 0 and row["bytes"] > 1000 for row in found)
 
 
+@pytest.mark.slow
 def test_a_healthy_run_is_looked_at_after_every_step():
     health = benchmark("health")
     ill_runs = importlib.import_module("ill_runs")  # of this folder
@@ -198,7 +206,7 @@ def test_a_healthy_run_is_looked_at_after_every_step():
 
 def test_start_measures_a_process_and_refuses_one_that_fails(monkeypatch):
     start = benchmark("start")
-    assert 0 < start.start("import workbench") < 10
+    assert start.start("import workbench") > 0
     monkeypatch.setitem(start.ARMS, "broken", ("-c", "raise SystemExit('broken on purpose')"))
     with pytest.raises(RuntimeError, match="broken on purpose"):
         start.start("broken")

@@ -153,17 +153,24 @@ def test_json_is_json_whatever_it_holds():
     assert json.loads(text, parse_constant=pytest.fail) == {"text": HOSTILE, HOSTILE: [None, "inf"]}
 
 
-def check(home, *arguments) -> dict:
-    result = workbench("check", *map(str, arguments), "--json", home=home)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found["read"] == found["kept"] + found["left_out"]
-    assert sum(reason["count"] for reason in found["reasons"]) == found["left_out"]
-    return found
+@pytest.fixture
+def check(home, monkeypatch, capfd):
+    """`workbench check ARGUMENTS --json` in the workspace: what it prints, which adds up."""
+    monkeypatch.chdir(home)
+
+    def found_by(*arguments) -> dict:
+        code, out, err = run_command(monkeypatch, capfd, "check", *map(str, arguments), "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        assert found["read"] == found["kept"] + found["left_out"]
+        assert sum(reason["count"] for reason in found["reasons"]) == found["left_out"]
+        return found
+
+    return found_by
 
 
-def test_check_a_file_in_gsm8ks_schema(gsm8k_file, home):
-    found = check(home, gsm8k_file, "--numbers", "--policy", "tiny", "--system", "tags", "--out", "kept.jsonl")
+def test_check_a_file_in_gsm8ks_schema(gsm8k_file, home, check):
+    found = check(gsm8k_file, "--numbers", "--policy", "tiny", "--system", "tags", "--out", "kept.jsonl")
     assert (found["read"], found["kept"]) == (298, 298)
     assert found["columns"] == {"prompt": "question", "answer": "answer"}
     assert found["lengths"]["covering"]["100%"] == found["lengths"]["longest_tokens"] > 40
@@ -172,40 +179,40 @@ def test_check_a_file_in_gsm8ks_schema(gsm8k_file, home):
     assert [message["role"] for message in kept[0]["prompt"]] == ["system", "user"]
 
 
-def test_check_a_csv_with_a_byte_order_mark_and_crlf(home):
+def test_check_a_csv_with_a_byte_order_mark_and_crlf(home, check):
     rows = "".join(f'"Town {n}, which code?",T{n}\r\n' for n in range(40))
     (home / "a.csv").write_bytes(b"\xef\xbb\xbfquestion,expert_answer\r\n" + rows.encode() + b"only one field\r\n")
-    found = check(home, "a.csv")
+    found = check("a.csv")
     assert (found["read"], found["kept"]) == (41, 40)
     assert found["columns"] == {"prompt": "question", "answer": "expert_answer"}
 
 
-def test_check_json_lines_whose_last_line_is_half_written(home):
+def test_check_json_lines_whose_last_line_is_half_written(home, check):
     (home / "a.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "ans')
-    found = check(home, "a.jsonl")
+    found = check("a.jsonl")
     assert (found["read"], found["kept"]) == (2, 1)
     assert [reason["reason"] for reason in found["reasons"]] == ["last line is half-written"]
 
 
-def test_check_a_folder_in_the_hubs_layout(hub_folder, home):
-    found = check(home, hub_folder, "--split", "test")
+def test_check_a_folder_in_the_hubs_layout(hub_folder, check):
+    found = check(hub_folder, "--split", "test")
     assert (found["read"], found["kept"]) == (18, 18)
     assert any("split 'test' of train, test" in note for note in found["notes"])
 
 
-def test_check_against_the_other_split(home, gsm8k_file):
+def test_check_against_the_other_split(home, gsm8k_file, check):
     lines = gsm8k_file.read_text().splitlines(keepends=True)
-    check(home, gsm8k_file, "--out", "other.jsonl")
+    check(gsm8k_file, "--out", "other.jsonl")
     (home / "some.jsonl").write_text("".join(lines[:5]) + '{"question": "new?", "answer": "#### 1"}\n')
-    found = check(home, "some.jsonl", "--other", "other.jsonl")
+    found = check("some.jsonl", "--other", "other.jsonl")
     assert {reason["reason"]: reason["count"] for reason in found["reasons"]} == {
         "prompt is also in the other split": 5
     }
 
 
-def test_check_the_malformed_set(home, malformed):
+def test_check_the_malformed_set(malformed, check):
     file, expected = malformed
-    found = check(home, file)
+    found = check(file)
     assert found["read"] == len(expected) + 101
     listed = {number: reason["reason"] for reason in found["reasons"] for number in reason["rows"]}
     # A prompt that is text becomes chat here, and so goes with the others; the first such row is kept.
@@ -225,9 +232,9 @@ def test_check_never_writes_over_what_it_reads_and_leaves_no_half_file(home, gsm
     assert not list(home.glob(".*.part"))
 
 
-def test_what_a_script_prints_does_not_spoil_the_json(home):
+def test_what_a_script_prints_does_not_spoil_the_json(home, check):
     (home / "rows.py").write_text("print('hello')\ndataset = [{'prompt': 'a', 'answer': 1}]\n")
-    assert check(home, "rows.py")["kept"] == 1
+    assert check("rows.py")["kept"] == 1
 
 
 def test_check_says_that_it_made_the_folder(home, gsm8k_file):
@@ -255,11 +262,11 @@ def test_check_for_people_and_where_nothing_can_be_kept(home):
     assert "DataError: none.jsonl: no such file" in missing.stderr
 
 
-def test_doctor_reports_and_its_exit_code_says_whether_training_can_work():
-    result = workbench("doctor", "--json")
-    found = json.loads(result.stdout)
+def test_doctor_reports_and_its_exit_code_says_whether_training_can_work(monkeypatch, capfd):
+    code, out, err = run_command(monkeypatch, capfd, "doctor", "--json")
+    found = json.loads(out)
     by_name = {finding["name"]: finding for finding in found["findings"]}
-    assert result.returncode == 0, result.stderr
+    assert code == 0, err
     assert by_name["4-bit policy"]["works"]
     assert "Linear4bit" in by_name["4-bit policy"]["detail"]
     assert found["versions"]["trl"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
-import time
 
+import pytest
 import yaml
-from hostile import HOSTILE, obeyed
+from driving import waited_for
+from hostile import HOSTILE, obeyed, run_command
 
 from workbench.run.directory import RunDirectory
 from workbench.run.recipe import Recipe
@@ -23,17 +25,18 @@ trainer = GRPOTrainer("tiny", args=args)
 """
 
 
-def workbench(*arguments: str, home, text: str | None = None) -> subprocess.CompletedProcess:
+def workbench(*arguments: str, home) -> subprocess.CompletedProcess:
     environment = {**os.environ, "WORKBENCH_HOME": str(home)}
     command = [sys.executable, "-m", "workbench.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home, input=text)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home)
 
 
-def test_a_script_is_read_translated_and_written_as_a_recipe(home):
+def test_a_script_is_read_translated_and_written_as_a_recipe(home, monkeypatch, capfd):
+    monkeypatch.chdir(home)
     (home / "train.py").write_text(SCRIPT)
-    result = workbench("plan", "train.py", "--vram", "16", "--out", "mine.yaml", "--json", home=home)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+    code, out, err = run_command(monkeypatch, capfd, "plan", "train.py", "--vram", "16", "--out", "mine.yaml", "--json")
+    assert code == 0, err
+    found = json.loads(out)
     told = "\n".join([found["words"], *found["notes"], found["memory"]["verdict"]])
     for said in (
         "kl_coef is called beta",
@@ -50,18 +53,20 @@ def test_a_script_is_read_translated_and_written_as_a_recipe(home):
     assert {row["name"]: row["in_force"] for row in found["in_force"]}["beta"] == 0.05
 
 
-def test_a_script_on_standard_input_and_what_is_wrong_with_it(home):
+def test_a_script_on_standard_input_and_what_is_wrong_with_it(home, monkeypatch, capfd):
     wrong = SCRIPT.replace("max_steps=20", f"max_stepz=20, report_to={HOSTILE!r}")
-    result = workbench("plan", "-", home=home, text=wrong)
-    assert obeyed(result.stdout + result.stderr) == []
-    assert result.returncode == 2
-    assert "max_stepz" in result.stderr
-    assert "did you mean 'max_steps'" in result.stderr
-    assert result.stdout == ""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(wrong))
+    code, out, err = run_command(monkeypatch, capfd, "plan", "-")
+    assert obeyed(out + err) == []
+    assert code == 2
+    assert "max_stepz" in err
+    assert "did you mean 'max_steps'" in err
+    assert out == ""
 
 
+@pytest.mark.slow
 def test_a_run_in_one_terminal_is_steered_from_another_and_goes_on(home):
-    grpo = {"max_steps": 300, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24}
+    grpo = {"max_steps": 3000, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24}
     asked = {"run_name": "term", "task": "arithmetic", "policy": {"load_in_4bit": False}, "grpo": grpo}
     (home / "r.yaml").write_text(yaml.safe_dump(asked))
     environment = {**os.environ, "WORKBENCH_HOME": str(home)}
@@ -70,11 +75,7 @@ def test_a_run_in_one_terminal_is_steered_from_another_and_goes_on(home):
         command, cwd=home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
-        until = time.monotonic() + 120
-        while not (home / "runs" / "term" / "metrics.jsonl").is_file():
-            assert training.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        waited_for(lambda: (home / "runs" / "term" / "metrics.jsonl").is_file() or training.poll() is not None)
         lighter = workbench("control", "term", "weight", "style_reward", "-0.5", "--json", home=home)
         assert lighter.returncode == 0, lighter.stderr
         assert json.loads(lighter.stdout)["after"]["style_reward"] == -0.5
@@ -85,7 +86,7 @@ def test_a_run_in_one_terminal_is_steered_from_another_and_goes_on(home):
         assert unknown.returncode == 2
         assert "did you mean 'stop'" in unknown.stderr
         assert workbench("control", "term", "stop", home=home).returncode == 0
-        printed, _ = training.communicate(timeout=60)
+        printed, _ = training.communicate(timeout=300)
     finally:
         training.kill()
     found = json.loads(printed)

@@ -19,12 +19,6 @@ def test_nothing_is_left_to_fill_in():
     assert "@@" not in README
 
 
-def test_ci_runs_the_readmes_test_command():
-    command = "pip install -q uv && uv run pytest"
-    assert command.replace(" -q", "") in README
-    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith(command)
-
-
 def test_the_tree_names_what_is_there():
     tree = README[README.index("```\nnotebooks/") :]
     for folder in sorted(path for path in (ROOT / "workbench").iterdir() if path.is_dir() and path.name[0] != "_"):

@@ -7,10 +7,10 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from driving import waited_for
 from hostile import HOSTILE, VISIBLE, in_a_terminal, obeyed, run_command
 from running import Running
 
@@ -63,11 +63,9 @@ def test_no_such_run(home):
 
 def test_a_run_of_another_process_is_followed_and_steered(home, capfd):
     script = Path(__file__).parent / "running.py"
-    process = subprocess.Popen([sys.executable, str(script), "other", "400", "0.2"])
+    process = subprocess.Popen([sys.executable, str(script), "other", "4000", "0.2"])
     try:
-        until = time.monotonic() + 60
-        while not (home / "runs" / "other" / "metrics.jsonl").is_file() and time.monotonic() < until:
-            time.sleep(0.1)
+        waited_for(lambda: (home / "runs" / "other" / "metrics.jsonl").is_file())
         found = followed("other")
         statuses = []
         watching = threading.Thread(target=lambda: statuses.append(follow(found, every_s=0.1)))

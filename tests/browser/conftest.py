@@ -7,11 +7,10 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
-from driving import Server
+from driving import LONG_MS, Server, waited_for
 
 from workbench.doctor import find_chromium
 
@@ -53,19 +52,21 @@ def jupyterlab(home):
     )  # fmt: skip
     address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(120):
-            try:
-                urllib.request.urlopen(f"{address}/api/status", timeout=2)
-                break
-            except OSError:
-                time.sleep(0.5)
-        else:
-            pytest.fail(f"JupyterLab did not start: {(home / 'lab.log').read_text()[-2000:]}")
+        waited_for(lambda: server.poll() is not None or answers(f"{address}/api/status"))
+        assert server.poll() is None, f"JupyterLab did not start: {(home / 'lab.log').read_text()[-2000:]}"
         yield Server(address, folder, home)
     finally:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=300)
         log.close()
+
+
+def answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=10):
+            return True
+    except OSError:
+        return False
 
 
 @pytest.fixture
@@ -79,5 +80,7 @@ def page():
             args=["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
                   "--disable-component-update", "--disable-sync"],
         )  # fmt: skip
-        yield browser.new_page(viewport={"width": 1300, "height": 1400})
+        opened = browser.new_page(viewport={"width": 1300, "height": 1400})
+        opened.set_default_timeout(LONG_MS)
+        yield opened
         browser.close()

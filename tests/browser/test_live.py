@@ -12,13 +12,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from driving import keep_screenshots, lines, open_notebook
+from driving import keep_screenshots, lines, open_notebook, waited_for
 
 from workbench.demo import notebooks_folder, with_parameters
 
 STEPS = 20
 
 
+@pytest.mark.slow
 def test_the_figure_grows_while_the_cell_runs(jupyterlab, page):
     home = jupyterlab.home
     source = nbformat.read(notebooks_folder() / "03_train.ipynb", as_version=4)
@@ -39,8 +40,8 @@ def test_the_figure_grows_while_the_cell_runs(jupyterlab, page):
 def _watch(page, home) -> list[str]:
     """The different pictures that the figure showed, until training says that it is finished."""
     seen: list[str] = []
-    deadline = time.monotonic() + 400
-    while time.monotonic() < deadline:
+
+    def over() -> bool:
         source = page.evaluate(
             "() => { const i = [...document.querySelectorAll('.jp-RenderedImage img')].pop();"
             " if (i) i.scrollIntoView({block: 'center'}); return i ? i.src : null; }"
@@ -49,10 +50,10 @@ def _watch(page, home) -> list[str]:
             seen.append(source)
             page.screenshot(path=str(home / f"figure-{len(seen)}.png"))
         # The line above the figure, which is in view: JupyterLab takes cells that are far from it out of the page.
-        if page.evaluate("() => /browser: finished after \\d+ steps/.test(document.body.innerText)"):
-            return seen
-        page.wait_for_timeout(300)
-    pytest.fail(f"training did not finish; {len(seen)} pictures were seen")
+        return page.evaluate("() => /browser: finished after \\d+ steps/.test(document.body.innerText)")
+
+    waited_for(over, 800)
+    return seen
 
 
 # -- how old is what is seen -------------------------------------------------------------------------------------------
@@ -107,6 +108,7 @@ def busy():
         burner.wait()
 
 
+@pytest.mark.timing
 def test_on_a_busy_machine_what_is_seen_is_young(jupyterlab, page, busy):
     told = jupyterlab.home / "told.jsonl"
     cell = nbformat.v4.new_code_cell(CELL.format(tests=str(Path(__file__).parents[1]), told=str(told)).strip())

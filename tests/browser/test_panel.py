@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import nbformat
@@ -17,8 +16,8 @@ SCRIPT = Path(__file__).parents[1] / "running.py"
 
 @pytest.fixture
 def other(jupyterlab):
-    """A run of 600 steps in another process."""
-    process = subprocess.Popen([sys.executable, str(SCRIPT), "other", "600", "0.3"])
+    """A run of 4000 steps in another process."""
+    process = subprocess.Popen([sys.executable, str(SCRIPT), "other", "4000", "0.3"])
     try:
         waited_for(lambda: (jupyterlab.home / "runs" / "other" / "metrics.jsonl").is_file())
         yield jupyterlab.home / "runs" / "other"
@@ -37,18 +36,19 @@ def picture(page) -> str | None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_watched_and_steered(jupyterlab, page, other):
     cell = nbformat.v4.new_code_cell('from workbench.views.panel import RunPanel\nRunPanel("latest", group_every=2)')
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), jupyterlab.folder / "panel.ipynb")
     page.set_viewport_size({"width": 1300, "height": 2200})
     open_notebook(page, jupyterlab, "panel.ipynb")
-    page.locator(".workbench-stop").wait_for(timeout=240_000)  # a fresh environment compiles its libraries first
+    page.locator(".workbench-stop").wait_for()
 
     first = waited_for(lambda: picture(page))
     waited_for(lambda: picture(page) != first)
     output = page.locator(".jp-OutputArea")
-    output.filter(has_text="completions, best first").first.wait_for(timeout=60_000)
+    output.filter(has_text="completions, best first").first.wait_for()
     page.screenshot(path=str(jupyterlab.home / "panel.png"))
 
     # What a model wrote is text.
@@ -63,27 +63,27 @@ def test_a_run_of_another_process_is_watched_and_steered(jupyterlab, page, other
     request = asked(other, "weight")
     assert (request["function"], request["value"], request["by"]) == ("format_reward", 0.25, "panel")
     answers = page.locator(".workbench-answers")
-    answers.filter(has_text="format x 1 → x 0.25").wait_for(timeout=60_000)
+    answers.filter(has_text="format x 1 → x 0.25").wait_for()
 
     page.locator(".workbench-mute-correctness_reward input").check()
     assert asked(other, "mute")["function"] == "correctness_reward"
     page.locator(".workbench-beta input").fill("minus one")
     page.locator(".workbench-apply-beta").click()
-    answers.filter(has_text="beta = 'minus one'; give a number from 0 on").wait_for(timeout=60_000)
+    answers.filter(has_text="beta = 'minus one'; give a number from 0 on").wait_for()
     page.locator(".workbench-learning_rate input").fill("2e-6")
     page.locator(".workbench-apply-learning_rate").click()
     assert asked(other, "learning_rate")["value"] == 2e-6
 
     page.locator(".workbench-pause").click()
-    page.locator(".workbench-pause").filter(has_text="Resume").wait_for(timeout=60_000)
-    output.filter(has_text="paused after step").first.wait_for(timeout=60_000)
+    page.locator(".workbench-pause").filter(has_text="Resume").wait_for()
+    output.filter(has_text="paused after step").first.wait_for()
     page.screenshot(path=str(jupyterlab.home / "panel-paused.png"))
     page.locator(".workbench-pause").click()
     asked(other, "resume")
 
     page.locator(".workbench-stop").click()
     assert asked(other, "stop")["by"] == "panel"
-    output.filter(has_text="stopped after").first.wait_for(timeout=60_000)
+    output.filter(has_text="stopped after").first.wait_for()
     waited_for(lambda: page.locator(".workbench-stop").is_disabled())
     page.screenshot(path=str(jupyterlab.home / "panel-stopped.png"))
 
@@ -107,19 +107,21 @@ def _outputs(file: Path, steps: int) -> str | None:
     return json.dumps(outputs) if any(last in text for text in pictures) else None
 
 
-def _changed(page, old: str | None, seconds: float = 40) -> bool:
-    until = time.monotonic() + seconds
-    while picture(page) in (None, old) and time.monotonic() < until:
+def _changed(page, old: str | None) -> bool:
+    for _ in range(200):
+        if picture(page) not in (None, old):
+            return True
         page.wait_for_timeout(200)
-    return picture(page) not in (None, old)
+    return False
 
 
+@pytest.mark.slow
 def test_a_panel_survives_the_restart_of_its_kernel(jupyterlab, page, other):
     cell = nbformat.v4.new_code_cell('from workbench.views.panel import RunPanel\nRunPanel("other")')
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), jupyterlab.folder / "panel.ipynb")
     open_notebook(page, jupyterlab, "panel.ipynb")
-    page.locator(".workbench-stop").wait_for(timeout=240_000)
+    page.locator(".workbench-stop").wait_for()
     before = len(lines(other / "metrics.jsonl"))
 
     page.get_by_role("menuitem", name="Kernel", exact=True).first.click()

@@ -236,6 +236,7 @@ def test_any_rows_add_up_and_those_kept_can_be_written_and_trained_on(rows):
         assert kept["answer"].strip() == kept["answer"] != ""
 
 
+@pytest.mark.timing
 def test_the_checks_are_linear_in_the_text():
     import time
 

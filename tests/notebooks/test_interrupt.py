@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import pytest
+from driving import waited_for
 
 from workbench.run.directory import RunDirectory
 
@@ -16,6 +17,7 @@ run = train(Recipe.of({"run_name": "long", "grpo": grpo}), task=task(64, 8), wat
 """
 
 
+@pytest.mark.slow
 def test_one_interrupt_ends_the_cell_normally_and_the_next_cell_runs(home):
     from jupyter_client.manager import start_new_kernel
 
@@ -24,18 +26,15 @@ def test_one_interrupt_ends_the_cell_normally_and_the_next_cell_runs(home):
     try:
         request = client.execute(TRAIN)
         lines = home / "runs" / "long" / "metrics.jsonl"
-        deadline = time.monotonic() + 240
-        while not (lines.is_file() and lines.read_bytes().count(b"\n") >= 3):
-            assert time.monotonic() < deadline, "training did not begin"
-            time.sleep(0.2)
+        waited_for(lambda: lines.is_file() and lines.read_bytes().count(b"\n") >= 3)
         manager.interrupt_kernel()
-        reply = client.get_shell_msg(timeout=60)
+        reply = client.get_shell_msg(timeout=300)
         while reply["parent_header"]["msg_id"] != request:  # the answer to the question that every client begins with
-            reply = client.get_shell_msg(timeout=60)
+            reply = client.get_shell_msg(timeout=300)
         assert reply["content"]["status"] == "ok"
         client.execute_interactive(
             "print(run.manifest()['result']['status'])",
-            timeout=60,
+            timeout=300,
             output_hook=lambda message: said.append(message["content"].get("text", "")),
         )
     finally:
@@ -43,7 +42,7 @@ def test_one_interrupt_ends_the_cell_normally_and_the_next_cell_runs(home):
         manager.shutdown_kernel(now=True)
     run = RunDirectory.open("long")
     assert run.manifest()["result"]["status"] == "stopped"
-    assert run.manifest()["result"]["steps"] < 100
+    assert run.manifest()["result"]["steps"] < 500
     assert [event["event"] for event in run.events()] == ["started", "control", "checkpoint", "stopped"]
     assert (run.adapter / "adapter_model.safetensors").is_file()
     assert "stopped" in "".join(said)

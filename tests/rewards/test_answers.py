@@ -234,6 +234,7 @@ def test_quick_same(given_answer, right, same):
     assert quick_same(given_answer, right) is same
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("hostile", ["1e999", "9" * 100_000, "NaN", "inf", "1" * 1000 + "/3", "9^" * 2000])
 def test_hostile_numbers_are_decided_at_once(hostile):
     started = time.process_time()
@@ -241,6 +242,7 @@ def test_hostile_numbers_are_decided_at_once(hostile):
     assert time.process_time() - started < 0.1
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("hostile", ["9^{9^{9^9}}", "1e999999999", "9" * 100_000, "NaN", "inf", "٤٢"])
 def test_hostile_numbers_are_only_text(hostile):
     same_answer("$x$", "$2$")  # starts the worker
@@ -269,6 +271,7 @@ def test_no_parser_raises(text):
         parser(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**64))
 def test_no_parser_raises_on_100_000_texts(seed):
@@ -282,6 +285,7 @@ def test_no_parser_raises_on_100_000_texts(seed):
                 pytest.fail(f"{name} raised {error!r} on {text!r}")
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "pattern",
     [

@@ -176,6 +176,7 @@ def test_a_well_known_flaw_is_found(which):
     json.dumps(examination.found(), allow_nan=False)
 
 
+@pytest.mark.timing
 def test_both_of_the_strict_and_soft_pair_cannot_pay_and_that_takes_under_a_second():
     task = task_of("strict_and_soft")
     examine(task)
@@ -346,6 +347,7 @@ def hanging_reward(completions, answer, **kwargs):
     return sound_correctness_reward(None, completions, answer)
 
 
+@pytest.mark.timing
 def test_one_that_hangs_is_late_within_a_bound():
     started = time.monotonic()
     said = found_in(Task("hanging", SYSTEM_ROWS, [hanging_reward, strict_format_reward]), deadline_s=1.0)

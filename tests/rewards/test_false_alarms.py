@@ -200,6 +200,7 @@ def slow_to_start_reward(completions, answer, **kwargs):
     return answer_reward(completions, answer)
 
 
+@pytest.mark.timing
 def test_what_a_function_needs_once_is_not_what_a_completion_takes():
     found = examine(Task("t", rows(SYSTEM_PROMPT, "42"), [slow_to_start_reward]))
     assert not said(found, "slow")

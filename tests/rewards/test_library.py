@@ -311,6 +311,7 @@ def test_format_share_with_other_tags():
     assert format_share("", tags) == 0.0
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("text", ["<answer>" * 20_000, "<reasoning><answer>" * 20_000, "</answer>" * 20_000 + "x" * 9])
 def test_a_long_loop_of_tags_is_read_in_no_time(text):
     started = time.perf_counter()

@@ -91,6 +91,7 @@ def test_repetition_names_and_bounds():
             make_repetition_reward(*arguments)
 
 
+@pytest.mark.timing
 def test_a_long_loop_is_counted_in_no_time():
     started = time.perf_counter()
     make_repetition_reward(20)(completions=["ab " * 100_000])

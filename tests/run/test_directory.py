@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 import warnings
 
 import pytest
+from driving import waited_for
 
 from workbench.run.directory import RunDirectory, append_line, read_lines, strict
 from workbench.run.errors import RunError
@@ -192,10 +192,7 @@ def test_a_kill_loses_at_most_the_line_in_flight(home):
         assert run.result()["status"] == "running"
     process.kill()
     # Dead, though nobody has waited for it yet, as in a container.
-    deadline = time.monotonic() + 10
-    while run.live and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not run.live
+    waited_for(lambda: not run.live)
     process.wait()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # now the last line may be torn, and be reported

@@ -22,6 +22,7 @@ def tokenizer():
     return to_tokenizer(train_sentencepiece(vocabulary_text()))
 
 
+@pytest.mark.slow
 def test_a_shortened_build_learns_and_an_untrained_model_does_not(tokenizer):
     from workbench.tiny.learning import completion_loss, new_model, to_batch, train, training_texts
     from workbench.tiny.measuring import digits_foreseen
@@ -39,6 +40,7 @@ def test_a_shortened_build_learns_and_an_untrained_model_does_not(tokenizer):
     assert digits_foreseen(model, tokenizer, problems) > DIGITS_AFTER_SHORT
 
 
+@pytest.mark.slow
 def test_a_build_writes_a_folder_that_loads_and_the_same_seed_writes_it_again(tmp_path):
     from workbench.tiny.build import build
     from workbench.tiny.measuring import load
@@ -55,6 +57,7 @@ def test_a_build_writes_a_folder_that_loads_and_the_same_seed_writes_it_again(tm
     assert model.config.vocab_size == len(loaded)
 
 
+@pytest.mark.slow
 def test_a_build_replaces_a_folder_whole(tmp_path):
     from workbench.tiny.build import build
 
@@ -179,6 +182,7 @@ def test_the_shipped_projections_lie_on_the_nf4_grid():
     assert (ThroughNF4()(unsettled) - unsettled).norm() / unsettled.norm() > 0.05  # the bound above can fail
 
 
+@pytest.mark.slow
 def test_the_shipped_policy_begins_where_grpo_has_something_to_teach():
     from workbench.tiny.measuring import load, measure
 

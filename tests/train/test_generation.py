@@ -199,6 +199,7 @@ def trainer(tmp_path_factory):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_greedy_completions_equal_trls_token_for_token_over_500_prompts(trainer):
     texts = [f"What is {n} + {7 ** (n % 9)}?" for n in range(500)]
     equal = completions = 0
@@ -220,6 +221,7 @@ def test_greedy_completions_equal_trls_token_for_token_over_500_prompts(trainer)
 DRAWS, ALPHA, SHIFT, POWER = 7000, 1e-3, 0.04, 0.99
 
 
+@pytest.mark.slow
 def test_sampled_completions_are_equal_in_distribution(plain):
     """Two samples of 7,000 with different seeds, by chi-square over the first two tokens of one prompt's completions.
 

@@ -129,6 +129,7 @@ def test_truncation(examined):
     assert "cut at the limit" in found["reward_cannot_pay"].cause
 
 
+@pytest.mark.slow
 def test_kl_runaway(examined):
     found, run = examined("kl runaway")
     verdict = found["kl_runaway"]
@@ -151,6 +152,7 @@ def test_a_gradient_that_is_no_number(examined):
     assert set(verdict.prompts) == set(fourth)
 
 
+@pytest.mark.slow
 def test_length_drift(examined):
     found, run = examined("length drift")
     verdict = found["length_drift"]
@@ -163,6 +165,7 @@ def test_length_drift(examined):
     assert "pays for length" in verdict.cause
 
 
+@pytest.mark.slow
 def test_format_up_while_correctness_is_flat(examined):
     found, run = examined("format without right")
     verdict = found["format_without_right"]
@@ -174,6 +177,7 @@ def test_format_up_while_correctness_is_flat(examined):
     assert verdict.evidence["format_after"] == pytest.approx(last["share"][0])
 
 
+@pytest.mark.slow
 def test_one_function_that_decides_everything(examined):
     found, _ = examined("one function")
     verdict = found["one_function"]
@@ -193,6 +197,7 @@ def test_kl_that_is_not_measured(examined):
     assert found["kl_runaway"].evidence == {"missing": "kl"}
 
 
+@pytest.mark.slow
 def test_learning_too_slow_to_tell(examined):
     found, run = examined("slow learning")
     verdict = found["slow_learning"]
@@ -206,7 +211,7 @@ def test_learning_too_slow_to_tell(examined):
 HEALTHY = {"max_steps": 10, "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 96}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_a_healthy_run_gets_no_alarm_at_any_step(home, fresh, seed, capsys):
     """The demo's recipe with fewer completions; looked at after each step, as while it trains."""
     recipe = Recipe.of({"run_name": f"healthy-{seed}", "grpo": {**GRPO, **HEALTHY}, "seed": seed})

@@ -373,6 +373,7 @@ def test_only_what_got_worse_is_news():
     assert worsened([Verdict("r", ALARM, "", function="f")], [Verdict("r", ALARM, "", function="g")])
 
 
+@pytest.mark.timing
 def test_two_hundred_batches_are_examined_in_a_moment():
     """3 ms were measured on two cores; a shared machine may take longer."""
     many, rows = batches(200), [row(step + 1) for step in range(200)]

@@ -283,6 +283,7 @@ def test_a_file_that_is_neither_is_refused(home):
         read_source("cells.ipynb")
 
 
+@pytest.mark.slow
 def test_the_plain_backend_is_planned_without_unsloth():
     script = (
         "import sys\nfrom workbench.planning import plan_run\nfound = plan_run('course')\n"

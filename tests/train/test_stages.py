@@ -41,6 +41,7 @@ def means(frame, column, steps) -> float:
     return float(frame[frame["step"].isin(steps)][column].mean())
 
 
+@pytest.mark.slow
 def test_format_first_then_correctness_ends_better_and_keeps_the_format(home):
     stages = [
         {"name": "format", "steps": 14, "reward_weights": {CORRECT: 0.0, STRICT: 1.0}},
@@ -189,6 +190,7 @@ def test_a_muted_function_is_left_alone_and_one_without_weight_is_refused(suite)
         AdaptiveWeights({"double_reward": AdaptivePart()}, silent)
 
 
+@pytest.mark.slow
 def test_adaptive_weights_end_better_keep_the_format_and_are_recorded(home):
     recipe = Recipe.of(
         {

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from driving import waited_for
 
 from workbench.dataset.task import load_task
 from workbench.run.directory import RunDirectory
@@ -195,6 +196,7 @@ def test_samples_are_written_and_leave_the_run_as_it_would_have_been(home):
     assert (sampled.checkpoints / "checkpoint-2" / "adapter_config.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_with_changes_replays_from_its_record(home):
     asked = {
         1: [("weight", {"function": CORRECT, "value": 3}), ("learning_rate", {"value": 3e-3})],
@@ -276,12 +278,12 @@ def test_a_paused_run_waits_and_goes_on(home, policy):
     seen = []
 
     def resume():
-        while not in_force(asks.run).paused:
-            time.sleep(0.02)
+        waited_for(lambda: in_force(asks.run).paused)
         steps = len(asks.run.metrics())
         send(asks.run, "weight", by="while paused", function=CORRECT, value=2)
         send(asks.run, "checkpoint", by="while paused")
-        time.sleep(0.8)
+        waited_for(lambda: (asks.run.checkpoints / "checkpoint-2").is_dir())
+        time.sleep(0.3)
         seen.append((steps, len(asks.run.metrics()), (asks.run.checkpoints / "checkpoint-2").is_dir()))
         send(asks.run, "resume", by="later")
 
@@ -297,7 +299,7 @@ def test_a_paused_run_waits_and_goes_on(home, policy):
     assert saved
     assert [event["action"] for event in controls(run)] == ["pause", "weight", "checkpoint", "resume"]
     assert [row[weight_of(CORRECT)] for row in run.metrics()] == [1.0, 1.0, 2.0, 2.0]
-    assert 0.7 < run.result()["paused_s"] < 5
+    assert run.result()["paused_s"] > 0.3
     assert run.result()["status"] == "finished"
 
 
@@ -383,6 +385,7 @@ def test_a_reload_that_cannot_be_kept_changes_nothing(home, monkeypatch):
     assert query(run.rollouts)["score.correctness_reward"].max() == 1.0
 
 
+@pytest.mark.slow
 def test_what_is_asked_at_the_end_of_a_stage_is_the_next_ones_and_a_reload_stays(home):
     file = home / "mine.py"
     file.write_text(TASK.format(pays=1.0, more="", names=""))

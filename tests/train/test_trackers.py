@@ -211,6 +211,10 @@ def exits(*_, **__):
     raise SystemExit(3)
 
 
+def begins_in_time(*_, **__):
+    tracker_guard.DEADLINE_S = 0.3  # for what comes next
+
+
 def hangs(*_, **__):
     time.sleep(30)
 
@@ -223,12 +227,12 @@ def hangs(*_, **__):
         ({"on_log": breaks}, "log: ConnectionError: no route to host"),
         ({"on_log": exits}, "log: SystemExit: 3"),
         ({"on_train_end": breaks}, "train_end: ConnectionError: no route to host"),
-        ({"on_train_begin": hangs}, "train_begin: TimeoutError: no answer within 0.3 s"),
+        ({"__init__": begins_in_time, "on_train_begin": hangs}, "train_begin: TimeoutError: no answer within 0.3 s"),
     ],
     ids=["start", "begin", "log", "exit", "end", "hang"],
 )
 def test_a_tracker_that_fails_is_said_once_and_the_run_is_whole(policy, tmp_path, fake, monkeypatch, methods, said):
-    monkeypatch.setattr(tracker_guard, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(tracker_guard, "DEADLINE_S", 600.0)
     fake(**methods)
     lines, _, failures = run(policy, tmp_path, "tensorboard")
     assert failures == [("tensorboard", said)]

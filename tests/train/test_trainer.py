@@ -391,6 +391,7 @@ def test_with_skip_the_run_goes_on_and_says_which_completions_have_no_score(home
     assert run.result()["rewards_s"] == pytest.approx(sum(run.result()["rewards_s_by_function"].values()))
 
 
+@pytest.mark.timing
 def test_a_deadline_of_the_recipe_is_kept(home, policy):
     def sleeping_reward(completions, **kwargs):
         time.sleep(3600 if len(completions) == 16 else 0)

@@ -118,6 +118,7 @@ assert (row.asked, row.in_force, row.by) == ("group", "group", "you")
 """
 
 
+@pytest.mark.slow
 def test_dr_grpo_with_scaling_is_trained_and_recorded_as_asked_by_unsloths_class_too(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", COMPILED, str(tmp_path / "runs"), *sys.path], capture_output=True, text=True, check=False,

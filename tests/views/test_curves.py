@@ -327,6 +327,7 @@ def test_long_titles_are_cut():
     assert len(figure._note.get_text().splitlines()) == 2
 
 
+@pytest.mark.timing
 def test_a_redraw_costs_the_same_however_long_the_run():
     """Processor time, in turns, the least of several, and measured again: what other programs do counts little."""
     made = []

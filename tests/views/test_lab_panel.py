@@ -78,7 +78,8 @@ def test_typing_inside_a_running_loop_waits_for_a_pause(lab):
         for text in ("<answer>4", "<answer>42", "<answer>42</answer>"):
             lab._cells[1][0].value = text
         at_once = seen(lab, 1)
-        await asyncio.sleep(0.6)
+        while seen(lab, 1) == before:
+            await asyncio.sleep(0.05)
         return before, at_once, seen(lab, 1)
 
     before, at_once, after = asyncio.run(typed())

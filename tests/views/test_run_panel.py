@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+from driving import waited_for
 from running import Running
 from test_live_plot import Handle
 
 import workbench.views.widgets as widgets
 from workbench.run.directory import RunDirectory
 from workbench.run.errors import RunError
+from workbench.run.requests import send
 from workbench.train.health import ALARM, Verdict, examine_run, summary
 from workbench.views import panel as panel_module
 from workbench.views.controls import Controls
@@ -95,6 +97,7 @@ def test_how_a_run_stands(running):
     assert follower.look().status == "gone"
 
 
+@pytest.mark.timing
 def test_a_look_at_a_long_run_reads_only_what_is_new(running):
     row = json.dumps({"step": 0, **{f"metric/{n}": 0.123456789 for n in range(45)}})
     with (running.run.path / "metrics.jsonl").open("w") as lines:
@@ -263,16 +266,15 @@ def test_a_run_that_could_not_be_started(home, shown):
 
 def test_waiting_follows_a_run_of_another_process(home, shown):
     script = Path(__file__).parents[1] / "running.py"
-    process = subprocess.Popen([sys.executable, str(script), "other", "6", "0.3"])
+    process = subprocess.Popen([sys.executable, str(script), "other", "4000", "0.3"])
     try:
-        until = time.monotonic() + 60
-        while not (home / "runs" / "other" / "manifest.json").is_file() and time.monotonic() < until:
-            time.sleep(0.1)
+        waited_for(lambda: (home / "runs" / "other" / "manifest.json").is_file())
         panel = RunPanel("other", every_s=0.1)
         places = shown(panel)
-        assert panel.wait(0.2) == "running"
-        assert panel.wait(60) == "finished"
-        assert "finished after 6 steps" in places["status"].html
+        waited_for(lambda: panel.wait(0.2) == "running" and panel.draws)
+        send(RunDirectory.open("other"), "stop", by="test")
+        assert panel.wait(120) == "stopped"
+        assert "stopped after" in places["status"].html
         assert panel.draws >= 2
     finally:
         process.kill()
