@@ -27,6 +27,7 @@ def benchmark(name: str) -> ModuleType:
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_round_begins_with_another_arm():
     order: list[str] = []
     found = measuring.in_rounds(["a", "b", "c"], 3, lambda arm: order.append(arm) or len(order))
@@ -230,7 +231,10 @@ def test_what_the_readme_promises_is_what_was_measured():
     assert between[0] > max(demo["ratios"]["A/A of TRL"]), "the gain lies outside the noise"
     for case in found["steps"]["cases"].values():
         assert all(curve["equal_to_the_bit"] for curve in case["curves"].values())
-    assert found["hooks"]["run"]["hooks_share"] <= 0.02
+    # Recording and verdicts; pictures cost what it takes for none to be older than 5 s, most beside short steps like these.
+    run = found["hooks"]["run"]
+    assert run["hooks_share"] - run["drawing_share"] <= 0.02
+    assert run["hooks_share"] <= 0.1
     assert max(row["ratio"] for row in found["hooks"]["redraw"]) <= 1.5
     assert found["answers"]["times_as_fast"]["mostly integers"][0] >= 5
     assert found["start"]["over_python_ms"]["import workbench"] <= 150

@@ -84,6 +84,7 @@ def test_a_port_that_no_browser_opens_is_refused(port):
     assert "--port" in result.stderr
 
 
+@pytest.mark.slow
 def test_train_prints_one_json_object_and_what_a_reward_prints_reaches_the_terminal_as_text(tmp_path):
     (tmp_path / "task.py").write_text(PRINTS)
     grpo = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16}

@@ -110,6 +110,24 @@ def test_a_copy_that_is_there_is_taken(elsewhere, place):
     assert done.stdout.split() == [f"{copy}/hosted.py", f"{elsewhere}/drive/grpo-workbench"], done.stderr
 
 
+def test_a_copy_in_a_drive_that_is_not_mounted_yet_is_taken(elsewhere):
+    google = elsewhere / "google" / "colab"
+    google.mkdir(parents=True)
+    (google / "drive.py").write_text("""
+from pathlib import Path
+
+def mount(folder):
+    print("mounted", folder)
+    copy = Path(folder, "MyDrive", "grpo-workbench", "workbench")
+    copy.mkdir(parents=True)
+    (copy / "hosted.py").write_text("def set_up(runs_in): print(__file__)")
+""")
+    text = code().replace("/content/drive", f"{elsewhere}/drive")
+    done = bare(f"import sys; sys.path.insert(0, {str(elsewhere)!r})\n{text}", elsewhere, COLAB_RELEASE_TAG="x")
+    copy = elsewhere / "drive" / "MyDrive" / "grpo-workbench" / "workbench" / "hosted.py"
+    assert done.stdout.splitlines() == [f"mounted {elsewhere}/drive", str(copy)], done.stderr
+
+
 def test_set_up_needs_nothing_but_python(elsewhere):
     command = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workbench.hosted as h; print(h.host())"
     done = bare(command, elsewhere)
@@ -213,6 +231,15 @@ def test_runs_go_to_drive(colab, monkeypatch, ready, capsys):
     assert "in your Drive" in capsys.readouterr().out
     set_up(str(colab / "elsewhere"))  # another folder in the form, and the cell again
     assert os.environ["WORKBENCH_HOME"] == str(colab / "elsewhere")
+
+
+@pytest.mark.parametrize("inside", ["MyDrive", "MyDrive/", "Shareddrives/ours", "MyDrive/a/drive"])
+def test_any_folder_of_a_drive_is_in_it(colab, monkeypatch, ready, inside):
+    asked = []
+    drive(monkeypatch, lambda folder: (asked.append(folder), Path(folder, "MyDrive").mkdir(parents=True)))
+    set_up(f"{colab}/drive/{inside}")
+    assert asked == [str(colab / "drive")]
+    assert os.environ["WORKBENCH_HOME"] == f"{colab}/drive/{inside}"
 
 
 def test_a_drive_that_is_declined_is_said_and_the_session_goes_on(colab, monkeypatch, ready, capsys):
@@ -328,6 +355,6 @@ def test_what_the_host_brings_is_never_resolved_away(colab, monkeypatch, tmp_pat
         monkeypatch.setenv(variable, "/not/there")
     with pytest.raises(HostedError) as caught:
         hosted._install("Colab")
-    for words in ("numpy<1", "numpy==2.1.3", "1 packages that Colab brings stay as they are", "Runtime version"):
+    for words in ("numpy<1", "numpy==2.1.3", "what Colab brings for the GPU", "Runtime version"):
         assert words in " ".join(str(caught.value).split())
     assert sorted(site.glob("numpy*")) == [site / "numpy-2.1.3.dist-info"]

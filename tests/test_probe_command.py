@@ -45,6 +45,7 @@ def test_help_says_what_it_tries_and_when_it_fails(home):
         assert word in text
 
 
+@pytest.mark.slow
 def test_a_sound_task_with_a_policy_exits_with_0(home):
     result = workbench("arithmetic", "--policy", "tiny", home=home)
     assert result.returncode == 0, result.stderr

@@ -20,12 +20,15 @@ METADATA = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidd
 CELL = """\
 # @title Set-up on Colab and Kaggle; does nothing anywhere else
 runs_in = "/content/drive/MyDrive/grpo-workbench"  # @param {type:"string"}
-import glob, importlib.util, os, subprocess, sys
+import contextlib, glob, importlib.util, os, subprocess, sys
 
 if os.environ.keys() & {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}:
     if not importlib.util.find_spec("workbench"):
         address, file, here = "@ADDRESS@", "/workbench/hosted.py", os.path.abspath("grpo-workbench")
         attached = [path for n in range(1, 5) for path in glob.glob("/kaggle/input" + n * "/*" + file)]
+        if "/drive/" in runs_in and not (attached or os.path.exists(here + file)):
+            with contextlib.suppress(Exception):  # a copy may be in it; why it is not mounted, set_up says
+                importlib.import_module("google.colab.drive").mount(runs_in.partition("/drive/")[0] + "/drive")
         found = [path for path in (here + file, runs_in + file, *attached) if os.path.exists(path)] or [here + file]
         said = "OWNER is a placeholder, the repository has no address yet"
         if not os.path.exists(found[0]) and "/OWNER/" not in address:

@@ -233,6 +233,9 @@ def train(
 def continue_(
     run: Annotated[str, typer.Argument(help="A run by name or path; latest: the last that does not train.")] = "latest",
     steps: Annotated[int | None, typer.Option(help="Train so many steps more than its recipe says.", min=1)] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="It was begun on another machine, which is gone (a lost Colab runtime).")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
@@ -243,9 +246,9 @@ def continue_(
     from workbench.train.trainer import continue_run
     from workbench.views.terminal import TerminalProgress
 
-    run = _named(run, "resting")
+    run = _named(run, "begun" if take_over else "resting")
     with _output_to_stderr():
-        gone_on = continue_run(run, watchers=[TerminalProgress()], steps=steps)
+        gone_on = continue_run(run, watchers=[TerminalProgress()], steps=steps, take_over=take_over)
     _tell_result(gone_on, as_json)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def _try(probe: Callable[[], Finding]) -> Finding:
     try:
         return probe()
     except Exception as error:
-        remedy = getattr(error, "remedy", "reinstall with the pinned versions: uv sync --reinstall")
+        remedy = getattr(error, "remedy", "install what it names again, at a version that pyproject.toml takes")
         name = _NAMES[probe.__name__]
         return Finding(name, False, f"{type(error).__name__}: {error}".splitlines()[0], remedy, needed=probe is _policy)
 
@@ -98,11 +99,10 @@ def _widgets() -> Finding:
 
 
 def _jupyter() -> Finding:
-    try:
-        command = [sys.executable, "-m", "jupyterlab", "--version"]
-        version = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
+    if importlib.util.find_spec("jupyterlab") is None:
         return Finding("JupyterLab", False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab")
+    command = [sys.executable, "-m", "jupyterlab", "--version"]
+    version = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     return Finding("JupyterLab", True, version)
 
 

@@ -106,18 +106,18 @@ def _choose_home(where: str, runs_in: str) -> None:
 
 
 def _on_colab(runs_in: str) -> tuple[str, str]:
-    drive, in_drive, _ = runs_in.partition("/MyDrive/")
-    if not in_drive:
-        return runs_in or str(REPOSITORY), "lost with this runtime"
+    here = str(REPOSITORY if (REPOSITORY / "pyproject.toml").is_file() else Path.cwd())
+    if not (in_drive := re.match("(.+)/(MyDrive|Shareddrives)(/|$)", runs_in)):
+        return runs_in or here, "lost with this runtime"
     try:
-        if not Path(drive, "MyDrive").is_dir():
-            from google.colab import drive as google_drive
+        if not Path(in_drive[1], "MyDrive").is_dir():
+            from google.colab import drive
 
-            google_drive.mount(drive)
+            drive.mount(in_drive[1])
         Path(runs_in).mkdir(parents=True, exist_ok=True)
     except Exception as error:  # declined, no Drive on this account, a runtime that has none
         print(f"Drive is not mounted: {str(error).strip().partition(chr(10))[0] or type(error).__name__}")
-        return str(REPOSITORY), "lost with this runtime; run this cell again to choose Drive"
+        return here, "lost with this runtime; run this cell again to choose Drive"
     return runs_in, "in your Drive"
 
 
@@ -159,7 +159,7 @@ def _install(where: str) -> None:
                 "--no-config",  # it would obey the pyproject.toml of whatever folder the notebook is in
                 *(str(part) for pair in files.items() for part in pair), "--editable", str(REPOSITORY),
             ],
-            rule=f"{len(kept)} packages that {where} brings stay as they are, torch, numpy, pandas and Jupyter among them",
+            rule=f"what {where} brings for the GPU, for numbers and for notebooks stays as it is",
         )  # fmt: skip
     importlib.invalidate_caches()
     after = _versions()
@@ -199,9 +199,8 @@ def _run(command: list[str], rule: str) -> None:
     with subprocess.Popen(command, env=environment, **pipe) as process:
         for line in process.stdout:
             said.append(line.rstrip())
-            if not line.startswith(
-                (" - ", " + ", " ~ ")
-            ):  # the packages one by one, which are compared when it is done
+            # Not the packages one by one: they are compared when it is done.
+            if not line.startswith((" - ", " + ", " ~ ")):
                 print(line.rstrip(), flush=True)
     if process.returncode != 0:
         raise HostedError(

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,13 +126,12 @@ def errors(notebook: nbformat.NotebookNode) -> list[str]:
 
 def make(folder: Path) -> Runtime:
     """A runtime in which nothing was set up yet."""
-    began = time.monotonic()
     venv, content = _venv(folder), folder / "content"
     content.mkdir()
     # A project of the user's own, with settings for uv that are not for our packages.
     (content / "pyproject.toml").write_text('[tool.uv]\noverride-dependencies = ["numpy<2"]\n')
     found = Runtime(venv, content, _repository(folder), versions(venv))
-    print(f"\n{len(found.before)} packages in {time.monotonic() - began:.0f} s, Python of {python()}")
+    print(f"\n{len(found.before)} packages, Python of {python()}")
     return found
 
 

@@ -251,6 +251,7 @@ def test_nothing_recorded_and_no_settings_are_errors(run):
         replay(run, TASK)
 
 
+@pytest.mark.slow
 def test_large_parts_are_read_in_pieces_of_whole_groups(home, monkeypatch):
     batch = [(CHAT, [f"{n} or {k}" for k in range(4)]) for n in range(25)]
     new = edited(right_reward, short_reward)
@@ -312,6 +313,7 @@ def test_parts_are_in_the_order_of_their_numbers(tmp_path):
     assert [part.name for part in parts(tmp_path)] == names
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_record(home):
     import shutil
 

@@ -777,6 +777,7 @@ def test_completions_need_no_log_of_trls_own(kinds):
     assert any("log_completions = True is left out" in line and "rollouts/" in line for line in notes)
 
 
+@pytest.mark.slow
 def test_every_switch_of_grpoconfig_is_refused_by_plan_or_trains(home):
     config_class, _ = trainer_classes("transformers")
     switches = sorted(

@@ -163,10 +163,12 @@ class RunDirectory:
             RunError: if it trains.
         """
         if self.live:
+            host = self._owner()["host"]
+            gone = f"; or, if {host} is gone: `workbench continue {self.name} --take-over`, continue_run(..., take_over=True)"
             raise RunError(
-                f"{self.name}: it trains",
+                f"{self.name}: it trains" + (f" on {host}" if self._elsewhere else ""),
                 rule="one process at a time owns a run",
-                remedy=f"stop it first: `workbench control {self.name} stop`",
+                remedy=f"stop it first: `workbench control {self.name} stop`" + gone * self._elsewhere,
             )
         # Of two processes that want it, one moves the dead owner's lock away, and one makes the new one.
         with contextlib.suppress(FileNotFoundError):
@@ -197,6 +199,21 @@ class RunDirectory:
     def release(self) -> None:
         """Give the lock back; the run is then nobody's."""
         (self.path / "lock").unlink(missing_ok=True)
+
+    def take_over(self) -> None:
+        """Take the lock from another machine that is gone, such as a Colab runtime; nothing here can tell whether it is.
+
+        The run of a process of this machine keeps its lock.
+        """
+        if self.live and self._elsewhere:
+            self.release()
+
+    def _owner(self) -> dict[str, Any]:
+        return json.loads((self.path / "lock").read_text(encoding="utf-8"))
+
+    @property
+    def _elsewhere(self) -> bool:
+        return self._owner()["host"] != socket.gethostname()
 
     def discard(self) -> None:
         """Take away what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
@@ -281,7 +298,7 @@ class RunDirectory:
     def live(self) -> bool:
         """Whether the process that owns the run still lives; on another machine, whether it still holds the lock."""
         try:
-            owner = json.loads((self.path / "lock").read_text(encoding="utf-8"))
+            owner = self._owner()
             if owner["host"] == socket.gethostname():
                 os.kill(owner["pid"], 0)
                 return not _is_zombie(owner["pid"])

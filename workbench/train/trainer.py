@@ -102,6 +102,7 @@ def continue_run(
     task: Task | None = None,
     watchers: Sequence[Watcher] = (),
     steps: int | None = None,
+    take_over: bool = False,
 ) -> RunDirectory:
     """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
 
@@ -113,11 +114,14 @@ def continue_run(
         policy: a loaded policy of the same recipe; its adapter is overwritten. None: the recipe's is loaded.
         task: the task object, if the run was trained on one that is no file.
         steps: train so many steps more than the recipe says.
+        take_over: the run was begun on another machine, which is gone: a Colab runtime that was lost.
 
     Raises:
         RunError: if the run trains, is over, or has no checkpoint. The others as for `train`.
     """
-    run = run if isinstance(run, RunDirectory) else RunDirectory.open(run, latest="resting")
+    run = run if isinstance(run, RunDirectory) else RunDirectory.open(run, latest="begun" if take_over else "resting")
+    if take_over:
+        run.take_over()
     recipe, point = run.recipe(), latest_point(run)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
         return _finished(run, point)  # whatever became of the task since
