@@ -53,6 +53,7 @@ def test_help_says_what_it_is_not(home):
     assert "not what a new run would reach" in text
 
 
+@pytest.mark.slow
 def test_json_and_side_by_side(run, home):
     arguments = ("replay", "latest", "--task", "edited.py", "--json", "--out", "new/side.parquet")
     result = workbench(*arguments, home=home)
@@ -67,6 +68,7 @@ def test_json_and_side_by_side(run, home):
     assert changes["style_reward"] == "removed"
 
 
+@pytest.mark.slow
 def test_for_people_with_another_weight(run, home):
     result = workbench("replay", "small", "--task", "arithmetic", "--weight", "style_reward=-2", home=home)
     assert result.returncode == 0, result.stderr

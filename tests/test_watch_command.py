@@ -61,6 +61,7 @@ def test_no_such_run(home):
         followed("nonesuch")
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_followed_and_steered(home, capfd):
     script = Path(__file__).parent / "running.py"
     process = subprocess.Popen([sys.executable, str(script), "other", "4000", "0.2"])
@@ -165,6 +166,7 @@ def test_what_a_completion_holds_never_reaches_the_terminal_raw(hostile, home, m
         assert VISIBLE[:20] in out
 
 
+@pytest.mark.slow
 def test_a_watched_run_draws_its_own_bar_and_obeys_nothing_else(hostile, home):
     def go_on():
         hostile.step()

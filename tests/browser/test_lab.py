@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import nbformat
+import pytest
 from driving import keep_screenshots, open_notebook
 
 TASK = """
@@ -20,6 +21,7 @@ task = Task("mine", rows, [correctness_reward, bonus_reward])
 HOSTILE = "<img src=x onerror='window.hacked=1'> <script>window.hacked=1</script> $x^2$ \\(y\\) <answer>42</answer>"
 
 
+@pytest.mark.slow
 def test_typing_and_saving_change_the_scores(jupyterlab, page):
     file = jupyterlab.home / "task.py"
     file.write_text(TASK)

@@ -209,6 +209,7 @@ def test_r12_adaptive_rewards_share_a_name_or_have_a_state_that_nobody_changes()
     assert "'empty tags'" in said["hackable"][0]
 
 
+@pytest.mark.slow
 def test_r16_trls_accuracy_with_its_column_is_sound_and_with_words_says_nothing():
     assert examine(task_of("trl_accuracy", "solution")).ok
     words = [{**row, "solution": "Paris"} for row in rows("trl_accuracy", "solution")]

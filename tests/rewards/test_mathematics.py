@@ -45,6 +45,7 @@ def reference(pairs):
     return [verify(parse(right), parse(given)) for given, right in pairs]
 
 
+@pytest.mark.slow
 def test_verdicts_agree_with_math_verify():
     assert len(set(PAIRS)) >= 500
     given, right = zip(*PAIRS, strict=True)
@@ -237,6 +238,7 @@ def test_inside_a_worker_no_other_is_started():
     assert time.perf_counter() - started < 15
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_fork_of_the_program_has_a_worker_of_its_own():
     reading, writing = os.pipe()

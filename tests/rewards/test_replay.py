@@ -115,6 +115,7 @@ def test_the_runs_own_settings_make_the_advantages(home, settings):
     assert not any("differ" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_weights_of_the_recipe_stay_and_given_ones_go_before_them(home):
     run = record(edited(right_reward, short_reward), [GROUPS], weights={"short_reward": 0.5})
     assert [row.new_weight for row in replay(run, edited(right_reward, short_reward)).functions] == [1.0, 0.5]
@@ -275,6 +276,7 @@ def test_the_result_says_what_it_is_not(run):
     assert "not what a new run would reach" in MEANING
 
 
+@pytest.mark.slow
 def test_examples_are_the_largest_changes_one_a_group_and_cut(home):
     batches = [[(CHAT, ["4", "5", "x" * 1000, "6"])], [(CHAT, ["4", "5", "y" * 10, "6"])]]
     found = replay(record(TASK, batches), edited(short_reward, right_reward), examples=1)

@@ -147,6 +147,7 @@ def scalers(monkeypatch) -> list[torch.amp.GradScaler]:
     return found
 
 
+@pytest.mark.slow
 def test_float16s_gradient_scaler_goes_on_where_it_was(home, scalers):
     more = {"grpo": {"max_grad_norm": 0, "max_steps": 9}}  # accelerate unscales before it clips only for its own scaler
     full = train(recipe("full", **more), policy=fresh(), task=task())
@@ -174,6 +175,7 @@ def test_a_scaler_that_a_checkpoint_has_not_is_named(home, scalers):
     assert "float16's gradient scaler begins anew" in event["inexact"]
 
 
+@pytest.mark.slow
 def test_what_was_changed_before_the_stop_is_in_force_after_it(home):
     changes = {
         1: [("weight", {"function": "correctness_reward", "value": 3}), ("beta", {"value": 0.2})],
@@ -239,6 +241,7 @@ def test_what_fails_before_it_goes_on_leaves_the_run_as_it_was(home):
     assert continue_run(run, policy=fresh(), task=task(), steps=1).result()["steps"] == 5
 
 
+@pytest.mark.slow
 def test_after_going_on_and_an_abort_the_adapter_is_the_newest(home):
     class Aborts(Asks):
         def update(self, step, values):
@@ -263,6 +266,7 @@ task = Task(name="edited", rows=arithmetic(8, 4).rows, reward_funcs=[length_rewa
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_its_rewards_and_can_be_given_the_edited_ones(home):
     file = home / "edited.py"
     file.write_text(EDITED.format(factor=1))

@@ -83,6 +83,7 @@ def test_format_first_then_correctness_ends_better_and_keeps_the_format(home):
     assert run.result()["steps"] == 30
 
 
+@pytest.mark.slow
 def test_a_stage_can_have_its_own_prompts_and_task(home):
     rows = [{**row, "level": number % 2} for number, row in enumerate(arithmetic(64, 4).rows)]
     task = Task("levels", rows, [library.correctness_reward])

@@ -185,6 +185,7 @@ def test_beta_can_be_switched_on_and_then_kl_is_measured_from_the_base_model(hom
     assert rows[-1][KL] > 0  # the policy has moved from the base model by then
 
 
+@pytest.mark.slow
 def test_samples_are_written_and_leave_the_run_as_it_would_have_been(home):
     plain = train(recipe("plain", max_steps=4), policy=fresh(), task=arithmetic(64, 8))
     asks = Asks({1: [("sample", {}), ("checkpoint", {})]})
@@ -242,6 +243,7 @@ class Edits(Asks):
             self.ids.append(send(self.run, "reload", by="test"))
 
 
+@pytest.mark.slow
 def test_edited_rewards_are_loaded_again_and_a_broken_edit_is_refused(home):
     file = home / "mine.py"
     file.write_text(TASK.format(pays=1.0, more="", names=""))

@@ -170,6 +170,7 @@ def assert_shows(folder, tracker, lines):
                 assert shown[line["step"], key] == pytest.approx(value, rel=1e-5), (tracker, key)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TRACKERS, reason="no tracker is installed")
 def test_each_tracker_shows_what_the_run_logged_and_a_second_run_is_its_own(policy, tmp_path, capfd):
     before = {key: os.environ.get(key) for key in VARIABLES}

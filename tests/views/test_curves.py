@@ -417,6 +417,7 @@ def test_no_text_leaves_the_figure_or_its_chart(scale):
     assert [figure.charts[key].axis.get_xlabel() for key in ("reward", "raw", "length")] == ["step"] * 3
 
 
+@pytest.mark.slow
 def test_a_frame_that_is_repainted_in_parts_is_the_whole_one():
     # More steps, higher values, other weights: in turn most charts change, and none leaves a word behind.
     partly, filled, whole = RunFigure("r", FIVE, 0.01, total=400), History(FIVE), 0

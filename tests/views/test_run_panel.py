@@ -264,6 +264,7 @@ def test_a_run_that_could_not_be_started(home, shown):
     assert panel.wait(1) == "not begun"
 
 
+@pytest.mark.slow
 def test_waiting_follows_a_run_of_another_process(home, shown):
     script = Path(__file__).parents[1] / "running.py"
     process = subprocess.Popen([sys.executable, str(script), "other", "4000", "0.3"])
