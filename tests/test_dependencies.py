@@ -44,7 +44,7 @@ def test_only_what_is_patched_is_pinned_for_everybody():
 
 @pytest.mark.parametrize("name", sorted(set(ASKED) - PATCHED - {"math-verify"}))
 def test_a_range_has_a_floor_and_holds_the_version_that_uv_run_sets_up(name):
-    assert any(specifier.operator == ">=" for specifier in ASKED[name].specifier) or name == "torchvision"
+    assert any(specifier.operator == ">=" for specifier in ASKED[name].specifier)
     if exact(TESTED[name]):
         [pin] = TESTED[name].specifier
         assert pin.version in ASKED[name].specifier

@@ -178,6 +178,7 @@ def _built_for(site: Path, line: str) -> None:
     name, version = line.split("==")
     info = site / f"{name}-{version.partition('+')[0]}.dist-info"
     metadata = (info / "METADATA").read_text()
+    (info / "METADATA").unlink()  # it is a hard link into uv's cache, which is everybody's
     (info / "METADATA").write_text(re.sub(r"(?m)^Version: .*", f"Version: {version}", metadata, count=1))
     info.rename(site / f"{name}-{version}.dist-info")
 
