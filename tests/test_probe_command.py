@@ -93,6 +93,7 @@ def test_cases_are_checked(home):
     assert "error: golden case, line 1 ((empty)): total is 0, expected 1" in result.stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_be_probed_is_three_lines_and_exit_code_2(home):
     for arguments in (("none.py",), ("arithmetic", "--weight", "lenght=1"), ("arithmetic", "--cases", "none.jsonl")):
         result = workbench(*arguments, home=home)

@@ -77,6 +77,7 @@ def test_for_people_with_another_weight(run, home):
     assert "reward hash" in result.stdout
 
 
+@pytest.mark.slow
 def test_errors_are_three_lines_and_exit_code_2(run, home):
     for arguments in (
         ("replay", "nobody", "--task", "arithmetic"),

@@ -26,6 +26,7 @@ def running(home):
     opened.suite.close()
 
 
+@pytest.mark.slow
 def test_a_snapshot_for_people(running):
     assert "waiting for the first step" in snapshot_text(followed("r"))
     for _ in range(5):

@@ -300,6 +300,7 @@ def test_a_dataset_whose_every_row_has_a_reserved_column_is_refused():
     assert Checked([{"prompt": "q", "completion": "1"}], answer_column="completion").collect().kept[0]["answer"] == "1"
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows_themselves():
     import tracemalloc
 

@@ -166,6 +166,7 @@ class Asks:
         pass
 
 
+@pytest.mark.slow
 def test_whatever_reads_a_prompt_reads_the_trainers(home, thinker, reads):
     task, recipe = arithmetic(2, 2), quiet_recipe(thinker)
     policy = load_policy(thinker, backend="transformers", load_in_4bit=False)

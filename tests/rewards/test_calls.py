@@ -200,6 +200,7 @@ def any_suite():
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_of_one_number_a_completion_is_read_with_the_right_numbers(any_suite, shape):
     make, expected = SHAPES[shape]

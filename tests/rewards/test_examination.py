@@ -163,6 +163,7 @@ KNOWN_FLAWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", KNOWN_FLAWS)
 def test_a_well_known_flaw_is_found(which):
     name, columns, expected = KNOWN_FLAWS[which]
@@ -222,6 +223,7 @@ def test_r16_trls_accuracy_with_its_column_is_sound_and_with_words_says_nothing(
 # --- the tasks that ship ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_task_that_ships_is_sound(name):
     examination = examine(load_task(name))

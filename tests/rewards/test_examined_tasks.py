@@ -69,6 +69,7 @@ def late_penalty(completions, **kwargs):
     return [-1.0 if "as an AI language model" in content(each) else 0.0 for each in completions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     [
@@ -153,6 +154,7 @@ class Hanging:
         return [float("42" in content(each)) for each in completions]
 
 
+@pytest.mark.slow
 def test_an_object_that_hangs_is_cut_too():
     said = found_in(table(TAGGED, ["42"], Hanging()), deadline_s=2)
     # How many of the others are late is the machine's doing.

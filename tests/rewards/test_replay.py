@@ -104,6 +104,7 @@ def test_a_function_that_does_not_apply_and_groups_that_nobody_scores(run):
     assert json.dumps(found.found(), allow_nan=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"scale": "batch"}, {"scale": "none"}, {"aggregation": "normalize_then_sum"}], ids=str
 )

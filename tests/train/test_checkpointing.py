@@ -150,6 +150,7 @@ def test_the_longest_prompt_is_the_longest_that_is_trained_on():
 GRPO = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 16}
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_as_it_was_planned_and_goes_on_as_it_began(home, monkeypatch, capsys):
     recipe = Recipe.of({"run_name": "c", "grpo": {**GRPO, "save_steps": 1}, "policy": {"load_in_4bit": False}})
     task = arithmetic(16, 4)

@@ -163,6 +163,7 @@ def test_float16s_gradient_scaler_goes_on_where_it_was(home, scalers):
     assert "non_finite" not in {verdict["name"] for verdict in full.result()["health"]}
 
 
+@pytest.mark.slow
 def test_a_scaler_that_a_checkpoint_has_not_is_named(home, scalers):
     more = {"grpo": {"max_grad_norm": 0, "max_steps": 3}}
     run = train(recipe(**more), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
@@ -189,6 +190,7 @@ def test_what_was_changed_before_the_stop_is_in_force_after_it(home):
     assert in_force(run).muted == in_force(full).muted == {"length_reward": 1.0}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_takes_more_steps_if_asked(home):
     run = train(recipe(grpo={"max_steps": 2, "lr_scheduler_type": "constant"}), policy=fresh(), task=task())
     with pytest.raises(RunError, match="all 2 steps are trained") as refused:
@@ -228,6 +230,7 @@ def test_a_run_of_epochs_goes_on_to_its_last_step_on_its_schedule(home):
     assert_same(run, full)
 
 
+@pytest.mark.slow
 def test_what_fails_before_it_goes_on_leaves_the_run_as_it_was(home):
     stages = [{"name": "a", "steps": 2}, {"name": "b", "steps": 2}]
     run = train(recipe(stages=stages), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
@@ -403,6 +406,7 @@ class Kills(Asks):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_between_its_last_checkpoint_and_its_result_is_finished(home, whole):
     if (child := os.fork()) == 0:
         train(recipe("killed"), policy=fresh(), task=task(), watchers=[Kills({})])
@@ -449,6 +453,7 @@ def test_a_run_that_trains_is_not_taken_over(home):
     assert "take-over" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_the_run_of_a_machine_that_was_lost_goes_on_when_somebody_says_so(home):
     policy = fresh()
     run = train(recipe(grpo={"max_steps": 1}), policy=policy, task=task())
@@ -459,6 +464,7 @@ def test_the_run_of_a_machine_that_was_lost_goes_on_when_somebody_says_so(home):
     assert (run.result()["status"], run.result()["steps"], run.live) == ("finished", 2, False)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_lora_shape_is_refused(home):
     run = train(recipe(grpo={"max_steps": 3}), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
     smaller = load_policy("tiny", load_in_4bit=False, lora=LoraPart(r=4))

@@ -64,6 +64,7 @@ def test_a_reward_that_cannot_pay(examined):
     assert query(run.rollouts, 'select max("score.one_line_reward") as best from rollouts')["best"][0] == 0
 
 
+@pytest.mark.slow
 def test_groups_that_all_score_the_same_and_what_they_cost(examined):
     """A reward for debugging that was left in."""
     found, run = examined("same score")
@@ -96,6 +97,7 @@ def test_groups_that_are_all_wrong_and_prompts_that_are_always_dead(examined):
     assert found["reward_cannot_pay"].state == ALARM
 
 
+@pytest.mark.slow
 def test_groups_that_are_all_right_are_success(examined):
     found, _ = examined("all right")
     assert found["dead_groups"].state == NOTE
@@ -104,6 +106,7 @@ def test_groups_that_are_all_right_are_success(examined):
     assert not [verdict for verdict in found.values() if verdict.state in (ALARM, WARNING)]
 
 
+@pytest.mark.slow
 def test_collapse_to_identical_texts(examined):
     found, run = examined("collapse")
     verdict = found["collapse"]
@@ -115,6 +118,7 @@ def test_collapse_to_identical_texts(examined):
     assert "identical texts" in found["dead_groups"].line
 
 
+@pytest.mark.slow
 def test_truncation(examined):
     found, run = examined("truncation")
     verdict = found["truncation"]
@@ -140,6 +144,7 @@ def test_kl_runaway(examined):
     assert "learning_rate = 0.05" in verdict.cause
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_no_number(examined):
     """The weights take it over, and the next step cannot even sample; the record says where it began."""
     found, run = examined("not a number")
@@ -189,6 +194,7 @@ def test_one_function_that_decides_everything(examined):
     assert "padding_reward 100" in verdict.cause
 
 
+@pytest.mark.slow
 def test_kl_that_is_not_measured(examined):
     found, _ = examined("kl not measured")
     assert found["kl_not_measured"].state == NOTE

@@ -433,6 +433,7 @@ def test_every_translation_is_a_line_and_every_line_is_a_translation(fields, nam
     Recipe.of(recipe.model_dump())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_what_is_not_refused_trains_a_step(home, fields, policy_of, name):
     recipe, _, _ = planned(TRAINED[name][0], fields)

@@ -64,6 +64,7 @@ def test_every_number_of_a_preset_is_explained(name):
     assert "Not measured on a GPU" in text or name == "cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_trains_a_step_on_the_embedded_policy(home, policy, name):
     recipe = Recipe.load(find_recipe(name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from workbench.dataset.difficulty import load_profile, row_key
 from workbench.rewards.suite import RewardSuite
 from workbench.tiny.task import task as arithmetic
@@ -24,6 +26,7 @@ def test_the_embedded_policy_is_right_sometimes(home, tiny_policy):
     assert profile.finished > 0.8
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_it_is_the_same_profile(home, tiny_policy, monkeypatch):
     task, calls = arithmetic(64, 8), []
 

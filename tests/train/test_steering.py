@@ -76,6 +76,7 @@ def controls(run: RunDirectory) -> list[dict]:
     return [event for event in run.events() if event["event"] == "control"]
 
 
+@pytest.mark.slow
 def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and_in_the_metrics(
     home, policy, monkeypatch
 ):
@@ -113,6 +114,7 @@ def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and
     assert answer(run, asks.ids[0]) == event
 
 
+@pytest.mark.slow
 def test_a_muted_function_weighs_nothing_and_gets_its_weight_back(home, policy):
     asks = Asks({1: [("mute", {"function": LENGTH})], 2: [("unmute", {"function": LENGTH})]})
     run = train(recipe(), policy=policy, task=arithmetic(64, 8), watchers=[asks])
@@ -160,6 +162,7 @@ def test_a_line_that_is_no_request_is_answered_and_harms_nothing(home, policy):
     assert run.result()["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_beta_and_learning_rate_change_what_the_next_step_does(home):
     asked = {2: [("beta", {"value": 0.0}), ("learning_rate", {"value": 5e-4})]}
     run = train(
@@ -275,6 +278,7 @@ def test_edited_rewards_are_loaded_again_and_a_broken_edit_is_refused(home):
     assert numbers(again) == numbers(run)
 
 
+@pytest.mark.slow
 def test_a_paused_run_waits_and_goes_on(home, policy):
     asks = Asks({1: [("pause", {})]})
     seen = []
@@ -324,6 +328,7 @@ def test_no_frozen_copy_of_the_adapter_stays_behind(home):
     assert all(torch.isfinite(p).all() for p in own.model.parameters() if p.requires_grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [{"num_iterations": 2}, {"steps_per_generation": 2}], ids=["iterations", "generations"]
 )
@@ -367,6 +372,7 @@ def test_a_verdict_that_fails_is_left_out_and_training_goes_on(home, policy, mon
     assert not run.live
 
 
+@pytest.mark.slow
 def test_a_reload_that_cannot_be_kept_changes_nothing(home, monkeypatch):
     file = home / "mine.py"
     file.write_text(TASK.format(pays=1.0, more="", names=""))

@@ -192,6 +192,7 @@ def test_weights_that_are_all_0_are_refused(home, policy):
         train(recipe(weights={f.__name__: 0 for f in REWARD_FUNCS}), policy=policy, task=arithmetic(64, 8))
 
 
+@pytest.mark.slow
 def test_the_second_interrupt_aborts_and_the_record_stays(home, policy):
     with pytest.raises(KeyboardInterrupt):
         train(recipe(max_steps=50), policy=policy, task=arithmetic(64, 8), watchers=[InterruptAt(2, times=2)])
@@ -216,6 +217,7 @@ def test_a_watcher_that_fails_is_left_out_and_training_goes_on(home, policy):
     assert [e["event"] for e in run.events()] == ["started", "watcher_failed", "checkpoint", "finished"]
 
 
+@pytest.mark.slow
 def test_an_abort_between_two_log_lines_keeps_the_rollouts_of_the_steps_before(home, policy):
     calls = []
 
@@ -243,6 +245,7 @@ def test_off_the_main_thread_training_still_works(home, policy):
     assert done[0].manifest()["result"]["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_policy_can_be_trained_again_and_says_that_it_goes_on(home, capsys):
     policy = load_policy("tiny")
     first = train(recipe(max_steps=1, beta=0.001), policy=policy, task=arithmetic(64, 8))
@@ -287,6 +290,7 @@ def fine_reward(completions, **kwargs):
 LONG_ROWS = [{"prompt": [{"role": "user", "content": "1 + " * 400}], "answer": "2"} for _ in range(64)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "task", "error", "said"),
     [
@@ -325,6 +329,7 @@ def test_an_unknown_policy_is_named_and_leaves_nothing(home, name, said):
     assert not (home / "runs").exists()
 
 
+@pytest.mark.slow
 def test_too_long_prompts_are_left_out_on_request_and_counted(home, policy, capsys):
     rows = [*arithmetic(64, 8).rows, *LONG_ROWS[:3]]
     asked = recipe(max_steps=1).model_copy(update={"max_prompt_length": 100})
@@ -370,6 +375,7 @@ def fragile_reward(completions, **kwargs):
     return [float(len(completion[0]["content"]) % 5) for completion in completions]
 
 
+@pytest.mark.slow
 def test_with_skip_the_run_goes_on_and_says_which_completions_have_no_score(home, policy):
     asked = recipe(max_steps=2).model_copy(update={"rewards": RewardsPart(on_error="skip")})
     run = train(asked, policy=policy, task=own_task(fine_reward, fragile_reward))

@@ -207,6 +207,7 @@ def short_reward(completions, **kwargs):
     return [1.0 if len(text[0]["content"]) < 60 else 0.0 for text in completions]
 
 
+@pytest.mark.slow
 def test_a_match_in_the_middle_of_an_expression_is_yellow_and_what_cannot_be_seen_is_said():
     text = "<reasoning>40 + 2</reasoning><answer>42</answer>"
     rows = [{"prompt": to_messages("What is 40 + 2?", SYSTEM_PROMPT), "answer": "42"}]
@@ -219,6 +220,7 @@ def test_a_match_in_the_middle_of_an_expression_is_yellow_and_what_cannot_be_see
         lab.close()
 
 
+@pytest.mark.slow
 def test_the_examination_is_folded_so_that_it_gives_no_flaw_away():
     rows = [{"prompt": to_messages("What is 40 + 2?", SYSTEM_PROMPT), "answer": "42"}]
     task = Task("t", rows, [format_reward])

@@ -127,6 +127,7 @@ def test_the_group_stays_as_long_as_it_is_asked_to(running, cell, monkeypatch):
     assert seen == [1, 1, 1, 4, 4, 4, 7]
 
 
+@pytest.mark.slow
 def test_hostile_completions_are_text(running, cell):
     plot = live.LivePlot()
     watched(running, plot)

@@ -115,6 +115,7 @@ def test_a_look_at_a_long_run_reads_only_what_is_new(running):
 # -- the panel ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_panel_shows_the_run_and_follows_it_to_its_end(running, shown):
     panel = RunPanel("latest")
     places = shown(panel)
