@@ -54,7 +54,7 @@ def in_words(why_not: str | None, num_generations: int) -> str:
 
 
 @contextlib.contextmanager
-def _no_word_on_arguments_of_unsloths(kwargs: dict[str, Any]) -> Iterator[None]:
+def _without_unsloths_warning(kwargs: dict[str, Any]) -> Iterator[None]:
     # Unsloth's generate adds some to the generation_config that TRL hands over, and transformers calls that deprecated.
     from transformers import GenerationConfig
 
@@ -123,7 +123,7 @@ class Generation:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As `model.generate`."""
-        with _no_word_on_arguments_of_unsloths(kwargs):
+        with _without_unsloths_warning(kwargs):
             return self._either(*args, **kwargs)
 
     def _either(self, *args: Any, **kwargs: Any) -> Any:

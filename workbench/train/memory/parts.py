@@ -255,7 +255,7 @@ def generation(facts: Facts) -> list[Part]:
 
 def _decode_graphs(facts: Facts, rows: int) -> Part:
     # unsloth/models/_decode_graphs.py: a step of all sequences is captured once, as a graph before, between and after the
-    # layers' attention, in a pool of its own, which is given back before training. UNSLOTH_DECODE_CUDA_GRAPHS=0: none.
+    # layers' attention, in a separate memory pool that is freed before training. UNSLOTH_DECODE_CUDA_GRAPHS=0: none.
     shape, element = facts.shape, facts.element
     one = element * (shape.layers * shape.heads * shape.head_dim + shape.vocab_size)  # attention's output, logits
     one += element * (2 * shape.intermediate_size + 4 * shape.hidden_size) + 12 * shape.hidden_size  # a layer's values

@@ -86,7 +86,7 @@ def _precision(found: dict[str, Any], recipe: Recipe, device: Device) -> list[st
     if why:
         del found[word]
         if word == "bf16" and device.cuda and policy.backend == "transformers":
-            # TRL takes bf16 for granted where neither is said; on this GPU that is emulated.
+            # TRL defaults to bf16 where neither is set, and this GPU only emulates it.
             found["fp16"] = True
             return [*notes, f"bf16 = True becomes fp16 = True: {why}"]
         notes.append(
