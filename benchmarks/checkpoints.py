@@ -25,7 +25,7 @@ ARMS = (OURS, f"{OURS} again", THEIRS, f"{THEIRS} again")
 
 def measure(rounds: int, steps: int, arms: Sequence[str] = ARMS) -> dict[str, list[Run]]:
     """The runs of every arm."""
-    from workbench.run.recipe import Recipe
+    from workbench.recipe import Recipe
     from workbench.tiny.task import task
     from workbench.train.policy import trainer_classes
 

@@ -34,7 +34,7 @@ def make(path: Path, count: int) -> None:
 
 def measure(arm: str, path: str) -> dict[str, float]:
     """Seconds, counts and peak memory of one arm, in this process."""
-    from workbench.dataset.checks import Checked
+    from workbench.data.checks import Checked
 
     found: dict[str, float] = {}
     if arm.startswith("workbench"):
@@ -60,7 +60,7 @@ def by_map(path: str, batched: bool) -> dict[str, float]:
     """The same checks, row by row, as a function for `datasets.map`; nothing cached from an earlier round."""
     import datasets
 
-    from workbench.dataset.checks import Checked
+    from workbench.data.checks import Checked
 
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as cache:

@@ -29,10 +29,10 @@ def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
         grpo: settings over the recipe's.
     """
     import workbench.tiny
-    from workbench.run.recipe import Recipe
+    from workbench.health import diagnose, facts_of, worsened
+    from workbench.health.summary import summaries_of
+    from workbench.recipe import Recipe
     from workbench.tiny.task import task as arithmetic
-    from workbench.train.health import diagnose, facts_of, worsened
-    from workbench.train.health.summary import summaries_of
     from workbench.train.trainer import train
 
     recipe = Recipe.load(Path(workbench.tiny.__file__).parent / "recipe.yaml")
@@ -61,7 +61,7 @@ def ill(fresh: Any, name: str) -> dict[str, Any]:
     """One run that is ill: what is said of its illness, and of what else."""
     from ill_runs import RUNS, run_ill
 
-    from workbench.train.health import examine_run
+    from workbench.health import examine_run
 
     asked = RUNS[name]
     run, task = run_ill(asked, fresh(), name.replace(" ", "-"))

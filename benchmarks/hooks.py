@@ -23,7 +23,7 @@ from made_records import metrics_row
 from measuring import Line
 
 CELL = """
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.tiny.task import task
 from workbench.train.policy import load_policy
 from workbench.train.trainer import train

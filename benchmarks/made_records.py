@@ -18,11 +18,11 @@ def make(completions: int, a_step: int) -> Any:
         completions: in all; whole groups of `GENERATIONS`.
         a_step: completions of a step, which are one part of the record.
     """
-    from workbench.dataset.task import Task
+    from workbench.recipe import Recipe
     from workbench.rewards import library
     from workbench.rewards.suite import RewardSuite
     from workbench.run.directory import RunDirectory
-    from workbench.run.recipe import Recipe
+    from workbench.task import Task
     from workbench.tiny.task import task as arithmetic
     from workbench.train.recorder import Recorder
 

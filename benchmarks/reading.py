@@ -66,7 +66,7 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return len(group(run, last, most_telling_group(run, last)))
 
     def explained(run: Any, last: int) -> str:
-        from workbench.rewards.replay import explain_recorded
+        from workbench.replay.again import explain_recorded
 
         return explain_recorded(run, last, 0).verdict
 
@@ -76,7 +76,7 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return len(read_group(newest_part(run)).rows)
 
     def verdicts(run: Any, last: int) -> int:
-        from workbench.train.health import examine_run
+        from workbench.health import examine_run
 
         return len(examine_run(run, last=200))
 

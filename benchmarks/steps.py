@@ -40,7 +40,7 @@ def recipe_of(case: str, steps: int, small: bool = False) -> Any:
     from pathlib import Path
 
     import workbench.tiny
-    from workbench.run.recipe import Recipe
+    from workbench.recipe import Recipe
 
     recipe = Recipe.load(Path(workbench.tiny.__file__).parent / "recipe.yaml")
     content = recipe.model_dump()
@@ -69,7 +69,7 @@ def measure(
     case: str, rounds: int, steps: int, small: bool = False, arms: Sequence[str] = (*ARMS, CHECKPOINTING)
 ) -> dict[str, Any]:
     """The arms of one case, in this process; gradient checkpointing in the first case only."""
-    from workbench.run.recipe import Recipe
+    from workbench.recipe import Recipe
 
     recipe = recipe_of(case, DROPPED + steps, small)
     with measuring.empty_home():

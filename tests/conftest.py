@@ -68,7 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def patience() -> None:
     """What a function is given by default suits people, 5 or 10 s; a machine that stands still for a while is no finding."""
     from workbench import probing
-    from workbench.rewards import answers, examination, mathematics
+    from workbench.audit import examination
+    from workbench.rewards import answers, mathematics
     from workbench.views import lab
 
     mathematics.DEADLINE_S = lab._DEADLINE_S = 120.0

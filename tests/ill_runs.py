@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.dataset.prompts import SYSTEM_PROMPT
-from workbench.dataset.task import Task
+from workbench.data.prompts import SYSTEM_PROMPT
+from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.library import correctness_reward, lenient_correctness_reward, strict_format_reward
 from workbench.rewards.stated import pays
 from workbench.run.directory import RunDirectory
-from workbench.run.recipe import Recipe
+from workbench.task import Task
 from workbench.tiny.arithmetic import to_messages
 from workbench.tiny.task import task as arithmetic
 from workbench.train.trainer import train

@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from workbench.dataset import reasons
+from workbench.data import reasons
 
 
 def chat(*messages):

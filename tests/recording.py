@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from workbench.dataset.task import Task
+from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.run.recipe import Recipe
+from workbench.task import Task
 from workbench.train.recorder import Recorder
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from types import SimpleNamespace
 
-from workbench.dataset.task import Task
+from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import (
@@ -28,8 +28,8 @@ from workbench.run.metrics import (
     per_function,
     weight_of,
 )
-from workbench.run.recipe import Recipe
 from workbench.run.requests import Mailbox
+from workbench.task import Task
 from workbench.train.recorder import Recorder
 
 HOSTILE = "<img src=x onerror='window.hacked=1'> <script>window.hacked=1</script></pre> $x^2$ \\(y\\) \u202e"

@@ -11,9 +11,9 @@ import pytest
 from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 
 from workbench.cli import _json, lab
-from workbench.dataset import reasons
-from workbench.run.errors import WorkbenchError
-from workbench.run.recipe import Recipe
+from workbench.data import reasons
+from workbench.errors import WorkbenchError
+from workbench.recipe import Recipe
 
 
 def workbench(*arguments: str, home=None) -> subprocess.CompletedProcess:
@@ -108,7 +108,7 @@ ROWS = [
     {"question": HOSTILE, "answer": ""},
 ]
 RAISES = f"""
-from workbench.dataset.task import Task
+from workbench.task import Task
 
 def evil_reward(completions, **kwargs):
     print(completions[0], {HOSTILE!r})

@@ -13,8 +13,8 @@ import yaml
 from driving import waited_for
 from hostile import HOSTILE, obeyed, run_command
 
+from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
-from workbench.run.recipe import Recipe
 
 SCRIPT = """
 from trl import GRPOConfig, GRPOTrainer

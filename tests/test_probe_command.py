@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
+from workbench.errors import PolicyError, TaskError
 from workbench.probing import probe_task
-from workbench.run.errors import PolicyError, TaskError
 
 FLAWED = """
-from workbench.dataset.prompts import SYSTEM_PROMPT, to_messages
-from workbench.dataset.task import Task
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
+from workbench.task import Task
 
 print("loading")
 

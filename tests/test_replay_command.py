@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from recording import record
 
+from workbench.errors import RecipeError
+from workbench.replay.comparing import MEANING
 from workbench.replaying import read_weights
-from workbench.rewards.comparing import MEANING
-from workbench.run.errors import RecipeError
 from workbench.tiny.task import task as arithmetic
 
 EDITED = """
-from workbench.dataset.task import Task
+from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 
 print("loading")

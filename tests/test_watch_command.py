@@ -14,7 +14,7 @@ from driving import waited_for
 from hostile import HOSTILE, VISIBLE, in_a_terminal, obeyed, run_command
 from running import Running
 
-from workbench.run.errors import RequestError, RunError
+from workbench.errors import RequestError, RunError
 from workbench.views.terminal import TerminalWatch
 from workbench.watching import answered, control, follow, followed, snapshot, snapshot_text, write_picture
 

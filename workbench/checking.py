@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.checks import Checked, Report
-from workbench.dataset.lengths import covering_lengths, stream_lengths
-from workbench.dataset.prompts import system_prompt
-from workbench.dataset.sources import open_source, save_rows
-from workbench.dataset.task import Row
-from workbench.run.errors import DataError
-from workbench.run.recipe import template_kwargs
-from workbench.run.workspace import find, shown
+from workbench.data.checks import Checked, Report
+from workbench.data.lengths import covering_lengths, stream_lengths
+from workbench.data.prompts import system_prompt
+from workbench.data.sources import open_source, save_rows
+from workbench.errors import DataError
+from workbench.recipe import template_kwargs
+from workbench.task import Row
+from workbench.workspace import find, shown
 
 
 @dataclass
@@ -64,7 +64,7 @@ def check_source(
         other: the other split, anything that can be opened.
         out: where the kept rows go, as JSON lines; whole, or not at all.
         policy: whose tokenizer and template to measure prompt lengths with; None: they are not measured.
-        system: a name from `workbench.dataset.prompts`, or a text.
+        system: a name from `workbench.data.prompts`, or a text.
         chat_template_kwargs: what the policy's template is rendered with, as in the recipe; JSON text will do.
         options: as for `Checked`.
     """

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from workbench import __version__
-from workbench.run.errors import WorkbenchError
-from workbench.run.printable import guard_output
+from workbench.errors import WorkbenchError
+from workbench.printable import guard_output
 
 app = typer.Typer(
     name="workbench",
@@ -86,8 +86,8 @@ def demo(
 def _demo_table(result: dict[str, Any]) -> str:
     from workbench.inspection.evaluation import gain_in_words
     from workbench.run.directory import RunDirectory
-    from workbench.run.workspace import shown
     from workbench.views.tables import Table
+    from workbench.workspace import shown
 
     before, after = result["before"], result["after"]
     gain = gain_in_words(RunDirectory.open(result["run"]).read_json("evaluation.json"))
@@ -131,8 +131,8 @@ def notebook(
     `workbench notebook inspect --set run_name=short --out short.ipynb`.
     """
     from workbench.demo import find_notebook, run_notebook
-    from workbench.run.workspace import shown
     from workbench.views.terminal import progress_bar
+    from workbench.workspace import shown
 
     stem = find_notebook(which).stem
     with progress_bar("cells") as bar:
@@ -183,7 +183,7 @@ def plan(
         found.recipe.save(out)
     print(_json(found.found()) if as_json else found)
     if found.memory is not None and found.memory.fits is False:
-        from workbench.train.memory import cheapest
+        from workbench.memory import cheapest
 
         if not as_json:
             print("\nto make it fit, cheapest first (estimates):", *cheapest(found.memory), sep="\n  - ")
@@ -213,8 +213,8 @@ def train(
 
     Example: `workbench train recipe.yaml --steps 20 --set learning_rate=1e-5 --set policy.load_in_4bit=false`.
     """
+    from workbench.recipe import Recipe
     from workbench.run.directory import RunDirectory
-    from workbench.run.recipe import Recipe
     from workbench.train import plan
     from workbench.train.presets import find_recipe
     from workbench.train.trainer import train as run_training
@@ -253,7 +253,7 @@ def continue_(
 
 
 def _tell_result(run: Any, as_json: bool) -> None:
-    from workbench.run.workspace import shown
+    from workbench.workspace import shown
 
     result = run.result()
     found = {"run": str(run.path), "adapter": str(run.adapter), **result}

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import RunError
 from workbench.run.directory import RunDirectory, check_name
-from workbench.run.errors import RunError
-from workbench.run.workspace import find, resolve, shown
+from workbench.workspace import find, resolve, shown
 
 NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
 CELL_TIMEOUT_S = 1800

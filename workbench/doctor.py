@@ -122,7 +122,7 @@ def find_chromium() -> str | None:
 
 
 def _disk() -> Finding:
-    from workbench.run.workspace import workspace
+    from workbench.workspace import workspace
 
     free = shutil.disk_usage(workspace()).free / 2**30
     return Finding(

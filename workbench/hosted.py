@@ -20,7 +20,7 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
-from workbench.run.errors import WorkbenchError
+from workbench.errors import WorkbenchError
 
 REPOSITORY = Path(__file__).parents[1]
 # The host's front end, notebook server and GPU libraries were built for these, and other notebooks count on them.

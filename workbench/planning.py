@@ -9,14 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from workbench.dataset.task import Task, load_task
-from workbench.run.errors import DataError, PolicyError, RecipeError
-from workbench.run.recipe import Recipe
-from workbench.run.workspace import find, shown
+from workbench.errors import DataError, PolicyError, RecipeError
+from workbench.recipe import Recipe
+from workbench.task import Task, load_task
 from workbench.train import plan
 from workbench.train.generation import expected, in_words
 from workbench.train.loading import local_model
 from workbench.train.presets import find_recipe
+from workbench.workspace import find, shown
 
 if TYPE_CHECKING:
     from workbench.train.stages import Stage
@@ -245,7 +245,7 @@ class CardMemory:
 
     def __call__(self, recipe: Recipe, settings: dict[str, Any], longest: int | None) -> Any:
         """The estimate; `longest` is the longest prompt in tokens, None where it is not known."""
-        from workbench.train.memory import estimate
+        from workbench.memory import estimate
 
         return estimate(recipe, self._there(recipe, settings), longest_prompt_tokens=longest, vram_gb=self._room_gb())
 
@@ -257,8 +257,8 @@ class CardMemory:
         Args:
             stages: the recipe's, planned; none: it has none, or its task is not to be had.
         """
+        from workbench.memory import Trained, choose_checkpointing, idle_checkpointing
         from workbench.train.fitting import choose_for
-        from workbench.train.memory import Trained, choose_checkpointing, idle_checkpointing
 
         room, on = self._room_gb(), settings["gradient_checkpointing"]
         if room is None:
@@ -284,13 +284,13 @@ class CardMemory:
         return ["memory is estimated as on a GPU where vLLM is installed, since the recipe asks for it"]
 
     def _room_gb(self) -> float | None:
-        from workbench.train.memory import card
+        from workbench.memory import card
 
         here = None if self._asked_gb else card()
         return self._asked_gb or (here[1] / 1e9 if here else None)
 
     def _there(self, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
-        from workbench.train.memory import card
+        from workbench.memory import card
         from workbench.train.policy import trainer_classes
 
         if card() is not None:
@@ -314,7 +314,7 @@ def _task(recipe: Recipe) -> tuple[Task | None, list[str]]:
 def _prompts(
     recipe: Recipe, task: Task | None, settings: dict[str, Any], planned: plan.Batch
 ) -> tuple[int | None, int | None, list[str]]:
-    from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
+    from workbench.data.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
     from workbench.rewards.suite import RewardSuite
     from workbench.train.policy import load_tokenizer
 

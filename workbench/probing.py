@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.task import Task, load_task
-from workbench.rewards.examination import DEADLINE_S, ROWS, Examination, examine
-from workbench.run.recipe import template_kwargs
+from workbench.audit.examination import DEADLINE_S, ROWS, Examination, examine
+from workbench.recipe import template_kwargs
+from workbench.task import Task, load_task
 
 
 def probe_task(

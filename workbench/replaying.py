@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.dataset.task import load_task
-from workbench.rewards.comparing import Replay
-from workbench.rewards.replay import replay
+from workbench.errors import RecipeError
+from workbench.replay.again import replay
+from workbench.replay.comparing import Replay
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RecipeError
+from workbench.task import load_task
 
 
 def replay_run(

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import RequestError
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RequestError
 from workbench.run.requests import ACTIONS, answer, check_request, send
 from workbench.views.controls import answer_line
 from workbench.views.followed import FollowedRun

@@ -38,7 +38,7 @@ def run(setting: Setting) -> dict[str, Any]:
 
 
 def _recipe(setting: Setting, name: str, **grpo: Any) -> Any:
-    from workbench.run.recipe import Recipe
+    from workbench.recipe import Recipe
 
     return Recipe.of(
         {

@@ -234,8 +234,8 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
 
 def _state(folder: Path) -> str:
     """Of the GRPO run: "finished", "begun" (it can go on), or "" (from the start)."""
+    from workbench.errors import RunError
     from workbench.run.directory import RunDirectory
-    from workbench.run.errors import RunError
     from workbench.train.resuming import latest_point
 
     try:
@@ -249,7 +249,7 @@ def _state(folder: Path) -> str:
 
 
 def _recipe(setting: Setting) -> Any:
-    from workbench.run.recipe import Recipe
+    from workbench.recipe import Recipe
 
     sizes = setting.sizes
     return Recipe.of(

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.task import Task
+from workbench.task import Task
 
 # The numbers of Qwen2.5-1.5B's config.json.
 QWEN2_5_1_5B = {

@@ -44,7 +44,7 @@ def build(setting: Setting) -> Path:
 
 def recipe_of(setting: Setting, unit: Unit, policy: str, steps: int) -> Any:
     """The unit's recipe, for at most so many steps."""
-    from workbench.run.recipe import Recipe
+    from workbench.recipe import Recipe
 
     rows = 32 if setting.toy else 8  # of a backward pass
     asked = {
@@ -200,8 +200,8 @@ def _known(setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[
 
 def _predicted(setting: Setting, recipe: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """The memory estimate of the measured steps, and the two sizes in bytes that the decoding ceiling is made of."""
+    from workbench.memory.footprint import kv_bytes, weight_bytes
     from workbench.train import memory
-    from workbench.train.memory.footprint import kv_bytes, weight_bytes
 
     card = memory.card() if setting.cuda else None
     made = memory.estimate(

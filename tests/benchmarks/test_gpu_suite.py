@@ -415,7 +415,7 @@ def test_without_a_gpu_the_command_says_so(capsys, tmp_path):
 def test_the_model_has_the_parameters_of_qwen2_5_1_5b():
     from gpu.models import QWEN2_5_1_5B
 
-    from workbench.train.memory.shapes import from_config
+    from workbench.memory.shapes import from_config
 
     shape = from_config({"model_type": "qwen2", **QWEN2_5_1_5B})
     assert shape.parameters == 1_543_714_304  # as its card says: 1.54 B

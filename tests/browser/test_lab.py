@@ -7,7 +7,7 @@ import pytest
 from driving import keep_screenshots, open_notebook
 
 TASK = """
-from workbench.dataset.task import Task
+from workbench.task import Task
 from workbench.rewards.library import correctness_reward
 
 rows = [{"prompt": [{"role": "system", "content": "Answer as <answer>\\n[answer]\\n</answer>"},

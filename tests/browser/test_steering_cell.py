@@ -11,7 +11,7 @@ from driving import keep_screenshots, lines, open_notebook, waited_for
 
 CELLS = [
     """
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.train.policy import load_policy
 from workbench.train.trainer import continue_run, train

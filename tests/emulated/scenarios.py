@@ -139,7 +139,7 @@ def trained(
     **grpo,
 ) -> Any:
     """A run, and nothing seen of any before it."""
-    from workbench.run.recipe import Recipe
+    from workbench.recipe import Recipe
     from workbench.tiny.task import task as arithmetic
     from workbench.train.trainer import train
 
@@ -318,8 +318,8 @@ def health() -> Any:
     """A run in which one function cannot pay and every completion is cut."""
     from ill_runs import one_line_reward, sums
 
+    from workbench.health import examine_run
     from workbench.rewards.library import correctness_reward
-    from workbench.train.health import examine_run
 
     task = sums(correctness_reward, one_line_reward)
     run = trained("ill", untrained(), task=task, max_steps=4, per_device_train_batch_size=32)
@@ -390,7 +390,7 @@ def precision() -> Any:
     import torch
 
     from workbench.planning import memory_on, plan_run
-    from workbench.run.recipe import Recipe
+    from workbench.recipe import Recipe
     from workbench.tiny.task import task as arithmetic
 
     task = arithmetic(32, 8)

@@ -8,10 +8,10 @@ import shutil
 
 import pytest
 
+from workbench.errors import ExportError
 from workbench.export.adapter import copy_adapter
 from workbench.export.merge import merge_16bit, sixteen_bit_base
 from workbench.export.proof import Proof, ask, prove
-from workbench.run.errors import ExportError
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.train.policy import load_policy

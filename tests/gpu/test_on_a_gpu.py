@@ -10,7 +10,7 @@ import pytest
 
 from workbench.export.merge import sixteen_bit_base
 from workbench.export.proof import prove
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.run.requests import send
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic

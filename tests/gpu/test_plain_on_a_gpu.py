@@ -45,7 +45,7 @@ print("same", int(same.sum()), "of", len(same))
 
 TRAINS = """
 import sys
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.tiny.task import task
 from workbench.train.policy import load_policy
 from workbench.train.trainer import train

@@ -90,7 +90,7 @@ from IPython.display import display
 from workbench.views.controls import Controls
 from workbench.views.lab import Lab
 from workbench.views.panel import RunPanel
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.train.background import start
 

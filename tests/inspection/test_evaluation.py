@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.dataset.task import Task
+from workbench.errors import DataError
 from workbench.inspection.evaluation import (
     Evaluation,
     evaluate,
@@ -14,7 +14,7 @@ from workbench.inspection.evaluation import (
     share_interval,
     summary,
 )
-from workbench.run.errors import DataError
+from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 
 

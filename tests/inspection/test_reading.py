@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from workbench.dataset.split import fingerprint
-from workbench.dataset.task import Task
+from workbench.data.split import fingerprint
+from workbench.errors import RunError
 from workbench.inspection.reading import (
     asked,
     best_first,
@@ -17,12 +17,12 @@ from workbench.inspection.reading import (
     most_telling_group,
     question,
 )
+from workbench.recipe import Recipe
 from workbench.rewards.groups import explain
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RunError
-from workbench.run.recipe import Recipe
 from workbench.run.rollouts import write_part
+from workbench.task import Task
 
 ROW = {
     "stage": "1", "prompt_id": "p", "prompt": "x", "length_tokens": 4, "finish_reason": "stop", "columns": "{}",

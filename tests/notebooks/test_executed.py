@@ -10,7 +10,7 @@ import pytest
 
 from workbench.demo import NOTEBOOKS, execute, notebooks_folder, run_notebooks
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RunError
+from workbench.errors import RunError
 from workbench.run.rollouts import query
 
 PARAMETERS = {

@@ -19,7 +19,7 @@ from workbench.demo import (
     run_notebook,
     with_parameters,
 )
-from workbench.run.errors import RunError
+from workbench.errors import RunError
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 setup_cell = runpy.run_path(str(FOLDER.parent / "tools" / "setup_cell.py"))["cell"]
@@ -176,7 +176,7 @@ def test_a_notebook_without_a_parameters_cell_is_an_error():
 
 
 def test_the_packaged_recipe_asks_for_what_notebook_03_asks():
-    from workbench.run.recipe import Recipe
+    from workbench.recipe import Recipe
     from workbench.tiny import MODEL_DIR
 
     recipe = Recipe.load(MODEL_DIR.parent / "recipe.yaml")

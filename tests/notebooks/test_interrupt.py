@@ -8,7 +8,7 @@ from driving import waited_for
 from workbench.run.directory import RunDirectory
 
 TRAIN = """
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.tiny.task import task
 from workbench.train.trainer import train
 from workbench.views.live import LivePlot

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from workbench.dataset.answer_column import extract_answer as after_mark
-from workbench.dataset.answer_column import is_number
+from workbench.data.answer_column import extract_answer as after_mark
+from workbench.data.answer_column import is_number
+from workbench.errors import RewardError
 from workbench.rewards import library
 from workbench.rewards.answers import (
     PLACES,
@@ -27,7 +28,6 @@ from workbench.rewards.countdown import evaluate, numbers_used_reward, solves
 from workbench.rewards.formats import THINK_TAGS, format_share, think_answer_format_reward
 from workbench.rewards.shaping import number_of, repetition_reward
 from workbench.rewards.structured import json_of
-from workbench.run.errors import RewardError
 from workbench.tiny.task import REWARD_FUNCS
 
 PIECES = [

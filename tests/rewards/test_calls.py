@@ -15,12 +15,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from workbench.dataset.task import Task
+from workbench.errors import RewardError
 from workbench.rewards.calls import check_scores, plain_result
-from workbench.rewards.exercises import EXERCISES
 from workbench.rewards.library import correctness_reward
 from workbench.rewards.suite import RewardSuite
-from workbench.run.errors import RewardError
+from workbench.task import Task
+from workbench.tasks.exercises import EXERCISES
 
 ROWS = [{"prompt": [{"role": "user", "content": "What is 1 + 1?"}], "answer": "2"}]
 

@@ -6,16 +6,16 @@ import json
 
 import pytest
 
-from workbench.dataset.prompts import SYSTEM_PROMPT, to_messages
-from workbench.dataset.task import EMBEDDED, Task, load_task
-from workbench.rewards.cases import assert_cases, cases_file, load_cases, missed_cases
+from workbench.audit.regression_cases import assert_cases, cases_file, load_cases, missed_cases
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
+from workbench.errors import TaskError
 from workbench.rewards.library import correctness_reward, strict_format_reward
-from workbench.run.errors import TaskError
+from workbench.task import EMBEDDED, Task, load_task
 
 RIGHT = "<reasoning>\nx\n</reasoning>\n<answer>\n42\n</answer>"
 ROWS = [{"prompt": to_messages(f"What is {n} + 27?", SYSTEM_PROMPT), "answer": str(n + 27)} for n in (15, 16)]
 TASK_FILE = """
-from workbench.dataset.task import Task
+from workbench.task import Task
 from workbench.rewards.library import correctness_reward, strict_format_reward
 
 task = Task("mine", [{"prompt": "What is 15 + 27?", "answer": "42"}], [correctness_reward, strict_format_reward])

@@ -9,10 +9,13 @@ import time
 
 import pytest
 
-from workbench.dataset.prompts import SYSTEM_PROMPT, to_messages
-from workbench.dataset.task import Task, load_task
-from workbench.rewards.examination import examine
-from workbench.rewards.exercises import (
+from workbench.audit.examination import examine
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
+from workbench.errors import TaskError
+from workbench.rewards.library import correctness_reward as sound_correctness_reward
+from workbench.rewards.library import strict_format_reward
+from workbench.task import Task, load_task
+from workbench.tasks.exercises import (
     EXERCISES,
     AdaptiveReward,
     extract_final_answer,
@@ -20,9 +23,6 @@ from workbench.rewards.exercises import (
     strict_format_reward_func,
     trl_exercises,
 )
-from workbench.rewards.library import correctness_reward as sound_correctness_reward
-from workbench.rewards.library import strict_format_reward
-from workbench.run.errors import TaskError
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.train.policy import load_tokenizer

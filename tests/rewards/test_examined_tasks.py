@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from workbench.dataset.prompts import to_messages
-from workbench.dataset.task import Task
+from workbench.audit.examination import examine
+from workbench.data.prompts import to_messages
 from workbench.rewards import library
-from workbench.rewards.examination import examine
+from workbench.task import Task
 
 
 def found_in(task: Task, **options) -> dict[str, list[str]]:

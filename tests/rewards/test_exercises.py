@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from workbench.dataset.prompts import SYSTEM_PROMPT
-from workbench.rewards.exercises import EXERCISES, AdaptiveReward, trl_exercises
+from workbench.data.prompts import SYSTEM_PROMPT
+from workbench.tasks.exercises import EXERCISES, AdaptiveReward, trl_exercises
 
 IDEAL = "<reasoning>\n5+7=12, 1+2+1=4\n</reasoning>\n<answer>\n42\n</answer>"
 SOUP = "</answer><answer></reasoning><reasoning>"

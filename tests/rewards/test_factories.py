@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from workbench.dataset.task import Task
+from workbench.errors import TaskError
 from workbench.rewards.answers import PLACES
 from workbench.rewards.factories import (
     make_answer_reward,
@@ -20,7 +20,7 @@ from workbench.rewards.factories import (
 from workbench.rewards.library import correctness_reward, style_reward
 from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite, reward_hash
-from workbench.run.errors import TaskError
+from workbench.task import Task
 
 THINK = "<think>\n15 + 27\n</think>\n<answer>\n42\n</answer>"
 SCHEMA = {"type": "object", "required": ["age"], "properties": {"age": {"type": "integer"}}}

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from workbench.dataset.prompts import SYSTEM_PROMPT, to_messages
-from workbench.dataset.task import Task
-from workbench.rewards.examination import Examination, examine
+from workbench.audit.examination import Examination, examine
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
+from workbench.task import Task
 
 NAMED = "Work it out inside <think> </think> tags, and give the answer inside <answer> </answer> tags."
 SHOWN = "Respond as:\n<think>\n...\n</think>\n<answer>\n...\n</answer>"

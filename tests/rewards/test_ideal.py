@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.dataset.prompts import SYSTEM_PROMPTS, to_messages
-from workbench.rewards.asked import asked_format
-from workbench.rewards.ideal import Writer, answer_of, ideals, reasoning_for, wrong_answer
-from workbench.run.errors import TaskError
+from workbench.audit.prompt_format import asked_format
+from workbench.audit.reference_completion import Writer, answer_of, ideals, reasoning_for, wrong_answer
+from workbench.data.prompts import SYSTEM_PROMPTS, to_messages
+from workbench.errors import TaskError
 from workbench.tasks import countdown, csv_qa, structured
 
 TAGS = "<reasoning>\nStep by step:\n41 + 1 = 42\n</reasoning>\n<answer>\n42\n</answer>"

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from workbench.dataset.task import Task
+from workbench.errors import TaskError
 from workbench.rewards.library import style_reward
 from workbench.rewards.models import as_function
 from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run.errors import TaskError
+from workbench.task import Task
 from workbench.tiny import MODEL_DIR
 
 QUESTION = [{"role": "user", "content": "What is 15 + 27?"}]

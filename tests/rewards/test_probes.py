@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.dataset.prompts import MARK_PROMPT, SYSTEM_PROMPT, to_messages
+from workbench.audit.probes import probes, spellings
+from workbench.audit.reference_completion import ideals
+from workbench.data.prompts import MARK_PROMPT, SYSTEM_PROMPT, to_messages
+from workbench.errors import TaskError
 from workbench.rewards.answers import extract_answer
 from workbench.rewards.formats import keeps_strict_format
-from workbench.rewards.ideal import ideals
-from workbench.rewards.probes import probes, spellings
-from workbench.run.errors import TaskError
 from workbench.tasks import structured
 
 QUESTION = "What is 15 + 27?"

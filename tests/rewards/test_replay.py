@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from recording import record
 
-from workbench.dataset.task import Task
-from workbench.rewards import recorded as module
-from workbench.rewards.comparing import DEAD, MEANING
-from workbench.rewards.replay import explain_recorded, replay
-from workbench.run.errors import RecipeError, RunError, TaskError
+from workbench.errors import RecipeError, RunError, TaskError
+from workbench.replay import recorded as module
+from workbench.replay.again import explain_recorded, replay
+from workbench.replay.comparing import DEAD, MEANING
 from workbench.run.rollouts import parts
+from workbench.task import Task
 
 CHAT = {"prompt": [{"role": "user", "content": "2 + 2?"}], "prompt_id": "p1", "answer": "4"}
 TEXT = {"prompt": "3 + 3?", "prompt_id": "p2", "answer": "6"}

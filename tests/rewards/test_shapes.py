@@ -6,11 +6,11 @@ import contextlib
 
 import pytest
 
-from workbench.dataset.task import Task
-from workbench.rewards.exercises import EXERCISES
 from workbench.rewards.library import correctness_reward
 from workbench.rewards.shapes import positional_reward, responses_parameter, shaped
 from workbench.rewards.suite import RewardSuite
+from workbench.task import Task
+from workbench.tasks.exercises import EXERCISES
 
 QUESTION = "What is 15 + 27?"
 CHAT = [{"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}], "answer": "42"}]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.dataset.task import Task
+from workbench.errors import TaskError
 from workbench.rewards.shaping import (
     closeness_reward,
     make_closeness_reward,
@@ -20,7 +20,7 @@ from workbench.rewards.shaping import (
 )
 from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run.errors import TaskError
+from workbench.task import Task
 
 ROWS = [{"prompt": [{"role": "user", "content": "What is 1 + 1?"}], "answer": "2"}]
 

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from workbench.dataset.task import Task
+from workbench.errors import RecipeError, RewardError, TaskError
 from workbench.rewards.suite import RewardSuite, reward_hash
-from workbench.run.errors import RecipeError, RewardError, TaskError
+from workbench.task import Task
 
 ROWS = [{"prompt": [{"role": "user", "content": "What is 1 + 1?"}], "answer": "2"}]
 TEXT_ROWS = [{"prompt": "What is 1 + 1?", "answer": "2"}]
@@ -288,7 +288,7 @@ def test_the_hash_is_the_same_in_another_process():
     import sys
 
     source = (
-        "from workbench.rewards.exercises import AdaptiveReward, format_reward\n"
+        "from workbench.tasks.exercises import AdaptiveReward, format_reward\n"
         "from workbench.rewards.library import correctness_reward\n"
         "from workbench.rewards.suite import reward_hash\n"
         "print([reward_hash(func) for func in (correctness_reward, format_reward, AdaptiveReward(format_reward))])"

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from workbench.rewards.exercises import EXERCISES
 from workbench.rewards.tracing import broad_handlers, code_objects, merged, traced, unreached
+from workbench.tasks.exercises import EXERCISES
 
 
 def half_line(completions, **kwargs):

@@ -11,9 +11,9 @@ import warnings
 import pytest
 from driving import waited_for
 
+from workbench.errors import RunError
+from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, append_line, read_lines, strict
-from workbench.run.errors import RunError
-from workbench.run.recipe import Recipe
 
 
 def test_a_second_run_of_the_same_name_gets_a_number(home):
@@ -172,7 +172,7 @@ def test_discard_takes_only_what_a_run_wrote(home):
 WRITER = """
 import sys
 from workbench.run.directory import RunDirectory
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 run = RunDirectory.create("killed", Recipe(), {})
 print("ready", flush=True)
 step = 0

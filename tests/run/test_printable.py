@@ -9,8 +9,8 @@ import pytest
 from hostile import HOSTILE, obeyed
 from tqdm import tqdm
 
-from workbench.run.errors import RewardError
-from workbench.run.printable import Guarded, guard_output, printable, unguarded
+from workbench.errors import RewardError
+from workbench.printable import Guarded, guard_output, printable, unguarded
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import Recipe
+from workbench.errors import RecipeError
+from workbench.recipe import Recipe
 
 
 def test_round_trip(tmp_path):

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from workbench.errors import RequestError
+from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, append_line
-from workbench.run.errors import RequestError
-from workbench.run.recipe import Recipe
 from workbench.run.requests import (
     ACTIONS,
     InForce,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.run.errors import RunError
+from workbench.errors import RunError
 from workbench.run.rollouts import query, write_part
 
 ROW = {

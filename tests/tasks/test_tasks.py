@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.dataset.prompts import (
+from workbench.audit.examination import examine
+from workbench.audit.regression_cases import assert_cases
+from workbench.data.prompts import (
     EXAMPLES,
     SYSTEM_PROMPT,
     SYSTEM_PROMPTS,
@@ -12,13 +14,11 @@ from workbench.dataset.prompts import (
     system_prompt,
     to_messages,
 )
-from workbench.dataset.split import prompt_key
-from workbench.dataset.task import EMBEDDED, Task, load_task
-from workbench.rewards.cases import assert_cases
-from workbench.rewards.examination import examine
+from workbench.data.split import prompt_key
+from workbench.errors import DataError
 from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
-from workbench.run.errors import DataError
+from workbench.task import EMBEDDED, Task, load_task
 from workbench.tasks import countdown, csv_qa, gsm8k
 from workbench.tasks.judging import advice, judge_for
 from workbench.tiny import arithmetic

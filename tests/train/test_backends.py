@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from workbench.errors import PolicyError
 from workbench.inspection.evaluation import evaluate
+from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import PolicyError
-from workbench.run.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.train import precision

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from workbench import memory
+from workbench.memory import Choice, Trained, choose_checkpointing, estimate, idle_checkpointing
 from workbench.planning import memory_on, plan_run
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.train import fitting, memory
+from workbench.train import fitting
 from workbench.train.fitting import choose_for, settle_checkpointing
-from workbench.train.memory import Choice, Trained, choose_checkpointing, estimate, idle_checkpointing
 from workbench.train.plan.values import DEFAULTS
 from workbench.train.trainer import continue_run, train
 

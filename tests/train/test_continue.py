@@ -14,14 +14,14 @@ import torch
 from driving import waited_for
 from safetensors.torch import load_file
 
-from workbench.dataset.task import Task, load_task
 from workbench.demo import notebooks_folder
+from workbench.errors import RewardError, RunError, TaskError
+from workbench.recipe import LoraPart, Recipe
 from workbench.rewards.hashing import reward_hash
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RewardError, RunError, TaskError
-from workbench.run.recipe import LoraPart, Recipe
 from workbench.run.requests import in_force, send
 from workbench.run.rollouts import query
+from workbench.task import Task, load_task
 from workbench.tiny.task import task as arithmetic
 from workbench.train import trainer
 from workbench.train.background import start
@@ -259,7 +259,7 @@ def test_after_going_on_and_an_abort_the_adapter_is_the_newest(home):
 
 
 EDITED = """
-from workbench.dataset.task import Task
+from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 
 def length_reward(completions, **kwargs):
@@ -286,8 +286,8 @@ BESIDE = """
 from pathlib import Path
 
 import own_scoring
-from workbench.dataset.sources import load_rows
-from workbench.dataset.task import Task
+from workbench.data.sources import load_rows
+from workbench.task import Task
 
 def length_reward(completions, **kwargs):
     return [{factor} * own_scoring.length(text) for text in completions]
@@ -521,7 +521,7 @@ def test_the_kernels_interrupt_and_end_are_not_the_runs(home):
     """The run is in a session of its own: what is sent to the notebook's process group does not reach it."""
     code = (
         "import os, sys\n"
-        "from workbench.run.recipe import Recipe\n"
+        "from workbench.recipe import Recipe\n"
         "from workbench.train.background import start\n"
         f"started = start(Recipe.of({recipe('own', grpo={'max_steps': 500}).model_dump(mode='json')!r}))\n"
         "print(started.process.pid, flush=True)\n"

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from workbench import doctor
+from workbench.errors import PolicyError, RecipeError
 from workbench.planning import plan_run
-from workbench.run.errors import PolicyError, RecipeError
-from workbench.run.recipe import LoraPart, Recipe
+from workbench.recipe import LoraPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.train import plan
 from workbench.train import policy as policies

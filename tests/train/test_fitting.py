@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from workbench import memory
+from workbench.memory import OutOfMemory
+from workbench.recipe import PolicyPart, Recipe
 from workbench.run.directory import RunDirectory
-from workbench.run.recipe import PolicyPart, Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.train import memory
 from workbench.train.fitting import Fit
-from workbench.train.memory import OutOfMemory
 from workbench.train.plan.values import DEFAULTS
 from workbench.train.policy import load_policy
 from workbench.train.trainer import train

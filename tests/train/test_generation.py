@@ -20,8 +20,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )  # fmt: skip
 
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import Recipe
+from workbench.errors import RecipeError
+from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.train.generation import Generation, adapters, decoding, expected, hook, in_words

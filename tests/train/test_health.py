@@ -8,11 +8,11 @@ import statistics
 import pytest
 from ill_runs import GRPO, RUNS, Fresh, run_ill
 
-from workbench.run.recipe import Recipe
+from workbench.health import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict, diagnose, examine_run, facts_of, worsened
+from workbench.health.summary import summaries_of
+from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
-from workbench.train.health import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict, diagnose, examine_run, facts_of, worsened
-from workbench.train.health.summary import summaries_of
 from workbench.train.trainer import train
 
 

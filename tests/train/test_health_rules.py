@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Facts, Verdict, diagnose, worsened
+from workbench.health.rules import RULES
+from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
+from workbench.health.trends import change_of_share, share, slope, steps_to_tell
 from workbench.rewards.groups import DEAD_KINDS
-from workbench.train.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Facts, Verdict, diagnose, worsened
-from workbench.train.health.rules import RULES
-from workbench.train.health.summary import FunctionSummary, GroupSummary, StepSummary
-from workbench.train.health.trends import change_of_share, share, slope, steps_to_tell
 
 FACTS = Facts(
     weights={"right": 1.0, "format": 1.0},

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench.run.errors import RecipeError, WorkbenchError
-from workbench.run.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe
-from workbench.train import memory
-from workbench.train.memory import (
+from workbench import memory
+from workbench.errors import RecipeError, WorkbenchError
+from workbench.memory import (
     Calibration,
     OutOfMemory,
     calibrate,
@@ -30,7 +29,7 @@ from workbench.train.memory import (
     is_oom,
     measured_peak,
 )
-from workbench.train.memory.footprint import (
+from workbench.memory.footprint import (
     activation_bytes_per_token,
     kv_bytes,
     lora_sizes,
@@ -38,8 +37,9 @@ from workbench.train.memory.footprint import (
     optimizer_bytes,
     weight_bytes,
 )
-from workbench.train.memory.parts import GRAPHED
-from workbench.train.memory.shapes import from_config, shape_of
+from workbench.memory.parts import GRAPHED
+from workbench.memory.shapes import from_config, shape_of
+from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe
 from workbench.train.plan.values import DEFAULTS
 
 TINY = shape_of("tiny")
@@ -470,7 +470,7 @@ def test_found_is_json():
 
 def test_no_heavy_library_is_imported():
     script = (
-        "import sys\nfrom workbench.train.memory import *\nfrom workbench.run.recipe import Recipe\n"
+        "import sys\nfrom workbench.memory import *\nfrom workbench.recipe import Recipe\n"
         "from workbench.train.plan.values import DEFAULTS\n"
         "print(cheapest(estimate(Recipe(policy={'name': 'Qwen/Qwen2.5-1.5B-Instruct'}), DEFAULTS, vram_gb=16.0)))\n"
         "measured_peak()\nprint(sorted(sys.modules))"

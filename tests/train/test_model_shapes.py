@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from workbench.run.errors import PolicyError
-from workbench.train.memory import shapes
-from workbench.train.memory.shapes import KNOWN_FILE, from_config, safetensors_header, shape_of
+from workbench.errors import PolicyError
+from workbench.memory import shapes
+from workbench.memory.shapes import KNOWN_FILE, from_config, safetensors_header, shape_of
 
 SMALL = {
     "hidden_size": 48,
@@ -227,8 +227,6 @@ def test_a_cached_configuration_comes_before_a_known_one(home, monkeypatch):
 
 
 def test_nothing_heavy_is_imported():
-    script = (
-        "import sys\nfrom workbench.train.memory.shapes import shape_of\nshape_of('tiny')\nprint(sorted(sys.modules))"
-    )
+    script = "import sys\nfrom workbench.memory.shapes import shape_of\nshape_of('tiny')\nprint(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert not {"'torch'", "'transformers'"} & set(modules.strip("[]\n").split(", "))

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import SEVEN_PROJECTIONS, PolicyPart, Recipe
+from workbench.errors import RecipeError
+from workbench.recipe import SEVEN_PROJECTIONS, PolicyPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.train import plan
 from workbench.train.fast_inference import COST

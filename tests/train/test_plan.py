@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from workbench.errors import RecipeError
 from workbench.planning import plan_run
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import PolicyPart, Recipe
+from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny.task import task
 from workbench.train.plan import (
     ALIASES,

@@ -9,8 +9,8 @@ import re
 
 import pytest
 
-from workbench.run.errors import PolicyError, RecipeError
-from workbench.run.recipe import Recipe
+from workbench.errors import PolicyError, RecipeError
+from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.train.policy import _without_noise, find_model, linear4bit_layers, load_policy, load_tokenizer
 from workbench.train.sampling import sample

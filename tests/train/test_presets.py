@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from workbench.errors import DataError, PolicyError, RecipeError, TaskError
 from workbench.planning import memory_on, plan_run, read_source
-from workbench.run.errors import DataError, PolicyError, RecipeError, TaskError
-from workbench.run.recipe import PolicyPart, Recipe
+from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.train import plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.dataset.difficulty import load_profile, row_key
+from workbench.data.difficulty import load_profile, row_key
 from workbench.rewards.suite import RewardSuite
 from workbench.tiny.task import task as arithmetic
 from workbench.train import profiling

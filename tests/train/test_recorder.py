@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.dataset.task import Task
+from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import KL
-from workbench.run.recipe import Recipe
+from workbench.task import Task
 from workbench.train.recorder import Recorder
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.dataset.task import Task
+from workbench.errors import RecipeError, TaskError
+from workbench.recipe import AdaptivePart, Recipe
 from workbench.rewards import library
 from workbench.rewards.stated import pays
 from workbench.rewards.suite import RewardSuite
-from workbench.run.errors import RecipeError, TaskError
 from workbench.run.metrics import weight_of
-from workbench.run.recipe import AdaptivePart, Recipe
 from workbench.run.rollouts import query
+from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 from workbench.train.adaptive import AdaptiveWeights
 from workbench.train.policy import load_policy

@@ -11,12 +11,12 @@ import pytest
 import torch
 from driving import waited_for
 
-from workbench.dataset.task import load_task
+from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import KL, weight_of
-from workbench.run.recipe import Recipe
 from workbench.run.requests import answer, in_force, send
 from workbench.run.rollouts import query
+from workbench.task import load_task
 from workbench.tiny.task import task as arithmetic
 from workbench.train import session
 from workbench.train.policy import load_policy
@@ -216,7 +216,7 @@ def test_a_run_with_changes_replays_from_its_record(home):
 
 
 TASK = """
-from workbench.dataset.task import Task
+from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 
 
@@ -364,7 +364,7 @@ def test_a_request_that_comes_too_late_is_told_so_and_one_that_comes_early_is_ke
 
 
 def test_a_verdict_that_fails_is_left_out_and_training_goes_on(home, policy, monkeypatch):
-    monkeypatch.setattr("workbench.train.health.watchdog.diagnose", lambda *_: 1 / 0)
+    monkeypatch.setattr("workbench.health.watchdog.diagnose", lambda *_: 1 / 0)
     with pytest.warns(UserWarning, match="the health verdicts failed"):
         run = train(recipe(max_steps=2), policy=policy, task=arithmetic(64, 8))
     assert run.result()["status"] == "finished"

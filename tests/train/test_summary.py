@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from recording import record
 
-from workbench.dataset.task import Task
+from workbench.health import examine_run
+from workbench.health.summary import MOST_GROUPS, StepSummary, stage_in, summaries_of, summarise
+from workbench.recipe import Recipe
 from workbench.rewards.groups import DEAD_KINDS
 from workbench.rewards.library import correctness_reward, strict_format_reward
 from workbench.rewards.suite import RewardSuite, ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.recipe import Recipe
+from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
-from workbench.train.health import examine_run
-from workbench.train.health.summary import MOST_GROUPS, StepSummary, stage_in, summaries_of, summarise
 from workbench.train.recorder import Recorder
 from workbench.train.trainer import train
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from workbench.run.errors import RecipeError
+from workbench.errors import RecipeError
 from workbench.train import tracker_guard
 from workbench.train.policy import config_overrides, load_policy, trainer_classes
 from workbench.train.trackers import planned_trackers, tracker_callbacks

@@ -11,12 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from workbench.dataset.task import Task, load_task
+from workbench.errors import DataError, PolicyError, RecipeError, RewardError, TaskError
+from workbench.recipe import Recipe, RewardsPart
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import DataError, PolicyError, RecipeError, RewardError, TaskError
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, METRICS, MIXED, REWARD, REWARD_STD
-from workbench.run.recipe import Recipe, RewardsPart
 from workbench.run.rollouts import query
+from workbench.task import Task, load_task
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.train import trainer as training

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import workbench.train
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.train.policy import load_policy, trainer_classes
 from workbench.train.session import build_config, build_trainer
@@ -101,7 +101,7 @@ def watched(self, inputs):
     return found
 trainer_class._generate_and_score_completions = watched
 from workbench.planning import plan_run
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task
 from workbench.train.trainer import train

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from recording import record
 
-from workbench.dataset.task import Task
+from workbench.replay.again import replay
 from workbench.rewards.groups import explain
-from workbench.rewards.replay import replay
+from workbench.task import Task
 from workbench.views.charts import advantage_bars
 from workbench.views.figure import png
 from workbench.views.groups import contribution_bars, decider_bars, group_tables, replay_chart, replay_tables
@@ -108,7 +108,7 @@ def test_replay_pictures(replayed):
 def test_a_long_history_is_drawn_with_a_bounded_number_of_points(replayed):
     import dataclasses
 
-    from workbench.rewards.comparing import StepChange
+    from workbench.replay.comparing import StepChange
 
     long = dataclasses.replace(replayed, steps=[StepChange(step, 2, 1, 0) for step in range(10_000)])
     assert len(replay_chart(long).axes[0].get_lines()[0].get_xdata()) <= 300

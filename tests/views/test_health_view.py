@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from workbench.train.health import ALARM, NOTE, OK, SKIPPED, WARNING, Facts, Verdict, diagnose
-from workbench.train.health.verdicts import NAMES
+from workbench.health import ALARM, NOTE, OK, SKIPPED, WARNING, Facts, Verdict, diagnose
+from workbench.health.verdicts import NAMES
 from workbench.views.health import HealthReport, verdict_lines
 
 HOSTILE = "<script>alert(1)</script> $x$ \u202egnp \x1b[31m\nnext"

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from workbench.dataset.prompts import SYSTEM_PROMPT, to_messages
-from workbench.dataset.task import Task
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
+from workbench.errors import RecipeError, TaskError
 from workbench.rewards.library import correctness_reward
-from workbench.run.errors import RecipeError, TaskError
+from workbench.task import Task
 from workbench.views.highlight import highlighted
 from workbench.views.lab import Bench, Lab
 
@@ -22,7 +22,7 @@ ROWS = [
     for question, answer in (("What is 15 + 27?", "42"), ("What is 9 - 4?", "5"))
 ]
 FILE = """
-from workbench.dataset.task import Task
+from workbench.task import Task
 from workbench.rewards.library import correctness_reward
 
 def bonus_reward(completions, **kwargs):

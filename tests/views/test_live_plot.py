@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from running import HOSTILE, Running
 
+from workbench.health.verdicts import Verdict
 from workbench.run.metrics import GROUP_STD, REWARD, STEP_S
-from workbench.train.health.verdicts import Verdict
 from workbench.views import live
 from workbench.views.curves import RunFigure
 from workbench.views.history import History

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.run.recipe import Recipe
-from workbench.train.memory import UNCALIBRATED, Calibration, cheapest, estimate
-from workbench.train.memory.parts import GB, PHASES
+from workbench.memory import UNCALIBRATED, Calibration, cheapest, estimate
+from workbench.memory.parts import GB, PHASES
+from workbench.recipe import Recipe
 from workbench.train.plan.values import DEFAULTS
 from workbench.views.figure import png
 from workbench.views.memory import changes_table, memory_bars, memory_table

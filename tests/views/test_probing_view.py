@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from workbench.dataset.prompts import SYSTEM_PROMPT, to_messages
-from workbench.dataset.task import Task
-from workbench.rewards.examination import examine
+from workbench.audit.examination import examine
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.rewards.library import correctness_reward, length_reward, strict_format_reward
+from workbench.task import Task
 from workbench.views.probing import Report, cheats_table, functions_table, leaderboard_chart
 
 HOSTILE = "<script>alert(1)</script> $x$ \u202egnp"

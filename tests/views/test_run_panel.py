@@ -15,10 +15,10 @@ from running import Running
 from test_live_plot import Handle
 
 import workbench.views.widgets as widgets
+from workbench.errors import RunError
+from workbench.health import ALARM, Verdict, examine_run, summary
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RunError
 from workbench.run.requests import send
-from workbench.train.health import ALARM, Verdict, examine_run, summary
 from workbench.views import panel as panel_module
 from workbench.views.controls import Controls
 from workbench.views.followed import FollowedRun
@@ -160,9 +160,7 @@ def test_an_alarm_of_the_trainer_is_shown_at_once(running, shown, monkeypatch):
     running.step()
     panel = RunPanel("r")
     places = shown(panel)
-    monkeypatch.setattr(
-        "workbench.train.health.examine_run", lambda *_, **__: [Verdict("non_finite", ALARM, "it is ill")]
-    )
+    monkeypatch.setattr("workbench.health.examine_run", lambda *_, **__: [Verdict("non_finite", ALARM, "it is ill")])
     panel.followed._health_cost_s = panel._cost_s = 1000.0
     running.step()
     panel.look()

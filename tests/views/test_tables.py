@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hostile import HOSTILE, obeyed
 
-from workbench.dataset.task import Task
 from workbench.rewards.groups import advantages
 from workbench.rewards.suite import RewardSuite
+from workbench.task import Task
 from workbench.views.tables import LONGEST_SHOWN, Table, Verbatim, score_table
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from workbench.run.errors import ExportError
-from workbench.run.workspace import resolve, shown
+from workbench.errors import ExportError
+from workbench.workspace import resolve, shown
 
 
 def copy_adapter(adapter: str | Path, out: str | Path) -> Path:

@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from workbench.run.errors import ExportError
-from workbench.run.workspace import resolve, shown
+from workbench.errors import ExportError
 from workbench.train.loading import bars_for, find_model, quiet_imports
+from workbench.workspace import resolve, shown
 
 _PREQUANTISED = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 

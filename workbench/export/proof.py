@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.lengths import prompt_text
+from workbench.data.lengths import prompt_text
+from workbench.errors import ExportError
 from workbench.export.merge import load_base
-from workbench.run.errors import ExportError
-from workbench.run.workspace import resolve
+from workbench.workspace import resolve
 
 # A 16-bit weight is rounded at 1 part in 256 (bfloat16), so logits of size 10 move by a few hundredths over the layers.
 LARGEST_ROUNDING = 0.05  # share of the logits' own spread that rounding may move them by

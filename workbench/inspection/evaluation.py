@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.dataset.task import Row, Task
+from workbench.errors import DataError
 from workbench.rewards.suite import RewardSuite
-from workbench.run.errors import DataError
+from workbench.task import Row, Task
 from workbench.train.policy import Policy
 from workbench.train.sampling import sample
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.dataset.split import fingerprint
-from workbench.dataset.task import Task
+from workbench.data.split import fingerprint
+from workbench.errors import RunError
 from workbench.rewards.groups import ExplainedGroup
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RunError
 from workbench.run.rollouts import query
+from workbench.task import Task
 
 if TYPE_CHECKING:
     import pandas

@@ -11,8 +11,8 @@ import re
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from workbench.dataset.answer_column import extract_answer as after_mark
-from workbench.run.errors import RewardError
+from workbench.data.answer_column import extract_answer as after_mark
+from workbench.errors import RewardError
 
 TAGS = ("reasoning", "answer")
 PLACES = ("tag", "mark", "boxed", "number", "plain", "any")

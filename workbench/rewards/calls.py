@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from workbench.errors import RewardError, fault_line
 from workbench.rewards.answers import completion_text
 from workbench.rewards.mathematics import watched
 from workbench.rewards.tracing import Trace, code_objects, traced
 from workbench.rewards.worker import DeadlineError, RemoteError, Worker, WorkerDied, packed
-from workbench.run.errors import RewardError, fault_line
 
 Call = dict[str, Any]
 DEADLINE_S = 60.0

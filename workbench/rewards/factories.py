@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.dataset.task import function_name
+from workbench.errors import TaskError
 from workbench.rewards.answers import PLACES, completion_text, find_answer
 from workbench.rewards.formats import THINK_TAGS, format_share, keeps_strict_format
 from workbench.rewards.library import answer_scores
 from workbench.rewards.stated import maximum_of, named, pays
 from workbench.rewards.structured import json_of
-from workbench.run.errors import TaskError
+from workbench.task import function_name
 
 
 def make_tags_reward(

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.run.errors import TaskError
+from workbench.errors import TaskError
 
 
 def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> Callable[..., Any]:

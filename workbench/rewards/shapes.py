@@ -13,9 +13,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from workbench.errors import RewardError
 from workbench.rewards.answers import completion_text
 from workbench.rewards.calls import FROM_TRL, HOLDS_MODEL, Call, Failed, Functions, check_scores
-from workbench.run.errors import RewardError
 
 Shape = Literal["either", "chat", "text"]
 # Second parameters of the (prompts, responses) style, which TRL's keyword call does not know.

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from workbench.dataset.answer_column import is_number
+from workbench.data.answer_column import is_number
+from workbench.errors import TaskError
 from workbench.rewards.answers import completion_text, find_answer
 from workbench.rewards.stated import named, pays
-from workbench.run.errors import TaskError
 
 UNITS = ("characters", "tokens")
 

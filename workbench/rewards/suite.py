@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.dataset.task import Row, Task
+from workbench.errors import RecipeError, RewardError, TaskError
 from workbench.rewards.answers import completion_text
 from workbench.rewards.calls import (
     DEADLINE_S,
@@ -36,7 +36,7 @@ from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
 from workbench.rewards.shapes import Reading, is_chat, positional_reward, reading, responses_parameter, shaped
 from workbench.rewards.tracing import Trace
-from workbench.run.errors import RecipeError, RewardError, TaskError
+from workbench.task import Row, Task
 
 POLICIES = ("stop", "skip")
 EXACT = 1e6  # scores up to here are not tried in 32 bits: what is lost there is smaller than what a group differs by

@@ -25,8 +25,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.dataset.task import BESIDE
-from workbench.run.errors import fault_line
+from workbench.errors import fault_line
+from workbench.task import BESIDE
 
 START_S = 60.0  # for the imports of a fresh process
 MEMORY_GB = 8  # of data that a worker may hold, at most half of the machine's: a runaway number must not take it all

@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workbench.run.errors import RunError, WorkbenchError, nearest
-from workbench.run.recipe import Recipe
-from workbench.run.workspace import resolve, shown
+from workbench.errors import RunError, WorkbenchError, nearest
+from workbench.recipe import Recipe
+from workbench.workspace import resolve, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_BESIDE = 4  # other runs that are named

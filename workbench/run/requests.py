@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.errors import RequestError
 from workbench.run.directory import RunDirectory, append_line, now, read_lines
-from workbench.run.errors import RequestError
 
 # Action -> (what it does, the details that it needs).
 ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {

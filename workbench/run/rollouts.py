@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.run.errors import RunError
-from workbench.run.workspace import shown
+from workbench.errors import RunError
+from workbench.workspace import shown
 
 if TYPE_CHECKING:
     import pandas

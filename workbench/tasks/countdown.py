@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.dataset.prompts import SYSTEM_PROMPT
-from workbench.dataset.sources import Source
-from workbench.dataset.task import Row, Task
+from workbench.data.prompts import SYSTEM_PROMPT
+from workbench.data.sources import Source
 from workbench.rewards.countdown import countdown_reward, numbers_used_reward
 from workbench.rewards.library import strict_format_reward
+from workbench.task import Row, Task
 from workbench.tasks.making import task_rows
 
 LARGEST = 99

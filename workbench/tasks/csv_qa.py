@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.dataset.sources import Source, open_source
-from workbench.dataset.task import Task
+from workbench.data.sources import Source, open_source
 from workbench.rewards.library import (
     correctness_reward,
     incremental_format_reward,
     length_reward,
     strict_format_reward,
 )
+from workbench.task import Task
 from workbench.tasks.making import task_rows
 
 EXAMPLE_FILE = Path(__file__).parent / "questions.csv"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.checks import Checked
-from workbench.dataset.prompts import SYSTEM_PROMPT, examples_for
-from workbench.dataset.sources import open_source
-from workbench.dataset.task import Row, Task
+from workbench.data.checks import Checked
+from workbench.data.prompts import SYSTEM_PROMPT, examples_for
+from workbench.data.sources import open_source
+from workbench.task import Row, Task
 from workbench.tiny.task import CASES, REWARD_FUNCS
 
 NAME = "openai/gsm8k"

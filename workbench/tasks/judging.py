@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workbench.dataset.answer_column import MARK
-from workbench.dataset.task import Row
+from workbench.audit.prompt_format import asked_format
+from workbench.data.answer_column import MARK
+from workbench.errors import DataError
 from workbench.rewards.answers import TAGS
-from workbench.rewards.asked import asked_format
 from workbench.rewards.countdown import countdown_reward
 from workbench.rewards.formats import THINK_TAGS
 from workbench.rewards.library import correctness_reward, last_line_reward, mark_correctness_reward
 from workbench.rewards.structured import json_right_reward
-from workbench.run.errors import DataError
+from workbench.task import Row
 
 
 def judge_for(row: Row) -> Callable[..., list[float]]:

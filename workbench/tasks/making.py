@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.dataset.checks import Checked
-from workbench.dataset.sources import Source
-from workbench.dataset.split import split_rows
-from workbench.dataset.task import Row
+from workbench.data.checks import Checked
+from workbench.data.sources import Source
+from workbench.data.split import split_rows
+from workbench.task import Row
 
 
 def task_rows(source: Source, held_out_percent: int = 10, **options: Any) -> tuple[list[Row], list[Row]]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.sources import Source
-from workbench.dataset.task import Row, Task
+from workbench.data.sources import Source
 from workbench.rewards.structured import json_right_reward, json_schema_reward, json_values_reward
+from workbench.task import Row, Task
 from workbench.tasks.making import task_rows
 
 QUESTIONS = 1200

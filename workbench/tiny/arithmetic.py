@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from workbench.dataset.prompts import SYSTEM_PROMPT
+from workbench.data.prompts import SYSTEM_PROMPT
 
 LIMIT = 100  # operands run from 0 to 99
 HELD_OUT_PERCENT = 10

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.dataset.sources import Source
-from workbench.dataset.task import Row, Task
+from workbench.data.sources import Source
 from workbench.rewards import library
+from workbench.task import Row, Task
 from workbench.tiny import arithmetic
 
 CASES = Path(__file__).parent / "cases.jsonl"

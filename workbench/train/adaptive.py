@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from workbench.errors import RecipeError
+from workbench.recipe import AdaptivePart
 from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite, ScoredBatch
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import AdaptivePart
 
 
 @dataclass(frozen=True)

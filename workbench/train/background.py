@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+from workbench.errors import RunError
+from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
-from workbench.run.errors import RunError
-from workbench.run.recipe import Recipe
-from workbench.run.workspace import resolve, shown, workspace
+from workbench.workspace import resolve, shown, workspace
 
 # Where the child says that its run exists, and where its output goes until then.
 ANNOUNCE, LOG = "WORKBENCH_ANNOUNCE", "WORKBENCH_LOG"

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from workbench.dataset.lengths import prompt_lengths_tokens
+from workbench import memory
+from workbench.data.lengths import prompt_lengths_tokens
+from workbench.errors import PolicyError, RecipeError, WorkbenchError
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import PolicyError, RecipeError, WorkbenchError
-from workbench.train import memory
 from workbench.train.policy import Policy, load_tokenizer
 from workbench.train.stages import Stage
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.run.errors import PolicyError
-from workbench.run.workspace import find, looked_in, resolve, shown
+from workbench.errors import PolicyError
 from workbench.tiny import MODEL_DIR
+from workbench.workspace import find, looked_in, resolve, shown
 
 HUB_TIMEOUT_S = 10
 TOKENIZER_FILES = (

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.split import fingerprint
+from workbench.data.split import fingerprint
+from workbench.recipe import Recipe
 from workbench.rewards.stated import maximum_of
 from workbench.run.directory import now
-from workbench.run.recipe import Recipe
 from workbench.run.versions import versions
 from workbench.train import plan
 from workbench.train.policy import Policy

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from workbench.run.recipe import LoraPart
+from workbench.recipe import LoraPart
 from workbench.train.loading import linear4bit_layers, quiet_imports, random_kept
 from workbench.train.precision import choose_dtype, native_bf16
 

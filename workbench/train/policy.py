@@ -20,8 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from workbench.run.errors import PolicyError
-from workbench.run.recipe import LoraPart, PolicyPart
+from workbench.errors import PolicyError
+from workbench.recipe import LoraPart, PolicyPart
 from workbench.train import plain
 from workbench.train.fast_inference import COST, NOT_IN_FORCE, missing, why_not
 from workbench.train.loading import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from workbench.dataset.difficulty import Profile, Solved, measure, row_key
-from workbench.dataset.task import Row, Task
+from workbench.data.difficulty import Profile, Solved, measure, row_key
 from workbench.rewards.suite import RewardSuite
+from workbench.task import Row, Task
 from workbench.train.policy import Policy
 from workbench.train.sampling import sample
 

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from workbench.health.verdicts import NAMES
+from workbench.health.watchdog import Watchdog, as_event
 from workbench.rewards.groups import GroupHealth, group_health
 from workbench.rewards.suite import RewardSuite, ScoredBatch
 from workbench.run.directory import RunDirectory, strict
@@ -28,8 +30,6 @@ from workbench.run.metrics import (
     weight_of,
 )
 from workbench.run.rollouts import write_part
-from workbench.train.health.verdicts import NAMES
-from workbench.train.health.watchdog import Watchdog, as_event
 
 _REQUIRED = ("begin", "update", "end")
 

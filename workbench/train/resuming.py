@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from workbench.errors import RunError
 from workbench.run.directory import RunDirectory, write_json
-from workbench.run.errors import RunError
-from workbench.run.workspace import shown
 from workbench.train.loading import put_back, random_states
+from workbench.workspace import shown
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
 STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the other files are those of an adapter

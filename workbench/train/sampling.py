@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from workbench.dataset.lengths import prompt_text
+from workbench.data.lengths import prompt_text
 from workbench.train.generation import Generation
 from workbench.train.generation.hook import UNSLOTH_ON_A_GPU
 from workbench.train.policy import Policy

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import RecipeError
+from workbench.health.watchdog import Watchdog
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RecipeError
 from workbench.run.requests import list_events, write_request
 from workbench.train import plan
 from workbench.train.adaptive import AdaptiveWeights
 from workbench.train.control import GracefulStop
 from workbench.train.fitting import Fit
 from workbench.train.generation import Generation, expected
-from workbench.train.health.watchdog import Watchdog
 from workbench.train.loading import random_states
 from workbench.train.policy import Policy, adapter_in_float32, config_overrides
 from workbench.train.recorder import Recorder, Watcher

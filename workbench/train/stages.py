@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
-from workbench.dataset.split import fingerprint
-from workbench.dataset.task import Row, Task, load_task
+from workbench.data.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
+from workbench.data.split import fingerprint
+from workbench.errors import RecipeError, RunError
+from workbench.recipe import AdaptivePart, Recipe, StagePart
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RecipeError, RunError
-from workbench.run.recipe import AdaptivePart, Recipe, StagePart
-from workbench.run.workspace import find, shown
+from workbench.task import Row, Task, load_task
 from workbench.train import plan
 from workbench.train.adaptive import AdaptiveWeights
+from workbench.workspace import find, shown
 
 ONLY_STAGE = "1"
 # What is decided when the policy is loaded, or is counted over the whole run.

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.dataset.task import Task, load_task
+from workbench.errors import RequestError, WorkbenchError
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, append_line
-from workbench.run.errors import RequestError, WorkbenchError
 from workbench.run.requests import Mailbox, Request, check_request, write_request
-from workbench.run.workspace import resolve, shown
+from workbench.task import Task, load_task
 from workbench.train.adaptive import AdaptiveWeights
 from workbench.train.policy import Policy
 from workbench.train.recorder import Recorder
 from workbench.train.stages import Stage
+from workbench.workspace import resolve, shown
 
 if TYPE_CHECKING:
     from workbench.train.control import GracefulStop

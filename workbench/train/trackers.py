@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.run.errors import RecipeError
-from workbench.run.workspace import shown
+from workbench.errors import RecipeError
 from workbench.train.tracker_guard import PROJECT, guarded
+from workbench.workspace import shown
 
 _PACKAGES = {"comet_ml": "comet-ml", "azure_ml": "azureml-core", "flyte": "flytekit"}  # where pip's name is another
 _MODULES = {

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.dataset.task import Task, load_task
+from workbench.errors import RunError
+from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
-from workbench.run.errors import RunError
-from workbench.run.recipe import Recipe
 from workbench.run.requests import list_events
+from workbench.task import Task, load_task
 from workbench.train import fast_inference, plan
 from workbench.train.background import announce
 from workbench.train.fitting import settle_checkpointing

@@ -41,7 +41,7 @@ def pass_rates(profile: Any, num_generations: int) -> Any:
     """How often each prompt was solved: prompts by number of right completions; never, sometimes and always coloured.
 
     Args:
-        profile: a `workbench.dataset.difficulty.Profile` that is not empty.
+        profile: a `workbench.data.difficulty.Profile` that is not empty.
         num_generations: size of the groups that dead ones are estimated for.
     """
     from matplotlib.ticker import MaxNLocator

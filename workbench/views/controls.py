@@ -11,8 +11,8 @@ import threading
 from collections import deque
 from typing import Any
 
+from workbench.errors import WorkbenchError
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import WorkbenchError
 from workbench.run.requests import InForce, apply_event, in_force, send
 from workbench.views.marks import change_text
 from workbench.views.tables import PRE, plain

@@ -75,7 +75,7 @@ class FollowedRun:
 
     def examine(self) -> list[Any]:
         """The verdicts on the run's health, from its record. Reads files only, so it may run on another thread."""
-        from workbench.train.health import examine_run
+        from workbench.health import examine_run
 
         started, self._unexamined = time.monotonic(), False
         try:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.train.health.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Verdict
+from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Verdict
 from workbench.views.tables import PRE, plain
 
 _COLOURS = {ALARM: "#c0392b", WARNING: "#b9770e", NOTE: "#5d6d7e"}

@@ -21,20 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from workbench.dataset.task import Row, Task, load_task
-from workbench.rewards.asked import asked_format
-from workbench.rewards.examination import Examination, examine, writers
+from workbench.audit.examination import Examination, examine, writers
+from workbench.audit.probes import probes_by
+from workbench.audit.prompt_format import asked_format
+from workbench.audit.reference_completion import Writer
+from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.rewards.groups import ExplainedGroup, explain
-from workbench.rewards.ideal import Writer
-from workbench.rewards.probes import probes_by
 from workbench.rewards.suite import RewardSuite
-from workbench.run.errors import RecipeError, TaskError, WorkbenchError
-from workbench.run.workspace import shown
+from workbench.task import Row, Task, load_task
 from workbench.views.groups import group_tables
 from workbench.views.highlight import highlighted
 from workbench.views.probing import Report
 from workbench.views.tables import PRE, Table, plain, short_name
 from workbench.views.widgets import WIDGETS, view_of
+from workbench.workspace import shown
 
 MOST_PROMPTS = 100  # offered in the list
 _LOOK_S = 0.5  # between two looks at the task file

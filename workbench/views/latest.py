@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import RunError
 from workbench.run.directory import RunDirectory
-from workbench.run.errors import RunError
 from workbench.run.rollouts import group_starts, whole_groups
 from workbench.views.tables import PRE, plain, short_name
 

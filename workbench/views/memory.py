@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.train.memory import UNCALIBRATED, Change, MemoryEstimate
-from workbench.train.memory.parts import GB, PHASES, Part, add, in_gb
+from workbench.memory import UNCALIBRATED, Change, MemoryEstimate
+from workbench.memory.parts import GB, PHASES, Part, add, in_gb
 from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, new_figure
 from workbench.views.tables import Table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from workbench.rewards.examination import Examination
+from workbench.audit.examination import Examination
 from workbench.views.figure import GREY, SERIES, new_figure
 from workbench.views.tables import PRE, Table, Verbatim, plain, short_name
 

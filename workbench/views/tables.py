@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from workbench.run.printable import printable
+from workbench.printable import printable
 
 LONGEST_SHOWN = 2000
 _NUMBER_WIDE = 12  # characters

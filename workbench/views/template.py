@@ -12,7 +12,7 @@ _SPECIAL = "background:#f3d9a4;color:#222;border-radius:3px;padding:0 2px"
 
 
 class CardView:
-    """Shows a `workbench.dataset.template.TemplateCard`: HTML in a notebook, text elsewhere."""
+    """Shows a `workbench.data.template.TemplateCard`: HTML in a notebook, text elsewhere."""
 
     def __init__(self, card: Any) -> None:
         self.card = card

@@ -18,9 +18,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from workbench.printable import Guarded, printable, unguarded
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
-from workbench.run.printable import Guarded, printable, unguarded
 from workbench.views.tables import plain
 
 

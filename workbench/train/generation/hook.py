@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 
 SWITCHED_OFF = "generation: trl in the recipe"
 UNSLOTH_ON_A_GPU = "on a GPU it is Unsloth's decoding, with kernels of its own"

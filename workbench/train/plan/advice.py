@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.run.recipe import PolicyPart, Recipe
+from workbench.recipe import PolicyPart, Recipe
 
 LEAST_FOR_LORA = 1e-6
 MUCH_BETA = 0.05

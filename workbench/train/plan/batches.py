@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from workbench.run.errors import RecipeError
+from workbench.errors import RecipeError
 
 _OPTIONAL = ("steps_per_generation", "generation_batch_size")
 _SIZES = (

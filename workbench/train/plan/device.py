@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import Recipe
+from workbench.errors import RecipeError
+from workbench.recipe import Recipe
 from workbench.train.fast_inference import COST, NOT_INSTALLED, missing, why_not
 from workbench.train.precision import choose_dtype, unsloths_choice
 

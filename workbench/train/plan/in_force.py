@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 from typing import Any, NamedTuple
 
-from workbench.run.recipe import Recipe
+from workbench.recipe import Recipe
 from workbench.train.plan import values
 
 SHOWN = (

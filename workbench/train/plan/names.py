@@ -10,8 +10,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import Recipe
+from workbench.errors import RecipeError
+from workbench.recipe import Recipe
 
 # Name in older libraries, courses and blogs -> name in trl 1.14 / transformers 5.
 ALIASES = {

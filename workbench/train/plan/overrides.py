@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import Recipe
+from workbench.errors import RecipeError
+from workbench.recipe import Recipe
 from workbench.train.plan.names import MOVED
 
 

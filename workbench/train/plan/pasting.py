@@ -12,8 +12,8 @@ import difflib
 import re
 from typing import Any, NamedTuple
 
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import SEVEN_PROJECTIONS, Recipe
+from workbench.errors import RecipeError
+from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.train import plan
 from workbench.train.plan.assigning import Assigned
 from workbench.train.plan.names import ALIASES, LEFT_OUT, MOVED

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.run.errors import RecipeError
+from workbench.errors import RecipeError
 from workbench.train.plan.assigning import Assigned, around, assignments, doubt, names_of, scopes, to_object
 
 LONGEST = 200_000  # characters; a script is a page or two

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import Recipe
+from workbench.errors import RecipeError
+from workbench.recipe import Recipe
 from workbench.train.plan.advice import advice
 from workbench.train.plan.batches import whole_groups
 from workbench.train.plan.device import Device, asks_for_vllm, depends, fitted

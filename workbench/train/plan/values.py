@@ -8,8 +8,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from workbench.run.errors import RecipeError
-from workbench.run.recipe import template_kwargs
+from workbench.errors import RecipeError
+from workbench.recipe import template_kwargs
 
 # Stated, not inherited: stock TRL and Unsloth's GPU class have different defaults for most of these.
 DEFAULTS: dict[str, Any] = {

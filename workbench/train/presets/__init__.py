@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.run.errors import RecipeError, nearest
-from workbench.run.workspace import find, shown, workspace
+from workbench.errors import RecipeError, nearest
+from workbench.workspace import find, shown, workspace
 
 FOLDER = Path(__file__).parent
 _NO_RECIPE = {".py": "Python"} | dict.fromkeys((".csv", ".tsv", ".json", ".jsonl", ".parquet"), "data")

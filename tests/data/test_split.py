@@ -1,0 +1,78 @@
+"""Split and fingerprint: the same row falls on the same side on every machine, in any order, for ever."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from workbench.data.checks import Checked
+from workbench.data.prompts import SYSTEM_PROMPT
+from workbench.data.sources import open_source
+from workbench.data.split import fingerprint, percentile, shared_questions, split_rows
+from workbench.errors import DataError
+from workbench.tiny import arithmetic
+
+
+def row(text="What is 1 + 1?", **columns):
+    return {"prompt": [{"role": "user", "content": text}], "answer": "2", **columns}
+
+
+def test_the_split_does_not_depend_on_order_and_keeps_keys_together():
+    rows = [row(str(index), pair=str(index % 50)) for index in range(500)]
+    train, held_out = split_rows(rows, 20, key="pair")
+    shuffled = rows.copy()
+    random.Random(0).shuffle(shuffled)
+    again, _ = split_rows(shuffled, 20, key="pair")
+    assert sorted(fingerprint([r]) for r in train) == sorted(fingerprint([r]) for r in again)
+    assert not {r["pair"] for r in train} & {r["pair"] for r in held_out}
+    assert len(train) + len(held_out) == 500
+
+
+def test_the_hash_is_the_same_on_every_machine():
+    # sha256("a") begins ca978112, which is 3398926610; its last two digits are 10.
+    assert percentile("a") == 10
+
+
+def test_notebook_01_splits_as_the_embedded_policy_was_trained():
+    source = open_source("arithmetic", limit=1000)
+    rows = Checked(source, system=SYSTEM_PROMPT).collect().kept
+    train, held_out = split_rows(rows, arithmetic.HELD_OUT_PERCENT, key=source.split_by, salt=source.salt)
+    of = {problem.question: arithmetic.is_held_out(problem) for problem in arithmetic.all_problems()}
+    assert not any(of[r["prompt"][-1]["content"]] for r in train)
+    assert all(of[r["prompt"][-1]["content"]] for r in held_out)
+    assert len(held_out) == 100
+    # And the prompts are those that it was trained on, to the letter.
+    assert train[0]["prompt"] == arithmetic.to_messages(train[0]["prompt"][-1]["content"])
+
+
+def test_asking_for_another_format_does_not_split_anew():
+    questions = [str(n) for n in range(200)]
+    sides = []
+    for system in ("", "a", "b"):
+        head = [{"role": "system", "content": system}] if system else []
+        rows = [{"prompt": [*head, {"role": "user", "content": text}]} for text in questions]
+        sides.append([row["prompt"][-1]["content"] for row in split_rows(rows, 20)[1]])
+    assert sides[0] == sides[1] == sides[2] != []
+
+
+@pytest.mark.parametrize("percent", [-5, 0.1, 100, 150])
+def test_percentages_that_are_none(percent):
+    with pytest.raises(DataError, match="held_out_percent = "):
+        split_rows([row()], percent)
+
+
+def test_a_key_that_a_row_lacks():
+    with pytest.raises(DataError, match="row 1 has no column 'pair'"):
+        split_rows([row(pair=1), row()], key="pair")
+
+
+def test_questions_that_differ_in_case_and_closing_marks_are_shared():
+    held_out, train = [row("What is  1?"), row("Other?")], [row("what is 1")]
+    assert shared_questions(held_out, train) == held_out[:1]
+
+
+def test_fingerprint_sees_every_change():
+    assert fingerprint([row()]) == fingerprint([dict(reversed(row().items()))])
+    assert fingerprint([row()]) != fingerprint([row(), row()])
+    assert fingerprint([row()]) != fingerprint([row(answer="3")])

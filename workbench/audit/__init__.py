@@ -1,0 +1,1 @@
+"""02: can the rewards pay, and what would a cheat earn?"""

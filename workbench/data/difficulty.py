@@ -1,0 +1,205 @@
+"""How hard each prompt is for a policy: how often it was solved, and how many groups would teach nothing.
+
+Kept as `difficulty.jsonl` beside the dataset: a first line with what was sampled and how, then one line a prompt, appended
+as they are measured, so that a profile that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from workbench.data.split import fingerprint
+from workbench.errors import DataError
+from workbench.run.directory import append_line, read_lines
+from workbench.task import Row
+from workbench.workspace import resolve, shown
+
+
+class Solved(NamedTuple):
+    """How often one prompt was solved: `right` of `of` completions; `finished` of them ended by themselves."""
+
+    right: int
+    of: int
+    finished: int
+
+    @property
+    def rate(self) -> float:
+        return self.right / self.of
+
+
+def row_key(row: Row) -> str:
+    """What a measurement belongs to: the whole row, so that a corrected answer is measured anew."""
+    return fingerprint([row])
+
+
+@dataclass
+class Profile:
+    """What a policy makes of a number of prompts. `solved` is by `row_key`, in the order of measuring."""
+
+    settings: dict[str, Any]
+    solved: dict[str, Solved]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the prompts that were solved `never`, `sometimes` and `always`."""
+        rates = [solved.rate for solved in self.solved.values()]
+        count = max(1, len(rates))
+        never, always = sum(rate == 0 for rate in rates), sum(rate == 1 for rate in rates)
+        return {"never": never / count, "sometimes": (len(rates) - never - always) / count, "always": always / count}
+
+    @property
+    def finished(self) -> float:
+        """Share of the completions that ended by themselves: below 1, the limit cuts, or the policy cannot end its turn."""
+        return sum(s.finished for s in self.solved.values()) / max(1, sum(s.of for s in self.solved.values()))
+
+    def dead_groups(self, num_generations: int) -> float:
+        """Estimated share of groups of this size in which all completions are right, or all wrong: those teach nothing.
+
+        By rightness alone: other reward functions may still tell the completions of such a group apart.
+        """
+        return sum(dead_share(s.right, s.of, num_generations) for s in self.solved.values()) / max(1, len(self.solved))
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{share:.0%} {which}" for which, share in self.shares.items())
+        each = max((solved.of for solved in self.solved.values()), default=0)
+        return f"{len(self.solved)} prompts, {each} completions each: solved {parts}"
+
+
+def dead_share(right: int, of: int, size: int) -> float:
+    """Chance that a group of `size` completions of a prompt is all right or all wrong, from `right` of `of` completions.
+
+    With at least `size` completions at hand: the share of all ways to draw a group from them, which is unbiased. With
+    fewer: the mean over a uniform prior of the pass rate, after these completions.
+
+    >>> dead_share(2, 4, 4), dead_share(4, 4, 4), round(dead_share(2, 4, 2), 3)
+    (0.0, 1.0, 0.333)
+    """
+    wrong = of - right
+    if of >= size:
+        return (math.comb(right, size) + math.comb(wrong, size)) / math.comb(of, size)
+    a, b = right + 1, wrong + 1
+    all_right = math.exp(math.lgamma(a + size) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(a + b + size))
+    all_wrong = math.exp(math.lgamma(b + size) + math.lgamma(a + b) - math.lgamma(b) - math.lgamma(a + b + size))
+    return all_right + all_wrong
+
+
+def measure(
+    rows: Sequence[Row],
+    attempt: Callable[[Sequence[Row]], Iterable[Solved]],
+    file: str | Path,
+    settings: dict[str, Any],
+    *,
+    batch: int = 16,
+    progress: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Measure the prompts that the file does not hold yet, and append each batch to it.
+
+    An Interrupt ends it after the batch in flight is lost; what was measured stays, and the next call goes on from there.
+
+    Args:
+        rows: prompts to measure.
+        attempt: samples and scores completions: rows -> one `Solved` a row.
+        file: where the profile is kept.
+        settings: what decides the outcome (policy, rewards, temperature, ...): a file of other settings is refused.
+        batch: prompts at a time.
+        progress: called with (prompts measured, prompts in all) after each batch.
+
+    Raises:
+        DataError: if the file was measured under other settings.
+    """
+    path = resolve(file)
+    settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
+    profile = load_profile(path) if path.is_file() and path.stat().st_size else None
+    if profile is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append_line(path, {"settings": settings})
+        profile = Profile(settings, {})
+    elif profile.settings != settings:
+        differ = sorted(key for key in {*settings, *profile.settings} if settings.get(key) != profile.settings.get(key))
+        raise DataError(
+            f"{shown(path)}: measured with another {', '.join(differ)}",
+            rule="one profile holds measurements of one kind",
+            remedy="delete the file to measure anew, or choose another file",
+        )
+    wanted = {row_key(row): row for row in rows}
+    missing = [key for key in wanted if key not in profile.solved]
+    done = len(wanted) - len(missing)
+    try:
+        for start in range(0, len(missing), batch):
+            keys = missing[start : start + batch]
+            for key, solved in zip(keys, attempt([wanted[key] for key in keys]), strict=True):
+                append_line(path, {"row": key, **solved._asdict()})
+                profile.solved[key] = solved
+            done += len(keys)
+            if progress is not None:
+                progress(done, len(wanted))
+    except KeyboardInterrupt:
+        print(f"stopped: {done} of {len(wanted)} prompts are measured and kept in {shown(path)}; run it again to go on")
+    return Profile(profile.settings, {key: profile.solved[key] for key in wanted if key in profile.solved})
+
+
+def pick(rows: Sequence[Row], count: int) -> list[Row]:
+    """`count` rows spread over all of them, the same ones wherever and whenever it is asked."""
+    return sorted(rows, key=lambda row: row_key(row))[:count]
+
+
+def load_profile(file: str | Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        DataError: if the file is not one.
+    """
+    path = resolve(file)
+    lines = list(read_lines(path))
+    if not lines or "settings" not in lines[0]:
+        raise DataError(
+            f"{shown(path)}: no difficulty profile",
+            rule="its first line holds the settings",
+            remedy="measure one with notebook 01",
+        )
+    solved = {line["row"]: Solved(line["right"], line["of"], line["finished"]) for line in lines[1:]}
+    return Profile(lines[0]["settings"], solved)
+
+
+class Band(NamedTuple):
+    """Rows within a band of pass rates, those outside it, and how many of the kept ones were never measured."""
+
+    kept: list[Row]
+    filtered_out: list[Row]
+    unmeasured: int
+
+    def __str__(self) -> str:
+        return f"{len(self.kept)} rows kept ({self.unmeasured} of them not measured), {len(self.filtered_out)} filtered out"
+
+
+def within_band(rows: Iterable[Row], profile: Profile, lowest: float = 0.0, highest: float = 1.0) -> Band:
+    """Keep the rows whose pass rate lies in a band; rows that were not measured are kept, and counted.
+
+    Nothing is lost: what is filtered out is returned too, and a band of 0 to 1 keeps everything.
+
+    Args:
+        lowest, highest: pass rates, both included. 0.01 and 0.99 leave out what was never and always solved.
+
+    Raises:
+        DataError: if the band is empty or lies outside 0 to 1.
+    """
+    if not 0 <= lowest <= highest <= 1:
+        raise DataError(
+            f"a band from {lowest} to {highest}",
+            rule="pass rates lie between 0 and 1, lowest first",
+            remedy="use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved",
+        )
+    kept, filtered_out, unmeasured = [], [], 0
+    for row in rows:
+        solved = profile.solved.get(row_key(row))
+        if solved is None or lowest <= solved.rate <= highest:
+            kept.append(row)
+            unmeasured += solved is None
+        else:
+            filtered_out.append(row)
+    return Band(kept, filtered_out, unmeasured)

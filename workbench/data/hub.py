@@ -1,0 +1,151 @@
+"""Datasets in the hub's layout, from the hub, its cache or a local folder, through `datasets`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import DataError
+from workbench.workspace import shown
+
+MOVED = {"gsm8k": "openai/gsm8k"}  # names from before the hub asked for an owner
+TIMEOUT_S = 10
+
+
+def load(name: str, said: str, subset: str | None = None) -> tuple[Any, list[str]]:
+    """(the dataset with all its splits, notes on what was chosen).
+
+    Args:
+        name: `owner/name`, or the path of a folder.
+        said: what to call it in messages.
+        subset: None: "main" where there is one, else the only one.
+
+    Raises:
+        DataError: if it is not there, cannot be reached, or has several subsets to choose from.
+    """
+    import datasets
+
+    folder = Path(name) if Path(name).is_dir() else None
+    try:
+        if folder is not None and any((folder / f).is_file() for f in ("dataset_info.json", "dataset_dict.json")):
+            return datasets.load_from_disk(name), []
+        with _quietly(datasets) if folder is not None else without_waiting():
+            subsets = datasets.get_dataset_config_names(name) if subset is None else [subset]
+            chosen = subset or ("main" if "main" in subsets else subsets[0] if len(subsets) == 1 else None)
+            if chosen is None:
+                raise DataError(
+                    f"{said}: {len(subsets)} subsets",
+                    rule="rows come from one subset",
+                    remedy=f"choose with subset (--subset): {', '.join(subsets[:12])}",
+                )
+            found = datasets.load_dataset(name, chosen, cache_dir=_own_cache(folder))
+            notes = [f"subset {chosen!r} of {', '.join(subsets)}"] if len(subsets) > 1 else []
+            if folder is not None and subset is None and not notes:
+                read = datasets.load_dataset_builder(name, chosen, cache_dir=_own_cache(folder)).config.data_files
+                notes += _which(folder, {Path(file) for files in (read or {}).values() for file in files})
+    except DataError:
+        raise
+    except Exception as error:
+        raise _explained(said, folder, error) from error
+    return found, notes
+
+
+def _data_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet"))
+
+
+def _which(folder: Path, read: set[Path]) -> list[str]:
+    # `datasets` takes the files of one kind that are named after a split, and says nothing of the others.
+    folder = folder.resolve()
+    left = [file for file in _data_files(folder) if file not in read]
+    taken, others = (
+        ", ".join(str(file.relative_to(folder)) for file in some[:5]) + (", …" if len(some) > 5 else "")
+        for some in (sorted(read), left)
+    )
+    return [f"read from {taken}; not from {others}: to read one of those, name it"] if left else [f"read from {taken}"]
+
+
+def _own_cache(folder: Path | None) -> str | None:
+    # `datasets` keeps what it read of a folder under the folder's last name: it would answer for a folder that has changed
+    # since, and for another one of that name. So each state of each folder has a cache of its own.
+    if folder is None:
+        return None
+    state = [
+        (str(file), file.stat().st_size, file.stat().st_mtime_ns)
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    ]
+    name = hashlib.sha256(repr((str(folder.resolve()), state)).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return str(cache / "grpo-workbench" / "datasets" / name)
+
+
+@contextlib.contextmanager
+def _quietly(datasets: Any) -> Iterator[None]:
+    # A bar for files that are read in a moment is a widget, and a widget in a saved notebook is an empty place.
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def without_waiting() -> Iterator[None]:
+    """Where the hub cannot be reached, its cache alone is asked, instead of the hub five times over half a minute."""
+    import datasets
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi(endpoint=constants.ENDPOINT).dataset_info("openai/gsm8k", timeout=TIMEOUT_S)
+        reachable = True
+    except HfHubHTTPError:
+        reachable = True  # it answered, whatever it said
+    except Exception:
+        reachable = False
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if not reachable:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _explained(said: str, folder: Path | None, error: Exception) -> DataError:
+    first = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    if isinstance(error, ValueError) and "BuilderConfig" in str(error):
+        return DataError(
+            f"dataset {said!r}: {first}", rule="a subset is one of the dataset's", remedy="choose one of those"
+        )
+    if folder is not None:
+        cause = (
+            f" ({type(error.__cause__).__name__}: {error.__cause__})".splitlines()[0][:300] if error.__cause__ else ""
+        )
+        files = _data_files(folder)
+        return DataError(
+            f"{said}: {first}{cause}",
+            rule="a folder holds whole data files in the hub's layout (csv, json lines, parquet)",
+            remedy=f"check its files one by one, `workbench check {shown(files[0])}` lists what is wrong row by row"
+            if files
+            else "put the files there, or name one file instead of the folder",
+        )
+    if type(error).__name__ in ("DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"):
+        return DataError(
+            f"dataset {said!r}: {first}",
+            rule="a hub name is owner/name, exactly as on its page",
+            remedy="check the spelling; a private or gated dataset needs HF_TOKEN",
+        )
+    return DataError(
+        f"dataset {said!r} is not on this machine, and the hub cannot be reached ({type(error).__name__})",
+        rule="a dataset that is not here is downloaded from the Hugging Face hub",
+        remedy="connect to the network, or give the path of a local file or folder",
+        network=True,
+    )

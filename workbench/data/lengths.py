@@ -1,0 +1,159 @@
+"""Prompt lengths through the real chat template, and the filter that keeps prompts within a limit.
+
+TRL no longer truncates prompts, and Unsloth cuts the completion instead: what is too long must be left out here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from workbench.errors import DataError
+from workbench.task import Row
+
+_BATCH = 1000  # prompts tokenised together
+
+
+def prompt_text(prompt: Any, tokenizer: Any) -> str:
+    """The exact text that the model will see for a prompt, generation prompt included."""
+    return prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
+
+
+def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
+    """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the tokenizer carries.
+
+    The only place that renders a policy's prompt, whoever reads it. TRL renders with the same arguments, and not with those
+    of a row's own column.
+
+    Raises:
+        DataError: if there is no template, or it refuses these messages (some refuse a system message).
+    """
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        raise DataError(
+            f"{tokenizer.name_or_path}: no chat template",
+            rule="chat messages become text through the tokenizer's template",
+            remedy="use an instruct model, put a chat_template.jinja beside the weights in a local folder, or write the task's "
+            "prompts as plain text",
+        )
+    try:
+        return tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **getattr(tokenizer, "chat_template_kwargs", {}),
+        )
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise DataError(
+            f"{tokenizer.name_or_path}: the chat template refuses messages of {roles}: {error}",
+            rule="a prompt is made of messages that the policy's template takes",
+            remedy='where it takes no system message, use system_prompt = "none" and say the format in the question',
+        ) from error
+
+
+def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
+    """A line for every argument of the chat template that reaches no prompt."""
+    template = "" if isinstance(rows[0]["prompt"], str) else str(tokenizer.chat_template or "")
+    why = "the chat template does not read it" if template else "these prompts are plain text"
+    unread = [
+        name
+        for name in getattr(tokenizer, "chat_template_kwargs", {})
+        if not re.search(rf"\b{re.escape(name)}\b", template)
+    ]
+    notes = [f"chat_template_kwargs: {name!r} changes nothing: {why}" for name in unread]
+    if "chat_template_kwargs" in rows[0]:
+        notes.append("GRPOTrainer does not read the column 'chat_template_kwargs': set grpo.chat_template_kwargs")
+    return notes
+
+
+def stream_lengths(rows: Iterable[Row], tokenizer: Any) -> Iterator[tuple[Row, int]]:
+    """Each row with the length of its prompt, in tokens; no more than a thousand rows are held at a time."""
+    batch: list[Row] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == _BATCH:
+            yield from zip(batch, _lengths(batch, tokenizer), strict=True)
+            batch = []
+    yield from zip(batch, _lengths(batch, tokenizer), strict=True)
+
+
+def _lengths(rows: Sequence[Row], tokenizer: Any) -> list[int]:
+    if not rows:
+        return []
+    # The template writes the special tokens itself; a plain prompt gets those that the tokenizer adds, as in TRL.
+    chat = not isinstance(rows[0]["prompt"], str)
+    texts = [prompt_text(row["prompt"], tokenizer) for row in rows]
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=not chat)["input_ids"]]
+
+
+def prompt_lengths_tokens(
+    rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None
+) -> Sequence[int]:
+    """Length of each row's prompt, in tokens, through the chat template: one unsigned number a row.
+
+    Args:
+        progress: called with the number of prompts measured, now and then.
+    """
+    lengths = array("L")
+    for _, length in stream_lengths(rows, tokenizer):
+        lengths.append(length)
+        if progress is not None and len(lengths) % _BATCH == 0:
+            progress(len(lengths))
+    return lengths
+
+
+def covering_lengths(lengths: Sequence[int], shares: Sequence[float] = (0.95, 0.99, 1.0)) -> dict[float, int]:
+    """For each share, the smallest limit (in tokens) that keeps at least that share of the rows.
+
+    >>> covering_lengths([10, 20, 30, 40], shares=(0.5, 0.75, 1.0))
+    {0.5: 20, 0.75: 30, 1.0: 40}
+    """
+    ordered = sorted(lengths)
+    return {share: ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] for share in shares} if ordered else {}
+
+
+def keep_within(rows: Sequence[Row], lengths: Sequence[int], max_prompt_length: int) -> tuple[list[Row], list[Row]]:
+    """(the rows whose prompt has at most `max_prompt_length` tokens, the rows whose prompt is longer).
+
+    Raises:
+        DataError: if all are longer.
+    """
+    if len(rows) and min(lengths) > max_prompt_length:
+        raise DataError(
+            f"max_prompt_length = {max_prompt_length}: all {len(rows)} prompts are longer, the shortest has {min(lengths)}",
+            rule="some prompts must be within the limit, in tokens",
+            remedy=f"raise it to at least {min(lengths)}; {max(lengths)} keeps all",
+        )
+    kept: list[Row] = []
+    longer: list[Row] = []
+    for row, length in zip(rows, lengths, strict=True):
+        (kept if length <= max_prompt_length else longer).append(row)
+    return kept, longer
+
+
+def check_budget(
+    longest_prompt: int, max_completion_length: int, max_seq_length: int, shortest_prompt: int = 1
+) -> None:
+    """Check that prompt and completion fit into the context together. Lengths in tokens.
+
+    Raises:
+        DataError: if they do not, with the arithmetic.
+    """
+    if longest_prompt + max_completion_length > max_seq_length:
+        room = max_seq_length - max_completion_length
+        raise DataError(
+            f"the longest prompt has {longest_prompt} tokens, and max_completion_length = {max_completion_length}: "
+            f"{longest_prompt + max_completion_length} tokens",
+            rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
+            remedy=f"set max_seq_length to at least {longest_prompt + max_completion_length}"
+            + (
+                f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
+                if room >= shortest_prompt
+                else ""
+            ),
+        )

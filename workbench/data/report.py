@@ -1,0 +1,145 @@
+"""What checking a dataset found: for people, with the reason and the remedy; for machines, with every row."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.data import reasons
+from workbench.errors import DataError
+from workbench.task import Row
+
+EXCERPTS = 3  # kept of each reason
+_EXCERPT_CHARACTERS = 100
+
+
+@dataclass
+class Report:
+    """What was read, what was kept, and why the rest was not: `kept_rows + len(left_out)` always adds up to `read`.
+
+    Rows are counted from 0, in the order of the source. `kept` holds the rows themselves where they were collected.
+    """
+
+    source: str = ""
+    read: int = 0
+    kept_rows: int = 0
+    repaired_rows: int = 0
+    kept: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    columns: dict[str, str | None] = field(default_factory=dict)
+    _left_out: dict[str, array] = field(default_factory=dict)
+    _repaired: dict[str, array] = field(default_factory=dict)
+    _warned: dict[str, array] = field(default_factory=dict)
+    _excerpts: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> list[tuple[int, str]]:
+        """(row number, reason) of every row that was left out, in order."""
+        return sorted((number, reason) for reason, numbers in self._left_out.items() for number in numbers)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter({reason: len(numbers) for reason, numbers in self._left_out.items()})
+
+    @property
+    def repairs(self) -> Counter[str]:
+        return Counter({rule: len(numbers) for rule, numbers in self._repaired.items()})
+
+    @property
+    def warnings(self) -> Counter[str]:
+        return Counter({what: len(numbers) for what, numbers in self._warned.items()})
+
+    def keep(self, number: int, repairs: Sequence[str], warnings: Sequence[str]) -> None:
+        """Count a row as kept, with the rules that repaired it and what is odd about it."""
+        self.kept_rows += 1
+        self.repaired_rows += bool(repairs)
+        for rule in repairs:
+            _note(self._repaired, rule, number)
+        for what in warnings:
+            _note(self._warned, what, number)
+
+    def leave_out(self, number: int, reason: str, row: Any) -> None:
+        """Count a row as left out; the first few of each reason are shown."""
+        _note(self._left_out, reason, number)
+        shown = self._excerpts.setdefault(reason, [])
+        if len(shown) < EXCERPTS:
+            shown.append(_excerpt(row))
+
+    def require(self) -> list[Row]:
+        """The rows that were kept.
+
+        Raises:
+            DataError: if there are none, with the commonest reason.
+        """
+        if not self.kept_rows:
+            why, count = self.reasons.most_common(1)[0] if self.reasons else ("there are no rows", 0)
+            raise DataError(
+                f"{self.source}: none of {self.read} rows could be kept; {count} times: {why}",
+                rule="a dataset has rows that can be trained on",
+                remedy=reasons.remedy(why),
+            )
+        return self.kept
+
+    def found(self) -> dict[str, Any]:
+        """For `workbench check --json` and the dataset's record: every number, every row."""
+        return {
+            "source": self.source,
+            "read": self.read,
+            "kept": self.kept_rows,
+            "repaired": self.repaired_rows,
+            "left_out": self.read - self.kept_rows,
+            "columns": self.columns,
+            "notes": self.notes,
+            "reasons": [
+                {"reason": why, "count": len(rows), "do": reasons.remedy(why),
+                 "examples": self._excerpts[why], "rows": rows.tolist()}
+                for why, rows in _by_count(self._left_out)
+            ],
+            "repairs": [{"rule": why, "count": len(rows), "rows": rows.tolist()} for why, rows in _by_count(self._repaired)],
+            "warnings": [
+                {"warning": why, "count": len(rows), "do": reasons.remedy(why), "rows": rows.tolist()}
+                for why, rows in _by_count(self._warned)
+            ],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        left = self.read - self.kept_rows
+        repaired = f" ({self.repaired_rows} of them repaired)" if self.repaired_rows else ""
+        lines = [f"{self.read} rows read, {self.kept_rows} kept{repaired}, {left} left out"]
+        lines[0] += "; rows are counted from 0" if left or self.repaired_rows or self._warned else ""
+        lines += [f"  note: {note}" for note in self.notes]
+        groups = (("left out", self._left_out), ("repaired and kept", self._repaired), ("kept, but look", self._warned))
+        for title, found in groups:
+            lines += [f"{title}:"] if found else []
+            for why, rows in _by_count(found):
+                lines.append(f"  {len(rows):>7}  {why}  (row{'s' if len(rows) > 1 else ''} {_some(rows)})")
+                if found is self._left_out:
+                    lines += [f"           e.g. {excerpt}" for excerpt in self._excerpts[why][:1]]
+                if found is not self._repaired:
+                    lines.append(f"           -> {reasons.remedy(why)}")
+        return "\n".join(lines)
+
+
+def _note(found: dict[str, array], key: str, number: int) -> None:
+    if key not in found:
+        found[key] = array("Q")
+    found[key].append(number)
+
+
+def _by_count(found: dict[str, array]) -> list[tuple[str, array]]:
+    return sorted(found.items(), key=lambda item: (-len(item[1]), item[1][0]))
+
+
+def _some(numbers: Sequence[int], most: int = 5) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
+
+
+def _excerpt(row: Any) -> str:
+    where = getattr(row, "where", None)
+    if isinstance(where, str):
+        return f"{where} of the file"
+    text = repr(row)
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"

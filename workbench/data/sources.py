@@ -1,0 +1,285 @@
+"""Rows in and out: one call for every kind of source, one shape out.
+
+A source is opened, not loaded: its rows come one by one, and what cannot be read comes in its place as `Unreadable`,
+with the reason, so that no row is lost on the way to the checks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.data import files, hub
+from workbench.data.files import Unreadable
+from workbench.data.script import explained, rows_of_script
+from workbench.errors import DataError
+from workbench.task import Row
+from workbench.workspace import find, looked_in, resolve, shown
+
+# Questions that travel with the package -> the module that makes them, with a function `source(limit, seed)`.
+SHIPPED = {
+    "arithmetic": "workbench.tiny.task",
+    "countdown": "workbench.tasks.countdown",
+    "csv_qa": "workbench.tasks.csv_qa",
+    "json": "workbench.tasks.structured",
+}
+KINDS = "a .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder in the hub's layout, or a hub name (owner/name)"
+
+
+@dataclass
+class Source:
+    """Rows that can be gone through more than once.
+
+    Args:
+        name: what was asked for, for people.
+        open: begins a new pass over the rows.
+        notes: what was decided while opening (an encoding, a split), one line each.
+        split_by: column whose equal values belong on one side of a split; None: the prompt itself.
+        salt: makes the split of these rows another than that of others.
+    """
+
+    name: str
+    open: Callable[[], Iterator[Row | Unreadable]]
+    notes: list[str] = field(default_factory=list)
+    split_by: str | None = None
+    salt: str = ""
+
+    def __iter__(self) -> Iterator[Row | Unreadable]:
+        return self.open()
+
+    def map(self, function: Callable[[Row], Row]) -> Source:
+        """A source whose rows are updated with what `function` makes of them, as `datasets.Dataset.map` does.
+
+        Raises (while it is gone through):
+            DataError: if the function asks a row for a column that it does not have, naming the nearest.
+        """
+
+        def rows() -> Iterator[Row | Unreadable]:
+            for row in self.open():
+                yield row if isinstance(row, Unreadable) else {**row, **explained(function, row)}
+
+        return Source(self.name, rows, self.notes, self.split_by, self.salt)
+
+    def first(self, count: int = 100) -> list[Row]:
+        """The first readable rows, at most `count`."""
+        found = []
+        for row in self.open():
+            if isinstance(row, dict):
+                found.append(row)
+            if len(found) >= count:
+                break
+        return found
+
+
+def open_source(
+    source: Any, *, subset: str | None = None, split: str | None = None, limit: int | None = None, seed: int = 0
+) -> Source:
+    """Open rows of any kind.
+
+    Args:
+        source: a shipped name ("arithmetic", "countdown", "csv_qa", "json"); the path of a `.jsonl`, `.json`, `.csv`,
+            `.tsv`, `.parquet` or `.py` file, or of a folder in the hub's layout; a hub name ("openai/gsm8k"); a pandas
+            DataFrame, a `datasets.Dataset`, a list of dicts, a dict of columns, or another `Source`.
+        subset: name of the hub dataset's configuration; None: "main" where there is one, else the only one.
+        split: None: "train".
+        limit: read at most this many rows.
+        seed: for sources that make their rows.
+
+    Raises:
+        DataError: if there is no such source, or it is of a kind that cannot be read.
+    """
+    opened = _opened(source, subset, split, limit, seed)
+    if limit is None:
+        return opened
+
+    def some() -> Iterator[Row | Unreadable]:
+        for number, row in enumerate(opened.open()):
+            if number >= limit:
+                return
+            yield row
+
+    return Source(opened.name, some, opened.notes, opened.split_by, opened.salt)
+
+
+def _opened(source: Any, subset: str | None, split: str | None, limit: int | None, seed: int) -> Source:
+    if isinstance(source, (str, Path)):
+        if str(source) in SHIPPED:
+            if split or subset:
+                raise files.no_splits(str(source), split or subset)
+            return importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
+        return _from_path(str(source), subset, split)
+    if subset is not None:
+        raise files.no_splits(f"a {type(source).__name__}", subset)
+    return _from_object(source, split)
+
+
+def _from_path(text: str, subset: str | None, split: str | None) -> Source:
+    path = find(text)
+    readers = {
+        ".jsonl": files.json_lines,
+        ".ndjson": files.json_lines,
+        ".json": files.json_file,
+        ".csv": files.csv_file,
+        ".tsv": files.csv_file,
+        ".parquet": files.parquet_file,
+    }
+    if path.is_file():
+        if path.suffix == ".py":
+            inner = _opened(rows_of_script(path), subset, split, None, 0)
+            return Source(shown(path), inner.open, inner.notes, inner.split_by, inner.salt)
+        if path.suffix.lower() not in readers:
+            raise DataError(
+                f"{shown(path)}: a {path.suffix or 'nameless'} file",
+                rule=f"rows come from {KINDS}",
+                remedy="convert it, or read it yourself and give the rows as a list",
+            )
+        kind = path.suffix.lower()
+        if subset is not None or (split is not None and kind != ".json"):
+            raise files.no_splits(shown(path), split or subset)
+        open_rows, notes = files.json_file(path, split) if kind == ".json" else readers[kind](path)
+        return Source(shown(path), open_rows, notes)
+    if path.is_dir():
+        return _from_datasets(str(path), shown(path), subset, split)
+    name = hub.MOVED.get(text, text)
+    if name.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix.lower() in {*readers, ".py"}:
+        raise DataError(
+            f"{shown(path)}: no such file",
+            rule=f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}",
+            remedy=(
+                "notebook 01 writes it: run that first, or check the path"
+                if path.name == "train.jsonl"
+                else "check the path"
+            )
+            + f"; {looked_in()}",
+        )
+    opened = _from_datasets(name, name, subset, split)
+    if name != text:
+        opened.notes.insert(0, f"{text} is called {name} on the hub")
+    return opened
+
+
+def _from_datasets(name: str, said: str, subset: str | None, split: str | None) -> Source:
+    found, notes = hub.load(name, said, subset)
+    opened = _from_object(found, split, said)
+    opened.notes[:0] = notes
+    return opened
+
+
+def _from_object(found: Any, split: str | None, name: str = "") -> Source:
+    kind = type(found).__name__
+    if kind in ("DatasetDict", "IterableDatasetDict"):
+        chosen = split or ("train" if "train" in found else next(iter(found)) if len(found) == 1 else None)
+        if chosen not in found:
+            raise DataError(
+                f"{name or kind}: no split {chosen or 'train'!r}",
+                rule="rows come from one split",
+                remedy=f"choose with split (--split): {', '.join(found)}",
+            )
+        notes = [f"split {chosen!r} of {', '.join(found)}"] if len(found) > 1 else []
+        return Source(name or kind, lambda: _batches(found[chosen]), notes)
+    if split is not None:
+        raise files.no_splits(name or f"a {kind}", split)
+    if isinstance(found, Source):
+        return found
+    if hasattr(found, "iter") and hasattr(found, "features"):
+        return Source(name or f"a {kind}", lambda: _batches(found))
+    if hasattr(found, "to_dict") and hasattr(found, "iloc"):
+        return Source(name or "a pandas DataFrame", lambda: _frame_rows(found))
+    if isinstance(found, dict):
+        return _from_columns(found, name)
+    if isinstance(found, (bytes, bytearray)) or not hasattr(found, "__iter__"):
+        raise DataError(
+            f"a {kind}",
+            rule=f"rows come from {KINDS}, a DataFrame, a Dataset or a list of dicts",
+            remedy="give one of those",
+        )
+    rows = found if isinstance(found, (list, tuple)) else list(found)
+    return Source(name or f"a {kind} of {len(rows)} rows", lambda: iter(rows))
+
+
+def _from_columns(columns: dict[str, Any], name: str) -> Source:
+    sizes = {key: len(value) if isinstance(value, (list, tuple)) else None for key, value in columns.items()}
+    if not sizes or None in sizes.values() or len(set(sizes.values())) > 1:
+        raise DataError(
+            f"a dict with {', '.join(f'{key}: {size}' for key, size in sizes.items()) or 'nothing'}",
+            rule="a dict of columns holds lists of one length",
+            remedy="give {'prompt': [...], 'answer': [...]}",
+        )
+    return Source(
+        name or "a dict of columns",
+        lambda: (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)),
+    )
+
+
+def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
+    # Whole batches, because a row alone costs `datasets` 20 times as much.
+    for batch in dataset.iter(batch_size=size):
+        names = list(batch)
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+
+def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
+    import pandas
+
+    twice = sorted({str(name) for name in frame.columns if list(frame.columns).count(name) > 1})
+    if twice:
+        raise DataError(
+            f"a pandas DataFrame with two columns {twice[0]!r}",
+            rule="each column has a name of its own",
+            remedy="rename one of them",
+        )
+
+    for start in range(0, len(frame), size):
+        for row in frame.iloc[start : start + size].to_dict("records"):
+            # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
+            yield {str(key): None if pandas.api.types.is_scalar(v) and pandas.isna(v) else v for key, v in row.items()}
+
+
+def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
+    """All rows of a source that must be whole: what `save_rows` wrote, or any other; the reading side of a task file.
+
+    Raises:
+        DataError: if the source is missing or of another kind, or a row cannot be read (it is named).
+    """
+    opened = open_source(source)
+    rows: list[Row] = []
+    for row in opened:
+        if not isinstance(row, dict):
+            where, reason = row if isinstance(row, Unreadable) else (f"row {len(rows)}", f"a {type(row).__name__}")
+            raise DataError(
+                f"{opened.name}, {where}: {reason}",
+                rule="each row is one object",
+                remedy=f"correct or delete it; `workbench check {opened.name}` lists them all",
+            )
+        rows.append(dict(row))
+    return rows
+
+
+def json_line(row: Row) -> str:
+    """A row as one line of JSON that any reader takes; what JSON has no form for becomes text."""
+    text = json.dumps(row, ensure_ascii=False, default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(row, default=str)
+    return text + "\n"
+
+
+def save_rows(rows: Iterable[Row], path: str | Path) -> Path:
+    """Write rows as JSON lines, whole or not at all."""
+    path = resolve(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with beside.open("w", encoding="utf-8") as lines:
+            lines.writelines(json_line(row) for row in rows)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,93 @@
+"""Errors that say three things: the value that was met, the rule that it breaks, and what to do.
+
+To add one: subclass `WorkbenchError` and the standard exception that it refines, in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from workbench.printable import printable
+
+
+class WorkbenchError(Exception):
+    """Base of every error that the workbench raises on purpose.
+
+    Args:
+        value: what was met, with the offending value in it.
+        rule: the rule that it breaks.
+        remedy: what the reader can do about it.
+        network: the hub cannot be reached, so whether the value breaks the rule is not known.
+    """
+
+    def __init__(self, value: str, *, rule: str, remedy: str, network: bool = False) -> None:
+        # A completion or a row may stand in any of them.
+        self.value, self.rule, self.remedy = printable(value), printable(rule), printable(remedy)
+        self.network = network
+        super().__init__(f"{self.value}\n  rule:   {self.rule}\n  remedy: {self.remedy}")
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints instead of a traceback: the message, and the user's own failing lines if there are any."""
+        lines = [f"{type(self).__name__}: {self}"]
+        if self.__cause__ is not None and not isinstance(self.__cause__, WorkbenchError):
+            lines += ["", "caused by:"]
+            lines += [printable(line.rstrip()) for line in traceback.format_exception(self.__cause__)[-6:]]
+        return lines
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """A remedy for a name that nothing has: the one that was most likely meant; `otherwise` if none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def fault_line(error: BaseException, file: str | os.PathLike | None = None) -> str:
+    """` (task.py:12: the line)`: the user's own line that an exception came from; empty if there is none.
+
+    Args:
+        file: the user's file; None: the innermost frame that is neither a library's (nor Python's) nor the workbench's.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({Path(error.filename).name}:{error.lineno}: {(error.text or '').strip()})"
+    own, python = str(Path(__file__).parent), os.path.dirname(os.__file__)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        elsewhere = frame.filename.startswith((own, python)) or "site-packages" in frame.filename
+        if frame.filename == str(file) if file is not None else not elsewhere:
+            return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
+    return ""
+
+
+class RecipeError(WorkbenchError, ValueError):
+    """A recipe asks for something that does not exist or cannot work."""
+
+
+class DataError(WorkbenchError, ValueError):
+    """Rows that cannot be read or used."""
+
+
+class TaskError(WorkbenchError, ValueError):
+    """A task that cannot be loaded, or whose parts do not fit together."""
+
+
+class RewardError(WorkbenchError, RuntimeError):
+    """A reward function that raised, or returned something that is not one finite number a completion."""
+
+
+class PolicyError(WorkbenchError, RuntimeError):
+    """A policy that cannot be loaded."""
+
+
+class RunError(WorkbenchError, RuntimeError):
+    """A run directory that is missing, busy or incomplete."""
+
+
+class ExportError(WorkbenchError, RuntimeError):
+    """An export that failed, or that did not prove equal to what was trained."""
+
+
+class RequestError(WorkbenchError, ValueError):
+    """A request to a run that cannot be right, or that no run is there to answer."""

@@ -1,0 +1,270 @@
+"""Will it fit? GPU memory of a recipe, estimated from its configuration alone, before anything is loaded.
+
+A step has two phases. Generation holds the keys and values of the whole generation batch; training holds activations,
+log-probabilities and gradients of one `per_device_train_batch_size`. Weights, LoRA and optimiser are there in both, so
+the peak is the larger of the two, not their sum. (Scoring the reference sits between them, without gradients, a step's
+rows at a time in TRL, and in Unsloth as many as fit: it never decides.)
+
+What is counted exactly, and compared with real objects in tests/train/test_memory.py: weights as bitsandbytes packs
+them, LoRA parameters, their gradients, the optimiser's states, keys and values. The rest (activations, log-probabilities,
+scratch, the CUDA context, what the allocator cannot use) is an estimate with a low and a high end. The activations of
+TRL's own path are compared with what autograd keeps on a CPU. **No part has been compared with any GPU yet**: measure one
+step with `measured_peak()` and give it to `calibrate`.
+
+Bytes are bytes; GB is 10^9 of them, as on a card's box. Nothing heavy is imported before a GPU is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from workbench.errors import RecipeError
+from workbench.memory.parts import (
+    PHASES,
+    Part,
+    Phase,
+    Span,
+    add,
+    around,
+    facts_of,
+    generation,
+    in_gb,
+    lasting,
+    training,
+)
+from workbench.memory.shapes import ModelShape, shape_of
+from workbench.recipe import Recipe
+
+UNCALIBRATED = "what is not counted exactly is not calibrated against any GPU yet"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What one measured step says about the parts of its phase that are not exact. JSON: `dataclasses.asdict`."""
+
+    phase: Phase
+    factor: float  # measured / estimated
+    measured_bytes: int
+    card: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What a recipe needs, by part and phase, against the card."""
+
+    shape: ModelShape
+    parts: tuple[Part, ...]
+    vram_bytes: int | None  # of the card; None: not known
+    sequences: int  # of the generation batch
+    rows: int  # that the training phase holds at once
+    prompt_tokens: int
+    completion_tokens: int
+    kernels: str
+    calibrated: Calibration | None
+    asked: tuple[Recipe, dict[str, Any], dict[str, Any]] = field(repr=False)
+
+    def of(self, phase: Phase) -> tuple[Part, ...]:
+        """The parts that are there in a phase, the lasting ones first."""
+        return tuple(part for part in self.parts if part.phase in ("always", phase))
+
+    def total(self, phase: Phase) -> Span:
+        """Bytes of a phase. Low and high are sums too: every part at its end at once."""
+        return add(self.of(phase))
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase that decides."""
+        return max(PHASES, key=lambda phase: self.total(phase).bytes)
+
+    @property
+    def peak(self) -> Span:
+        spans = [self.total(phase) for phase in PHASES]
+        return Span(*(max(ends) for ends in zip(*spans, strict=True)))
+
+    @property
+    def fits(self) -> bool | None:
+        """True or False where both ends agree; None where they do not, or no card is known."""
+        if self.vram_bytes is None:
+            return None
+        if self.peak.high <= self.vram_bytes:
+            return True
+        return False if self.peak.low > self.vram_bytes else None
+
+    @property
+    def verdict(self) -> str:
+        """One line: does it fit, and which phase decides."""
+        deciding = f"{self.peak_phase} decides"
+        if self.vram_bytes is None:
+            return f"peak about {self.peak}; {deciding}; no card to compare with"
+        word = {True: "fits", False: "does not fit", None: "may not fit" if self._over else "probably fits"}[self.fits]
+        return f"{word}: peak about {self.peak} of {in_gb(self.vram_bytes)}; {deciding}"
+
+    def found(self) -> dict[str, Any]:
+        """For a manifest or `--json`."""
+        return {
+            "policy": self.shape.name,
+            "parameters": self.shape.parameters,
+            "verdict": self.verdict,
+            "fits": self.fits,
+            "vram_bytes": self.vram_bytes,
+            "peak_phase": self.peak_phase,
+            "phases": {phase: self.total(phase)._asdict() for phase in PHASES},
+            "parts": [dataclasses.asdict(part) for part in self.parts],
+            "sequences": self.sequences,
+            "rows": self.rows,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "calibration": dataclasses.asdict(self.calibrated) if self.calibrated else None,
+        }
+
+    @property
+    def _over(self) -> bool:
+        return self.vram_bytes is not None and self.peak.bytes > self.vram_bytes
+
+    def __str__(self) -> str:
+        lines = [f"{self.shape.name} ({self.kernels}): {self.verdict}"]
+        width = max(len(part.name) for part in self.parts)
+        for part in self.parts:
+            size = in_gb(part.bytes).rjust(9)
+            ends = "exact" if part.exact else f"{in_gb(part.low)} to {in_gb(part.high)}"
+            lines.append(f"  {' ' if part.exact else '~'}{size}  {part.name.ljust(width)}  {part.phase}, {ends}")
+        for phase in PHASES:
+            lines.append(f"  {phase}: {self.total(phase)}")
+        said = self.calibrated
+        lines.append(
+            f"  ~ {UNCALIBRATED}"
+            if said is None
+            else f"  ~ of the {said.phase} phase: scaled by {said.factor:.2f}, as measured"
+            + (f" on {said.card}" if said.card else "")
+        )
+        return "\n".join(lines)
+
+
+def estimate(
+    recipe: Recipe,
+    settings: dict[str, Any],
+    *,
+    shape: ModelShape | None = None,
+    longest_prompt_tokens: int | None = None,
+    longest_completion_tokens: int | None = None,
+    vram_gb: float | None = None,
+    calibration: Calibration | None = None,
+    device: Literal["cuda", "cpu"] = "cuda",
+    adapter_bytes: Literal[2, 4] = 4,
+) -> MemoryEstimate:
+    """Memory that a recipe needs on one device, by part and phase.
+
+    Parts that are not exact are not calibrated against any GPU yet, unless `calibration` is given.
+
+    Args:
+        settings: what `workbench.train.plan.settings` made of the recipe (of a stage: with the stage's own over it).
+        shape: the policy's; None: read from its config.json, which may need the hub.
+        longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that `max_seq_length` leaves.
+        longest_completion_tokens: of the step to be compared with a measurement; None: `max_completion_length`.
+        vram_gb: of the card, in 10^9 bytes (`card()` knows that of this machine); None: no verdict.
+        calibration: from `calibrate`.
+        device: "cpu" for a CPU, where Unsloth's kernels do not run and no CUDA context is needed.
+        adapter_bytes: of a trained parameter, and so of its gradient and moments: 4, float32, as Unsloth and PEFT make
+            them; 2 where TRL alone turns the adapter of a 4-bit model into bfloat16.
+
+    Raises:
+        PolicyError: if the policy's configuration is not to be had, or its parameters cannot be counted.
+        RecipeError: if the batch is impossible, no room is left for a prompt, or vLLM takes a share of an unknown card.
+    """
+    how = dict(
+        longest_prompt_tokens=longest_prompt_tokens,
+        longest_completion_tokens=longest_completion_tokens,
+        vram_gb=vram_gb,
+        calibration=calibration,
+        device=device,
+        adapter_bytes=adapter_bytes,
+    )
+    shape = shape or shape_of(recipe.policy.name)
+    facts = facts_of(
+        recipe, settings, shape, longest_prompt_tokens, longest_completion_tokens, vram_gb, device, adapter_bytes
+    )
+    parts = [*lasting(facts), *generation(facts), *training(facts)]
+    if calibration is not None:
+        parts = [_calibrated(part, calibration) for part in parts]
+    if device == "cuda":
+        parts += around(parts)
+    return MemoryEstimate(
+        shape=shape,
+        parts=tuple(parts),
+        vram_bytes=facts.vram_bytes,
+        sequences=facts.sequences,
+        rows=facts.rows,
+        prompt_tokens=facts.prompt,
+        completion_tokens=facts.completion,
+        kernels="Unsloth's kernels" if facts.kernels == "unsloth" else "PyTorch's operations",
+        calibrated=calibration,
+        asked=(recipe, settings, {**how, "shape": shape}),
+    )
+
+
+def measured_peak() -> int | None:
+    """Most bytes that torch has had allocated on this GPU since its counter was reset; None without a GPU.
+
+    Reset with `torch.cuda.reset_peak_memory_stats()` before the step that is measured.
+    """
+    torch = sys.modules.get("torch")  # what has not been imported has allocated nothing
+    return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_available() else None
+
+
+def card() -> tuple[str, int] | None:
+    """(name, total bytes) of this machine's GPU; None without one. Imports torch."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return found.name, found.total_memory
+
+
+def calibrate(made: MemoryEstimate, measured_peak_bytes: int, card: str = "") -> Calibration:
+    """How far the parts that are not exact were off, from the measured peak of one step.
+
+    The factor is for the phase that decides: the peak is its peak. Parts that last, and those that torch's counter does
+    not see, are left as they are. For a step whose completions ended early, first make the estimate with that step's
+    `longest_prompt_tokens` and `longest_completion_tokens`.
+
+    Args:
+        made: an uncalibrated estimate of the measured step.
+        measured_peak_bytes: from `measured_peak()`, after at least one whole step.
+
+    Raises:
+        RecipeError: if less was measured than the exact parts alone hold.
+    """
+    if made.calibrated is not None:
+        raise RecipeError(
+            f"an estimate that is already scaled by {made.calibrated.factor:.2f}",
+            rule="a measurement is compared with the uncalibrated estimate",
+            remedy="call estimate(...) without calibration, and calibrate that",
+        )
+    phase = made.peak_phase
+    counted = [part for part in made.of(phase) if part.allocated]
+    scaled = sum(part.bytes for part in counted if _is_scaled(part, phase))
+    fixed = sum(part.bytes for part in counted) - scaled
+    if measured_peak_bytes <= fixed or not scaled:
+        raise RecipeError(
+            f"measured peak {in_gb(measured_peak_bytes)}",
+            rule=f"the parts of the {phase} phase that are counted exactly hold {in_gb(fixed)} alone",
+            remedy="give the estimate the measured step's longest_prompt_tokens and longest_completion_tokens, "
+            "and measure after a whole step",
+        )
+    return Calibration(phase, (measured_peak_bytes - fixed) / scaled, measured_peak_bytes, card)
+
+
+def _is_scaled(part: Part, phase: Phase) -> bool:
+    return part.phase == phase and part.allocated and not part.exact
+
+
+def _calibrated(part: Part, said: Calibration) -> Part:
+    if not _is_scaled(part, said.phase):
+        return part
+    size = part.bytes * said.factor
+    # One step of one recipe: what it says of another is still a tenth off either way.
+    return dataclasses.replace(part, bytes=round(size), low=round(0.9 * size), high=round(1.1 * size))

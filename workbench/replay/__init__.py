@@ -1,0 +1,1 @@
+"""A record scored again under other rewards."""

@@ -1,0 +1,265 @@
+"""The task: prompts, the answer, the reward functions and their weights, in one place.
+
+A user's task is a Python file that binds `task = Task(...)`; notebook 02 writes one and notebook 03 imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import json
+import linecache
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.data.split import prompt_key
+from workbench.errors import TaskError, fault_line, nearest
+from workbench.workspace import find, looked_in, shown
+
+Row = dict[str, Any]
+
+# Tasks that ship -> the module whose `task()` makes them, resolved when one is asked for.
+EMBEDDED = {
+    "arithmetic": "workbench.tiny.task",
+    "gsm8k": "workbench.tasks.gsm8k",
+    "countdown": "workbench.tasks.countdown",
+    "csv_qa": "workbench.tasks.csv_qa",
+    "json": "workbench.tasks.structured",
+}
+
+# Modules that the task file which was loaded last brought from its own folder, by name.
+BESIDE: set[str] = set()
+
+# Names that TRL hands to a reward function itself or overwrites: a dataset column of that name breaks or vanishes.
+RESERVED_COLUMNS = frozenset(
+    {
+        "prompts",
+        "completions",
+        "completion",
+        "completion_ids",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+        "environments",
+        "image",  # these two would switch TRL to vision mode
+        "images",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the policy is asked, and how its completions are scored.
+
+    Args:
+        name: shown in pictures and written into the manifest.
+        rows: training prompts; each row has `prompt` (chat messages or text) and whatever columns the rewards read.
+        reward_funcs: functions in TRL's signature, `(prompts, completions, **columns) -> list[float | None]`.
+        reward_weights: one number a function, in their order; None means 1.0 each.
+        held_out: prompts that are never trained on; notebook 04 measures on them.
+        answer_column: the column that holds the right answer.
+        right_by: name of the reward function that says whether a completion is right (a score above 0); None: the first.
+        format_by: name of the one that says whether it keeps the strict format (a score above 0); None: not measured.
+        ideal: row -> the completion of an honest policy, where it cannot be read off the prompt (`workbench probe`).
+        probes: cheats of your own, name -> text or a function of the row, beside those that are made from the prompt.
+        cases: file of completions with the scores that they must get; None: `cases.jsonl` beside the task file.
+
+    Raises:
+        TaskError: if a part is missing or the parts do not fit together.
+    """
+
+    name: str
+    rows: Sequence[Row]
+    reward_funcs: Sequence[Callable[..., Any]]
+    reward_weights: Sequence[float] | None = None
+    held_out: Sequence[Row] = ()
+    answer_column: str = "answer"
+    right_by: str | None = None
+    format_by: str | None = None
+    ideal: Callable[[Row], str] | None = None
+    probes: Mapping[str, str | Callable[[Row], str]] = field(default_factory=dict)
+    cases: str | Path | None = None
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        names = self.function_names
+        if not names:
+            raise TaskError(
+                f"task {self.name!r}: no reward functions",
+                rule="GRPO learns from a number a completion",
+                remedy="give reward_funcs=[...]; notebook 02 shows how to write one",
+            )
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise TaskError(
+                f"task {self.name!r}: two reward functions are called {twice[0]!r}",
+                rule="a function's name is its curve's label and its column in the record",
+                remedy="give each a __name__ of its own",
+            )
+        if self.reward_weights is not None and len(self.reward_weights) != len(names):
+            raise TaskError(
+                f"task {self.name!r}: {len(self.reward_weights)} reward_weights for {len(names)} reward functions",
+                rule="one weight a function",
+                remedy=f"give {len(names)} weights, in the order {', '.join(names)}",
+            )
+        for which, named in (("right_by", self.right_by), ("format_by", self.format_by)):
+            if named is not None and named not in names:
+                raise TaskError(
+                    f"task {self.name!r}: {which} = {named!r}",
+                    rule=f"{which} names one of the task's reward functions",
+                    remedy=f"choose from {', '.join(names)}",
+                )
+        for split, rows in (("rows", self.rows), ("held_out", self.held_out)):
+            without = next((number for number, row in enumerate(rows) if "prompt" not in row), None)
+            if without is not None:
+                raise TaskError(
+                    f"task {self.name!r}: {split}[{without}] has the columns {', '.join(map(str, rows[without]))}",
+                    rule="the prompt is the column named `prompt`",
+                    remedy="rename your column, e.g. {'prompt': row.pop('question'), **row}",
+                )
+        reserved = sorted(
+            RESERVED_COLUMNS.intersection(*(row.keys() for row in self.rows[:1])) if len(self.rows) else []
+        )
+        if reserved:
+            raise TaskError(
+                f"task {self.name!r}: the rows have a column {reserved[0]!r}",
+                rule="TRL hands its own argument of that name to every reward function",
+                remedy="rename the column",
+            )
+
+    @property
+    def function_names(self) -> list[str]:
+        """The reward functions' names, as TRL will report them."""
+        return [function_name(function) for function in self.reward_funcs]
+
+    @property
+    def weights(self) -> list[float]:
+        """One weight a function, in order."""
+        return [float(weight) for weight in (self.reward_weights or [1.0] * len(self.reward_funcs))]
+
+    @property
+    def right_function(self) -> str:
+        """Name of the function whose score above 0 means that the completion is right."""
+        return self.right_by or self.function_names[0]
+
+    def with_ids(self, rows: Sequence[Row]) -> list[Row]:
+        """`rows`, each with a `prompt_id`: a stable short hash of its prompt, where it has none of its own."""
+        return [{**row, "prompt_id": str(row.get("prompt_id") or prompt_key(row["prompt"])[:12])} for row in rows]
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The name that TRL gives a reward function in its metrics."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, str):  # a reward model, by its hub name or folder
+        return function.rstrip("/").rpartition("/")[2]
+    path = getattr(getattr(function, "config", None), "_name_or_path", None)
+    if path and not isinstance(function, type):
+        return str(path).rstrip("/").rpartition("/")[2]
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _load_remedy(path: Path, kept: Path | None, missing_module: bool) -> str:
+    if kept is not None:
+        folder = shown(path.parent)
+        what = f"put back what it reads from {folder}" if path.parent.is_dir() else f"{folder} is gone: put it back"
+        return f"{what}, or hand the task over in Python: continue_run(run, task=...)"
+    return "put that module beside the task file, or install it" if missing_module else "correct that line"
+
+
+def _executed_as(path: Path) -> Path:
+    # A run's own copy is executed in the place of the file that it was copied from: what that one reads lies there.
+    manifest = path.parent / "manifest.json"
+    try:
+        source = json.loads(manifest.read_text(encoding="utf-8"))["task"]["source"] if path.name == "task.py" else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return path
+    return _executed_as(Path(source)) if Path(source).suffix == ".py" and Path(source) != path else path
+
+
+@contextlib.contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    # A task's own modules lie beside it. They are loaded anew with it: another task may have some of the same names.
+    for name in BESIDE:
+        sys.modules.pop(name, None)
+    BESIDE.clear()
+    known = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).resolve().is_relative_to(folder) and "site-packages" not in file:
+                BESIDE.add(name)
+
+
+def load_task(name: str | Path, kept: Path | None = None) -> Task:
+    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
+
+    Args:
+        kept: a run's copy of the task file. Its text is executed as if it were the file `name`, whose rows and modules
+            it reads, although that file may have been edited since, or be gone.
+
+    Raises:
+        TaskError: if there is no such task, if the file fails, or if it binds no `task`.
+    """
+    if str(name) in EMBEDDED:
+        module = importlib.import_module(EMBEDDED[str(name)])
+        return module.task()
+    path = find(name)
+    text = kept or path
+    if not text.is_file():
+        raise TaskError(
+            f"task {str(name)!r}: no task of that name and no such file",
+            rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
+            remedy=nearest(
+                str(name),
+                EMBEDDED,
+                f"notebook 02 writes a task file (run 01 first, which writes its rows); {looked_in()}",
+            ),
+        )
+    if path.suffix != ".py":
+        raise TaskError(
+            f"{shown(path)}: not a Python file",
+            rule="a task file is Python and binds `task`",
+            remedy="notebook 02 writes one",
+        )
+    # A name of its own for every load: a task edited and loaded again must not be answered from the module cache.
+    place = _executed_as(path)
+    kept = text if text != place else None
+    spec = importlib.util.spec_from_file_location(f"workbench_task_{place.stem}", place)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        with _beside(place.resolve().parent):
+            # Not by way of the cached bytecode: a second save within a second, of the same length, would not be seen.
+            source = importlib.util.decode_source(text.read_bytes())
+            # A function's source is the one that it was made from, also when the file has been saved since.
+            linecache.cache[str(place)] = (len(source), None, source.splitlines(keepends=True), str(place))
+            exec(compile(source, str(place), "exec"), module.__dict__)
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        raise TaskError(
+            f"{shown(text)}{f', executed as {shown(place)}' if kept else ''}: {type(error).__name__}: {error}"
+            + fault_line(error, place),
+            rule="a task file runs when it is imported",
+            remedy=_load_remedy(place, kept, missing),
+        ) from error
+    task = getattr(module, "task", None)
+    if not isinstance(task, Task):
+        raise TaskError(
+            f"{shown(path)}: `task` is {type(task).__name__ if task is not None else 'not bound'}",
+            rule="a task file binds `task = Task(...)`",
+            remedy="end the file with that line",
+        )
+    object.__setattr__(task, "source", str(path))
+    return task

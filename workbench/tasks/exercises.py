@@ -1,0 +1,414 @@
+"""Hack this reward: reward functions as well-known recipes have them, each with its flaws left in.
+
+They are written the way their recipes write them, down to the numbers, the patterns and the way a completion is read.
+Find out what each pays for that nobody wanted, or never pays, before reading `workbench.rewards.library`, which has
+their corrected counterparts. None of them belongs in a run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT, to_messages
+from workbench.errors import TaskError
+from workbench.task import Row
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """Reward functions to be taken apart.
+
+    Args:
+        name: its key in `EXERCISES`.
+        functions: as they would be given to the trainer.
+        style: "chat" or "plain", the kind of prompt that they were written for.
+        prompt: the system prompt of a chat; of plain prompts the text around `{question}`.
+        asks: what to find out.
+        columns: the columns that the functions read, each with the right answer in it; `answer` is there in any case.
+    """
+
+    name: str
+    functions: tuple[Callable[..., Any], ...]
+    style: str
+    prompt: str
+    asks: str
+    columns: tuple[str, ...] = ("answer",)
+
+    def rows(self, questions: Iterable[tuple[str, str]]) -> list[Row]:
+        """(question, right answer) pairs as the rows that its functions were written for."""
+        return [
+            {
+                "prompt": to_messages(question, self.prompt)
+                if self.style == "chat"
+                else self.prompt.format(question=question),
+                **dict.fromkeys(("answer", *self.columns), answer),
+            }
+            for question, answer in questions
+        ]
+
+
+def reward_function_name(prompts, completions, answer=None, **kwargs):
+    """The template that every one of these starts from."""
+    responses = [comp[0]["content"] for comp in completions]
+    rewards = []
+    for response in responses:
+        score = compute_score(response)  # noqa: F821
+        rewards.append(score)
+    return rewards
+
+
+def extract_final_answer(text):
+    """What follows the last opening tag of the answer, up to the closing one."""
+    return text.split("<answer>")[-1].split("</answer>")[0]
+
+
+def correctness_reward(prompts, completions, answer, **kwargs):
+    """2.0 for the right answer."""
+    responses = [comp[0]["content"] for comp in completions]
+    extracted = [extract_final_answer(r) for r in responses]
+    return [2.0 if ans == gt else 0.0 for ans, gt in zip(extracted, answer)]
+
+
+def format_reward(completions, **kwargs):
+    """1.0 for reasoning and answer in their tags."""
+    pattern = r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>"
+    responses = [comp[0]["content"] for comp in completions]
+    return [1.0 if re.search(pattern, r, re.DOTALL) else 0.0 for r in responses]
+
+
+def incremental_format_reward(completions, **kwargs):
+    """0.25 for each tag, and a little off for text after the last one."""
+    responses = [comp[0]["content"] for comp in completions]
+    rewards = []
+    for r in responses:
+        score = 0.0
+        if "<reasoning>" in r:
+            score += 0.25
+        if "</reasoning>" in r:
+            score += 0.25
+        if "<answer>" in r:
+            score += 0.25
+        if "</answer>" in r:
+            score += 0.25
+        if r.count("</answer>") == 1:
+            extra_text = r.split("</answer>")[-1].strip()
+            score -= len(extra_text) * 0.001
+        rewards.append(score)
+    return rewards
+
+
+def reward_length(completions, **kwargs):
+    """The longer, the better."""
+    return [float(len(completion)) for completion in completions]
+
+
+def reward_format(completions, **kwargs):
+    """1.0 for thinking and answer in their tags."""
+    pattern = r"^<think>.*?</think><answer>.*?</answer>$"
+    return [1.0 if re.match(pattern, c) else 0.0 for c in completions]
+
+
+def reward_len(completions, **kwargs):
+    """Best at a length of 20 tokens."""
+    ideal_length = 20
+    return [-abs(ideal_length - len(completion)) for completion in completions]
+
+
+def problem_reward(completions, answers, **kwargs):
+    """1.0 for the right answer to a maths problem."""
+    rewards = []
+    for completion, correct_answer in zip(completions, answers):
+        try:
+            answer = extract_final_answer(completion)
+            reward = 1.0 if answer == correct_answer else 0.0
+            rewards.append(reward)
+        except:  # noqa: E722
+            rewards.append(0.0)
+    return rewards
+
+
+def think_format_reward(completions, **kwargs):
+    """1.0 for thinking of more than 20 characters and an answer, 0.5 for the bare format."""
+    pattern = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
+    rewards = []
+    for completion in completions:
+        match = re.search(pattern, completion, re.DOTALL)
+        if match:
+            think_content = match.group(1).strip()
+            answer_content = match.group(2).strip()
+            if len(think_content) > 20 and len(answer_content) > 0:
+                rewards.append(1.0)
+            else:
+                rewards.append(0.5)
+        else:
+            rewards.append(0.0)
+    return rewards
+
+
+def extract_answer(text):
+    """What stands after the mark, if it is there."""
+    return text.split("####")[-1].strip() if "####" in text else None
+
+
+def math_reward_function(prompts, responses):
+    """Up to 0.6 for a worked solution: the mark, some arithmetic and an answer, 0.2 each."""
+    rewards = []
+    for _prompt, response in zip(prompts, responses):
+        reward = 0.0
+        if "####" in response:
+            reward += 0.2
+        if any(op in response for op in ["+", "-", "*", "/", "="]):
+            reward += 0.2
+        predicted = extract_answer(response)
+        if predicted is not None:
+            reward += 0.2
+            # if predicted == ground_truth:
+            #     reward += 0.4
+        rewards.append(reward)
+    return rewards
+
+
+def debug_reward(completions, **kwargs):
+    """Shows what the policy writes."""
+    responses = [comp[0]["content"] for comp in completions]
+    for i, r in enumerate(responses[:2]):
+        print(f"Response {i}: {r[:200]}...")
+    return [1.0] * len(responses)
+
+
+class AdaptiveReward:
+    """A reward whose weight follows how often the policy succeeds."""
+
+    def __init__(self, base_reward_func, initial_weight=1.0):
+        self.func = base_reward_func
+        self.weight = initial_weight
+
+    def __call__(self, *args, **kwargs):
+        rewards = self.func(*args, **kwargs)
+        return [r * self.weight for r in rewards]
+
+    def adjust_weight(self, success_rate):
+        """More weight to what is rarely reached, less to what nearly always is."""
+        if success_rate < 0.3:
+            self.weight *= 1.2
+        elif success_rate > 0.8:
+            self.weight *= 0.9
+
+
+def strict_format_reward_func(completions, **kwargs):
+    """0.5 for exactly the format that was asked for."""
+    pattern = r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$"
+    responses = [completion[0]["content"] for completion in completions]
+    return [0.5 if re.match(pattern, r) else 0.0 for r in responses]
+
+
+def soft_format_reward_func(completions, **kwargs):
+    """0.5 for about the format that was asked for."""
+    pattern = r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>"
+    responses = [completion[0]["content"] for completion in completions]
+    return [0.5 if re.match(pattern, r) else 0.0 for r in responses]
+
+
+def count_xml(text):
+    """0.125 for each tag on a line of its own, and a little off for text after the answer."""
+    count = 0.0
+    if text.count("<reasoning>\n") == 1:
+        count += 0.125
+    if text.count("\n</reasoning>\n") == 1:
+        count += 0.125
+    if text.count("\n<answer>\n") == 1:
+        count += 0.125
+        count -= len(text.split("\n</answer>\n")[-1]) * 0.001
+    if text.count("\n</answer>") == 1:
+        count += 0.125
+        count -= (len(text.split("\n</answer>")[-1]) - 1) * 0.001
+    return count
+
+
+def xmlcount_reward_func(completions, **kwargs):
+    """Up to 0.5 for the four tags."""
+    return [count_xml(completion[0]["content"]) for completion in completions]
+
+
+_THINK_QUESTION = THINK_PROMPT + "\n\n{question}\n"
+_MARK_QUESTION = "Question: {question}\nSolve it step by step and give the final answer after ####.\nAnswer:"
+
+EXERCISES: dict[str, Exercise] = {
+    exercise.name: exercise
+    for exercise in (
+        Exercise(
+            "template",
+            (reward_function_name,),
+            "chat",
+            SYSTEM_PROMPT,
+            "What does it take before this one scores anything?",
+        ),
+        Exercise(
+            "correctness",
+            (correctness_reward,),
+            "chat",
+            SYSTEM_PROMPT,
+            "Which right answers does it not pay for, in the very format that the prompt shows?",
+        ),
+        Exercise(
+            "format",
+            (format_reward,),
+            "chat",
+            SYSTEM_PROMPT,
+            "What is the shortest completion that earns everything?",
+            columns=(),
+        ),
+        Exercise(
+            "incremental_format",
+            (incremental_format_reward,),
+            "chat",
+            SYSTEM_PROMPT,
+            "How much can nonsense earn, and how little an honest completion?",
+            columns=(),
+        ),
+        Exercise(
+            "length",
+            (reward_length,),
+            "plain",
+            "{question}\n",
+            "What does a policy write after a thousand steps of this?",
+            columns=(),
+        ),
+        Exercise(
+            "length_in_chat",
+            (reward_length,),
+            "chat",
+            SYSTEM_PROMPT,
+            "The same function for chat prompts: what is the spread of its scores?",
+            columns=(),
+        ),
+        Exercise(
+            "think_tags",
+            (reward_format,),
+            "plain",
+            _THINK_QUESTION,
+            "Write the completion that the prompt asks for. What does it earn?",
+            columns=(),
+        ),
+        Exercise(
+            "ideal_length",
+            (reward_len,),
+            "plain",
+            "{question}\n",
+            "What does a policy learn to write from this one, and how bad can a single score become?",
+            columns=(),
+        ),
+        Exercise(
+            "problem",
+            (problem_reward,),
+            "plain",
+            _THINK_QUESTION,
+            "Give it a completion that it cannot read. How would you notice in a run?",
+            columns=("answers",),
+        ),
+        Exercise(
+            "think_content",
+            (think_format_reward,),
+            "plain",
+            _THINK_QUESTION,
+            "It asks for content, not for tags alone. What is the cheapest content, and must the rest be empty?",
+            columns=(),
+        ),
+        Exercise(
+            "worked_maths",
+            (math_reward_function,),
+            "plain",
+            _MARK_QUESTION,
+            "Can a trainer call it? If it could: what does a wrong answer earn, and what a right one?",
+        ),
+        Exercise(
+            "debug",
+            (debug_reward,),
+            "chat",
+            SYSTEM_PROMPT,
+            "Useful for looking at completions. What does a policy learn from it?",
+            columns=(),
+        ),
+        Exercise(
+            "adaptive",
+            (AdaptiveReward(correctness_reward), AdaptiveReward(format_reward)),
+            "chat",
+            SYSTEM_PROMPT,
+            "What are the two called in the log, who calls adjust_weight, and where does the weight end?",
+        ),
+        Exercise(
+            "combination",
+            (incremental_format_reward, format_reward, correctness_reward),
+            "chat",
+            SYSTEM_PROMPT,
+            "What share of the most that can be earned does the best completion without a right answer earn?",
+        ),
+        Exercise(
+            "strict_and_soft",
+            (strict_format_reward_func, soft_format_reward_func),
+            "chat",
+            SYSTEM_PROMPT,
+            "Write the completion that the prompt asks for, with two lines of reasoning. What do the two pay?",
+            columns=(),
+        ),
+        Exercise(
+            "xml_count",
+            (xmlcount_reward_func,),
+            "chat",
+            SYSTEM_PROMPT,
+            "What does one more character after the answer cost, and what the last line break?",
+            columns=(),
+        ),
+    )
+}
+
+# They stand for functions that anyone wrote, patterns and all, so the suite runs them where it can stop them.
+for _exercise in EXERCISES.values():
+    for _function in filter(inspect.isfunction, _exercise.functions):
+        _function.runs_in_worker = True
+
+
+def exercise_named(name: str) -> Exercise:
+    """One of `EXERCISES`.
+
+    Raises:
+        TaskError: listing the names, if there is none of this one.
+    """
+    if name not in EXERCISES:
+        raise TaskError(
+            f"exercise {name!r}", rule="an exercise is one of those that ship", remedy=f"one of {', '.join(EXERCISES)}"
+        )
+    return EXERCISES[name]
+
+
+def trl_exercises() -> dict[str, Exercise]:
+    """TRL's own rewards as exercises. Imports TRL, so not before a policy is loaded on a GPU."""
+    from trl.rewards import accuracy_reward
+    from trl.rewards import think_format_reward as trl_think_format_reward
+
+    boxed = "Think inside <think> and </think>, then give the final answer in \\boxed{}."
+    return {
+        exercise.name: exercise
+        for exercise in (
+            Exercise(
+                "trl_accuracy",
+                (accuracy_reward,),
+                "chat",
+                boxed,
+                "Which right answers does it pay for, and for which rows does it say nothing at all?",
+                columns=("solution",),
+            ),
+            Exercise(
+                "trl_think_format",
+                (trl_think_format_reward,),
+                "chat",
+                boxed,
+                "What must stand between the tags and after them? What if the template writes the first tag itself?",
+                columns=(),
+            ),
+        )
+    }

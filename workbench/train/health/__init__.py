@@ -1,9 +1,0 @@
-"""Is a run ill, and with what: verdicts with evidence, cause and remedy. `examine_run` for a recorded run."""
-
-from workbench.train.health.diagnosis import diagnose, examine_run, facts_of, worsened
-from workbench.train.health.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Facts, Verdict
-
-__all__ = [
-    "ALARM", "NOTE", "OK", "SKIPPED", "STATES", "WARNING",
-    "Facts", "Verdict", "diagnose", "examine_run", "facts_of", "worsened",
-]  # fmt: skip
