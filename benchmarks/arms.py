@@ -56,7 +56,7 @@ class Run:
 
 def by_workbench(recipe: Any, task: Any) -> Run:
     """A training by the workbench, recorder, health verdicts and reward worker included, without a panel."""
-    from workbench.train.trainer import train
+    from workbench.training.trainer import train
 
     run = Run()
 
@@ -90,9 +90,9 @@ def by_trl(recipe: Any, task: Any, **over: Any) -> Run:
     from datasets import Dataset
     from transformers import TrainerCallback
 
-    from workbench.train.policy import adapter_in_float32, trainer_classes
-    from workbench.train.session import build_config
-    from workbench.train.stages import planned_stages
+    from workbench.training.policy import adapter_in_float32, trainer_classes
+    from workbench.training.session import build_config
+    from workbench.training.stages import planned_stages
 
     run = Run()
 
@@ -141,7 +141,7 @@ def _time_generation(trainer: Any, run: Run) -> None:
 
 
 def _policy(recipe: Any) -> Any:
-    from workbench.train.policy import load_policy
+    from workbench.training.policy import load_policy
 
     part = recipe.policy
     return load_policy(

@@ -27,7 +27,7 @@ def measure(rounds: int, steps: int, arms: Sequence[str] = ARMS) -> dict[str, li
     """The runs of every arm."""
     from workbench.recipe import Recipe
     from workbench.tiny.task import task
-    from workbench.train.policy import trainer_classes
+    from workbench.training.policy import trainer_classes
 
     trainer_classes()  # unsloth comes first
     grpo = {

@@ -29,7 +29,7 @@ CASES = {
 
 def arms() -> dict[str, Any]:
     """What `generate` is told in each arm, by the arm's name."""
-    from workbench.train.generation.decoding import ALL, decoder
+    from workbench.training.generation.decoding import ALL, decoder
 
     found = {THEIRS: {}, f"{THEIRS} again": {}}
     found |= {name: {"custom_generate": decoder()} for name in (OURS, f"{OURS} again")}
@@ -49,12 +49,12 @@ def measure(in_4bit: bool, prompt_tokens: int, prompts: int, longest: int, round
     import torch
 
     from workbench.tiny.task import task
-    from workbench.train.policy import adapter_in_float32, load_policy
+    from workbench.training.policy import adapter_in_float32, load_policy
 
     policy = load_policy("tiny", load_in_4bit=in_4bit, max_seq_length=512)
     from transformers import GenerationConfig  # unsloth has to come first
 
-    from workbench.train.sampling import _left_padded
+    from workbench.training.sampling import _left_padded
 
     adapter_in_float32(policy.model)
     rows = lengthened(task(train=prompts, held_out=2).rows, policy.tokenizer, prompt_tokens)

@@ -33,7 +33,7 @@ def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
     from workbench.health.summary import summaries_of
     from workbench.recipe import Recipe
     from workbench.tiny.task import task as arithmetic
-    from workbench.train.trainer import train
+    from workbench.training.trainer import train
 
     recipe = Recipe.load(Path(workbench.tiny.__file__).parent / "recipe.yaml")
     changes = {"run_name": f"healthy-{seed}", "seed": seed, "grpo": {**recipe.grpo, "max_steps": steps, **grpo}}

@@ -25,8 +25,8 @@ from measuring import Line
 CELL = """
 from workbench.recipe import Recipe
 from workbench.tiny.task import task
-from workbench.train.policy import load_policy
-from workbench.train.trainer import train
+from workbench.training.policy import load_policy
+from workbench.training.trainer import train
 from workbench.views.live import LivePlot
 
 grpo = dict(max_steps={steps}, num_generations=8, per_device_train_batch_size={batch}, max_completion_length=48,

@@ -24,7 +24,7 @@ def make(completions: int, a_step: int) -> Any:
     from workbench.run.directory import RunDirectory
     from workbench.task import Task
     from workbench.tiny.task import task as arithmetic
-    from workbench.train.recorder import Recorder
+    from workbench.training.recorder import Recorder
 
     draw = random.Random(0)
     rows = arithmetic(train=2000, held_out=2).rows

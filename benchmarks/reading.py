@@ -66,7 +66,7 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return len(group(run, last, most_telling_group(run, last)))
 
     def explained(run: Any, last: int) -> str:
-        from workbench.replay.again import explain_recorded
+        from workbench.replaying.again import explain_recorded
 
         return explain_recorded(run, last, 0).verdict
 

@@ -21,7 +21,7 @@ PART = 4096
 
 def measure(limit: int) -> dict[str, float]:
     """Seconds and peak memory of one replay, in this process."""
-    from workbench.replaying import replay_run
+    from workbench.replaying.command import replay_run
     from workbench.rewards.suite import RewardSuite
 
     score, inside = RewardSuite.score, [0.0]

@@ -57,7 +57,7 @@ def task_of(case: str, recipe: Any) -> Any:
     import dataclasses
 
     from workbench.tiny.task import task
-    from workbench.train.policy import load_tokenizer
+    from workbench.training.policy import load_tokenizer
 
     found = task()
     if length := CASES[case].get("prompt_tokens"):
@@ -74,7 +74,7 @@ def measure(
     recipe = recipe_of(case, DROPPED + steps, small)
     with measuring.empty_home():
         # Which of the two patches the libraries must come first: with the plain backend none does.
-        from workbench.train.policy import trainer_classes
+        from workbench.training.policy import trainer_classes
 
         trainer_classes(recipe.policy.backend)
         task = task_of(case, recipe)

@@ -88,7 +88,7 @@ def home(tmp_path, monkeypatch) -> Path:
 @pytest.fixture(scope="session")
 def tiny_policy():
     """The embedded policy in 4 bits. Shared: a test that trains it loads its own."""
-    from workbench.train.policy import load_policy
+    from workbench.training.policy import load_policy
 
     return load_policy("tiny")
 

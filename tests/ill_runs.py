@@ -17,7 +17,7 @@ from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.tiny.arithmetic import to_messages
 from workbench.tiny.task import task as arithmetic
-from workbench.train.trainer import train
+from workbench.training.trainer import train
 
 GRPO = {
     "max_steps": 5,
@@ -172,7 +172,7 @@ class Fresh:
     """One policy for many runs: in 32 bits, which a CPU computes fastest, and with its first adapter for each."""
 
     def __init__(self) -> None:
-        from workbench.train.policy import load_policy
+        from workbench.training.policy import load_policy
 
         self.policy = load_policy("tiny", load_in_4bit=False, dtype="float32")
         self._first = {name: value.detach().clone() for name, value in trained(self.policy)}

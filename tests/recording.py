@@ -8,7 +8,7 @@ from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
-from workbench.train.recorder import Recorder
+from workbench.training.recorder import Recorder
 
 
 def record(

@@ -30,7 +30,7 @@ from workbench.run.metrics import (
 )
 from workbench.run.requests import Mailbox
 from workbench.task import Task
-from workbench.train.recorder import Recorder
+from workbench.training.recorder import Recorder
 
 HOSTILE = "<img src=x onerror='window.hacked=1'> <script>window.hacked=1</script></pre> $x^2$ \\(y\\) \u202e"
 GENERATIONS, PROMPTS = 4, 4

@@ -13,14 +13,14 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "printable", "errors", "workspace", "recipe", "run", "task", "data", "rewards", "audit", "replay", "tiny", "tasks",
-    "memory", "health", "train", "inspection", "export", "views", "top",
+    "printable", "errors", "workspace", "recipe", "run", "task", "data", "rewards", "audit", "replaying", "tiny", "tasks",
+    "memory", "health", "training", "inspection", "exporting", "views", "top",
 ]  # fmt: skip
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
 
 
 def layer(module: str) -> str:
-    """The layer of `workbench.train.policy` is `train`; modules directly in the package are at the top."""
+    """The layer of `workbench.training.policy` is `train`; modules directly in the package are at the top."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in ORDER else "top"
 
@@ -55,7 +55,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # The script that made the embedded policy, and its parts: they need everything, and nothing needs them.
 BUILD = [PACKAGE / "tiny" / f"{stem}.py" for stem in ("build", "learning", "measuring", "vocabulary")]
 # The decoding loop, made of transformers' classes: reached when a trainer generates, from inside functions alone.
-LATE = [PACKAGE / "train" / "generation" / f"{stem}.py" for stem in ("cache", "covered", "decoding")]
+LATE = [PACKAGE / "training" / "generation" / f"{stem}.py" for stem in ("cache", "covered", "decoding")]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -66,7 +66,7 @@ def test_imports_go_one_way(path):
             continue
         other = layer(module)
         assert ORDER.index(other) <= ORDER.index(own) or own == "top", f"{path.name} ({own}) imports {module} ({other})"
-        assert {own, other} != {"inspection", "export"}, f"{path.name} ({own}) imports {module} ({other})"
+        assert {own, other} != {"inspection", "exporting"}, f"{path.name} ({own}) imports {module} ({other})"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -79,7 +79,7 @@ def test_heavy_libraries_are_imported_inside_functions(path):
     at_import = {module for module, early in imported(path) if early}
     if path not in LATE:
         assert not [module for module in at_import if module.split(".")[0] in HEAVY]
-        assert not at_import & {f"workbench.train.generation.{late.stem}" for late in LATE}
+        assert not at_import & {f"workbench.training.generation.{late.stem}" for late in LATE}
 
 
 def test_only_policy_imports_unsloth():
@@ -156,7 +156,7 @@ import sys
 from workbench.checking import check_source
 from workbench.planning import plan_run
 from workbench.recipe import Recipe
-from workbench.train.trainer import train
+from workbench.training.trainer import train
 recipe = Recipe.of({"policy": {"name": "./nosuch"}})
 for call in (lambda: plan_run(recipe), lambda: train(recipe), lambda: check_source("arithmetic", policy="nosuch")):
     try:

@@ -12,8 +12,8 @@ import pytest
 from recording import record
 
 from workbench.errors import RecipeError
-from workbench.replay.comparing import MEANING
-from workbench.replaying import read_weights
+from workbench.replaying.command import read_weights
+from workbench.replaying.comparing import MEANING
 from workbench.tiny.task import task as arithmetic
 
 EDITED = """

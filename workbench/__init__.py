@@ -1,13 +1,14 @@
-"""The GRPO workbench: five notebooks, and the small package beneath them.
+"""The GRPO workbench: see what a GRPO run will do before it costs GPU hours, watch it, and prove what it bought.
 
-The folders carry the notebooks' names, and imports go one way::
+    import workbench as wb
 
-    run <- dataset <- rewards <- tiny <- tasks <- train <- (inspection, export) <- views <- cli, notebooks
-
-Importing this package imports no library; each stage brings its own when it is used.
+is all that a notebook needs. Every name below is imported when it is first used, and importing the package itself imports
+no library. What a call returns shows itself: as a table or picture in a notebook, as text in a terminal.
 """
 
+import importlib
 import os
+import sys
 
 __version__ = "0.1.0"
 
@@ -17,3 +18,68 @@ __version__ = "0.1.0"
 # anything can have loaded it; a value that is set already is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# The face: name -> where it lives, in the order of the notebooks.
+FACE = {
+    # 01: rows become prompts
+    "open_source": "data.sources",
+    "load_rows": "data.sources",
+    "check": "data.checks",
+    "preview": "data.template",
+    "prompt_lengths": "data.lengths",
+    "split": "data.split",
+    "profile_difficulty": "training.profiling",
+    "write_dataset": "data.card",
+    # 02: rewards
+    "Task": "task",
+    "load_task": "task",
+    "rewards": "",
+    "score": "rewards.suite",
+    "advantages": "rewards.groups",
+    "audit_rewards": "audit",
+    "check_cases": "audit.regression_cases",
+    "Lab": "views.lab",
+    "exercise": "tasks.exercises",
+    # 03: training
+    "Recipe": "recipe",
+    "plan": "training.prepare",
+    "load_policy": "training.policy",
+    "sample": "training.sampling",
+    "make_trainer": "training.trainer",
+    "attach": "training.attach",
+    "train": "training.trainer",
+    "continue_run": "training.trainer",
+    "start": "training.background",
+    "RunPanel": "views.panel",
+    "examine_run": "health.diagnosis",
+    # 04: what the run did
+    "open_run": "run.directory",
+    "by_step": "inspection.reading",
+    "explain_group": "inspection.reading",
+    "replay": "replaying",
+    "evaluate": "inspection.evaluation",
+    # 05: leave with the model
+    "export": "exporting",
+    "prove": "exporting.proof",
+    "ask": "exporting.proof",
+}
+__all__ = [*FACE]
+
+
+def __getattr__(name: str) -> object:
+    if name not in FACE:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    module = importlib.import_module(f"workbench.{FACE[name] or name}")
+    value = getattr(module, name) if FACE[name] else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *FACE})
+
+
+if "IPython" in sys.modules:  # results show themselves in its cells
+    from workbench import display
+
+    display.register()

@@ -215,9 +215,9 @@ def train(
     """
     from workbench.recipe import Recipe
     from workbench.run.directory import RunDirectory
-    from workbench.train import plan
-    from workbench.train.presets import find_recipe
-    from workbench.train.trainer import train as run_training
+    from workbench.training import plan
+    from workbench.training.presets import find_recipe
+    from workbench.training.trainer import train as run_training
     from workbench.views.terminal import TerminalProgress
 
     asked = plan.overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
@@ -243,7 +243,7 @@ def continue_(
     Optimiser, schedule, random states and the order of the prompts are those of the checkpoint; on a CPU the numbers are
     those of a run that was never stopped.
     """
-    from workbench.train.trainer import continue_run
+    from workbench.training.trainer import continue_run
     from workbench.views.terminal import TerminalProgress
 
     run = _named(run, "begun" if take_over else "resting")
@@ -434,7 +434,7 @@ def probe(
     Examples: `workbench probe arithmetic --policy tiny`, `workbench probe tasks/mine/task.py --json`.
     """
     from workbench.probing import probe_task
-    from workbench.replaying import read_weights
+    from workbench.replaying.command import read_weights
     from workbench.views.probing import Report
 
     with _output_to_stderr():
@@ -479,7 +479,7 @@ def replay(
     Examples: `workbench replay latest --task tasks/mine/task.py`, `workbench replay demo --task arithmetic
     --weight length_reward=0 --out changed.parquet`.
     """
-    from workbench.replaying import read_weights, replay_run
+    from workbench.replaying.command import read_weights, replay_run
     from workbench.views.groups import replay_tables
 
     run = _named(run, "recorded")

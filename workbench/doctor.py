@@ -61,8 +61,8 @@ def _device() -> Finding:
 
 
 def _policy() -> Finding:
-    from workbench.train.policy import load_policy
-    from workbench.train.sampling import sample
+    from workbench.training.policy import load_policy
+    from workbench.training.sampling import sample
 
     policy = load_policy("tiny")
     [[completion]] = sample(policy, [[{"role": "user", "content": "What is 15 + 27?"}]], max_completion_length=8)
@@ -71,7 +71,7 @@ def _policy() -> Finding:
 
 
 def _bf16() -> Finding:
-    from workbench.train.policy import native_bf16
+    from workbench.training.policy import native_bf16
 
     native = native_bf16()
     detail = "native" if native else "not native here; float32 (CPU) or float16 (GPU) is used instead"
@@ -81,7 +81,7 @@ def _bf16() -> Finding:
 def _vllm() -> Finding:
     import torch
 
-    from workbench.train.fast_inference import PUBLISHED, missing
+    from workbench.training.fast_inference import PUBLISHED, missing
 
     brings = f"policy.fast_inference: true generates with it; {PUBLISHED}"
     why = missing(imports=True)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import DataError, PolicyError, RecipeError
 from workbench.recipe import Recipe
 from workbench.task import Task, load_task
-from workbench.train import plan
-from workbench.train.generation import expected, in_words
-from workbench.train.loading import local_model
-from workbench.train.presets import find_recipe
+from workbench.training import plan
+from workbench.training.generation import expected, in_words
+from workbench.training.loading import local_model
+from workbench.training.presets import find_recipe
 from workbench.workspace import find, shown
 
 if TYPE_CHECKING:
-    from workbench.train.stages import Stage
+    from workbench.training.stages import Stage
 
 Memory = Callable[[Recipe, dict[str, Any], int | None], Any]
 
@@ -114,9 +114,9 @@ def plan_run(
         RecipeError, TaskError, DataError, PolicyError: what would stop the training, with the remedy. A hub that cannot
             be reached is a note, and so is memory that cannot be estimated.
     """
-    from workbench.train.policy import trainer_classes
-    from workbench.train.precision import one_of, unsloths_choice
-    from workbench.train.stages import planned_stages
+    from workbench.training.policy import trainer_classes
+    from workbench.training.precision import one_of, unsloths_choice
+    from workbench.training.stages import planned_stages
 
     called, recipe, notes, named, tasked = read_source(source)
     recipe = plan.overridden(recipe, said, steps)
@@ -183,7 +183,7 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
     Returns:
         (what to call it, the recipe, lines about what a script had otherwise, whether policy.name was asked for).
     """
-    from workbench.train.plan.pasting import read_script
+    from workbench.training.plan.pasting import read_script
 
     if isinstance(source, Recipe):
         return "recipe", source, [], True, True
@@ -220,7 +220,7 @@ def _in_stages(stages: Sequence[Stage]) -> str:
 
 
 def _for_the_backend(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
-    from workbench.train.precision import choose_dtype, config_overrides
+    from workbench.training.precision import choose_dtype, config_overrides
 
     # What will be known of the policy once it is loaded, as far as its configuration says it.
     policy, here = recipe.policy, plan.Device.here()
@@ -258,7 +258,7 @@ class CardMemory:
             stages: the recipe's, planned; none: it has none, or its task is not to be had.
         """
         from workbench.memory import Trained, choose_checkpointing, idle_checkpointing
-        from workbench.train.fitting import choose_for
+        from workbench.training.fitting import choose_for
 
         room, on = self._room_gb(), settings["gradient_checkpointing"]
         if room is None:
@@ -291,7 +291,7 @@ class CardMemory:
 
     def _there(self, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
         from workbench.memory import card
-        from workbench.train.policy import trainer_classes
+        from workbench.training.policy import trainer_classes
 
         if card() is not None:
             return settings
@@ -316,7 +316,7 @@ def _prompts(
 ) -> tuple[int | None, int | None, list[str]]:
     from workbench.data.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
     from workbench.rewards.suite import RewardSuite
-    from workbench.train.policy import load_tokenizer
+    from workbench.training.policy import load_tokenizer
 
     if task is not None:
         RewardSuite(task, planned.num_generations, recipe.reward_weights)  # its names and weights; nothing is scored

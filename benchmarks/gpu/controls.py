@@ -62,14 +62,14 @@ def _recipe(setting: Setting, name: str, **grpo: Any) -> Any:
 
 
 def _policy(recipe: Any) -> Any:
-    from workbench.train.policy import load_policy
+    from workbench.training.policy import load_policy
 
     return load_policy(recipe.policy.name, load_in_4bit=recipe.policy.load_in_4bit, seed=recipe.seed)
 
 
 def _train(setting: Setting, recipe: Any, policy: Any, watchers: list[Any]) -> Any:
     from workbench.tiny.task import task
-    from workbench.train.trainer import train
+    from workbench.training.trainer import train
 
     shutil.rmtree(setting.work / "runs" / recipe.run_name, ignore_errors=True)  # of a call that was killed
     return train(recipe, policy=policy, task=task(), watchers=watchers, runs=setting.work / "runs")
@@ -147,7 +147,7 @@ def _continuing(setting: Setting, checks: Checks) -> dict[str, Any]:
     """A run that was stopped half way and goes on with a fresh policy, against one that never stopped."""
     from workbench.run.rollouts import query
     from workbench.tiny.task import task
-    from workbench.train.trainer import continue_run
+    from workbench.training.trainer import continue_run
 
     steps = setting.sizes.continued_steps
     half = steps // 2
@@ -195,11 +195,11 @@ def largest_differences(whole: list[dict[str, Any]], part: list[dict[str, Any]],
 
 def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
     """The adapter merged to 16 bits by Unsloth and by the workbench; each held against base + adapter."""
-    from workbench.export.merge import merge_16bit, sixteen_bit_base
-    from workbench.export.proof import prove
+    from workbench.exporting.merge import merge_16bit, sixteen_bit_base
+    from workbench.exporting.proof import prove
     from workbench.run.directory import RunDirectory
     from workbench.tiny.task import task
-    from workbench.train.resuming import load_adapter
+    from workbench.training.resuming import load_adapter
 
     run = RunDirectory.open(setting.work / "runs" / f"part-{setting.device}")
     policy = _policy(_recipe(setting, "part"))

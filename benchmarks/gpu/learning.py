@@ -190,13 +190,13 @@ class UntilDeadline:
 
 
 def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
-    from workbench.train.policy import load_policy, trainer_classes
+    from workbench.training.policy import load_policy, trainer_classes
 
     trainer_classes()  # unsloth before transformers
     from workbench.run.directory import RunDirectory
     from workbench.tiny.task import task as arithmetic
-    from workbench.train.resuming import load_adapter
-    from workbench.train.trainer import continue_run, train
+    from workbench.training.resuming import load_adapter
+    from workbench.training.trainer import continue_run, train
 
     sizes, recipe = setting.sizes, _recipe(setting)
     task = arithmetic(held_out=sizes.held_out)
@@ -236,7 +236,7 @@ def _state(folder: Path) -> str:
     """Of the GRPO run: "finished", "begun" (it can go on), or "" (from the start)."""
     from workbench.errors import RunError
     from workbench.run.directory import RunDirectory
-    from workbench.train.resuming import latest_point
+    from workbench.training.resuming import latest_point
 
     try:
         run = RunDirectory.open(folder)

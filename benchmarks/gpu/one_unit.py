@@ -1,4 +1,4 @@
-"""One process of the arms: train random weights for some steps a unit through `workbench.train`, and time and weigh them.
+"""One process of the arms: train random weights for some steps a unit through `workbench.training`, and time and weigh them.
 
 Everything is the same for every arm but what the arm is about. A unit's JSON is written when its first step begins, with all
 that is known then, and again after every step: one that is cut has lost its steps to come and nothing else.
@@ -82,7 +82,7 @@ def measure(setting: Setting, units: Sequence[Unit]) -> None:
     What goes wrong stands in the unit's file and is not raised. It ends the process: what is left of one that failed may
     not be sound.
     """
-    from workbench.train.policy import trainer_classes
+    from workbench.training.policy import trainer_classes
 
     policy = None
     for number, unit in enumerate(units):
@@ -131,7 +131,7 @@ def _write(setting: Setting, unit: Unit, found: dict[str, Any]) -> None:
 
 
 def _policy(setting: Setting, unit: Unit) -> Any:
-    from workbench.train.policy import load_policy
+    from workbench.training.policy import load_policy
 
     recipe = recipe_of(setting, unit, str(build(setting)), 1)
     return load_policy(
@@ -148,7 +148,7 @@ def _policy(setting: Setting, unit: Unit) -> Any:
 
 def _train(setting: Setting, unit: Unit, policy: Any, step_s: float | None, found: dict[str, Any]) -> None:
     """Train the unit's steps; into `found` goes what is known before the first step, then its rows, then the rest."""
-    from workbench.train.trainer import train
+    from workbench.training.trainer import train
 
     sizes = setting.sizes
     task = word_task(PROMPTS, sizes.prompt)
@@ -177,7 +177,7 @@ def _train(setting: Setting, unit: Unit, policy: Any, step_s: float | None, foun
 
 def _known(setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """What is known of a unit before its first step."""
-    from workbench.train.generation import expected
+    from workbench.training.generation import expected
 
     manifest = run.manifest()
     why = expected(recipe, settings, setting.cuda)
@@ -201,7 +201,7 @@ def _known(setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[
 def _predicted(setting: Setting, recipe: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """The memory estimate of the measured steps, and the two sizes in bytes that the decoding ceiling is made of."""
     from workbench.memory.footprint import kv_bytes, weight_bytes
-    from workbench.train import memory
+    from workbench.training import memory
 
     card = memory.card() if setting.cuda else None
     made = memory.estimate(

@@ -150,7 +150,7 @@ def _parts(setting, parts: Sequence[str]) -> int:
         turns = [[name] for name in PARTS if name in parts]
         run = _here
         if set(parts) & {"controls", "learning", *([] if setting.fresh else ["arms"])}:
-            from workbench.train.policy import trainer_classes
+            from workbench.training.policy import trainer_classes
 
             # Before anything imports transformers or asks the GPU for its name: Unsloth sets up both when it is imported.
             trainer_classes("unsloth")

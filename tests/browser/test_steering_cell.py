@@ -13,8 +13,8 @@ CELLS = [
     """
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.train.policy import load_policy
-from workbench.train.trainer import continue_run, train
+from workbench.training.policy import load_policy
+from workbench.training.trainer import continue_run, train
 from workbench.views.live import LivePlot
 
 task = arithmetic(64, 8)

@@ -22,8 +22,8 @@ from workbench.data.prompts import THINK_PROMPT, to_messages
 from workbench.data.sources import save_rows
 from workbench.data.template import template_card
 from workbench.errors import DataError, RecipeError
-from workbench.export.merge import merge_16bit
-from workbench.export.proof import prove
+from workbench.exporting.merge import merge_16bit
+from workbench.exporting.proof import prove
 from workbench.inspection.evaluation import evaluate
 from workbench.planning import plan_run
 from workbench.probing import probe_task
@@ -33,11 +33,11 @@ from workbench.run.requests import send
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.train import fitting, trainer
-from workbench.train.policy import load_policy, load_tokenizer, trainer_classes
-from workbench.train.profiling import profile_difficulty
-from workbench.train.stages import planned_stages
-from workbench.train.trainer import train
+from workbench.training import fitting, trainer
+from workbench.training.policy import load_policy, load_tokenizer, trainer_classes
+from workbench.training.profiling import profile_difficulty
+from workbench.training.stages import planned_stages
+from workbench.training.trainer import train
 
 
 def chat(text):

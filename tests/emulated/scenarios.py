@@ -102,7 +102,7 @@ class Asks:
 
 
 def fresh(*, load_in_4bit: bool = False) -> Any:
-    from workbench.train.policy import load_policy
+    from workbench.training.policy import load_policy
 
     return load_policy("tiny", backend=BACKEND, load_in_4bit=load_in_4bit)
 
@@ -141,7 +141,7 @@ def trained(
     """A run, and nothing seen of any before it."""
     from workbench.recipe import Recipe
     from workbench.tiny.task import task as arithmetic
-    from workbench.train.trainer import train
+    from workbench.training.trainer import train
 
     SEEN.__init__()
     asked = {
@@ -170,7 +170,7 @@ def checkpoints(run: Any) -> list[str]:
 @scenario
 def float32() -> Any:
     """A policy in float32, and the loss whose cap Unsloth chooses if nobody else does."""
-    from workbench.train.policy import load_policy
+    from workbench.training.policy import load_policy
 
     run = trained(
         "float32", load_policy("tiny", backend=BACKEND, load_in_4bit=False, dtype="float32"), loss_type="cispo"
@@ -253,7 +253,7 @@ def continuing() -> Any:
     from safetensors.torch import load_file
 
     from workbench.tiny.task import task as arithmetic
-    from workbench.train.trainer import continue_run
+    from workbench.training.trainer import continue_run
 
     settings = {"max_steps": 4, "beta": 0.01, "lr_scheduler_type": "cosine", "warmup_steps": 1}
     whole = trained("whole", untrained(), **settings)
@@ -337,7 +337,7 @@ def four_bit() -> Any:
     from bitsandbytes.functional import dequantize_4bit
     from unsloth.kernels.utils import fast_dequantize
 
-    from workbench.train.loading import linear4bit_layers
+    from workbench.training.loading import linear4bit_layers
 
     policy = fresh(load_in_4bit=True)
     layers = linear4bit_layers(policy.model)
@@ -525,7 +525,7 @@ def kernels() -> Any:
 def main(names: list[str]) -> None:
     global THEIRS
     emulated_gpu.pretend(emulated_gpu.CARDS[CARD])
-    from workbench.train.policy import trainer_classes
+    from workbench.training.policy import trainer_classes
 
     _, trainer_class = trainer_classes(BACKEND)
     emulated_gpu.after_import(BACKEND)

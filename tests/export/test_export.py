@@ -9,13 +9,13 @@ import shutil
 import pytest
 
 from workbench.errors import ExportError
-from workbench.export.adapter import copy_adapter
-from workbench.export.merge import merge_16bit, sixteen_bit_base
-from workbench.export.proof import Proof, ask, prove
+from workbench.exporting.adapter import copy_adapter
+from workbench.exporting.merge import merge_16bit, sixteen_bit_base
+from workbench.exporting.proof import Proof, ask, prove
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.train.policy import load_policy
-from workbench.train.session import save_adapter
+from workbench.training.policy import load_policy
+from workbench.training.session import save_adapter
 
 PROMPTS = [row["prompt"] for row in arithmetic(8, 8).held_out[:4]]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from workbench.export.merge import sixteen_bit_base
-from workbench.export.proof import prove
+from workbench.exporting.merge import sixteen_bit_base
+from workbench.exporting.proof import prove
 from workbench.recipe import Recipe
 from workbench.run.requests import send
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
-from workbench.train.policy import load_policy
-from workbench.train.sampling import sample
-from workbench.train.trainer import continue_run, train
+from workbench.training.policy import load_policy
+from workbench.training.sampling import sample
+from workbench.training.trainer import continue_run, train
 
 pytestmark = pytest.mark.gpu
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.gpu
 GREEDY = """
 import sys
 import torch
-from workbench.train.generation import Generation
-from workbench.train.policy import load_policy
+from workbench.training.generation import Generation
+from workbench.training.policy import load_policy
 
 policy = load_policy("tiny", backend="transformers", load_in_4bit=False, dtype="float32")
 model, tokenizer = policy.model, policy.tokenizer
@@ -47,8 +47,8 @@ TRAINS = """
 import sys
 from workbench.recipe import Recipe
 from workbench.tiny.task import task
-from workbench.train.policy import load_policy
-from workbench.train.trainer import train
+from workbench.training.policy import load_policy
+from workbench.training.trainer import train
 
 grpo = dict(max_steps=2, num_generations=8, per_device_train_batch_size=16, max_completion_length=32, learning_rate=1e-3)
 recipe = Recipe.of({"run_name": "t", "policy": {"backend": "transformers"}, "grpo": grpo})

@@ -92,7 +92,7 @@ from workbench.views.lab import Lab
 from workbench.views.panel import RunPanel
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
-from workbench.train.background import start
+from workbench.training.background import start
 
 assert ipywidgets.__version__.startswith("7.")
 recipe = Recipe.load(MODEL_DIR.parent / "recipe.yaml")

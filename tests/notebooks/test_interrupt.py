@@ -10,7 +10,7 @@ from workbench.run.directory import RunDirectory
 TRAIN = """
 from workbench.recipe import Recipe
 from workbench.tiny.task import task
-from workbench.train.trainer import train
+from workbench.training.trainer import train
 from workbench.views.live import LivePlot
 grpo = dict(max_steps=500, num_generations=4, per_device_train_batch_size=16, max_completion_length=48)
 run = train(Recipe.of({"run_name": "long", "grpo": grpo}), task=task(64, 8), watchers=[LivePlot()])

@@ -13,9 +13,9 @@ import pytest
 from recording import record
 
 from workbench.errors import RecipeError, RunError, TaskError
-from workbench.replay import recorded as module
-from workbench.replay.again import explain_recorded, replay
-from workbench.replay.comparing import DEAD, MEANING
+from workbench.replaying import recorded as module
+from workbench.replaying.again import explain_recorded, replay
+from workbench.replaying.comparing import DEAD, MEANING
 from workbench.run.rollouts import parts
 from workbench.task import Task
 

@@ -13,10 +13,10 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
-from workbench.train import precision
-from workbench.train.loading import random_kept
-from workbench.train.policy import Policy, adapter_in_float32, config_overrides, load_policy, trainer_classes
-from workbench.train.trainer import train
+from workbench.training import precision
+from workbench.training.loading import random_kept
+from workbench.training.policy import Policy, adapter_in_float32, config_overrides, load_policy, trainer_classes
+from workbench.training.trainer import train
 
 GRPO = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24, "learning_rate": 1e-3}
 
@@ -24,10 +24,10 @@ WITHOUT_UNSLOTH = """
 import sys
 from datasets import Dataset
 from workbench.tiny.task import REWARD_FUNCS, task
-from workbench.train.policy import (
+from workbench.training.policy import (
     adapter_in_float32, config_overrides, load_policy, load_tokenizer, native_bf16, trainer_classes,
 )
-from workbench.train.sampling import sample
+from workbench.training.sampling import sample
 load_tokenizer("tiny"), native_bf16()
 policy = load_policy("tiny", backend="transformers", gradient_checkpointing=True)
 Config, Trainer = trainer_classes("transformers")
@@ -164,7 +164,7 @@ def test_the_type_to_compute_in_follows_the_device(backend, gpu, native, asked, 
 @pytest.mark.parametrize("backend", ["unsloth", "transformers"])
 def test_a_policy_is_loaded_in_the_type_that_was_chosen_and_says_so(monkeypatch, backend):
     """What a GPU without bfloat16 decides, carried out here."""
-    from workbench.train import plain, policy
+    from workbench.training import plain, policy
 
     choose = precision.choose_dtype
     for module in (plain, policy):

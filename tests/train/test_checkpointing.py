@@ -11,10 +11,10 @@ from workbench.memory import Choice, Trained, choose_checkpointing, estimate, id
 from workbench.planning import memory_on, plan_run
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.train import fitting
-from workbench.train.fitting import choose_for, settle_checkpointing
-from workbench.train.plan.values import DEFAULTS
-from workbench.train.trainer import continue_run, train
+from workbench.training import fitting
+from workbench.training.fitting import choose_for, settle_checkpointing
+from workbench.training.plan.values import DEFAULTS
+from workbench.training.trainer import continue_run, train
 
 SIZES = {"max_completion_length": 512, "per_device_train_batch_size": 8, "num_generations": 8}
 
@@ -182,7 +182,7 @@ def test_a_run_is_trained_as_it_was_planned_and_goes_on_as_it_began(home, monkey
     loaded = []
     real = fitting.settle_checkpointing
     monkeypatch.setattr(
-        "workbench.train.trainer.settle_checkpointing",
+        "workbench.training.trainer.settle_checkpointing",
         lambda stages, *more: (real(stages, *more), loaded.append(stages[0].settings["gradient_checkpointing"]))[0],
     )
     assert continue_run(run, task=task, steps=1).result()["steps"] == 3

@@ -23,11 +23,11 @@ from workbench.run.requests import in_force, send
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.tiny.task import task as arithmetic
-from workbench.train import trainer
-from workbench.train.background import start
-from workbench.train.policy import load_policy
-from workbench.train.resuming import latest_point
-from workbench.train.trainer import continue_run, train
+from workbench.training import trainer
+from workbench.training.background import start
+from workbench.training.policy import load_policy
+from workbench.training.resuming import latest_point
+from workbench.training.trainer import continue_run, train
 
 GRPO = {
     "max_steps": 7,
@@ -522,7 +522,7 @@ def test_the_kernels_interrupt_and_end_are_not_the_runs(home):
     code = (
         "import os, sys\n"
         "from workbench.recipe import Recipe\n"
-        "from workbench.train.background import start\n"
+        "from workbench.training.background import start\n"
         f"started = start(Recipe.of({recipe('own', grpo={'max_steps': 500}).model_dump(mode='json')!r}))\n"
         "print(started.process.pid, flush=True)\n"
         "import time; time.sleep(600)\n"

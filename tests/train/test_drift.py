@@ -7,9 +7,9 @@ import inspect
 import pytest
 
 from workbench.run.metrics import ENTROPY, REWARD, REWARD_STD, ZERO_STD, per_function
-from workbench.train import plan
-from workbench.train.manifest import _IN_FORCE
-from workbench.train.policy import trainer_classes
+from workbench.training import plan
+from workbench.training.manifest import _IN_FORCE
+from workbench.training.policy import trainer_classes
 
 
 @pytest.fixture(scope="module")

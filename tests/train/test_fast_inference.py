@@ -17,11 +17,11 @@ from workbench.errors import PolicyError, RecipeError
 from workbench.planning import plan_run
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.train import plan
-from workbench.train import policy as policies
-from workbench.train.fast_inference import COST, NOT_INSTALLED, agree, missing, why_not
-from workbench.train.policy import load_policy, trainer_classes
-from workbench.train.trainer import train
+from workbench.training import plan
+from workbench.training import policy as policies
+from workbench.training.fast_inference import COST, NOT_INSTALLED, agree, missing, why_not
+from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.trainer import train
 
 GPU = plan.Device(cuda=True, native_bf16=True, vllm=True)
 BARE_GPU = plan.Device(cuda=True, native_bf16=True, vllm=False)

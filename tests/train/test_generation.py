@@ -24,12 +24,12 @@ from workbench.errors import RecipeError
 from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
-from workbench.train.generation import Generation, adapters, decoding, expected, hook, in_words
-from workbench.train.generation.covered import NotCovered, NotNumbers
-from workbench.train.generation.decoding import ALL, Parts, decoder
-from workbench.train.policy import load_policy, trainer_classes
-from workbench.train.sampling import sample
-from workbench.train.trainer import train
+from workbench.training.generation import Generation, adapters, decoding, expected, hook, in_words
+from workbench.training.generation.covered import NotCovered, NotNumbers
+from workbench.training.generation.decoding import ALL, Parts, decoder
+from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.sampling import sample
+from workbench.training.trainer import train
 
 GRPO = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24, "learning_rate": 1e-3}
 

@@ -13,7 +13,7 @@ from workbench.health.summary import summaries_of
 from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
-from workbench.train.trainer import train
+from workbench.training.trainer import train
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ from workbench.memory.footprint import (
 from workbench.memory.parts import GRAPHED
 from workbench.memory.shapes import from_config, shape_of
 from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe
-from workbench.train.plan.values import DEFAULTS
+from workbench.training.plan.values import DEFAULTS
 
 TINY = shape_of("tiny")
 SMALL = {
@@ -163,7 +163,7 @@ def trained():
     """What a real training step of the embedded policy leaves: the trainer, and the bytes of its gradients."""
     from transformers import TrainerCallback
 
-    from workbench.train.policy import load_policy, trainer_classes
+    from workbench.training.policy import load_policy, trainer_classes
 
     policy = load_policy("tiny", lora=LoraPart(r=8))
     config_class, trainer_class = trainer_classes()
@@ -471,7 +471,7 @@ def test_found_is_json():
 def test_no_heavy_library_is_imported():
     script = (
         "import sys\nfrom workbench.memory import *\nfrom workbench.recipe import Recipe\n"
-        "from workbench.train.plan.values import DEFAULTS\n"
+        "from workbench.training.plan.values import DEFAULTS\n"
         "print(cheapest(estimate(Recipe(policy={'name': 'Qwen/Qwen2.5-1.5B-Instruct'}), DEFAULTS, vram_gb=16.0)))\n"
         "measured_peak()\nprint(sorted(sys.modules))"
     )

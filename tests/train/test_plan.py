@@ -12,7 +12,7 @@ from workbench.errors import RecipeError
 from workbench.planning import plan_run
 from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny.task import task
-from workbench.train.plan import (
+from workbench.training.plan import (
     ALIASES,
     CHOICES,
     DEFAULTS,
@@ -34,8 +34,8 @@ from workbench.train.plan import (
     overridden,
     settings,
 )
-from workbench.train.policy import trainer_classes
-from workbench.train.trainer import train
+from workbench.training.policy import trainer_classes
+from workbench.training.trainer import train
 
 CPU = Device(cuda=False, native_bf16=False, vllm=False)
 T4 = Device(cuda=True, native_bf16=False, vllm=False)

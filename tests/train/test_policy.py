@@ -12,10 +12,10 @@ import pytest
 from workbench.errors import PolicyError, RecipeError
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
-from workbench.train.policy import _without_noise, find_model, linear4bit_layers, load_policy, load_tokenizer
-from workbench.train.sampling import sample
-from workbench.train.session import save_adapter
-from workbench.train.trainer import load_recipe_policy
+from workbench.training.policy import _without_noise, find_model, linear4bit_layers, load_policy, load_tokenizer
+from workbench.training.sampling import sample
+from workbench.training.session import save_adapter
+from workbench.training.trainer import load_recipe_policy
 
 PROMPT = [{"role": "user", "content": "What is 15 + 27?"}]
 

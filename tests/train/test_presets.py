@@ -14,11 +14,11 @@ from workbench.planning import memory_on, plan_run, read_source
 from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.train import plan
-from workbench.train.plan.device import Device
-from workbench.train.policy import load_policy, trainer_classes
-from workbench.train.presets import FOLDER, find_recipe, preset_names
-from workbench.train.trainer import train
+from workbench.training import plan
+from workbench.training.plan.device import Device
+from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.presets import FOLDER, find_recipe, preset_names
+from workbench.training.trainer import train
 
 NAMES = [
     "blog", "blog_math", "course", "course_vllm", "cpu", "gemma", "gpu_24gb", "gpu_80gb", "large_gpu", "small_gpu", "t4",

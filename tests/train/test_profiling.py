@@ -7,9 +7,9 @@ import pytest
 from workbench.data.difficulty import load_profile, row_key
 from workbench.rewards.suite import RewardSuite
 from workbench.tiny.task import task as arithmetic
-from workbench.train import profiling
-from workbench.train.profiling import profile_difficulty
-from workbench.train.sampling import sample
+from workbench.training import profiling
+from workbench.training.profiling import profile_difficulty
+from workbench.training.sampling import sample
 
 SMALL = {"num_generations": 4, "max_completion_length": 64, "batch": 4}
 

@@ -9,7 +9,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import KL
 from workbench.task import Task
-from workbench.train.recorder import Recorder
+from workbench.training.recorder import Recorder
 
 
 def a_reward(completions, **kwargs):

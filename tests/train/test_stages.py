@@ -14,9 +14,9 @@ from workbench.run.metrics import weight_of
 from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
-from workbench.train.adaptive import AdaptiveWeights
-from workbench.train.policy import load_policy
-from workbench.train.trainer import train
+from workbench.training.adaptive import AdaptiveWeights
+from workbench.training.policy import load_policy
+from workbench.training.trainer import train
 
 GRPO = {
     "num_generations": 8,

@@ -18,9 +18,9 @@ from workbench.run.requests import answer, in_force, send
 from workbench.run.rollouts import query
 from workbench.task import load_task
 from workbench.tiny.task import task as arithmetic
-from workbench.train import session
-from workbench.train.policy import load_policy
-from workbench.train.trainer import train
+from workbench.training import session
+from workbench.training.policy import load_policy
+from workbench.training.trainer import train
 
 GRPO = {
     "max_steps": 5,
@@ -92,7 +92,7 @@ def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and
         )[1]
         return trainer
 
-    monkeypatch.setattr("workbench.train.trainer.build_trainer", watched)
+    monkeypatch.setattr("workbench.training.trainer.build_trainer", watched)
     asks = Asks({1: [("weight", {"function": CORRECT, "value": 4})]})
     run = train(recipe(), policy=policy, task=arithmetic(64, 8), watchers=[asks])
     [event] = controls(run)
@@ -384,7 +384,7 @@ def test_a_reload_that_cannot_be_kept_changes_nothing(home, monkeypatch):
         return original(source, target)
 
     original = shutil.copyfile
-    monkeypatch.setattr("workbench.train.steering.shutil.copyfile", full)
+    monkeypatch.setattr("workbench.training.steering.shutil.copyfile", full)
     asked = Recipe.of({"run_name": "r", "task": str(file), "grpo": {**GRPO, "max_steps": 4}})
     run = train(asked, policy=fresh(), watchers=[edits])
     [event] = controls(run)

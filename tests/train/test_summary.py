@@ -17,8 +17,8 @@ from workbench.rewards.suite import RewardSuite, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
-from workbench.train.recorder import Recorder
-from workbench.train.trainer import train
+from workbench.training.recorder import Recorder
+from workbench.training.trainer import train
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "prompt_id": f"p{n}"} for n in range(4)]
 RIGHT = "<reasoning>\nw\n</reasoning>\n<answer>\n{}\n</answer>"
@@ -130,7 +130,7 @@ def test_a_real_run_gives_the_same_summaries_while_it_trains_and_afterwards(home
 
 @pytest.fixture
 def tiny_policy_of_its_own():
-    from workbench.train.policy import load_policy
+    from workbench.training.policy import load_policy
 
     return load_policy("tiny", load_in_4bit=False)
 

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from workbench.errors import RecipeError
-from workbench.train import tracker_guard
-from workbench.train.policy import config_overrides, load_policy, trainer_classes
-from workbench.train.trackers import planned_trackers, tracker_callbacks
+from workbench.training import tracker_guard
+from workbench.training.policy import config_overrides, load_policy, trainer_classes
+from workbench.training.trackers import planned_trackers, tracker_callbacks
 
 TRACKERS = [name for name in ("tensorboard", "trackio", "wandb") if importlib.util.find_spec(name)]
 VARIABLES = (
@@ -337,7 +337,7 @@ def test_of_several_processes_one_reports(monkeypatch, fake, tmp_path):
 
 @pytest.mark.parametrize(("key", "mode"), [("", "offline"), ("0" * 40, None)])
 def test_wandb_is_offline_unless_there_is_a_key(monkeypatch, key, mode, tmp_path):
-    from workbench.train.trackers import _environment
+    from workbench.training.trackers import _environment
 
     monkeypatch.setenv("WANDB_API_KEY", key)
     assert _environment("wandb", tmp_path / "wandb").get("WANDB_MODE") == mode

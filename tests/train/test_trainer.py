@@ -19,10 +19,10 @@ from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
-from workbench.train import trainer as training
-from workbench.train.control import ECHO_S
-from workbench.train.policy import load_policy
-from workbench.train.trainer import train
+from workbench.training import trainer as training
+from workbench.training.control import ECHO_S
+from workbench.training.policy import load_policy
+from workbench.training.trainer import train
 
 GRPO = {
     "max_steps": 2,

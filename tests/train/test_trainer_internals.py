@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-import workbench.train
+import workbench.training
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.train.policy import load_policy, trainer_classes
-from workbench.train.session import build_config, build_trainer
-from workbench.train.stages import fit, planned_stages
+from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.session import build_config, build_trainer
+from workbench.training.stages import fit, planned_stages
 
 # Under plan/ a "trainer" is a call in somebody's script.
-SOURCES = [p for p in sorted(Path(workbench.train.__file__).parent.rglob("*.py")) if p.parent.name != "plan"]
+SOURCES = [p for p in sorted(Path(workbench.training.__file__).parent.rglob("*.py")) if p.parent.name != "plan"]
 
 
 def names_used() -> set[str]:
-    """Attributes of whatever is called `trainer` in workbench/train, also those that are asked for with getattr."""
+    """Attributes of whatever is called `trainer` in workbench/training, also those that are asked for with getattr."""
     found = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -88,7 +88,7 @@ def test_on_a_gpu_it_is_unsloths_own(trainer):
 COMPILED = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from workbench.train import policy
+from workbench.training import policy
 policy._unsloth()
 from unsloth.models import rl
 rl._patch_trl_rl_trainers("grpo_trainer")  # as `import unsloth` does where there is a GPU
@@ -104,7 +104,7 @@ from workbench.planning import plan_run
 from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task
-from workbench.train.trainer import train
+from workbench.training.trainer import train
 grpo = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24,
         "loss_type": "dr_grpo", "scale_rewards": "group"}
 recipe = Recipe.of({"grpo": grpo, "policy": {"load_in_4bit": False}})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from recording import record
 
-from workbench.replay.again import replay
+from workbench.replaying.again import replay
 from workbench.rewards.groups import explain
 from workbench.task import Task
 from workbench.views.charts import advantage_bars
@@ -108,7 +108,7 @@ def test_replay_pictures(replayed):
 def test_a_long_history_is_drawn_with_a_bounded_number_of_points(replayed):
     import dataclasses
 
-    from workbench.replay.comparing import StepChange
+    from workbench.replaying.comparing import StepChange
 
     long = dataclasses.replace(replayed, steps=[StepChange(step, 2, 1, 0) for step in range(10_000)])
     assert len(replay_chart(long).axes[0].get_lines()[0].get_xdata()) <= 300

@@ -7,7 +7,7 @@ import pytest
 from workbench.memory import UNCALIBRATED, Calibration, cheapest, estimate
 from workbench.memory.parts import GB, PHASES
 from workbench.recipe import Recipe
-from workbench.train.plan.values import DEFAULTS
+from workbench.training.plan.values import DEFAULTS
 from workbench.views.figure import png
 from workbench.views.memory import changes_table, memory_bars, memory_table
 

@@ -217,7 +217,7 @@ def test_no_such_run_is_an_error(home):
 
 
 class Started:
-    """What `workbench.train.background.start` returns."""
+    """What `workbench.training.background.start` returns."""
 
     run: RunDirectory | None = None
     error = ""

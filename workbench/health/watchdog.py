@@ -10,7 +10,7 @@ from workbench.health import ALARM, WARNING, Facts, Verdict, diagnose, worsened
 from workbench.health.summary import StepSummary, summarise
 from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import ScoredBatch
-from workbench.train.stages import Stage
+from workbench.training.stages import Stage
 
 LATEST = 200  # batches and rows that are looked at
 BUDGET = 0.005  # share of the run's time that looking may take

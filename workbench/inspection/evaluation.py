@@ -16,8 +16,8 @@ import numpy as np
 from workbench.errors import DataError
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task
-from workbench.train.policy import Policy
-from workbench.train.sampling import sample
+from workbench.training.policy import Policy
+from workbench.training.sampling import sample
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def estimate(
     Parts that are not exact are not calibrated against any GPU yet, unless `calibration` is given.
 
     Args:
-        settings: what `workbench.train.plan.settings` made of the recipe (of a stage: with the stage's own over it).
+        settings: what `workbench.training.plan.settings` made of the recipe (of a stage: with the stage's own over it).
         shape: the policy's; None: read from its config.json, which may need the hub.
         longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that `max_seq_length` leaves.
         longest_completion_tokens: of the step to be compared with a measurement; None: `max_completion_length`.

@@ -22,7 +22,7 @@ from workbench.memory.footprint import (
 )
 from workbench.memory.shapes import LOCAL, ModelShape
 from workbench.recipe import Recipe
-from workbench.train import plan
+from workbench.training import plan
 
 GB = 10**9
 

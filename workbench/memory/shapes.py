@@ -342,7 +342,7 @@ def _cached(name: str) -> Path | None:
 def _download(name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
-    from workbench.train.loading import HUB_TIMEOUT_S, check_hub
+    from workbench.training.loading import HUB_TIMEOUT_S, check_hub
 
     check_hub(name)  # a download tries five times over half a minute, and writes a line each time
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.replay.comparing import DEAD, Example, Replay
+from workbench.replaying.comparing import DEAD, Example, Replay
 from workbench.rewards.groups import ExplainedGroup
 from workbench.views.curves import MAX_POINTS
 from workbench.views.figure import BLACK, BLUE, GREY, ORANGE, SERIES, new_figure

@@ -1,0 +1,50 @@
+"""Results show themselves: which view stands for which result, where IPython displays it.
+
+Stages return plain results and import no view; IPython asks here, by the type's name, when one is displayed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# Type of a result -> the function or class that makes its view. A view has `_repr_mimebundle_`, `_repr_html_` or both.
+VIEWS: dict[str, str] = {
+    "workbench.data.report.Report": "",  # as its text
+}
+
+
+def register(shell: Any = None) -> None:
+    """Tell IPython's display about the results; without a shell, the running one, if there is one."""
+    from IPython import get_ipython
+
+    shell = shell or get_ipython()
+    if shell is None:
+        return
+    for typed, view in VIEWS.items():
+        if view:
+            module, _, name = typed.rpartition(".")
+            shell.display_formatter.mimebundle_formatter.for_type_by_name(module, name, _bundle(view))
+
+
+def view_of(result: Any) -> Any:
+    """The view of a result, as a cell would show it; a result that has none is its own."""
+    kind = type(result)
+    view = VIEWS.get(f"{kind.__module__}.{kind.__qualname__}")
+    return _made(view)(result) if view else result
+
+
+def _made(view: str) -> Any:
+    module, _, name = view.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _bundle(view: str) -> Any:
+    def bundle(result: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        shown = _made(view)(result)
+        made = getattr(shown, "_repr_mimebundle_", None)
+        if made is not None:
+            return made(include=include, exclude=exclude)
+        return {"text/plain": str(shown), "text/html": shown._repr_html_()}
+
+    return bundle

@@ -1,0 +1,169 @@
+"""Where a trainer generates: the loop first, transformers' own path by name for everything that it does not cover."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from workbench.recipe import Recipe
+
+SWITCHED_OFF = "generation: trl in the recipe"
+UNSLOTH_ON_A_GPU = "on a GPU it is Unsloth's decoding, with kernels of its own"
+VLLM = "vLLM generates"
+CONTINUOUS = "transformers' continuous batching generates"
+# Of `generation_kwargs`; covered.py knows what they turn into.
+_COVERED = {
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id",
+    "pad_token_id", "bos_token_id",
+}  # fmt: skip
+
+
+def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None:
+    """Why TRL's own path will generate, as far as that can be told before a model is loaded; None: it will not."""
+    if settings.get("use_vllm"):
+        return VLLM
+    if settings.get("use_transformers_continuous_batching"):
+        return CONTINUOUS
+    if recipe.generation == "trl":
+        return SWITCHED_OFF
+    if recipe.policy.backend == "unsloth" and cuda:
+        return UNSLOTH_ON_A_GPU
+    if recipe.lora.lora_dropout:
+        return (
+            f"lora_dropout = {recipe.lora.lora_dropout:g}: each completion is sampled under a dropout mask of its own, so a "
+            "prompt cannot be read once for all of them"
+        )
+    if settings.get("cache_implementation"):
+        return f"cache_implementation = {settings['cache_implementation']!r} is not covered by the workbench's loop"
+    others = [name for name in settings.get("generation_kwargs") or {} if name not in _COVERED]
+    if others:
+        return f"generation_kwargs.{others[0]} is not covered by the workbench's loop"
+    return None
+
+
+def in_words(why_not: str | None, num_generations: int) -> str:
+    """One line for before a run."""
+    if why_not is None:
+        return (
+            f"The workbench's own loop generates: each prompt is read once for its {num_generations} completions "
+            "(`generation: trl` turns it off)"
+        )
+    return why_not if why_not in (VLLM, CONTINUOUS) else f"TRL's own path generates: {why_not}"
+
+
+@contextlib.contextmanager
+def _without_unsloths_warning(kwargs: dict[str, Any]) -> Iterator[None]:
+    # Unsloth's generate adds some to the generation_config that TRL hands over, and transformers calls that deprecated.
+    from transformers import GenerationConfig
+
+    logger = logging.getLogger("transformers.generation.utils")
+    mixed = GenerationConfig().to_dict().keys() & kwargs.keys()  # by the caller, who can act on it
+
+    def others(record: logging.LogRecord) -> bool:
+        return bool(mixed) or not record.getMessage().startswith("Passing `generation_config` together with")
+
+    logger.addFilter(others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(others)
+
+
+class Generation:
+    """While it is entered, `model.generate` runs the workbench's loop, and transformers' own where that does not cover it.
+
+    Args:
+        model: the policy's PEFT model, or a transformers model; its attribute `generate` is replaced and put back.
+        why_not: a reason to leave everything to transformers; None: none is known.
+        changed: called with the reason when transformers' path takes over, or with None when the loop is back.
+        before: the run's stage before, whose calls are counted on.
+
+    Attributes:
+        why_not: why the latest call went through transformers' path; None: the loop did it.
+        calls: how often the loop ("workbench") and transformers' path ("trl") generated.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        why_not: str | None = None,
+        changed: Callable[[str | None], None] = lambda reason: None,
+        before: Generation | None = None,
+    ) -> None:
+        self.model, self.why_not, self._changed = model, why_not, changed
+        self._always = why_not is not None
+        self.calls = before.calls if before else {"workbench": 0, "trl": 0}
+
+    def found(self) -> dict[str, Any]:
+        """For the record: who generated how often, and why not the workbench's loop.
+
+        `by` is "workbench", "trl", "both", or None where nothing went through `generate` (vLLM, for one).
+        """
+        used = [name for name, count in self.calls.items() if count]
+        by = "both" if len(used) > 1 else used[0] if used else None
+        return {"by": by, "calls": dict(self.calls), **({"why": self.why_not} if self.why_not else {})}
+
+    def __enter__(self) -> Generation:
+        self._generate = self.model.generate
+        self._had = "generate" in vars(self.model)
+        self.model.generate = self.generate
+        # Unsloth puts the context's length there, and transformers then warns at every call that max_new_tokens is in force.
+        config = self.model.generation_config
+        self._max_length, config.max_length = config.max_length, None
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.model.generation_config.max_length = self._max_length
+        if self._had:
+            self.model.generate = self._generate
+        else:
+            vars(self.model).pop("generate", None)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `model.generate`."""
+        with _without_unsloths_warning(kwargs):
+            return self._either(*args, **kwargs)
+
+    def _either(self, *args: Any, **kwargs: Any) -> Any:
+        if self._always:
+            return self._theirs(*args, **kwargs)
+        import torch
+        from transformers import GenerationConfig
+
+        from workbench.training.generation.covered import NotCovered, NotNumbers
+        from workbench.training.generation.decoding import decoder
+
+        states = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        try:
+            known = {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()}
+            other = sorted(name for name in kwargs if name not in known)
+            if args or other:
+                raise NotCovered(f"inputs other than text: {', '.join(other) or 'by position'}")
+            found = self._generate(**kwargs, custom_generate=decoder())
+        except NotCovered as error:
+            self._say(str(error))
+        except (NotNumbers, torch.OutOfMemoryError):
+            raise  # no other path would do better
+        except Exception as error:
+            # The loop is an improvement and no reason to lose a run: from here on it is left out, and said.
+            self._always = True
+            self._say(f"the workbench's loop failed and is left out from here on: {type(error).__name__}: {error}")
+        else:
+            self.calls["workbench"] += 1
+            self._say(None)
+            return found
+        torch.set_rng_state(states[0])
+        if states[1] is not None:
+            torch.cuda.set_rng_state(states[1])
+        return self._theirs(*args, **kwargs)
+
+    def _theirs(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls["trl"] += 1
+        return self._generate(*args, **kwargs)
+
+    def _say(self, reason: str | None) -> None:
+        if reason != self.why_not:
+            self.why_not = reason
+            self._changed(reason)

@@ -1,0 +1,118 @@
+"""The plain backend: transformers' AutoModelForCausalLM with PEFT's LoRA, as TRL's documentation sets it up.
+
+It is slower on a GPU than Unsloth and patches nothing, so what it computes is what the libraries' own documentation
+says, and it runs wherever they run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from workbench.recipe import LoraPart
+from workbench.training.loading import linear4bit_layers, quiet_imports, random_kept
+from workbench.training.precision import choose_dtype, native_bf16
+
+
+def version() -> str:
+    """What loads the model, with its version."""
+    with quiet_imports():
+        # Each of these imports others when it is first used, and they have much to say of one another.
+        import bitsandbytes  # noqa: F401
+        import peft  # noqa: F401
+        import transformers
+
+    return f"transformers {transformers.__version__} + PEFT"
+
+
+@random_kept()
+def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None) -> tuple[Any, Any, list[str]]:
+    """(model, tokenizer, notes) without an adapter, on this process's GPU or on the CPU."""
+    with quiet_imports():
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    chosen, notes = choose_dtype(dtype, "transformers", cuda=torch.cuda.is_available(), bf16=native_bf16())
+    model = AutoModelForCausalLM.from_pretrained(
+        source,
+        dtype=getattr(torch, chosen),
+        device_map={"": int(os.environ.get("LOCAL_RANK", 0))} if torch.cuda.is_available() else "cpu",
+        # A checkpoint that is quantised already says how; a second word on it would only draw a warning.
+        **({"quantization_config": _nf4(chosen)} if load_in_4bit and not _quantised(source) else {}),
+    )
+    tokenizer = AutoTokenizer.from_pretrained(source, model_max_length=max_seq_length)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.use_cache = False  # a training forward never reads one; `for_inference` turns it on
+    for layer in linear4bit_layers(model):
+        # bitsandbytes repacks a weight for its AVX512 kernel when a model is first evaluated on a CPU, and never back:
+        # gradients through the packed weight are wrong from then on, without a word.
+        layer.support_avx512bf16_for_cpu = False
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions and max_seq_length > positions:
+        notes.append(
+            f"WARNING: max_seq_length = {max_seq_length}, and the model was made for {positions} tokens; "
+            "this backend does not stretch it"
+        )
+    return model, tokenizer, notes
+
+
+@random_kept()
+def add_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
+    """The model with a new adapter on it; the same seed gives the same one."""
+    with quiet_imports():
+        import torch
+        from peft import LoraConfig, get_peft_model
+
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # The embeddings are frozen: without this, nothing that is recomputed would ask for a gradient.
+        model.enable_input_require_grads()
+    torch.manual_seed(seed)
+    return get_peft_model(
+        model,
+        LoraConfig(
+            task_type="CAUSAL_LM",
+            r=lora.r,
+            lora_alpha=lora.lora_alpha,
+            lora_dropout=lora.lora_dropout,
+            target_modules=list(lora.target_modules),
+            bias="none",
+        ),
+    )
+
+
+def for_inference(model: Any) -> None:
+    """Ready to generate."""
+    model.eval()
+    model.config.use_cache = True
+
+
+def for_training(model: Any) -> None:
+    """Ready to train again."""
+    model.train()
+    model.config.use_cache = False
+
+
+def _nf4(dtype: str) -> Any:
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )
+
+
+def _quantised(source: str) -> bool:
+    if Path(source).is_dir():
+        return "quantization_config" in json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
+    from transformers import AutoConfig
+
+    return getattr(AutoConfig.from_pretrained(source), "quantization_config", None) is not None

@@ -1,0 +1,392 @@
+"""Loading a policy: the only module that imports unsloth.
+
+One call for the embedded policy, a model on the hub and a local folder, on a GPU and on a CPU, through one of two
+backends: Unsloth's `FastLanguageModel`, or plain transformers with PEFT (`plain.py`). unsloth patches trl, transformers and
+peft when it is imported, so with it every module that needs one of them in a training process goes through here first;
+with the plain backend it is not imported at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from workbench.errors import PolicyError
+from workbench.recipe import LoraPart, PolicyPart
+from workbench.training import plain
+from workbench.training.fast_inference import COST, NOT_IN_FORCE, missing, why_not
+from workbench.training.loading import (
+    bars_for,
+    base_parameters,
+    check_4bit,
+    check_tokenizer_files,
+    compute_dtype,
+    find_adapter,
+    find_model,
+    linear4bit_layers,
+    load_tokenizer,
+    quiet_imports,
+    random_kept,
+)
+from workbench.training.precision import adapter_in_float32, choose_dtype, config_overrides, device_name, native_bf16
+
+__all__ = [
+    "Policy",
+    "adapter_in_float32",
+    "bars_for",
+    "config_overrides",
+    "find_model",
+    "linear4bit_layers",
+    "load_policy",
+    "load_tokenizer",
+    "native_bf16",
+    "quiet_imports",
+    "trainer_classes",
+]
+
+
+@dataclass
+class Policy:
+    """A loaded policy: the LoRA model, its tokenizer, and what was found about it."""
+
+    name: str
+    source: str  # folder or hub name that the weights came from
+    model: Any
+    tokenizer: Any
+    max_seq_length: int
+    device: str
+    backend: str  # the library that loaded it, with its version
+    precision: str  # "nf4" or a 16- or 32-bit dtype: how the frozen weights are stored
+    compute_dtype: str
+    parameters: int  # of the base model, counted unpacked
+    trainable: int
+    linear4bit: int  # layers that are bitsandbytes.nn.Linear4bit
+    load_s: float
+    gradient_checkpointing: bool = False  # as it was loaded
+    fast_inference: bool = False  # vLLM has been started with it, holds its frozen weights and generates
+    notes: list[str] = field(default_factory=list)
+    trained_in: list[str] = field(default_factory=list)  # runs that have changed this adapter, in order
+
+    def __str__(self) -> str:
+        quantised = f"NF4 in {self.linear4bit} Linear4bit layers, computing in {self.compute_dtype}"
+        stored = quantised if self.linear4bit else self.precision
+        return (
+            f"{self.name}: {_count(self.parameters)} parameters, {stored}, on {self.device} through {self.backend}; "
+            + (
+                f"LoRA trains {_count(self.trainable)} ({self.trainable / self.parameters:.1%})"
+                if self.trainable
+                else "with a trained adapter, frozen"
+            )
+            + ("; vLLM generates" if self.fast_inference else "")
+            + f"; loaded in {self.load_s:.0f} s"
+            + "".join(f"\n  note: {note}" for note in self.notes)
+        )
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any]:
+        """What every prompt is rendered with; the tokenizer carries them. A stage that begins puts its own in."""
+        return getattr(self.tokenizer, "chat_template_kwargs", {})
+
+    @property
+    def backend_name(self) -> str:
+        """The recipe's word for the backend: "unsloth" or "transformers"."""
+        return self.backend.split()[0].lower()
+
+    def found(self) -> dict[str, Any]:
+        """What the manifest records."""
+        return {
+            key: getattr(self, key)
+            for key in (
+                "name", "source", "device", "backend", "precision", "compute_dtype", "parameters", "trainable",
+                "linear4bit", "max_seq_length", "fast_inference", "notes", "trained_in",
+            )
+        }  # fmt: skip
+
+    @contextlib.contextmanager
+    def generating(self, *, base: bool = False) -> Iterator[Any]:
+        """The model ready to generate; with `base`, without its adapter. Training mode and caches are put back after."""
+        backend, model = _BACKENDS[self.backend_name], self.model
+        training, use_cache = model.training, model.config.use_cache
+        backend.for_inference(model)
+        model.config.use_cache = True
+        try:
+            with model.disable_adapter() if base else contextlib.nullcontext():
+                yield model
+        finally:
+            if training:
+                backend.for_training(model)
+            model.config.use_cache = use_cache
+
+
+def load_policy(
+    name: str | Path = "tiny",
+    *,
+    backend: str = "unsloth",
+    load_in_4bit: bool = True,
+    max_seq_length: int = 256,
+    dtype: str | None = None,
+    lora: LoraPart | None = None,
+    adapter: str | Path | None = None,
+    gradient_checkpointing: bool = False,
+    fast_inference: bool = False,
+    gpu_memory_utilization: float = PolicyPart().gpu_memory_utilization,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> Policy:
+    """Load a policy with a LoRA adapter on it, ready for `GRPOTrainer`.
+
+    Args:
+        name: "tiny" (the embedded policy), a hub name such as "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a folder.
+        backend: "unsloth", or "transformers" for plain transformers and PEFT.
+        load_in_4bit: keep the frozen weights in NF4.
+        max_seq_length: tokens of prompt and completion together.
+        dtype: compute type, "float16", "bfloat16" or "float32"; None: chosen for the device.
+        lora: shape of a new adapter; None: the default one.
+        adapter: folder of a trained adapter to put on instead of a new one (then not trainable).
+        gradient_checkpointing: recompute activations in the backward pass: less memory, slower.
+        fast_inference: start vLLM on the same frozen weights, to generate with. Where that cannot be, the policy is loaded
+            without it, and a note says why.
+        gpu_memory_utilization: vLLM's share of the GPU's free memory, from 0 to 1, the weights included.
+        chat_template_kwargs: what its template is rendered with, as in the recipe: {"enable_thinking": False}.
+        seed: initialises the adapter.
+
+    Raises:
+        PolicyError: if the name or `dtype` is unknown, the folder holds no model, the hub cannot be reached, 4-bit was asked
+            for and is not what was loaded, vLLM does not start, or the plain backend is asked for where unsloth has patched
+            the libraries.
+    """
+    _check_backend(backend)
+    loads = _BACKENDS[backend]
+    dtype = None if dtype is None else str(dtype).removeprefix("torch.")
+    if dtype not in (None, "float16", "bfloat16", "float32"):
+        raise PolicyError(
+            f"dtype {dtype!r}: unknown",
+            rule="a policy computes in float16, bfloat16 or float32",
+            remedy="choose one of them, or None: chosen for the device",
+        )
+    source = find_model(name)
+    check_tokenizer_files(source, name)
+    trained = None if adapter is None else find_adapter(adapter)
+    version = loads.version()  # imports what must come before trl, transformers and peft
+    if backend == "transformers":
+        _check_not_replaced()
+    started = time.perf_counter()
+    without = _without_vllm(backend) if fast_inference else ""
+    engine = _engine(lora or LoraPart(), gpu_memory_utilization) if fast_inference and not without else {}
+    try:
+        with bars_for(source):
+            model, tokenizer, notes = loads.load_base(
+                source, load_in_4bit=load_in_4bit, max_seq_length=max_seq_length, dtype=dtype, **engine
+            )
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        if engine:
+            raise PolicyError(
+                f"policy {str(name)!r} with fast_inference: {type(error).__name__}: {error}",
+                rule="vLLM starts when the policy is loaded, within its share of the GPU's free memory "
+                f"(gpu_memory_utilization = {gpu_memory_utilization:g})",
+                remedy="correct what it names, or set policy.fast_inference: false, which generates with the policy itself",
+            ) from error
+        raise PolicyError(
+            f"policy {str(name)!r}: {type(error).__name__}: {error}",
+            rule="a policy is a causal language model that transformers can read",
+            remedy="check the folder or the hub name; `workbench doctor` tells what works on this machine",
+        ) from error
+    tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
+    notes += check_4bit(model, name, load_in_4bit)
+    if trained is None:
+        model = loads.add_lora(model, lora or LoraPart(), gradient_checkpointing=gradient_checkpointing, seed=seed)
+    else:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, trained)
+    started_vllm = getattr(model, "vllm_engine", None) is not None
+    if fast_inference and not started_vllm:
+        without = without or "Unsloth loads this model, or on this GPU, without it, and has said why above"
+        notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
+    linear4bit = len(linear4bit_layers(model))
+    return Policy(
+        name=str(name),
+        source=source,
+        model=model,
+        tokenizer=tokenizer,
+        max_seq_length=max_seq_length,
+        device=device_name(),
+        backend=version,
+        precision="nf4" if linear4bit else str(model.dtype).removeprefix("torch."),
+        compute_dtype=compute_dtype(model),
+        parameters=base_parameters(model),
+        trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        linear4bit=linear4bit,
+        load_s=time.perf_counter() - started,
+        gradient_checkpointing=gradient_checkpointing,
+        fast_inference=started_vllm,
+        notes=notes,
+    )
+
+
+def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
+    """(GRPOConfig, GRPOTrainer) for a backend.
+
+    With "unsloth" as they are once it has been imported: TRL's own on a CPU, Unsloth's on a GPU. With "transformers"
+    always TRL's own.
+
+    Raises:
+        PolicyError: for an unknown backend, or if unsloth has put its own trainer in TRL's place in this process.
+    """
+    _check_backend(backend)
+    if backend == "unsloth":
+        _unsloth()
+    with quiet_imports():
+        from trl import GRPOConfig, GRPOTrainer
+
+    if backend == "transformers":
+        _check_not_replaced()
+    return GRPOConfig, GRPOTrainer
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in _BACKENDS:
+        near = difflib.get_close_matches(str(backend), _BACKENDS, n=1)
+        raise PolicyError(
+            f"backend {backend!r}: unknown",
+            rule="a backend is unsloth or transformers",
+            remedy=f"did you mean {near[0]!r}?" if near else "choose one of them",
+        )
+
+
+def _check_not_replaced() -> None:
+    # On a CPU unsloth leaves TRL's trainer and the models as they are, and both backends can share a process.
+    if "unsloth" not in sys.modules:
+        return
+    import trl
+
+    if not trl.GRPOTrainer.__module__.startswith("trl."):
+        raise PolicyError(
+            f"backend 'transformers': unsloth has put {trl.GRPOTrainer.__name__} in TRL's place in this process",
+            rule="the plain backend trains with TRL's own trainer, and unsloth's patches cannot be undone",
+            remedy="restart the kernel, and choose backend transformers before anything is loaded",
+        )
+
+
+def _without_vllm(backend: str) -> str:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return why_not(backend, cuda=cuda, missing=missing(imports=cuda))
+
+
+def _engine(lora: LoraPart, gpu_memory_utilization: float) -> dict[str, Any]:
+    # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
+    return {"fast_inference": True, "max_lora_rank": lora.r, "gpu_memory_utilization": gpu_memory_utilization}
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return str(number)
+
+
+# What Unsloth prints on a CPU: that it supports SFTTrainer, as if GRPO were not, and what the policy's own line says better.
+_NOISE = re.compile(
+    r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU threads\..*chunked CE"
+)
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """Keep these two lines out of what is printed meanwhile, and nothing else."""
+
+    class Sieve:
+        kept_out = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(stream, name)
+
+        def write(self, text: str) -> int:
+            its_end = self.kept_out and text == "\n"  # print writes a line and its end one after the other
+            self.kept_out = _NOISE.match(text) is not None
+            return len(text) if its_end or self.kept_out else stream.write(text)
+
+    stream, sys.stdout = sys.stdout, Sieve()
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+
+
+def _unsloth() -> Any:
+    if "unsloth" not in sys.modules:
+        # Unsloth writes generated Python into the current folder and installs system packages unless it is told not to.
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo-workbench" / "unsloth_compiled"
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
+        os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
+        os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
+        with quiet_imports(), _without_noise():
+            import unsloth
+    import unsloth
+
+    return unsloth
+
+
+def _unsloth_version() -> str:
+    unsloth = _unsloth()
+    from unsloth.device_type import DEVICE_TYPE
+
+    return f"Unsloth {unsloth.__version__}" + (" (CPU backend)" if DEVICE_TYPE == "cpu" else "")
+
+
+@random_kept()
+def _unsloth_base(
+    source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None, **engine: Any
+) -> tuple[Any, Any, list[str]]:
+    loader = _unsloth().FastLanguageModel
+    import torch
+
+    chosen, notes = choose_dtype(dtype, "unsloth", cuda=torch.cuda.is_available(), bf16=native_bf16())
+    with _without_noise():
+        model, tokenizer = loader.from_pretrained(
+            model_name=source,
+            max_seq_length=max_seq_length,
+            dtype=getattr(torch, chosen) if chosen else None,  # on a GPU it knows two of the three by their names
+            load_in_4bit=load_in_4bit,
+            **engine,
+        )
+    return model, tokenizer, notes
+
+
+@random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
+def _unsloth_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
+    return _unsloth().FastLanguageModel.get_peft_model(
+        model,
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=list(lora.target_modules),
+        bias="none",
+        use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
+        random_state=seed,
+    )
+
+
+# What a backend offers, by the recipe's word for it; plain.py is the one to read.
+_BACKENDS: dict[str, Any] = {
+    "unsloth": SimpleNamespace(
+        version=_unsloth_version,
+        load_base=_unsloth_base,
+        add_lora=_unsloth_lora,
+        for_inference=lambda model: _unsloth().FastLanguageModel.for_inference(model),
+        for_training=lambda model: _unsloth().FastLanguageModel.for_training(model),
+    ),
+    "transformers": plain,
+}

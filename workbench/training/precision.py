@@ -1,0 +1,120 @@
+"""The types that a policy computes and trains in, on the device at hand, and what the trainer has to be told of them.
+
+Unsloth sees to most of this by itself. With the plain backend nobody does: TRL's default of `bf16=True` is an error on a
+CPU and slow emulation on an old GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.training.policy import Policy
+
+
+def device_name() -> str:
+    """The GPU's name, or the CPU with its threads."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(torch.cuda.current_device())
+    return f"the CPU ({torch.get_num_threads()} threads)"
+
+
+def native_bf16() -> bool:
+    """Whether this device computes in bfloat16 by itself, without emulation."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def choose_dtype(asked: str | None, backend: str, *, cuda: bool, bf16: bool) -> tuple[str | None, list[str]]:
+    """(the type to load the policy in, a note if it is not the one that was asked for).
+
+    Where None is asked for, Unsloth chooses itself (None); the plain backend takes bfloat16 on a GPU that has it, float16 on
+    an older one (a T4), float32 on a CPU.
+
+    Args:
+        cuda: there is a GPU.
+        bf16: this device computes in bfloat16 without emulation.
+    """
+    if cuda and asked == "bfloat16" and not bf16:
+        return "float16", ["policy.dtype = 'bfloat16' becomes 'float16': this GPU only emulates bfloat16"]
+    if backend == "unsloth":
+        return asked, []
+    if cuda:
+        return asked or ("bfloat16" if bf16 else "float16"), []
+    if asked == "float16":
+        # Gradients of float16 need a scaler, and accelerate has none for a CPU: it would train in float32 unasked.
+        return "float32", ["policy.dtype = 'float16' becomes 'float32': float16 is for GPUs"]
+    return asked or "float32", []
+
+
+def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) -> dict[str, bool]:
+    """`bf16` and `fp16` as Unsloth's trainer puts them in force on a GPU: as asked where one is True, else by the type.
+
+    Args:
+        dtype: what the policy is loaded in; None: Unsloth's choice.
+        settings: what GRPOConfig is built with.
+        bf16: the GPU computes in bfloat16 without emulation.
+    """
+    asked = {name: bool(settings.get(name)) for name in ("bf16", "fp16")}
+    in_bf16 = bf16 and dtype != "float16"
+    return asked if any(asked.values()) else {"bf16": in_bf16, "fp16": not in_bf16 and dtype != "float32"}
+
+
+def one_of(backend: str, gpus: int | None = None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A line for a machine with several GPUs (None: this one); none where a launcher started a process for each of them."""
+    import torch
+
+    gpus = torch.cuda.device_count() if gpus is None else gpus
+    if gpus < 2 or "LOCAL_RANK" in environment:
+        return []
+    spread = "; Unsloth spreads over all of them a model that leaves too little room on one" * (backend == "unsloth")
+    return [
+        f"{gpus} GPUs, and a run trains on one, the first that it sees{spread}. CUDA_VISIBLE_DEVICES=1, set before torch is "
+        "imported, lets it see the second alone"
+    ]
+
+
+def config_overrides(policy: Policy, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of GRPOConfig that this policy's backend and device need, and that were not asked otherwise.
+
+    Empty with Unsloth, whose own config sees to it.
+
+    Args:
+        settings: what GRPOConfig would be built with. Nothing that is in it is changed.
+    """
+    import torch
+
+    if policy.backend_name != "transformers":
+        return {}
+    # Mixed precision in the type that the frozen weights compute in; TRL's own default is bf16 everywhere.
+    needed = {
+        "bf16": policy.compute_dtype == "bfloat16" and not settings.get("fp16"),
+        "fp16": policy.compute_dtype == "float16" and not settings.get("bf16"),
+    }
+    if not torch.cuda.is_available():
+        needed |= {"use_cpu": True, "dataloader_pin_memory": False}
+    return {name: value for name, value in needed.items() if name not in settings}
+
+
+def adapter_in_float32(model: Any) -> int:
+    """Keep what is trained in 32 bits; the number of tensors that were not. Call it once the trainer is built.
+
+    TRL turns the adapter of a 4-bit model into bfloat16. There a weight of 0.05 cannot move by less than 0.0001, so steps of
+    a usual learning rate are lost to rounding, and the gradient scaler of float16 refuses it altogether.
+    """
+    import torch
+
+    changed = [
+        parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dtype != torch.float32
+    ]
+    for parameter in changed:
+        parameter.data = parameter.data.float()
+    return len(changed)

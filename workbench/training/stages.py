@@ -1,0 +1,275 @@
+"""The stages of a run: what is trained, on which prompts, under which rewards and settings, for how many steps.
+
+A recipe without stages has one. Each stage is checked before anything is loaded, so that the third one's mistake is not
+found when the second has trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.data.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
+from workbench.data.split import fingerprint
+from workbench.errors import RecipeError, RunError
+from workbench.recipe import AdaptivePart, Recipe, StagePart
+from workbench.rewards.suite import RewardSuite
+from workbench.run.directory import RunDirectory
+from workbench.task import Row, Task, load_task
+from workbench.training import plan
+from workbench.training.adaptive import AdaptiveWeights
+from workbench.workspace import find, shown
+
+ONLY_STAGE = "1"
+# What is decided when the policy is loaded, or is counted over the whole run.
+_NOT_BY_STAGE = ("gradient_checkpointing", "use_vllm", "max_steps", "num_train_epochs", "bf16", "fp16", "report_to")
+
+
+@dataclass
+class Stage:
+    """One stage, checked: everything that its trainer is built from."""
+
+    name: str
+    number: int  # from 0
+    recipe: Recipe  # the run's, with the stage's own settings and weights in it
+    task: Task
+    rows: list[Row]
+    settings: dict[str, Any]
+    planned: plan.Batch
+    suite: RewardSuite
+    adaptive: dict[str, AdaptivePart]
+    notes: list[str]
+    source: str = ""  # the task file that a person edits; empty: none
+    offset: int = 0  # steps of the stages before
+    left_out_too_long: int = 0
+    lengths_tokens: list[int] = field(default_factory=list)  # of the prompts that are used
+
+    @property
+    def steps(self) -> int:
+        """Steps that the stage trains; -1 where that follows from epochs."""
+        return self.settings["max_steps"]
+
+
+def planned_stages(recipe: Recipe, task: Task, config_class: type, begun: RunDirectory | None = None) -> list[Stage]:
+    """The recipe's stages, in order, checked as far as can be without a policy.
+
+    Args:
+        begun: the run that goes on: its stages' tasks are those that it was begun with; None: as they are now.
+
+    Raises:
+        RecipeError, TaskError, RewardError: naming the stage, where there are several.
+    """
+    if not recipe.stages:
+        [only] = [_stage(recipe, task, config_class, ONLY_STAGE, 0, recipe.adaptive_weights)]
+        only.source = _edited(recipe.task, task)
+        return [only]
+    stages: list[Stage] = []
+    for number, part in enumerate(recipe.stages):
+        own_task = task
+        if part.task:
+            own_task = begun_task(begun, recipe, number) if begun is not None else load_task(part.task)
+        stage = _stage(
+            _for_stage(recipe, part, own_task),
+            own_task,
+            config_class,
+            part.name,
+            number,
+            {**_of(recipe.adaptive_weights, own_task), **part.adaptive_weights},
+            part.prompts,
+        )
+        stage.source = _edited(part.task or recipe.task, own_task)
+        stage.offset = stages[-1].offset + stages[-1].steps if stages else 0
+        stages.append(stage)
+    return stages
+
+
+def kept_task(number: int) -> str:
+    """Name of the copy of a stage's own task file in a run's folder `tasks`."""
+    return f"stage-{number}.py"
+
+
+def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> Task:
+    """The task that a run was begun with: the run's own copy, executed in the place of the file that it is a copy of.
+
+    Args:
+        number: of the stage whose own task it is, from 0; None: the run's.
+
+    Raises:
+        RunError: if it is another task, or has other rows.
+        TaskError: if it cannot be loaded.
+    """
+    name = recipe.task if number is None else recipe.stages[number].task
+    kept = run.path / ("task.py" if number is None else f"tasks/{kept_task(number)}")
+    found = _recorded(run, recipe, number)
+    source = Path(found.get("source", name))
+    if kept.is_file():
+        # Where the whole workspace was moved, the recipe's relative path still leads to the file.
+        task = load_task(source if source.parent.is_dir() or not find(name).is_file() else find(name), kept)
+    else:
+        task = load_task(name)
+        if found and (task.name, task.function_names) != (found["name"], list(found["functions"])):
+            raise RunError(
+                f"{run.name}: it was trained on the task object {found['name']!r}, and its recipe names {name!r}",
+                rule="a run goes on with the task that it was begun with, and a task object lies in no file",
+                remedy="hand it over in Python: continue_run(run, task=...)",
+            )
+    if found.get("rows") not in (None, fingerprint(task.rows)):
+        raise RunError(
+            f"{shown(Path(task.source).parent) if task.source else f'task {name!r}'}: its {len(task.rows)} training rows "
+            f"are not those that {run.name} was begun with",
+            rule="a run goes on with the same prompts in the same order",
+            remedy="put those rows back; or go on with these in Python: continue_run(run, task=load_task(...)); or train a "
+            "new run",
+        )
+    return task
+
+
+def _recorded(run: RunDirectory, recipe: Recipe, number: int | None) -> dict[str, Any]:
+    # The manifest's `task` is that of the first stage, which may be its own; empty: no stage was trained on the run's.
+    manifest = run.manifest()
+    if not recipe.stages:
+        return {**manifest["task"], "functions": manifest["rewards"]["functions"]}
+    if number is None:
+        number = next((place for place, part in enumerate(recipe.stages) if not part.task), None)
+    if number is None:
+        return {}
+    found = manifest["stages"][number]
+    named = {"source": found["task"], "name": found["task"], "rows": found.get("rows")}
+    return {**named, "functions": found["rewards"]["functions"]}
+
+
+def changed_since_begun(run: RunDirectory, stages: Sequence[Stage]) -> list[str]:
+    """One line for each stage whose rewards or rows are not those that the run was begun with."""
+    lines, manifest = [], run.manifest()
+    for stage in stages:
+        whole = manifest["stages"][stage.number] if "stages" in manifest else {**manifest, **manifest["task"]}
+        before = whole["rewards"]["functions"]
+        changed = [name for name, now in stage.suite.hashes.items() if before.get(name) != now]
+        if whole.get("rows") not in (None, fingerprint(stage.task.rows)):
+            changed.append("the training rows")
+        if changed:
+            lines.append(f"WARNING: not as they were when {run.name} was begun: {', '.join(changed)}")
+    return lines
+
+
+def _edited(name: str, task: Task) -> str:
+    return task.source or (str(find(name)) if Path(name).suffix == ".py" else "")
+
+
+def _of(by_function: dict[str, Any], task: Task) -> dict[str, Any]:
+    # The recipe's words are about its own task; a stage's task may lack some of those functions.
+    return {name: value for name, value in by_function.items() if name in task.function_names}
+
+
+def _for_stage(recipe: Recipe, part: StagePart, task: Task) -> Recipe:
+    for name in _NOT_BY_STAGE:
+        if name in part.grpo:
+            raise RecipeError(
+                f"stages: {part.name}.grpo.{name} = {part.grpo[name]!r}",
+                rule="a stage's length is its `steps`; precision, checkpointing, vLLM and trackers are the whole run's",
+                remedy=f"set stages: {part.name}.steps"
+                if name in ("max_steps", "num_train_epochs")
+                else f"set grpo.{name}",
+            )
+    own = {
+        name: weight
+        for name, weight in recipe.reward_weights.items()
+        if part.task is None or name in task.function_names
+    }
+    grpo = {key: value for key, value in recipe.grpo.items() if key not in ("max_steps", "num_train_epochs")}
+    return recipe.model_copy(
+        update={
+            "grpo": {**grpo, **part.grpo, "max_steps": part.steps},
+            "reward_weights": {**own, **part.reward_weights},
+            "stages": [],
+        }
+    )
+
+
+def _stage(
+    recipe: Recipe,
+    task: Task,
+    config_class: type,
+    name: str,
+    number: int,
+    adaptive: dict[str, AdaptivePart],
+    prompts: dict[str, Any] | None = None,
+) -> Stage:
+    where = f"stage {name!r}: " if name != ONLY_STAGE else ""
+    if not len(task.rows):
+        raise RecipeError(
+            f"{where}task {task.name!r}: 0 prompts", rule="training needs prompts", remedy="give the task rows"
+        )
+    recipe, settings, notes = plan.normalised(recipe, plan.field_names(config_class))
+    planned = plan.batch(settings)
+    plan.check_values(settings, plan.field_kinds(config_class))
+    plan.check_lengths(recipe, settings)
+    rows = _chosen(task.with_ids(task.rows), prompts or {}, where)
+    plan.check_prompts(len(rows), planned)
+    suite = RewardSuite(
+        task,
+        planned.num_generations,
+        recipe.reward_weights,
+        settings["scale_rewards"],
+        settings.get("multi_objective_aggregation", "sum_then_normalize"),
+        deadline_s=recipe.rewards.deadline_s,
+        on_error=recipe.rewards.on_error,
+    )
+    unknown = sorted(set(adaptive) - set(suite.names))
+    if unknown:
+        raise RecipeError(
+            f"{where}adaptive_weights: {unknown[0]!r}",
+            rule="an adaptive weight names one of the task's reward functions",
+            remedy=f"choose from {', '.join(suite.names)}",
+        )
+    AdaptiveWeights(adaptive, suite)  # says what cannot adapt
+    suite.rehearse(rows)
+    return Stage(name, number, recipe, task, rows, settings, planned, suite, adaptive, notes)
+
+
+def _chosen(rows: Sequence[Row], wanted: dict[str, Any], where: str) -> list[Row]:
+    for column, values in wanted.items():
+        if column not in rows[0]:
+            raise RecipeError(
+                f"{where}prompts: {column!r}",
+                rule=f"prompts are chosen by a column; the rows have {', '.join(map(str, rows[0]))}",
+                remedy="name one of those",
+            )
+        allowed = values if isinstance(values, list) else [values]
+        kept = [row for row in rows if row.get(column) in allowed]
+        if not kept:
+            some = sorted({str(row.get(column)) for row in rows})[:5]
+            raise RecipeError(
+                f"{where}prompts: no row has {column} = {values!r}",
+                rule="a stage needs prompts",
+                remedy=f"{column} holds, for example, {', '.join(some)}",
+            )
+        rows = kept
+    return list(rows)
+
+
+def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> None:
+    """Leave out the prompts that are longer than the recipe allows, and check the rest against the context.
+
+    The tokenizer carries the stage's `chat_template_kwargs` from here on.
+
+    Raises:
+        RecipeError, DataError: if too few are left, or prompt and completion do not fit.
+    """
+    tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
+    stage.notes += template_notes(stage.rows, tokenizer)
+    lengths = prompt_lengths_tokens(stage.rows, tokenizer)
+    longest = stage.recipe.max_prompt_length
+    if longest is not None:
+        stage.rows, longer = keep_within(stage.rows, lengths, longest)
+        stage.left_out_too_long = len(longer)
+        lengths = [length for length in lengths if length <= longest]
+        if longer:
+            stage.notes.append(
+                f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(stage.rows)} kept"
+            )
+        plan.check_prompts(len(stage.rows), stage.planned)
+    check_budget(max(lengths), stage.settings["max_completion_length"], max_seq_length, min(lengths))
+    stage.lengths_tokens = lengths
