@@ -8,10 +8,12 @@ holds it against the running trainer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from workbench.printable import printable
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
@@ -35,7 +37,24 @@ class Groups(NamedTuple):
     advantages: np.ndarray  # [P * G]
 
 
-def advantages(
+def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") -> np.ndarray:
+    """What each completion of one group learns: how much better its reward was than the group's mean, in units of its std.
+
+    A_i = (r_i - mean(r)) / (std(r) + 1e-4), as TRL computes it, with the Bessel-corrected std.
+
+    Args:
+        rewards: [G]; NaN for a completion to which no reward function applied, which learns nothing.
+        scale_rewards: "group" (or "batch", the same for one group) divides by the std, "none" by nothing.
+
+    >>> advantages([0.5, 0.9, 0.6, 0.4]).round(2).tolist()
+    [-0.46, 1.39, 0.0, -0.93]
+    >>> advantages([1.0, 1.0, 1.0, 1.0]).tolist()  # a dead group
+    [0.0, 0.0, 0.0, 0.0]
+    """
+    return batch_advantages(np.asarray(rewards, dtype=float)[:, None], [1.0], len(rewards), scale_rewards).advantages
+
+
+def batch_advantages(
     scores: np.ndarray,
     weights: Sequence[float],
     num_generations: int,
@@ -67,11 +86,6 @@ def advantages(
     return Groups(totals, means, stds, np.nan_to_num(result, nan=0.0))
 
 
-def every_scale(scores: np.ndarray, weights: Sequence[float], num_generations: int) -> dict[str, np.ndarray]:
-    """The advantages [B] under each `scale_rewards`, side by side; arguments as for `advantages`."""
-    return {scale: advantages(scores, weights, num_generations, scale).advantages for scale in SCALES}
-
-
 def contributions(
     scores: np.ndarray,
     weights: Sequence[float],
@@ -83,7 +97,7 @@ def contributions(
 
     Exact, as the advantage is linear in the functions once the spread that divides it is given. A function that does not
     apply counts as 0, as in TRL's sum, and so adds the distance of that 0 from its mean. Arguments and errors as for
-    `advantages`.
+    `batch_advantages`.
     """
     scores, weights, scale = _checked(scores, weights, num_generations, scale_rewards, aggregation)
     unscored = np.isnan(scores).all(axis=1)
@@ -220,14 +234,14 @@ def attribution(
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
 ) -> Attribution:
-    """Attribute the advantages to the functions, exactly; arguments and errors as for `advantages`.
+    """Attribute the advantages to the functions, exactly; arguments and errors as for `batch_advantages`.
 
     A function's share is the covariance of what it adds with the advantage, over the advantage's variance. It is negative
     where the function pulled against the others and lost, and another's is then above 1.
     """
     settings = (num_generations, scale_rewards, aggregation)
     parts = contributions(scores, weights, *settings)
-    dead = dead_groups(advantages(scores, weights, *settings), num_generations, aggregation)
+    dead = dead_groups(batch_advantages(scores, weights, *settings), num_generations, aggregation)
     by_group = parts.reshape(len(dead), num_generations, parts.shape[1])
     whole = by_group.sum(axis=2)
     whole = whole - whole.mean(axis=1, keepdims=True)
@@ -267,49 +281,103 @@ class ExplainedGroup:
         return f"{self.decider} decided this group: {max(self.shares):.0%} of the advantages' variance{rest}"
 
 
-def explain(
-    names: Sequence[str],
-    scores: np.ndarray,
-    weights: Sequence[float],
-    texts: Sequence[str],
-    right: Sequence[bool],
-    num_generations: int,
-    index: int = 0,
-    scale_rewards: str | bool = "group",
-    aggregation: str = "sum_then_normalize",
-) -> ExplainedGroup:
-    """Explain one group of a batch: its scores, its advantages under every scaling, and which function decided it.
+@dataclass(frozen=True, repr=False)
+class ScoredBatch:
+    """One generation batch of B = P * G completions, scored by F functions; a prompt's completions stand together.
 
-    Args:
-        names: [F].
-        scores: [B, F] of the whole batch, as "batch" divides by the std of all; NaN where a function did not apply.
-        texts: [B] completions.
-        right: [B].
-        index: which of the groups.
-        weights, num_generations, scale_rewards, aggregation: as for `advantages`.
-
-    Raises:
-        ValueError: as `advantages`.
-        IndexError: if there is no such group.
+    `totals` and `advantages` are those of `groups`. In a notebook's cell it is a table.
     """
-    scores = np.asarray(scores, dtype=np.float64)
-    groups = advantages(scores, weights, num_generations, scale_rewards, aggregation)
-    if not 0 <= index < len(scores) // num_generations:
-        raise IndexError(f"group {index} of {len(scores) // num_generations}")
-    found = attribution(scores, weights, num_generations, scale_rewards, aggregation)
-    own, decider = slice(index * num_generations, (index + 1) * num_generations), int(found.deciders[index])
-    return ExplainedGroup(
-        names=list(names),
-        weights=[float(weight) for weight in weights],
-        texts=list(texts[own]),
-        scores=scores[own],
-        totals=groups.totals[own],
-        mean=float(groups.means[own][0]),
-        std=float(groups.stds[own][0]),
-        advantages=groups.advantages[own],
-        by_scale={scale: values[own] for scale, values in every_scale(scores, weights, num_generations).items()},
-        contributions=found.contributions[own],
-        shares=found.shares[index],
-        decider=names[decider] if decider >= 0 else None,
-        dead=dead_kinds(groups, right, texts, num_generations, aggregation)[index],
-    )
+
+    names: list[str]  # [F]
+    weights: list[float]  # [F]
+    num_generations: int  # G
+    completions: list[str]  # [B]
+    scores: np.ndarray  # [B, F], NaN where a function did not apply or failed
+    groups: Groups
+    right: Sequence[bool]  # [B]
+    scale_rewards: str | bool = "group"
+    aggregation: str = "sum_then_normalize"
+    prompts: list[Any] = field(default_factory=list)  # [B]
+    completion_ids: list[list[int]] = field(default_factory=list)  # [B]
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    step: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # wall time of each function
+    errors: dict[str, dict[int, str]] = field(default_factory=dict)  # function -> index of the completion -> what it did
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        weights: Sequence[float],
+        scores: Any,
+        completions: Sequence[str],
+        right: Sequence[bool],
+        num_generations: int,
+        scale_rewards: str | bool = "group",
+        aggregation: str = "sum_then_normalize",
+        **more: Any,
+    ) -> ScoredBatch:
+        """A batch from its scores, [B, F]: the totals and advantages are computed here. Errors as for `batch_advantages`."""
+        scores, weights = np.asarray(scores, dtype=np.float64), [float(weight) for weight in weights]
+        groups = batch_advantages(scores, weights, num_generations, scale_rewards, aggregation)
+        settings = (scale_rewards, aggregation)
+        return cls(
+            list(names), weights, num_generations, list(completions), scores, groups, list(right), *settings, **more
+        )
+
+    @property
+    def totals(self) -> np.ndarray:
+        """[B] weighted sum of the functions' scores; NaN where none applied."""
+        return self.groups.totals
+
+    @property
+    def advantages(self) -> np.ndarray:
+        """[B] what each completion learns."""
+        return self.groups.advantages
+
+    @property
+    def health(self) -> GroupHealth:
+        """How many of the groups can teach, and of what kind the others are."""
+        return group_health(self.groups, self.right, self.num_generations)
+
+    def explain(self, index: int = 0) -> ExplainedGroup:
+        """One of the P groups: its scores, its advantages under every scaling, and which function decided it.
+
+        Raises:
+            IndexError: if there is no such group.
+        """
+        size = self.num_generations
+        if not 0 <= index < len(self.scores) // size:
+            raise IndexError(f"group {index} of {len(self.scores) // size}")
+        found = attribution(self.scores, self.weights, size, self.scale_rewards, self.aggregation)
+        own, decider = slice(index * size, (index + 1) * size), int(found.deciders[index])
+        scaled = {scale: batch_advantages(self.scores, self.weights, size, scale).advantages[own] for scale in SCALES}
+        groups = self.groups
+        return ExplainedGroup(
+            names=self.names,
+            weights=self.weights,
+            texts=list(self.completions[own]),
+            scores=self.scores[own],
+            totals=groups.totals[own],
+            mean=float(groups.means[own][0]),
+            std=float(groups.stds[own][0]),
+            advantages=groups.advantages[own],
+            by_scale=scaled,
+            contributions=found.contributions[own],
+            shares=found.shares[index],
+            decider=self.names[decider] if decider >= 0 else None,
+            dead=dead_kinds(groups, self.right, self.completions, size, self.aggregation)[index],
+        )
+
+    def __str__(self) -> str:
+        header = [*self.names, "total", "advantage"]
+        lines = ["  ".join([*header, "completion"])]
+        for text, scores, total, advantage in zip(
+            self.completions, self.scores, self.totals, self.advantages, strict=True
+        ):
+            values = ["-" if value != value else f"{value:.3g}" for value in (*scores, total, advantage)]
+            cells = [value.rjust(len(name)) for value, name in zip(values, header, strict=True)]
+            lines.append("  ".join([*cells, printable(repr(text if len(text) <= 60 else text[:59] + "…"))]))
+        return "\n".join(lines)
+
+    __repr__ = __str__

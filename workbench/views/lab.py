@@ -26,7 +26,7 @@ from workbench.audit.probes import probes_by
 from workbench.audit.prompt_format import asked_format
 from workbench.audit.reference_completion import Writer
 from workbench.errors import RecipeError, TaskError, WorkbenchError
-from workbench.rewards.groups import ExplainedGroup, explain
+from workbench.rewards.groups import ExplainedGroup, ScoredBatch
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.views.groups import group_tables
@@ -143,10 +143,10 @@ class Bench:
         for name, each in scored.items():
             for index, what in each.errors.items():
                 problems.setdefault(index, []).append(f"{name} {what}")
-        found = explain(
-            self.suite.names, scores, self.suite.weights, texts, right, len(texts), scale_rewards=self.scale_rewards
+        found = ScoredBatch.of(
+            self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards
         )
-        return found, problems
+        return found.explain(), problems
 
     def matched(self, row: Row, text: str, function: str | None = None) -> set[tuple[int, int]]:
         """(start, end) of what the functions (or one) took out of a completion."""
