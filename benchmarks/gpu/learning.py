@@ -65,8 +65,8 @@ def teach(setting: Setting) -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from workbench.tiny.build import save
-    from workbench.tiny.vocabulary import CONTEXT_TOKENS, to_tokenizer, train_sentencepiece, vocabulary_text
+    from tools.tiny.build import save
+    from tools.tiny.vocabulary import CONTEXT_TOKENS, to_tokenizer, train_sentencepiece, vocabulary_text
 
     sizes, started = setting.sizes, time.monotonic()
     pieces = train_sentencepiece(vocabulary_text())
@@ -112,7 +112,7 @@ def _taught(setting: Setting, model: Any, tokenizer: Any) -> list[float]:
     import torch
     from torch.nn.utils import parametrize
 
-    from workbench.tiny.learning import (
+    from tools.tiny.learning import (
         NF4_FROM,
         SKILL_SHARE,
         completion_loss,
