@@ -33,7 +33,9 @@ def imports_of(code: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
-            found += [f"{alias.name} as {alias.asname}" for alias in node.names if alias.name.split(".")[0] == "workbench"]
+            found += [
+                f"{alias.name} as {alias.asname}" for alias in node.names if alias.name.split(".")[0] == "workbench"
+            ]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "workbench":
             found.append(node.module)
     return found
@@ -75,5 +77,7 @@ def test_each_name_has_a_docstring_with_an_example(name):
 
 def test_importing_the_face_imports_no_library():
     script = "import sys, workbench; print(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
-    out = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    out = subprocess.run(
+        [sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
     assert ast.literal_eval(out) in (["workbench"], ["__main__", "workbench"])
