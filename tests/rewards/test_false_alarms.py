@@ -71,9 +71,7 @@ def test_where_the_answer_stands_nowhere_no_cheat_differs_by_it_alone(task):
     found = audit_rewards(task)
     assert found.ok, found.findings
     assert not said(found, "right_by")
-    assert not {"a wrong answer", "refusal in the format", "a list of numbers"} & {
-        each.name for each in found.probes
-    }
+    assert not {"a wrong answer", "refusal in the format", "a list of numbers"} & {each.name for each in found.probes}
     assert "refusal" in {each.name for each in found.probes}
 
 
@@ -107,7 +105,9 @@ def test_a_line_break_that_the_prompt_does_not_show_is_a_warning():
 
 
 def test_where_the_prompt_shows_its_line_breaks_the_same_pattern_is_an_error():
-    found = audit_rewards(Task("t", rows("Respond as <think>why</think><answer>what</answer>", "42"), [break_between_reward]))
+    found = audit_rewards(
+        Task("t", rows("Respond as <think>why</think><answer>what</answer>", "42"), [break_between_reward])
+    )
     assert not found.ok
     assert not said(found, "layout")
 

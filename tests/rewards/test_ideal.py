@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from workbench.audit.prompt_format import parse_format
-from workbench.audit.reference_completion import CompletionBuilder, answer_of, reference_completions, reasoning_for, wrong_answer
+from workbench.audit.reference_completion import (
+    CompletionBuilder,
+    answer_of,
+    reasoning_for,
+    reference_completions,
+    wrong_answer,
+)
 from workbench.data.prompts import SYSTEM_PROMPTS, to_messages
 from workbench.errors import TaskError
 from workbench.tasks import countdown, csv_qa, structured
@@ -182,7 +188,10 @@ def test_wrong_answers_are_of_the_same_kind_and_wrong(answer, others, wrong, wro
 
 def test_what_the_prompt_has_opened_is_not_opened_again():
     asking = "Think in <think> </think>, then answer in <answer> </answer>.\nAssistant: <think>"
-    assert CompletionBuilder({"prompt": asking, "answer": "42"}).honest == "Step by step:\n41 + 1 = 42</think><answer>42</answer>"
+    assert (
+        CompletionBuilder({"prompt": asking, "answer": "42"}).honest
+        == "Step by step:\n41 + 1 = 42</think><answer>42</answer>"
+    )
 
 
 def test_tags_that_are_named_in_words_are_thought_first():
@@ -194,7 +203,9 @@ def test_tags_that_are_named_in_words_are_thought_first():
 
 
 def test_tags_may_be_of_any_script():
-    assert CompletionBuilder({"prompt": "<思考>…</思考><答案>…</答案>", "answer": "42"}).honest.endswith("<答案>42</答案>")
+    assert CompletionBuilder({"prompt": "<思考>…</思考><答案>…</答案>", "answer": "42"}).honest.endswith(
+        "<答案>42</答案>"
+    )
 
 
 def test_an_ideal_that_fails_is_named():

@@ -21,8 +21,8 @@ from workbench.audit.findings import (
     SPELLING,
     WRONG,
     Finding,
-    ScoreTable,
     ProbeResult,
+    ScoreTable,
     Text,
     hackable,
     leaderboard,
@@ -294,7 +294,8 @@ class _Examiner:
     def _best_guess(self, sheet: ScoreTable) -> ScoreTable:
         # Where no format is asked for, the way of answering that is paid best stands for the honest one.
         totals = {
-            ideal.name: mean_of_known(sheet.totals[sheet.at(HONEST, ideal.name)]) for ideal in self.writers[0].reference_completions()
+            ideal.name: mean_of_known(sheet.totals[sheet.at(HONEST, ideal.name)])
+            for ideal in self.writers[0].reference_completions()
         }
         best = max(totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED))
         names = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}

@@ -92,7 +92,9 @@ class ScoreTable:
         return self.scores[:, self.names.index(function)]
 
 
-def paying(sheet: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool) -> list[Finding]:
+def paying(
+    sheet: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool
+) -> list[Finding]:
     """Whether an honest completion earns what the function has to give.
 
     Args:
@@ -175,7 +177,9 @@ def paying(sheet: ScoreTable, function: str, unreached: Callable[[str], Sequence
     return found
 
 
-def _target(sheet: ScoreTable, scores: np.ndarray, row: int, stated: float | None, lowest: float, varies: bool) -> float:
+def _target(
+    sheet: ScoreTable, scores: np.ndarray, row: int, stated: float | None, lowest: float, varies: bool
+) -> float:
     if stated is not None:
         return stated - _CLOSE
     if varies:

@@ -130,7 +130,10 @@ class CompletionBuilder:
         """Honest completions: the first as its prompt asks, the others with differences that no reader would mind."""
         answer, one = self.answer, self.reasoning(lines=1)
         if self._ideal is not None:
-            return [ReferenceCompletion(AS_ASKED, self.honest), ReferenceCompletion("with a newline at the end", self.honest + "\n")]
+            return [
+                ReferenceCompletion(AS_ASKED, self.honest),
+                ReferenceCompletion("with a newline at the end", self.honest + "\n"),
+            ]
         if self.free:
             return [
                 ReferenceCompletion(AS_ASKED, self.honest),
@@ -138,7 +141,10 @@ class CompletionBuilder:
                 ReferenceCompletion("in a sentence", f"It is {answer}"),
                 ReferenceCompletion("after 'Answer:'", f"{one}\nAnswer: {answer}"),
             ]
-        found = [ReferenceCompletion(AS_ASKED, self.honest), ReferenceCompletion("with a newline at the end", self.honest + "\n")]
+        found = [
+            ReferenceCompletion(AS_ASKED, self.honest),
+            ReferenceCompletion("with a newline at the end", self.honest + "\n"),
+        ]
         if not self.asked.json:
             one_line = self.write(one, answer)
             found += [ReferenceCompletion("with its reasoning on one line", one_line)]
@@ -240,6 +246,8 @@ def _other(value: Any) -> Any:
     return value + 1 if isinstance(value, (int, float)) else "something else"
 
 
-def reference_completions(row: Row, answer_column: str = "answer", ideal: Callable[[Row], str] | None = None) -> list[ReferenceCompletion]:
+def reference_completions(
+    row: Row, answer_column: str = "answer", ideal: Callable[[Row], str] | None = None
+) -> list[ReferenceCompletion]:
     """Honest completions of a row; arguments and errors as for `CompletionBuilder`."""
     return CompletionBuilder(row, answer_column, ideal).reference_completions()

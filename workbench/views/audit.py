@@ -70,9 +70,7 @@ def functions_table(found: RewardAudit) -> Table:
 
 def cheats_table(found: RewardAudit, most: int = MOST_CHEATS) -> Table:
     """The cheats, best paid first."""
-    names = [
-        function.name for function in found.functions if found.probes and function.name in found.probes[0].scores
-    ]
+    names = [function.name for function in found.functions if found.probes and function.name in found.probes[0].scores]
     whole = "100%" if any(cheat.share is not None for cheat in found.probes) else "-"
     rows = [["(an honest answer)", found.honest_total, whole, *_honest(found, names), Verbatim(_short(found.honest))]]
     for cheat in found.probes[:most]:

@@ -29,9 +29,9 @@ from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.rewards.groups import ExplainedGroup, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
+from workbench.views.audit import Report
 from workbench.views.groups import group_tables
 from workbench.views.highlight import highlighted
-from workbench.views.audit import Report
 from workbench.views.tables import PRE, Table, plain, short_name
 from workbench.views.widgets import WIDGETS, view_of
 from workbench.workspace import shown
