@@ -435,7 +435,7 @@ def probe(
     """
     from workbench.probing import probe_task
     from workbench.replaying.command import read_weights
-    from workbench.views.probing import Report
+    from workbench.views.audit import Report
 
     with _output_to_stderr():
         found = probe_task(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.audit.examination import examine
+from workbench.audit.examination import audit_rewards
 from workbench.audit.regression_cases import assert_cases
 from workbench.data.prompts import (
     EXAMPLES,
@@ -20,7 +20,7 @@ from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
 from workbench.task import EMBEDDED, Task, load_task
 from workbench.tasks import countdown, csv_qa, gsm8k
-from workbench.tasks.judging import advice, judge_for
+from workbench.tasks.grading import advice, grader_for
 from workbench.tiny import arithmetic
 
 TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
@@ -84,7 +84,7 @@ def test_a_csv_of_ones_own_becomes_a_task(home):
 
 def judged(row, text):
     columns = {key: [value] for key, value in row.items() if key != "prompt"}
-    return judge_for(row)(prompts=[row["prompt"]], completions=[text], **columns)[0] > 0
+    return grader_for(row)(prompts=[row["prompt"]], completions=[text], **columns)[0] > 0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_countdown_and_json_rows_are_judged_by_their_own_functions():
 
 def test_rows_without_answers_cannot_be_judged():
     with pytest.raises(DataError, match="the rows have no answer"):
-        judge_for({"prompt": "q"})
+        grader_for({"prompt": "q"})
     assert "no answer" in advice({"prompt": "q"})
 
 
@@ -165,4 +165,4 @@ def test_the_golden_cases_of_a_task_that_ships_hold(name):
 def test_gsm8k_passes_its_own_examination(hub_folder):
     task = gsm8k.task(hub_folder, held_out=10)
     assert_cases(task)
-    assert examine(task).ok
+    assert audit_rewards(task).ok
