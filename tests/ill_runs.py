@@ -13,7 +13,7 @@ from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.library import correctness_reward, lenient_correctness_reward, strict_format_reward
 from workbench.rewards.stated import pays
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 from workbench.training.trainer import train
@@ -211,5 +211,5 @@ def run_ill(ill: IllRun, policy: Any, name: str = "ill") -> tuple[RunDirectory, 
     try:
         train(recipe, policy=policy, task=task, watchers=[Poison(policy, ill.poison_after)])
     except RuntimeError:
-        return RunDirectory.open(name), task
+        return open_run(name), task
     raise AssertionError("the poison did not work")
