@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from workbench.rewards.groups import (
-    ScoredBatch,
     advantages,
     batch_advantages,
     attribution,
+    batch_of,
     contributions,
     dead_groups,
     dead_kinds,
+    explain,
     group_health,
 )
 
@@ -177,15 +178,15 @@ def test_equal_totals_can_hide_unequal_advantages_where_functions_are_normalised
 def test_explain_says_who_decided():
     names = ["right_reward", "length_reward"]
     scores = np.array([[1, 0], [1, 0], [1, 0.5], [1, 0.0]])
-    batch = ScoredBatch.of(names, [2.0, 1.0], scores, list("abcd"), [True] * 4, 2)
-    found = batch.explain(1)
+    batch = batch_of(names, [2.0, 1.0], scores, list("abcd"), [True] * 4, 2)
+    found = explain(batch, 1)
     assert (found.decider, found.dead) == ("length_reward", None)
     assert found.verdict == "length_reward decided this group: 100% of the advantages' variance"
     assert found.totals.tolist() == [2.5, 2.0]
     assert found.contributions.sum(axis=1) == pytest.approx(found.advantages)
     assert list(found.by_scale) == ["group", "batch", "none"]
     assert found.by_scale["batch"][0] == pytest.approx(0.25 / (0.25 + 1e-4))
-    dead = batch.explain()
+    dead = explain(batch)
     assert dead.verdict == "dead (all right): nothing is learnt from this group"
     with pytest.raises(IndexError):
-        batch.explain(2)
+        explain(batch, 2)

@@ -11,9 +11,11 @@ from recording import record
 from workbench.health import examine_run
 from workbench.health.summary import MOST_GROUPS, StepSummary, stage_in, summaries_of, summarise
 from workbench.recipe import Recipe
-from workbench.rewards.groups import DEAD_KINDS, ScoredBatch
+from workbench.rewards import groups
+from workbench.rewards.groups import DEAD_KINDS
 from workbench.rewards.library import correctness_reward, strict_format_reward
 from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
@@ -164,7 +166,7 @@ def test_of_a_run_with_stages_each_has_its_own_settings():
 
 def scored_batch(suite: RewardSuite, count: int) -> ScoredBatch:
     scores = np.random.default_rng(0).integers(0, 3, (count, len(suite.names))).astype(float)
-    return ScoredBatch.of(
+    return groups.batch_of(
         suite.names,
         suite.weights,
         scores,

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.errors import RunError
-from workbench.rewards.groups import DEAD_KINDS, IDENTICAL, Groups, ScoredBatch, contributions, dead_kinds
+from workbench.rewards.groups import DEAD_KINDS, IDENTICAL, Groups, contributions, dead_kinds
 from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import group_starts, parts, whole_groups
 

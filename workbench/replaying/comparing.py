@@ -19,8 +19,7 @@ from workbench.rewards.groups import (
     dead_kinds,
 )
 from workbench.rewards.suite import RewardSuite
-from workbench.run.directory import strict
-from workbench.workspace import shown
+from workbench.workspace import shown, to_json
 
 if TYPE_CHECKING:
     pass
@@ -127,7 +126,7 @@ class Replay:
 
     def found(self) -> dict[str, Any]:
         """For `--json`."""
-        return strict(
+        return to_json(
             {
                 "meaning": MEANING,
                 "run": self.run,

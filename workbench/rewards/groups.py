@@ -8,12 +8,12 @@ holds it against the running trainer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.printable import printable
+from workbench.run.batch import Groups, ScoredBatch
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
@@ -26,15 +26,6 @@ IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED = DEAD_KINDS = (
     "same score",
     "not scored",
 )
-
-
-class Groups(NamedTuple):
-    """Totals and advantages of B = P * G completions, prompts in order, the completions of a prompt together."""
-
-    totals: np.ndarray  # [P * G] weighted sum of the functions; NaN where no function applied
-    means: np.ndarray  # [P * G] mean of the completion's group
-    stds: np.ndarray  # [P * G] std of the completion's group (Bessel-corrected)
-    advantages: np.ndarray  # [P * G]
 
 
 def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") -> np.ndarray:
@@ -281,103 +272,58 @@ class ExplainedGroup:
         return f"{self.decider} decided this group: {max(self.shares):.0%} of the advantages' variance{rest}"
 
 
-@dataclass(frozen=True, repr=False)
-class ScoredBatch:
-    """One generation batch of B = P * G completions, scored by F functions; a prompt's completions stand together.
+def batch_of(
+    names: Sequence[str],
+    weights: Sequence[float],
+    scores: Any,
+    completions: Sequence[str],
+    right: Sequence[bool],
+    num_generations: int,
+    scale_rewards: str | bool = "group",
+    aggregation: str = "sum_then_normalize",
+    **more: Any,
+) -> ScoredBatch:
+    """A batch from its scores, [B, F], with its totals and advantages; `more` as for `ScoredBatch`. Errors as `batch_advantages`."""
+    scores = np.asarray(scores, dtype=np.float64)
+    given = {"step": 0, "prompts": [""] * len(scores), "columns": {}, "lengths": np.zeros(len(scores), int), **more}
+    return ScoredBatch(
+        names=list(names),
+        weights=[float(weight) for weight in weights],
+        num_generations=num_generations,
+        completions=list(completions),
+        scores=scores,
+        groups=batch_advantages(scores, weights, num_generations, scale_rewards, aggregation),
+        right=np.asarray(right, dtype=bool),
+        scale_rewards=scale_rewards,
+        aggregation=aggregation,
+        **given,
+    )
 
-    `totals` and `advantages` are those of `groups`. In a notebook's cell it is a table.
+
+def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
+    """One of a batch's groups: its scores, its advantages under every scaling, and which function decided it.
+
+    Raises:
+        IndexError: if there is no such group.
     """
-
-    names: list[str]  # [F]
-    weights: list[float]  # [F]
-    num_generations: int  # G
-    completions: list[str]  # [B]
-    scores: np.ndarray  # [B, F], NaN where a function did not apply or failed
-    groups: Groups
-    right: Sequence[bool]  # [B]
-    scale_rewards: str | bool = "group"
-    aggregation: str = "sum_then_normalize"
-    prompts: list[Any] = field(default_factory=list)  # [B]
-    completion_ids: list[list[int]] = field(default_factory=list)  # [B]
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-    step: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)  # wall time of each function
-    errors: dict[str, dict[int, str]] = field(default_factory=dict)  # function -> index of the completion -> what it did
-
-    @classmethod
-    def of(
-        cls,
-        names: Sequence[str],
-        weights: Sequence[float],
-        scores: Any,
-        completions: Sequence[str],
-        right: Sequence[bool],
-        num_generations: int,
-        scale_rewards: str | bool = "group",
-        aggregation: str = "sum_then_normalize",
-        **more: Any,
-    ) -> ScoredBatch:
-        """A batch from its scores, [B, F]: the totals and advantages are computed here. Errors as for `batch_advantages`."""
-        scores, weights = np.asarray(scores, dtype=np.float64), [float(weight) for weight in weights]
-        groups = batch_advantages(scores, weights, num_generations, scale_rewards, aggregation)
-        settings = (scale_rewards, aggregation)
-        return cls(
-            list(names), weights, num_generations, list(completions), scores, groups, list(right), *settings, **more
-        )
-
-    @property
-    def totals(self) -> np.ndarray:
-        """[B] weighted sum of the functions' scores; NaN where none applied."""
-        return self.groups.totals
-
-    @property
-    def advantages(self) -> np.ndarray:
-        """[B] what each completion learns."""
-        return self.groups.advantages
-
-    @property
-    def health(self) -> GroupHealth:
-        """How many of the groups can teach, and of what kind the others are."""
-        return group_health(self.groups, self.right, self.num_generations)
-
-    def explain(self, index: int = 0) -> ExplainedGroup:
-        """One of the P groups: its scores, its advantages under every scaling, and which function decided it.
-
-        Raises:
-            IndexError: if there is no such group.
-        """
-        size = self.num_generations
-        if not 0 <= index < len(self.scores) // size:
-            raise IndexError(f"group {index} of {len(self.scores) // size}")
-        found = attribution(self.scores, self.weights, size, self.scale_rewards, self.aggregation)
-        own, decider = slice(index * size, (index + 1) * size), int(found.deciders[index])
-        scaled = {scale: batch_advantages(self.scores, self.weights, size, scale).advantages[own] for scale in SCALES}
-        groups = self.groups
-        return ExplainedGroup(
-            names=self.names,
-            weights=self.weights,
-            texts=list(self.completions[own]),
-            scores=self.scores[own],
-            totals=groups.totals[own],
-            mean=float(groups.means[own][0]),
-            std=float(groups.stds[own][0]),
-            advantages=groups.advantages[own],
-            by_scale=scaled,
-            contributions=found.contributions[own],
-            shares=found.shares[index],
-            decider=self.names[decider] if decider >= 0 else None,
-            dead=dead_kinds(groups, self.right, self.completions, size, self.aggregation)[index],
-        )
-
-    def __str__(self) -> str:
-        header = [*self.names, "total", "advantage"]
-        lines = ["  ".join([*header, "completion"])]
-        for text, scores, total, advantage in zip(
-            self.completions, self.scores, self.totals, self.advantages, strict=True
-        ):
-            values = ["-" if value != value else f"{value:.3g}" for value in (*scores, total, advantage)]
-            cells = [value.rjust(len(name)) for value, name in zip(values, header, strict=True)]
-            lines.append("  ".join([*cells, printable(repr(text if len(text) <= 60 else text[:59] + "…"))]))
-        return "\n".join(lines)
-
-    __repr__ = __str__
+    size, groups = batch.num_generations, batch.groups
+    if not 0 <= index < batch.group_count:
+        raise IndexError(f"group {index} of {batch.group_count}")
+    found = attribution(batch.scores, batch.weights, size, batch.scale_rewards, batch.aggregation)
+    own, decider = slice(index * size, (index + 1) * size), int(found.deciders[index])
+    scaled = {scale: batch_advantages(batch.scores, batch.weights, size, scale).advantages[own] for scale in SCALES}
+    return ExplainedGroup(
+        names=batch.names,
+        weights=batch.weights,
+        texts=list(batch.completions[own]),
+        scores=batch.scores[own],
+        totals=groups.totals[own],
+        mean=float(groups.means[own][0]),
+        std=float(groups.stds[own][0]),
+        advantages=groups.advantages[own],
+        by_scale=scaled,
+        contributions=found.contributions[own],
+        shares=found.shares[index],
+        decider=batch.names[decider] if decider >= 0 else None,
+        dead=dead_kinds(groups, batch.right, batch.completions, size, batch.aggregation)[index],
+    )

@@ -31,11 +31,12 @@ from workbench.rewards.calls import (
     quote,
     score_batch,
 )
-from workbench.rewards.groups import Groups, ScoredBatch, batch_advantages
+from workbench.rewards.groups import Groups, batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
 from workbench.rewards.shapes import Reading, is_chat, positional_reward, reading, responses_parameter, shaped
 from workbench.rewards.tracing import Trace
+from workbench.run.batch import ScoredBatch
 from workbench.task import Row, Task, load_task
 
 POLICIES = ("stop", "skip")
@@ -203,28 +204,31 @@ class RewardSuite:
                 self.on_batch(batch)
         return scored.scores
 
-    def _join(self, call: Call, scored: dict[str, Scored], seconds: dict[str, float]) -> ScoredBatch:
-        scores = np.array([scored[name].scores for name in self.names], dtype=np.float64).T
-        groups = batch_advantages(scores, self.weights, self.num_generations, self.scale_rewards, self.aggregation)
-        self._check_in_32_bits(scores, groups, call)
-        state = call.get("trainer_state")
-        return ScoredBatch(
-            names=self.names,
-            weights=list(self.weights),
-            num_generations=self.num_generations,
-            scale_rewards=self.scale_rewards,
-            aggregation=self.aggregation,
-            prompts=list(call["prompts"]),
-            completions=[completion_text(completion) for completion in call["completions"]],
-            completion_ids=call.get("completion_ids") or [[] for _ in call["completions"]],
-            columns={key: value for key, value in call.items() if key not in FROM_TRL},
-            scores=scores,
-            groups=groups,
-            right=[score > 0 for score in scored[self.task.right_function].scores],
+    def _join(
+        self, call: Call, scored: dict[str, Scored], seconds: dict[str, float], num_generations: int | None = None
+    ) -> ScoredBatch:
+        state, ids = call.get("trainer_state"), call.get("completion_ids") or [[] for _ in call["completions"]]
+        batch = batch_of(
+            self.names,
+            self.weights,
+            np.array([scored[name].scores for name in self.names], dtype=np.float64).T,
+            [completion_text(completion) for completion in call["completions"]],
+            np.array(scored[self.task.right_function].scores) > 0,
+            num_generations or self.num_generations,
+            self.scale_rewards,
+            self.aggregation,
             step=state.global_step + 1 if state is not None else 0,
+            prompts=list(call["prompts"]),
+            completion_ids=ids,
+            lengths=np.array([len(tokens) for tokens in ids]),
+            columns={key: value for key, value in call.items() if key not in FROM_TRL},
+            format_by=self.task.format_by,
+            reward_hash=self.hash,
             seconds=seconds,
             errors={name: own.errors for name, own in scored.items() if own.errors},
         )
+        self._check_in_32_bits(batch.scores, batch.groups, call)
+        return batch
 
     def _check_in_32_bits(self, scores: np.ndarray, groups: Groups, call: Call) -> None:
         size = np.nan_to_num(np.abs(scores)) * np.maximum(np.abs(self.weights), 1.0)  # [B, F]
@@ -264,11 +268,16 @@ class RewardSuite:
         rows: Sequence[Row],
         completions: Sequence[str],
         completion_ids: Sequence[list[int]] | None = None,
+        num_generations: int | None = None,
         quiet: bool = False,
     ) -> ScoredBatch:
-        """`score` as the batch that a step would learn from: with totals and advantages. B is a multiple of G."""
+        """`score` as the batch that a step would learn from: with totals and advantages.
+
+        Args:
+            num_generations: G, of which B is a multiple; None: the suite's.
+        """
         call = _call(rows, completions, completion_ids)
-        return self._join(call, {name: self._score(name, call, quiet) for name in self.names}, {})
+        return self._join(call, {name: self._score(name, call, quiet) for name in self.names}, {}, num_generations)
 
     def score_each(
         self,
