@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.progress import clock
 from workbench.run.directory import RunDirectory, planned_steps
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.run.state import RunState
@@ -186,10 +187,3 @@ def verdicts_html(verdicts: Sequence[Any]) -> str:
     from workbench.views.health import HealthReport
 
     return HealthReport(list(verdicts))._repr_html_()
-
-
-def clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
