@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from workbench.rewards.groups import (
-    advantages,
-    batch_advantages,
     attribution,
+    batch_advantages,
     batch_of,
     contributions,
     dead_groups,

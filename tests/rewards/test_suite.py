@@ -390,7 +390,9 @@ def test_score_by_hand_is_what_training_would_score():
     import workbench as wb
 
     row = {"prompt": "15 + 27?", "answer": "42"}
-    task = Task("t", [row], [wb.rewards.correctness_reward, wb.rewards.make_length_reward(5, answer_in=None)], [1.0, 0.5])
+    task = Task(
+        "t", [row], [wb.rewards.correctness_reward, wb.rewards.make_length_reward(5, answer_in=None)], [1.0, 0.5]
+    )
     found = wb.score(task, row, ["<answer>42</answer>", "42", ""])
     assert found.scores.tolist() == [[2.0, 0.0], [0.0, 0.5], [0.0, 0.0]]
     assert found.totals.tolist() == [2.0, 0.25, 0.0]
@@ -408,7 +410,10 @@ def test_score_takes_functions_several_prompts_and_what_was_sampled():
         return [float(len(text)) for text in completions]
 
     assert wb.score(length, "hello", ["a", "bbb"]).totals.tolist() == [1.0, 3.0]
-    sampled = [[SimpleNamespace(text="a"), SimpleNamespace(text="bb")], [SimpleNamespace(text=""), SimpleNamespace(text="c")]]
+    sampled = [
+        [SimpleNamespace(text="a"), SimpleNamespace(text="bb")],
+        [SimpleNamespace(text=""), SimpleNamespace(text="c")],
+    ]
     found = wb.score([length], [{"prompt": "p"}, {"prompt": "q"}], sampled)
     assert (found.num_generations, found.prompts, found.totals.tolist()) == (2, ["p", "p", "q", "q"], [1, 2, 0, 1])
     with pytest.raises(RewardError, match="1 or 2 each"):

@@ -118,9 +118,7 @@ def explain_recorded(run: RunDirectory, step: int, index: int = 0) -> ExplainedG
         count = len(block.completions) // size
         if before <= index < before + count:
             settings = (size, old.scale_rewards, old.aggregation)
-            batch = batch_of(
-                old.names, block.weights, block.scores, block.completions, block.right, *settings
-            )
+            batch = batch_of(old.names, block.weights, block.scores, block.completions, block.right, *settings)
             return explain(batch, index - before)
         before += count
     raise RunError(

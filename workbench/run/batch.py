@@ -66,7 +66,9 @@ class ScoredBatch:
         header = [*self.names, "total", "advantage"]
         lines = ["  ".join([*header, "completion"])]
         for text, *values in zip(self.completions, *self.scores.T, self.totals, self.advantages, strict=True):
-            cells = [("-" if value != value else f"{value:.3g}").rjust(len(name)) for name, value in zip(header, values)]
+            cells = [
+                ("-" if value != value else f"{value:.3g}").rjust(len(name)) for name, value in zip(header, values)
+            ]
             lines.append("  ".join([*cells, printable(repr(text if len(text) <= 60 else text[:59] + "…"))]))
         return "\n".join(lines)
 

@@ -143,9 +143,7 @@ class Bench:
         for name, each in scored.items():
             for index, what in each.errors.items():
                 problems.setdefault(index, []).append(f"{name} {what}")
-        found = batch_of(
-            self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards
-        )
+        found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
         return explain(found), problems
 
     def matched(self, row: Row, text: str, function: str | None = None) -> set[tuple[int, int]]:
