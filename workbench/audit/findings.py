@@ -360,7 +360,7 @@ def spelling(sheet: ScoreTable, function: str) -> list[Finding]:
             "warning",
             function,
             f"the right answer earns no more than a wrong one when it is written {' or '.join(unpaid)}",
-            "compare numbers, not texts: workbench.rewards.answers.same_answer",
+            "compare numbers, not texts: workbench.rewards.compare.same_answer",
         )
     ]
 
