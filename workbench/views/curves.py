@@ -13,28 +13,23 @@ from typing import Any
 
 import numpy as np
 
+from workbench.run import metrics
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import (
-    ALL_RIGHT,
-    ALL_WRONG,
-    CLIPPED,
-    DEAD,
-    ENTROPY,
-    GENERATE_S,
-    GROUP_STD,
-    KL,
-    MEAN_LENGTH,
-    MIXED,
-    REWARD,
-    REWARD_S,
-    REWARD_STD,
-    STEP_S,
-    TRAIN_S,
-    per_function,
-)
 from workbench.run.state import RunState
 from workbench.views.chart import Chart, round_up
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, bare_figure, drawn_png, image_bundle
+from workbench.views.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SERIES,
+    bare_figure,
+    drawn_png,
+    image_bundle,
+)
 from workbench.views.history import (
     ADAPTIVE,
     CHECKPOINT,
@@ -110,35 +105,43 @@ class RunFigure:
 
         title = "reward: total, and the weighted mean of each function"
         self.reward = chart(0, slice(0, 2), title, points=4 * MAX_POINTS // 5)
-        self.reward.line(REWARD, "total", BLACK, linewidth=2, shade=True)
+        self.reward.line(metrics.REWARD, "total", BLACK, linewidth=2, shade=True)
         self.raw = chart(0, 2, "mean of each function,\nunweighted; colours as on the left", legend_rows=0)
         self.std = chart(1, 0, "reward std", False, legend_rows=2)
-        self.std.line(GROUP_STD, "within groups (drives learning)", BLUE, linewidth=2, shade=True)
-        self.std.line(REWARD_STD, "whole batch (TRL's reward_std)", GREY, linewidth=1, linestyle=":")
+        self.std.line(metrics.GROUP_STD, "within groups (drives learning)", BLUE, linewidth=2, shade=True)
+        self.std.line(metrics.REWARD_STD, "whole batch (TRL's reward_std)", GREY, linewidth=1, linestyle=":")
         self.std.legend(columns=1)
         self.groups = chart(1, 1, "groups", False, share=True, legend_rows=2)
-        self.groups.stack((ALL_RIGHT, "all right", GREEN), (MIXED, "mixed", BLUE), (ALL_WRONG, "all wrong", RED))
-        self.groups.line(DEAD, "dead (zero variance)", BLACK, linewidth=1.2, linestyle="--")
+        self.groups.stack(
+            (metrics.ALL_RIGHT, "all right", GREEN),
+            (metrics.MIXED, "mixed", BLUE),
+            (metrics.ALL_WRONG, "all wrong", RED),
+        )
+        self.groups.line(metrics.DEAD, "dead (zero variance)", BLACK, linewidth=1.2, linestyle="--")
         self.groups.legend(columns=2)
         title = "KL from the reference model, nats"
         self.kl = chart(1, 2, title, False, right=True, peaks=True, legend_rows=2)
         self._kl_lines = [
-            self.kl.line(KL, "per token", ORANGE, linewidth=2, shade=True),
+            self.kl.line(metrics.KL, "per token", ORANGE, linewidth=2, shade=True),
             self.kl.line(KL_PER_COMPLETION, "per completion (right)", GREY, right=True, linewidth=1, linestyle=":"),
         ]
         self._unmeasured = words(self.kl, KL_UNMEASURED)
         self.length = chart(2, 0, "completion length, tokens", right=True, right_share=True)
         self.length.band(MIN_LENGTH, MAX_LENGTH, "min to max", BLUE)
-        self.length.line(MEAN_LENGTH, "mean", BLUE, linewidth=2)
-        self.length.line(CLIPPED, "clipped (right)", RED, right=True, linewidth=1.2, linestyle="--")
+        self.length.line(metrics.MEAN_LENGTH, "mean", BLUE, linewidth=2)
+        self.length.line(metrics.CLIPPED, "clipped (right)", RED, right=True, linewidth=1.2, linestyle="--")
         self.length.legend()
         self.entropy = chart(2, 1, "entropy, nats per token", legend_rows=0)
-        self.entropy.line(ENTROPY, "entropy", PURPLE, linewidth=1.5, shade=True)
+        self.entropy.line(metrics.ENTROPY, "entropy", PURPLE, linewidth=1.5, shade=True)
         self._no_entropy = words(self.entropy, NO_ENTROPY)
         self.time = chart(2, 2, "wall time per step, s", peaks=True, legend_rows=2)
-        stages = ((GENERATE_S, "generate", BLUE), (REWARD_S, "rewards", ORANGE), (TRAIN_S, "forward + backward", GREEN))
+        stages = (
+            (metrics.GENERATE_S, "generate", BLUE),
+            (metrics.REWARD_S, "rewards", ORANGE),
+            (metrics.TRAIN_S, "forward + backward", GREEN),
+        )
         self._parts = self.time.stack(*stages, alpha=0.6)
-        self._whole = self.time.line(STEP_S, "whole step", BLACK, linewidth=0.8)
+        self._whole = self.time.line(metrics.STEP_S, "whole step", BLACK, linewidth=0.8)
         names = ("reward", "raw", "std", "groups", "kl", "length", "entropy", "time")
         return {name: getattr(self, name) for name in names}
 
@@ -147,7 +150,7 @@ class RunFigure:
         look = {"linewidth": 1.0, "linestyle": ("-", "--", ":", "-.")[len(self._lines) // len(SERIES) % 4]}
         self._lines[function] = (
             self.reward.line(weighted(function), function, colour, **look),
-            self.raw.line(per_function(function), function, colour, **look),
+            self.raw.line(metrics.per_function(function), function, colour, **look),
         )
 
     # -- drawing -----------------------------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ class RunFigure:
 
     def _fit_kl(self, history: History) -> Any:
         # A run may begin without a reference model and get one in a later stage, or the other way about.
-        measured = bool(self.beta) or bool((~np.isnan(history[KL])).any())
+        measured = bool(self.beta) or bool((~np.isnan(history[metrics.KL])).any())
         self._unmeasured.set_visible(not measured)
         for axis in self.kl.axes:
             axis.tick_params(labelleft=measured and axis is self.kl.axis, labelright=measured and axis is self.kl.right)
@@ -204,12 +207,12 @@ class RunFigure:
         return measured, label
 
     def _fit_entropy(self, history: History) -> Any:
-        missing = len(history) > 0 and bool(np.isnan(history[ENTROPY]).all())
+        missing = len(history) > 0 and bool(np.isnan(history[metrics.ENTROPY]).all())
         self._no_entropy.set_visible(missing)
         return missing
 
     def _fit_time(self, history: History) -> Any:
-        split = bool((~np.isnan(history[TRAIN_S])).any())
+        split = bool((~np.isnan(history[metrics.TRAIN_S])).any())
         if self.time.shown_legend is None or split != (len(self.time.shown_legend.get_texts()) > 1):
             self.time.legend([*self._parts, self._whole] if split else [self._whole], columns=2)
         return split

@@ -8,41 +8,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.run.metrics import (
-    ALL_RIGHT,
-    ALL_WRONG,
-    CLIPPED,
-    DEAD,
-    ENTROPY,
-    GENERATE_S,
-    GROUP_STD,
-    KL,
-    MEAN_LENGTH,
-    MIXED,
-    REWARD,
-    REWARD_S,
-    REWARD_STD,
-    STEP_S,
-    TRAIN_S,
-    function_names,
-    per_function,
-    weight_of,
-)
+from workbench.run import metrics
 from workbench.views.tables import cut, short_name
 
 MAX_POINTS = 300  # of a line that is as wide as the figure
 MIN_LENGTH, MAX_LENGTH = "completions/min_length", "completions/max_length"  # logged by TRL
 KL_PER_COMPLETION = "kl x completions/mean_length"  # nats; the sum that one completion's tokens add up to
 _COLUMNS = (
-    REWARD, REWARD_STD, GROUP_STD, MIXED, ALL_RIGHT, ALL_WRONG, DEAD, KL, KL_PER_COMPLETION, ENTROPY, MEAN_LENGTH,
-    MIN_LENGTH, MAX_LENGTH, CLIPPED, STEP_S, GENERATE_S, REWARD_S, TRAIN_S,
+    metrics.REWARD, metrics.REWARD_STD, metrics.GROUP_STD, metrics.MIXED, metrics.ALL_RIGHT, metrics.ALL_WRONG,
+    metrics.DEAD, metrics.KL, KL_PER_COMPLETION, metrics.ENTROPY, metrics.MEAN_LENGTH, MIN_LENGTH, MAX_LENGTH,
+    metrics.CLIPPED, metrics.STEP_S, metrics.GENERATE_S, metrics.REWARD_S, metrics.TRAIN_S,
 )  # fmt: skip
 _RECENT = 20  # steps that tell how long the next ones will take
 
 
 def weighted(function: str) -> str:
     """The column of what one function adds to the reward: its mean times the weight that it had in that step."""
-    return f"{per_function(function)} x weight"
+    return f"{metrics.per_function(function)} x weight"
 
 
 class History:
@@ -63,23 +45,23 @@ class History:
 
     def _grow(self, function: str) -> None:
         self.functions.append(function)
-        for key in (per_function(function), weighted(function)):
+        for key in (metrics.per_function(function), weighted(function)):
             self.columns[key] = array("d", [float("nan")]) * len(self.steps)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one row of metrics. A run that was continued goes back to its checkpoint: what came after it is dropped."""
         self._back_to(step)
-        for name in function_names(set(values)):
+        for name in metrics.function_names(set(values)):
             if name not in self.functions:
                 self._grow(name)
         row = dict(values)
-        kl, length = _number(row.get(KL)), _number(row.get(MEAN_LENGTH))
+        kl, length = _number(row.get(metrics.KL)), _number(row.get(metrics.MEAN_LENGTH))
         row[KL_PER_COMPLETION] = kl * length
         for name in self.functions:
-            weight = _number(row.get(weight_of(name)))
+            weight = _number(row.get(metrics.weight_of(name)))
             if weight == weight:
                 self.weights[name] = weight
-            row[weighted(name)] = _number(row.get(per_function(name))) * self.weights.get(name, 1.0)
+            row[weighted(name)] = _number(row.get(metrics.per_function(name))) * self.weights.get(name, 1.0)
         self.steps.append(step)
         for key, column in self.columns.items():
             column.append(_number(row.get(key)))
@@ -107,7 +89,7 @@ class History:
 
     def recent_step_s(self) -> float | None:
         """Median wall time of the latest steps, in seconds: a slow first step (compilation) soon counts no more."""
-        recent = np.array(self.columns[STEP_S][-_RECENT:])
+        recent = np.array(self.columns[metrics.STEP_S][-_RECENT:])
         recent = recent[~np.isnan(recent)]
         return float(np.median(recent)) if len(recent) else None
 
@@ -207,4 +189,3 @@ def change_text(event: dict[str, Any]) -> str | None:
 
 def _value(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else "?"
-

@@ -18,9 +18,9 @@ from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.run.state import RunState
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
-from workbench.views.latest import LatestGroup, group_html, newest_part, part_of, read_group
 from workbench.views.health import HealthReport
 from workbench.views.history import History, Mark, add_mark
+from workbench.views.latest import LatestGroup, group_html, newest_part, part_of, read_group
 from workbench.views.tables import PRE, plain
 
 GROUP_EVERY = 1  # steps between two groups that are shown
