@@ -14,7 +14,8 @@ import numpy as np
 from workbench.health.verdicts import NAMES
 from workbench.health.watchdog import Watchdog, as_event
 from workbench.rewards.groups import GroupHealth, group_health
-from workbench.rewards.suite import RewardSuite, ScoredBatch
+from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import (
     ALL_RIGHT,
