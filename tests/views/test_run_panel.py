@@ -67,7 +67,11 @@ def test_how_a_run_stands(running):
     followed.look()
     assert list(followed.view.history.steps) == [1]
     (running.run.path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
-    for status, change in (("killed", None), ("stopped", lambda: running.finish("stopped")), ("gone", running.run.discard)):
+    for status, change in (
+        ("killed", None),
+        ("stopped", lambda: running.finish("stopped")),
+        ("gone", running.run.discard),
+    ):
         if change is not None:
             change()
         followed.look()
