@@ -13,8 +13,7 @@ from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.errors import RecipeError, TaskError
 from workbench.rewards.library import correctness_reward
 from workbench.task import Task
-from workbench.views.highlight import highlighted
-from workbench.views.lab import Bench, Lab
+from workbench.views.lab import Bench, Lab, highlighted
 
 SYSTEM = "Answer as <answer>\n[answer]\n</answer>"
 ROWS = [
@@ -285,7 +284,7 @@ def test_a_save_while_the_panel_looks_changes_nothing_that_is_shown(lab, file):
 
     before = reward_hash(lab.bench.task.reward_funcs[1])
     write(file, "[0.5")  # not looked at yet
-    lab.bench._examination = None
+    vars(lab.bench).pop("audit", None)
     lab.refresh(everything=True)
     assert "Error" not in lab._verdict.value + lab._status.value
     assert "What cheats earn" in lab._report.value
