@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.errors import RunError
-from workbench.run.directory import RunDirectory
 from workbench.run.batch import ScoredBatch
+from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import parts, read_batches, rows_in
 from workbench.task import Row
 from workbench.workspace import shown

@@ -251,7 +251,9 @@ def batch_and_place(run: RunDirectory, step: int, index: int | None = None) -> t
         before += batch.group_count
     raise RunError(
         f"step {step}" + ("" if index is None else f", group {index}") + ": not in the record",
-        rule=f"that step has {before} groups" if before else f"the last step on record is {_step_of(parts(run.rollouts)[-1])}",
+        rule=f"that step has {before} groups"
+        if before
+        else f"the last step on record is {_step_of(parts(run.rollouts)[-1])}",
         remedy=f"choose 0 to {before - 1}" if before else "choose a step on record",
     )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError
-from workbench.run.directory import RunDirectory
 from workbench.run.batch import ScoredBatch
+from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_part
 from workbench.views.tables import PRE, plain, short_name
 
@@ -34,9 +35,12 @@ class LatestGroup:
     def messages(self) -> list[tuple[str, str]]:
         """(role, text) of the prompt, in order; a prompt that is plain text has the role ""."""
         prompt = self.rows[0]["prompt"]
-        if isinstance(prompt, str):
-            return [("", prompt)]
-        return [(str(message["role"]), str(message.get("content"))) for message in prompt]
+        # A chat may still be the record's JSON; a text may look like JSON and stays what it is.
+        try:
+            messages = json.loads(prompt) if isinstance(prompt, str) else prompt
+            return [(str(message["role"]), str(message["content"])) for message in messages] or [("", prompt)]
+        except (ValueError, TypeError, KeyError):
+            return [("", str(prompt))]
 
 
 def newest_part(run: RunDirectory) -> Path | None:
