@@ -84,10 +84,9 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return len(run.metrics())
 
     def curves(run: Any, last: int) -> int:
-        from workbench.views.curves import run_figure
+        from workbench.views.curves import RunCurves
 
-        figure, history, marks = run_figure(run)
-        return len(figure.draw(history, run.name, marks=marks))
+        return len(RunCurves(run).png())
 
     return {
         "nothing": nothing,
@@ -108,9 +107,9 @@ def measure(question: str) -> dict[str, Any]:
     import pandas  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
 
-    run = RunDirectory.open(made_records.NAME)
+    run = open_run(made_records.NAME)
     last = run.result()["steps"]
     started = time.perf_counter()
     answer = questions()[question](run, last)

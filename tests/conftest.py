@@ -74,7 +74,7 @@ def patience() -> None:
 
     mathematics.DEADLINE_S = lab._DEADLINE_S = 120.0
     answers.same_answer.__defaults__ = mathematics.verdicts.__defaults__ = (120.0,)
-    for function in (examination.examine, probing.probe_task):
+    for function in (examination.audit_rewards, probing.probe_task):
         function.__kwdefaults__["deadline_s"] = 120.0
 
 

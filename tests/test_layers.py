@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import resource
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "printable", "errors", "workspace", "recipe", "run", "task", "data", "rewards", "audit", "replaying", "tiny", "tasks",
-    "memory", "health", "training", "inspection", "exporting", "views", "top",
+    "printable", "errors", "workspace", "progress", "recipe", "run", "task", "data", "rewards", "audit", "replaying", "tiny",
+    "tasks", "memory", "health", "training", "inspection", "exporting", "views", "top",
 ]  # fmt: skip
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
 
@@ -52,8 +53,6 @@ def imported(path: Path) -> list[tuple[str, bool]]:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-# The script that made the embedded policy, and its parts: they need everything, and nothing needs them.
-BUILD = [PACKAGE / "tiny" / f"{stem}.py" for stem in ("build", "learning", "measuring", "vocabulary")]
 # The decoding loop, made of transformers' classes: reached when a trainer generates, from inside functions alone.
 LATE = [PACKAGE / "training" / "generation" / f"{stem}.py" for stem in ("cache", "covered", "decoding")]
 
@@ -71,15 +70,68 @@ def test_imports_go_one_way(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_heavy_libraries_are_imported_inside_functions(path):
-    if path in BUILD:
-        others = [other for other in FILES if other not in BUILD]
-        stem = f"workbench.tiny.{path.stem}"
-        assert not [other for other in others for module, _ in imported(other) if module == stem], "run, not imported"
-        return
     at_import = {module for module, early in imported(path) if early}
     if path not in LATE:
         assert not [module for module in at_import if module.split(".")[0] in HEAVY]
         assert not at_import & {f"workbench.training.generation.{late.stem}" for late in LATE}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("workbench", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def arrows() -> dict[str, set[str]]:
+    """Module -> the package's own modules that it imports, also inside functions; not those under TYPE_CHECKING."""
+    found: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        hinted = {
+            id(node)
+            for block in ast.walk(tree)
+            if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+            for node in ast.walk(block)
+        }
+        named = set()
+        for node in ast.walk(tree):
+            if id(node) in hinted:
+                continue
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    named.add(inner if inner in MODULES else node.module)
+        found[name] = {other for other in named if other in MODULES} - {name, "workbench"}
+    return found
+
+
+def test_no_imports_go_in_a_circle_within_a_folder_or_between_folders():
+    list(graphlib.TopologicalSorter(arrows()).static_order())  # raises CycleError, with the circle
+    folders: dict[str, set[str]] = {}
+    for name, others in arrows().items():
+        own = name.split(".")[1] if "." in name else "workbench"
+        folders.setdefault(own, set()).update({other.split(".")[1] for other in others} - {own})
+    list(graphlib.TopologicalSorter(folders).static_order())
+
+
+# What a newcomer reads to understand the workbench, and what is put on from outside.
+CORE = (
+    "recipe", "task", "run.directory", "run.rollouts", "run.metrics", "run.state", "run.control_file", "rewards.library",
+    "rewards.answers", "rewards.suite", "rewards.groups", "training.prepare", "training.policy", "training.trainer",
+    "training.stages", "training.session", "training.recorder",
+)  # fmt: skip
+INSTRUMENTS = ("audit", "replaying", "memory", "health", "views", "inspection", "exporting")
+
+
+def test_the_core_is_small_and_imports_no_instrument():
+    lines = sum(len(MODULES[f"workbench.{name}"].read_text(encoding="utf-8").splitlines()) for name in CORE)
+    assert lines <= 4_800
+    for name in CORE:
+        used = {other.split(".")[1] for other in arrows()[f"workbench.{name}"]}
+        assert not used & set(INSTRUMENTS), f"{name} imports {used & set(INSTRUMENTS)}"
 
 
 def test_only_policy_imports_unsloth():

@@ -66,7 +66,7 @@ def test_json_and_nothing_else(flawed):
     result = workbench("flawed.py", "--json", "--prompts", "2", home=flawed)
     assert result.returncode == 1
     found = json.loads(result.stdout)
-    assert (found["task"], found["ok"], found["rows"], found["asked_format"]) == (
+    assert (found["task"], found["ok"], found["rows"], found["parse_format"]) == (
         "flawed",
         False,
         2,

@@ -36,7 +36,7 @@ FACE = {
     "rewards": "",
     "score": "rewards.suite",
     "advantages": "rewards.groups",
-    "audit_rewards": "audit",
+    "audit_rewards": "audit.examination",
     "check_cases": "audit.regression_cases",
     "Lab": "views.lab",
     "exercise": "tasks.exercises",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from workbench.audit.examination import DEADLINE_S, ROWS, Examination, examine
+from workbench.audit.examination import DEADLINE_S, ROWS, RewardAudit, audit_rewards
 from workbench.recipe import template_kwargs
 from workbench.task import Task, load_task
 
@@ -20,8 +20,8 @@ def probe_task(
     max_completion_length: int = 512,
     cases: str | None = None,
     deadline_s: float = DEADLINE_S,
-) -> Examination:
-    """Examine a task by name, file or object; arguments and errors as for `examine`.
+) -> RewardAudit:
+    """Examine a task by name, file or object; arguments and errors as for `audit_rewards`.
 
     Args:
         policy: whose tokenizer and template the honest completion is sent through; None: it is not.
@@ -37,7 +37,7 @@ def probe_task(
         tokenizer = load_tokenizer(policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
     with progress_bar("functions") as bar:
         shown = bar.add_task(loaded.name, total=None)
-        return examine(
+        return audit_rewards(
             loaded,
             rows=rows,
             weights=weights,

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from workbench.audit.examination import examine
+from workbench.audit.examination import audit_rewards
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.errors import TaskError
 from workbench.rewards.library import correctness_reward as sound_correctness_reward
@@ -50,7 +50,7 @@ def task_of(name: str, *columns: str, functions=None) -> Task:
 def found_in(task: Task, **options) -> dict[str, list[str]]:
     """Kind of finding -> what is said."""
     said: dict[str, list[str]] = {}
-    for finding in examine(task, **options).findings:
+    for finding in audit_rewards(task, **options).findings:
         said.setdefault(finding.kind, []).append(str(finding))
     return said
 
@@ -167,7 +167,7 @@ KNOWN_FLAWS = {
 @pytest.mark.parametrize("which", KNOWN_FLAWS)
 def test_a_well_known_flaw_is_found(which):
     name, columns, expected = KNOWN_FLAWS[which]
-    examination = examine(task_of(name, *columns))
+    examination = audit_rewards(task_of(name, *columns))
     said = {finding.kind: "" for finding in examination.findings}
     for finding in examination.findings:
         said[finding.kind] += f"{finding}\n"
@@ -180,11 +180,11 @@ def test_a_well_known_flaw_is_found(which):
 @pytest.mark.timing
 def test_both_of_the_strict_and_soft_pair_cannot_pay_and_that_takes_under_a_second():
     task = task_of("strict_and_soft")
-    examine(task)
+    audit_rewards(task)
     taken = []
     for _ in range(3):
         started = time.perf_counter()
-        examination = examine(task)
+        examination = audit_rewards(task)
         taken.append(time.perf_counter() - started)
     unpaid = [finding.function for finding in examination.findings if finding.kind == "cannot_pay"]
     assert unpaid == ["strict_format_reward_func", "soft_format_reward_func"]
@@ -212,10 +212,10 @@ def test_r12_adaptive_rewards_share_a_name_or_have_a_state_that_nobody_changes()
 
 @pytest.mark.slow
 def test_r16_trls_accuracy_with_its_column_is_sound_and_with_words_says_nothing():
-    assert examine(task_of("trl_accuracy", "solution")).ok
+    assert audit_rewards(task_of("trl_accuracy", "solution")).ok
     words = [{**row, "solution": "Paris"} for row in rows("trl_accuracy", "solution")]
     [function] = trl_exercises()["trl_accuracy"].functions
-    examination = examine(Task("words", words, [function], answer_column="solution"))
+    examination = audit_rewards(Task("words", words, [function], answer_column="solution"))
     assert not examination.ok
     assert "on 3 of 3 prompts no function says anything" in str(examination.findings[0])
 
@@ -226,7 +226,7 @@ def test_r16_trls_accuracy_with_its_column_is_sound_and_with_words_says_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_task_that_ships_is_sound(name):
-    examination = examine(load_task(name))
+    examination = audit_rewards(load_task(name))
     assert examination.ok, examination.findings
     assert examination.best_cheat.share < 0.75
     assert examination.verdict.endswith("nothing is wrong")
@@ -260,7 +260,7 @@ def printing_reward(completions, answer, **kwargs):
 )
 def test_it_is_not_once_its_correctness_is_broken(broken, kind, function, said):
     kept = [func for func in REWARD_FUNCS if func.__name__ != "correctness_reward"]
-    examination = examine(Task("broken", arithmetic(40, 4).rows, [broken, *kept]))
+    examination = audit_rewards(Task("broken", arithmetic(40, 4).rows, [broken, *kept]))
     assert not examination.ok
     assert any(
         finding.kind == kind and finding.function == function and said in finding.text
@@ -270,7 +270,7 @@ def test_it_is_not_once_its_correctness_is_broken(broken, kind, function, said):
 
 def test_it_is_not_once_its_correctness_is_left_out():
     kept = [func for func in REWARD_FUNCS if func.__name__ != "correctness_reward"]
-    examination = examine(Task("broken", arithmetic(40, 4).rows, kept))
+    examination = audit_rewards(Task("broken", arithmetic(40, 4).rows, kept))
     assert [finding.kind for finding in examination.findings if finding.severity == "error"] == ["hackable"]
     assert "a wrong answer" in examination.findings[0].text
     assert examination.best_cheat.share >= 1
@@ -278,15 +278,15 @@ def test_it_is_not_once_its_correctness_is_left_out():
 
 def test_a_function_that_only_prints_may_have_the_weight_0():
     task = Task("printing", arithmetic(40, 4).rows, [*REWARD_FUNCS, generous_reward], [1.0] * len(REWARD_FUNCS) + [0.0])
-    examination = examine(task)
+    examination = audit_rewards(task)
     assert examination.ok
     assert ("constant", "note") in [(finding.kind, finding.severity) for finding in examination.findings]
 
 
 def test_a_weight_can_make_a_cheat_pay():
     task = arithmetic(40, 4)
-    assert examine(task).ok
-    assert not examine(task, weights={"correctness_reward": 0.0}).ok
+    assert audit_rewards(task).ok
+    assert not audit_rewards(task, weights={"correctness_reward": 0.0}).ok
 
 
 # --- tokenizer and template -------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ TEMPLATE = (
 
 
 def test_the_embedded_policys_tokenizer_is_no_trouble():
-    assert examine(SOUND, tokenizer=load_tokenizer()).ok
+    assert audit_rewards(SOUND, tokenizer=load_tokenizer()).ok
 
 
 def test_tags_that_are_special_tokens_cannot_be_paid_for():
@@ -337,7 +337,7 @@ def fragile_reward(completions, answer, **kwargs):
 
 
 def test_one_that_raises_on_a_cheat_is_named_with_the_line_and_the_cheat():
-    examination = examine(Task("fragile", SYSTEM_ROWS, [fragile_reward, strict_format_reward]))
+    examination = audit_rewards(Task("fragile", SYSTEM_ROWS, [fragile_reward, strict_format_reward]))
     [said] = [str(finding) for finding in examination.findings if finding.severity == "error"]
     assert "fragile_reward: raised IndexError: list index out of range (test_examination.py:" in said
     assert re.search(r"on 6 of \d+ completions; the first is 'empty': ''", said)
@@ -384,7 +384,7 @@ def test_a_function_without_kwargs_is_named_and_the_others_are_examined():
     def closed_reward(completions):
         return [1.0] * len(completions)
 
-    examination = examine(Task("closed", SYSTEM_ROWS, [closed_reward, strict_format_reward]))
+    examination = audit_rewards(Task("closed", SYSTEM_ROWS, [closed_reward, strict_format_reward]))
     assert examination.findings[0].kind == "signature"
     assert "does not accept" in examination.findings[0].text
     assert {function.name: function.honest for function in examination.functions} == {
@@ -411,8 +411,8 @@ def test_ones_own_probe_is_tried_and_can_be_the_one_that_pays():
         return [float(right in completion[0]["content"]) for completion, right in zip(completions, answer)]
 
     own = {"digits": lambda row: f"0{row['answer']}0 is 5 times more"}
-    examination = examine(Task("own", SYSTEM_ROWS, [lenient], probes=own))
-    assert next(cheat for cheat in examination.standings if cheat.name == "digits").own
+    examination = audit_rewards(Task("own", SYSTEM_ROWS, [lenient], probes=own))
+    assert next(cheat for cheat in examination.probes if cheat.name == "digits").own
     assert examination.best_cheat.share == 1
 
 
@@ -427,7 +427,7 @@ def test_ones_own_probe_is_tried_and_can_be_the_one_that_pays():
 )
 def test_what_cannot_be_made_from_the_task_is_an_error(change, said):
     with pytest.raises(TaskError, match=said):
-        examine(Task(**{"name": "t", "rows": SYSTEM_ROWS, "reward_funcs": [strict_format_reward], **change}))
+        audit_rewards(Task(**{"name": "t", "rows": SYSTEM_ROWS, "reward_funcs": [strict_format_reward], **change}))
 
 
 def test_ideal_is_what_has_to_pay():
@@ -435,20 +435,20 @@ def test_ideal_is_what_has_to_pay():
         return [float(len(c[0]["content"].splitlines()) == 5) for c in completions]
 
     asked = [{"prompt": to_messages("A haiku about rain.")}]
-    assert not examine(Task("haiku", asked, [haiku_reward])).ok
+    assert not audit_rewards(Task("haiku", asked, [haiku_reward])).ok
     written = functools.partial(lambda row, lines: "\n".join(lines), lines=["a", "b", "c", "d", "e"])
-    assert examine(Task("haiku", asked, [haiku_reward], ideal=written)).honest_total == 1.0
+    assert audit_rewards(Task("haiku", asked, [haiku_reward], ideal=written)).honest_total == 1.0
     assert "cannot_pay" not in found_in(Task("haiku", asked, [haiku_reward], ideal=written))
 
 
 def test_a_golden_case_that_does_not_hold_is_an_error(tmp_path):
     file = tmp_path / "cases.jsonl"
     file.write_text('{"completion": "<answer>42</answer>", "expected": {"correctness_reward": 2.0}}\n')
-    assert examine(SOUND, cases=str(file)).ok
-    assert examine(SOUND, cases=str(file)).cases == 1
+    assert audit_rewards(SOUND, cases=str(file)).ok
+    assert audit_rewards(SOUND, cases=str(file)).cases == 1
     with file.open("a") as lines:
         lines.write('{"completion": "42", "expected": {"correctness_reward": 2.0}, "name": "bare"}\n')
-    examination = examine(SOUND, cases=str(file))
+    examination = audit_rewards(SOUND, cases=str(file))
     assert not examination.ok
     assert examination.findings[0].text == "golden case, line 2 (bare): correctness_reward is 0, expected 2"
 
@@ -468,12 +468,12 @@ def test_a_golden_case_on_which_a_function_fails_is_an_error_too(tmp_path):
 
 def test_progress_and_the_number_of_prompts():
     seen = []
-    examination = examine(arithmetic(40, 4), rows=2, progress=lambda done, of: seen.append((done, of)))
+    examination = audit_rewards(arithmetic(40, 4), rows=2, progress=lambda done, of: seen.append((done, of)))
     assert seen == [(number, 5) for number in range(6)]
     assert examination.rows == 2
 
 
 def test_found_is_json_even_where_nothing_could_be_scored():
-    found = json.loads(json.dumps(examine(task_of("template")).found(), allow_nan=False))
+    found = json.loads(json.dumps(audit_rewards(task_of("template")).found(), allow_nan=False))
     assert (found["ok"], found["honest"]["total"], found["cheats"]) == (False, 0.0, [])
     assert found["functions"][0]["honest"] is None

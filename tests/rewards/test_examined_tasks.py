@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from workbench.audit.examination import examine
+from workbench.audit.examination import audit_rewards
 from workbench.data.prompts import to_messages
 from workbench.rewards import library
 from workbench.task import Task
@@ -16,7 +16,7 @@ from workbench.task import Task
 def found_in(task: Task, **options) -> dict[str, list[str]]:
     """Kind of finding -> what is said."""
     said: dict[str, list[str]] = {}
-    for finding in examine(task, **options).findings:
+    for finding in audit_rewards(task, **options).findings:
         said.setdefault(finding.kind, []).append(str(finding))
     return said
 
@@ -84,7 +84,7 @@ def late_penalty(completions, **kwargs):
     ids=["tags", "decimals", "percent", "alone", "last line", "penalty", "solution"],
 )
 def test_a_sound_task_of_another_kind_is_no_error(task):
-    examination = examine(task)
+    examination = audit_rewards(task)
     assert examination.ok, examination.findings
 
 
@@ -97,12 +97,12 @@ def test_a_sound_task_of_another_kind_is_no_error(task):
     ids=["yes or no", "letters"],
 )
 def test_a_reward_that_never_looks_at_the_answer_is_found(task):
-    [finding] = [each for each in examine(task).findings if each.kind == "hackable"]
+    [finding] = [each for each in audit_rewards(task).findings if each.kind == "hackable"]
     assert "a wrong answer" in finding.text
 
 
 def test_where_the_honest_completion_is_a_guess_it_is_said_and_no_error():
-    examination = examine(table(None, [None, None], keyword_reward))
+    examination = audit_rewards(table(None, [None, None], keyword_reward))
     assert examination.ok
     assert "guessed" in str(examination.findings)
     assert "Task(ideal=" in str(examination.findings)
@@ -114,7 +114,7 @@ def test_an_answer_column_of_another_name_is_used_and_said():
 
 
 def test_prompts_about_which_no_function_says_anything_are_an_error():
-    examination = examine(table(TAGGED, ["42", "7", "42", "7"], half_reward))
+    examination = audit_rewards(table(TAGGED, ["42", "7", "42", "7"], half_reward))
     assert not examination.ok
     assert "on 2 of 4 prompts no function says anything" in str(examination.findings)
     assert examination.honest_total == 1.0  # of those that are scored
@@ -125,7 +125,7 @@ def test_a_score_that_does_not_repeat_is_said():
 
 
 def test_a_penalty_that_nothing_trips_is_no_error():
-    examination = examine(table(TAGGED, ["42", "7"], library.correctness_reward, late_penalty))
+    examination = audit_rewards(table(TAGGED, ["42", "7"], library.correctness_reward, late_penalty))
     [finding] = [each for each in examination.findings if each.kind == "constant"]
     assert (finding.severity, finding.function) == ("warning", "late_penalty")
     assert "never strikes" in finding.text
@@ -133,7 +133,9 @@ def test_a_penalty_that_nothing_trips_is_no_error():
 
 def test_padding_that_no_function_minds_is_a_warning():
     [finding] = [
-        each for each in examine(table(TAGGED, ["42"], library.correctness_reward)).findings if each.kind == "padding"
+        each
+        for each in audit_rewards(table(TAGGED, ["42"], library.correctness_reward)).findings
+        if each.kind == "padding"
     ]
     assert finding.severity == "warning"
 

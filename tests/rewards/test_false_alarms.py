@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from workbench.audit.examination import Examination, examine
+from workbench.audit.examination import RewardAudit, audit_rewards
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.task import Task
 
@@ -26,7 +26,7 @@ def written(completion) -> str:
     return completion if isinstance(completion, str) else completion[0]["content"]
 
 
-def said(found: Examination, kind: str) -> list[str]:
+def said(found: RewardAudit, kind: str) -> list[str]:
     return [str(finding) for finding in found.findings if finding.kind == kind]
 
 
@@ -68,13 +68,11 @@ def schedule_reward(completions, events, **kwargs):
     ids=["code", "schedule"],
 )
 def test_where_the_answer_stands_nowhere_no_cheat_differs_by_it_alone(task):
-    found = examine(task)
+    found = audit_rewards(task)
     assert found.ok, found.findings
     assert not said(found, "right_by")
-    assert not {"a wrong answer", "refusal in the format", "a list of numbers"} & {
-        each.name for each in found.standings
-    }
-    assert "refusal" in {each.name for each in found.standings}
+    assert not {"a wrong answer", "refusal in the format", "a list of numbers"} & {each.name for each in found.probes}
+    assert "refusal" in {each.name for each in found.probes}
 
 
 # --- what the prompt leaves open --------------------------------------------------------------------------------
@@ -97,7 +95,7 @@ def steps_reward(completions, **kwargs):
 
 
 def test_a_line_break_that_the_prompt_does_not_show_is_a_warning():
-    found = examine(Task("t", rows(NAMED, "42", "7"), [answer_reward, break_between_reward]))
+    found = audit_rewards(Task("t", rows(NAMED, "42", "7"), [answer_reward, break_between_reward]))
     assert found.ok, found.findings
     assert "</think>\n<answer>" in found.honest
     [warning] = said(found, "layout")
@@ -107,24 +105,26 @@ def test_a_line_break_that_the_prompt_does_not_show_is_a_warning():
 
 
 def test_where_the_prompt_shows_its_line_breaks_the_same_pattern_is_an_error():
-    found = examine(Task("t", rows("Respond as <think>why</think><answer>what</answer>", "42"), [break_between_reward]))
+    found = audit_rewards(
+        Task("t", rows("Respond as <think>why</think><answer>what</answer>", "42"), [break_between_reward])
+    )
     assert not found.ok
     assert not said(found, "layout")
 
 
 def test_a_format_alone_is_hackable_in_whatever_layout_it_pays():
-    found = examine(Task("t", rows(NAMED, "42", "7"), [break_between_reward]))
+    found = audit_rewards(Task("t", rows(NAMED, "42", "7"), [break_between_reward]))
     [error] = said(found, "hackable")
     assert "a wrong answer" in error
 
 
 def test_steps_are_written_where_they_are_paid_and_their_words_alone_are_a_cheat():
-    found = examine(Task("t", rows(SHOWN, "42", "7"), [steps_reward]))
+    found = audit_rewards(Task("t", rows(SHOWN, "42", "7"), [steps_reward]))
     assert not said(found, "cannot_pay") + said(found, "constant")
     assert "Step 1:" in found.honest
     [error] = said(found, "hackable")
     assert "'words of steps and nothing else'" in error
-    assert examine(Task("t", rows(SHOWN, "42", "7"), [answer_reward, steps_reward])).ok
+    assert audit_rewards(Task("t", rows(SHOWN, "42", "7"), [answer_reward, steps_reward])).ok
 
 
 # --- what pays is not what an honest policy writes ---------------------------------------------------------------
@@ -137,7 +137,7 @@ def first_number_reward(completions, answer, **kwargs):
 
 
 def test_a_function_that_pays_no_honest_completion_is_named_by_what_it_does_pay():
-    found = examine(Task("t", rows(SYSTEM_PROMPT, "42", "17"), [first_number_reward, answer_reward]))
+    found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "17"), [first_number_reward, answer_reward]))
     [error] = said(found, "cannot_pay")
     assert (
         "first_number_reward: cannot pay: an honest completion in the format that the prompt asks for earns -1.5 of 3.5"
@@ -153,7 +153,7 @@ def up_to_the_comma_reward(completions, answer, **kwargs):
 
 
 def test_a_spelling_that_the_first_answer_has_not_is_tried_too():
-    found = examine(Task("t", rows(SYSTEM_PROMPT, "72", "5000"), [up_to_the_comma_reward]))
+    found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "72", "5000"), [up_to_the_comma_reward]))
     [warning] = said(found, "spelling")
     assert "5,000" in warning
 
@@ -179,7 +179,7 @@ def repetition_penalty(completions, **kwargs):
 
 
 def test_a_score_that_is_scaled_over_its_batch_has_a_bound():
-    found = examine(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [answer_reward, shorter_of_batch_reward]))
+    found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [answer_reward, shorter_of_batch_reward]))
     assert not said(found, "unbounded")
 
 
@@ -187,7 +187,7 @@ def test_repetitions_are_no_characters_and_are_not_blamed_for_what_another_funct
     def lenient_reward(completions, answer, **kwargs):
         return [float(right in written(each)) for each, right in zip(completions, answer)]
 
-    found = examine(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [repetition_penalty, lenient_reward]))
+    found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [repetition_penalty, lenient_reward]))
     assert not any("repetition_penalty" in each for each in said(found, "unit"))
     assert "lenient_reward: a cheat earns" in said(found, "hackable")[0]
 
@@ -202,7 +202,7 @@ def slow_to_start_reward(completions, answer, **kwargs):
 
 @pytest.mark.timing
 def test_what_a_function_needs_once_is_not_what_a_completion_takes():
-    found = examine(Task("t", rows(SYSTEM_PROMPT, "42"), [slow_to_start_reward]))
+    found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42"), [slow_to_start_reward]))
     assert not said(found, "slow")
 
 
@@ -220,7 +220,7 @@ def read_reward(completions, answer, **kwargs):
 
 
 def test_a_handler_that_prints_and_returns_none_is_no_score():
-    assert not said(examine(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [read_reward])), "swallows")
+    assert not said(audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [read_reward])), "swallows")
 
 
 def test_a_file_that_a_function_leaves_behind_is_named(tmp_path, monkeypatch):
@@ -230,7 +230,7 @@ def test_a_file_that_a_function_leaves_behind_is_named(tmp_path, monkeypatch):
         return answer_reward(completions, answer)
 
     monkeypatch.chdir(tmp_path)
-    [note] = said(examine(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [logging_reward])), "writes")
+    [note] = said(audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [logging_reward])), "writes")
     assert "'completion_samples.txt' appeared in the working directory" in note
 
 
@@ -242,7 +242,7 @@ def longer_reward(completions, answer, **kwargs):
 
 
 def test_the_headline_holds_the_padded_answer_that_earns_more():
-    found = examine(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [longer_reward]))
+    found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [longer_reward]))
     assert re.search(
         r"the best cheat \(.*\) earns \d\d% of an honest answer, a padded one \(.*\) 1\d\d%; 1 error", found.verdict
     )

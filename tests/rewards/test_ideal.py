@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.audit.prompt_format import asked_format
-from workbench.audit.reference_completion import Writer, answer_of, ideals, reasoning_for, wrong_answer
+from workbench.audit.prompt_format import parse_format
+from workbench.audit.reference_completion import (
+    CompletionBuilder,
+    answer_of,
+    reasoning_for,
+    reference_completions,
+    wrong_answer,
+)
 from workbench.data.prompts import SYSTEM_PROMPTS, to_messages
 from workbench.errors import TaskError
 from workbench.tasks import countdown, csv_qa, structured
@@ -66,16 +72,16 @@ def row(system: str, question="What is 15 + 27?", answer="42", **columns) -> dic
     ],
 )
 def test_the_format_that_a_prompt_asks_for(system, asked, honest):
-    found = asked_format(row(system))
+    found = parse_format(row(system))
     assert str(found) == asked
     if honest is not None:
-        assert ideals(row(system))[0] == ("as asked", honest)
+        assert reference_completions(row(system))[0] == ("as asked", honest)
 
 
 def test_tags_in_a_question_are_not_asked_for_where_the_system_message_asks():
-    asked = asked_format(row(SYSTEM_PROMPTS["tags"], "What does <b>bold</b> mean after ####?"))
+    asked = parse_format(row(SYSTEM_PROMPTS["tags"], "What does <b>bold</b> mean after ####?"))
     assert str(asked) == "<reasoning> <answer>"
-    assert str(asked_format(row("Be brief.", "Answer as <answer>...</answer>."))) == "<answer>"
+    assert str(parse_format(row("Be brief.", "Answer as <answer>...</answer>."))) == "<answer>"
 
 
 def test_plain_prompts_ask_too():
@@ -83,25 +89,25 @@ def test_plain_prompts_ask_too():
         "prompt": "Question: What is 15 + 27?\nSolve it and give the final answer after ####.\nAnswer:",
         "answer": "42",
     }
-    assert ideals(asked)[0].text == "Step by step:\n41 + 1 = 42\n#### 42"
+    assert reference_completions(asked)[0].text == "Step by step:\n41 + 1 = 42\n#### 42"
 
 
 def test_a_schema_is_answered_with_json_alone():
     [first, *_] = structured.task(20).rows
-    found = asked_format(first)
+    found = parse_format(first)
     assert (str(found), found.json, found.answer_tag) == ("JSON", True, None)
-    assert ideals(first)[0].text == answer_of(first)
+    assert reference_completions(first)[0].text == answer_of(first)
 
 
 @pytest.mark.parametrize("make", [lambda: countdown.task(40), csv_qa.task])
 def test_the_tasks_that_ship_ask_for_tags(make):
     [first, *_] = make().rows
-    assert str(asked_format(first)) == "<reasoning> <answer>"
-    assert ideals(first)[0].text.endswith(f"<answer>\n{first['answer']}\n</answer>")
+    assert str(parse_format(first)) == "<reasoning> <answer>"
+    assert reference_completions(first)[0].text.endswith(f"<answer>\n{first['answer']}\n</answer>")
 
 
 def test_the_other_honest_completions_differ_in_white_space_only():
-    found = {ideal.name: ideal.text for ideal in ideals(row(SYSTEM_PROMPTS["tags"]))}
+    found = {ideal.name: ideal.text for ideal in reference_completions(row(SYSTEM_PROMPTS["tags"]))}
     assert list(found) == [
         "as asked",
         "with a newline at the end",
@@ -114,7 +120,7 @@ def test_the_other_honest_completions_differ_in_white_space_only():
 
 
 def test_without_a_format_an_answer_may_stand_alone_or_in_a_sentence():
-    assert [ideal.text for ideal in ideals(row(""))][1:] == [
+    assert [ideal.text for ideal in reference_completions(row(""))][1:] == [
         "42",
         "It is 42",
         "Step by step: 41 + 1 = 42\nAnswer: 42",
@@ -122,14 +128,14 @@ def test_without_a_format_an_answer_may_stand_alone_or_in_a_sentence():
 
 
 def test_what_the_task_says_itself_counts():
-    found = ideals(row(SYSTEM_PROMPTS["tags"]), ideal=lambda row: f"It is {row['answer']}!")
+    found = reference_completions(row(SYSTEM_PROMPTS["tags"]), ideal=lambda row: f"It is {row['answer']}!")
     assert [ideal.text for ideal in found] == ["It is 42!", "It is 42!\n"]
 
 
 def test_without_an_answer_something_is_written():
     assert (
         "<answer>\nwhat was asked for\n</answer>"
-        in ideals({"prompt": to_messages("?", SYSTEM_PROMPTS["tags"])})[0].text
+        in reference_completions({"prompt": to_messages("?", SYSTEM_PROMPTS["tags"])})[0].text
     )
 
 
@@ -176,29 +182,34 @@ def test_the_working_ends_in_the_answer():
     ],
 )
 def test_wrong_answers_are_of_the_same_kind_and_wrong(answer, others, wrong, wrong_too):
-    writer = Writer({"prompt": "?", "answer": answer}, others=others)
+    writer = CompletionBuilder({"prompt": "?", "answer": answer}, others=others)
     assert (writer.wrong, writer.wrong_too) == (wrong, wrong_too)
 
 
 def test_what_the_prompt_has_opened_is_not_opened_again():
     asking = "Think in <think> </think>, then answer in <answer> </answer>.\nAssistant: <think>"
-    assert Writer({"prompt": asking, "answer": "42"}).honest == "Step by step:\n41 + 1 = 42</think><answer>42</answer>"
+    assert (
+        CompletionBuilder({"prompt": asking, "answer": "42"}).honest
+        == "Step by step:\n41 + 1 = 42</think><answer>42</answer>"
+    )
 
 
 def test_tags_that_are_named_in_words_are_thought_first():
     asking = "Answer in <answer></answer>. Think in <think></think> first."
-    assert str(asked_format({"prompt": asking})) == "<think> <answer>"
+    assert str(parse_format({"prompt": asking})) == "<think> <answer>"
     assert (
-        str(asked_format({"prompt": "<answer>\n[answer]\n</answer>\n<think>\n[why]\n</think>"})) == "<answer> <think>"
+        str(parse_format({"prompt": "<answer>\n[answer]\n</answer>\n<think>\n[why]\n</think>"})) == "<answer> <think>"
     )
 
 
 def test_tags_may_be_of_any_script():
-    assert Writer({"prompt": "<思考>…</思考><答案>…</答案>", "answer": "42"}).honest.endswith("<答案>42</答案>")
+    assert CompletionBuilder({"prompt": "<思考>…</思考><答案>…</答案>", "answer": "42"}).honest.endswith(
+        "<答案>42</答案>"
+    )
 
 
 def test_an_ideal_that_fails_is_named():
     with pytest.raises(TaskError, match="ideal raised KeyError"):
-        Writer({"prompt": "?"}, ideal=lambda row: row["nothing"])
+        CompletionBuilder({"prompt": "?"}, ideal=lambda row: row["nothing"])
     with pytest.raises(TaskError, match="ideal returned int"):
-        Writer({"prompt": "?"}, ideal=lambda row: 3)
+        CompletionBuilder({"prompt": "?"}, ideal=lambda row: 3)

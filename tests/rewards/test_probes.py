@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.audit.probes import probes, spellings
-from workbench.audit.reference_completion import ideals
+from workbench.audit.reference_completion import reference_completions
 from workbench.data.prompts import MARK_PROMPT, SYSTEM_PROMPT, to_messages
 from workbench.errors import TaskError
 from workbench.rewards.answers import extract_answer
@@ -57,7 +57,7 @@ def test_a_cheat_to_the_letter(name, text):
 
 def test_the_other_cheats_are_what_their_names_say():
     found = texts()
-    honest = ideals(ROW)[0].text
+    honest = reference_completions(ROW)[0].text
     assert found["white space"].strip() == ""
     assert len(found["white space"]) == 600
     assert found["text after the answer"].startswith(honest)
@@ -75,7 +75,7 @@ def test_the_other_cheats_are_what_their_names_say():
 def test_none_is_the_honest_completion_and_none_is_there_twice():
     for row in (ROW, MARK_ROW, FREE_ROW, OPEN_ROW, structured.task(20).rows[0]):
         found = probes(row)
-        assert ideals(row)[0].text not in [probe.text for probe in found]
+        assert reference_completions(row)[0].text not in [probe.text for probe in found]
         assert len({probe.text for probe in found}) == len({probe.name for probe in found}) == len(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.audit.examination import examine
+from workbench.audit.examination import audit_rewards
 from workbench.audit.regression_cases import assert_cases
 from workbench.data.prompts import (
     EXAMPLES,
@@ -14,14 +14,12 @@ from workbench.data.prompts import (
     system_prompt,
     to_messages,
 )
-from workbench.data.split import prompt_key
 from workbench.errors import DataError
 from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
-from workbench.task import EMBEDDED, Task, load_task
+from workbench.task import EMBEDDED, Task, load_task, prompt_key
 from workbench.tasks import countdown, csv_qa, gsm8k
-from workbench.tasks.judging import advice, judge_for
-from workbench.tiny import arithmetic
+from workbench.tasks.grading import advice, grader_for
 
 TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
 
@@ -84,7 +82,7 @@ def test_a_csv_of_ones_own_becomes_a_task(home):
 
 def judged(row, text):
     columns = {key: [value] for key, value in row.items() if key != "prompt"}
-    return judge_for(row)(prompts=[row["prompt"]], completions=[text], **columns)[0] > 0
+    return grader_for(row)(prompts=[row["prompt"]], completions=[text], **columns)[0] > 0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ def test_countdown_and_json_rows_are_judged_by_their_own_functions():
 
 def test_rows_without_answers_cannot_be_judged():
     with pytest.raises(DataError, match="the rows have no answer"):
-        judge_for({"prompt": "q"})
+        grader_for({"prompt": "q"})
     assert "no answer" in advice({"prompt": "q"})
 
 
@@ -125,7 +123,7 @@ def test_an_example_that_does_not_ship():
 def test_the_system_prompt_is_the_one_that_the_embedded_policy_was_trained_with():
     tags = "<reasoning>\n[Your step-by-step thinking]\n</reasoning>\n<answer>\n[Final answer]\n</answer>"
     assert f"Respond in the following format:\n{tags}" == SYSTEM_PROMPT
-    assert arithmetic.to_messages("q")[0]["content"] == SYSTEM_PROMPT
+    assert to_messages("q", SYSTEM_PROMPT)[0]["content"] == SYSTEM_PROMPT
 
 
 @pytest.mark.parametrize("name", ["tags", "think", "mark"])
@@ -165,4 +163,4 @@ def test_the_golden_cases_of_a_task_that_ships_hold(name):
 def test_gsm8k_passes_its_own_examination(hub_folder):
     task = gsm8k.task(hub_folder, held_out=10)
     assert_cases(task)
-    assert examine(task).ok
+    assert audit_rewards(task).ok

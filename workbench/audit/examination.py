@@ -21,8 +21,8 @@ from workbench.audit.findings import (
     SPELLING,
     WRONG,
     Finding,
-    Sheet,
-    Standing,
+    ProbeResult,
+    ScoreTable,
     Text,
     hackable,
     leaderboard,
@@ -33,8 +33,8 @@ from workbench.audit.findings import (
 )
 from workbench.audit.lengths import growth, length_findings
 from workbench.audit.probes import probes_by, spellings
-from workbench.audit.prompt_format import asked_format
-from workbench.audit.reference_completion import AS_ASKED, Writer, answer_of
+from workbench.audit.prompt_format import parse_format
+from workbench.audit.reference_completion import AS_ASKED, CompletionBuilder, answer_of
 from workbench.audit.regression_cases import Case, load_cases, missed_cases
 from workbench.audit.tokens import token_findings
 from workbench.data.columns import ANSWER_ALIASES
@@ -68,7 +68,7 @@ class FunctionReport:
 
 
 @dataclass(frozen=True)
-class Examination:
+class RewardAudit:
     """What was found out about a task's rewards."""
 
     task: str
@@ -78,7 +78,7 @@ class Examination:
     honest: str  # the honest completion of the first row
     honest_total: float
     functions: list[FunctionReport]
-    standings: list[Standing]  # cheats, best paid first
+    probes: list[ProbeResult]  # cheats, best paid first
     findings: list[Finding]  # errors first
     cases: int
     seconds: float
@@ -89,9 +89,9 @@ class Examination:
         return not any(finding.severity == "error" for finding in self.findings)
 
     @property
-    def best_cheat(self) -> Standing | None:
+    def best_cheat(self) -> ProbeResult | None:
         """The best paid completion that does not do what is asked."""
-        return next((cheat for cheat in self.standings if not cheat.right), None)
+        return next((cheat for cheat in self.probes if not cheat.right), None)
 
     @property
     def verdict(self) -> str:
@@ -103,7 +103,7 @@ class Examination:
             cheats = f"an honest answer earns {self.honest_total:g}, the best cheat {best.total:g} ({best.name})"
         else:
             cheats = f"the best cheat ({best.name}) earns {best.share:.0%} of an honest answer"
-        waste = next((each for each in self.standings if each.right), None)
+        waste = next((each for each in self.probes if each.right), None)
         if waste is not None and waste.total > self.honest_total + 1e-6 and (best is None or waste.total > best.total):
             cheats += f", a padded one ({waste.name}) " + (f"{waste.share:.0%}" if waste.share else f"{waste.total:g}")
         errors = sum(finding.severity == "error" for finding in self.findings)
@@ -115,12 +115,12 @@ class Examination:
             "task": self.task,
             "ok": self.ok,
             "verdict": self.verdict,
-            "asked_format": self.asked,
+            "parse_format": self.asked,
             "rows": self.rows,
             "completions": self.completions,
             "honest": {"completion": self.honest, "total": _plain(self.honest_total)},
             "functions": [_plain(vars(function)) for function in self.functions],
-            "cheats": [_plain(cheat._asdict()) for cheat in self.standings],
+            "cheats": [_plain(cheat._asdict()) for cheat in self.probes],
             "findings": [vars(finding) for finding in self.findings],
             "cases": self.cases,
             "seconds": self.seconds,
@@ -133,7 +133,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def examine(
+def audit_rewards(
     task: Task,
     *,
     rows: int = ROWS,
@@ -143,7 +143,7 @@ def examine(
     cases: str | None = None,
     deadline_s: float = DEADLINE_S,
     progress: Callable[[int, int], None] | None = None,
-) -> Examination:
+) -> RewardAudit:
     """Score honest completions and cheats of a task's prompts, and say what is wrong.
 
     Args:
@@ -199,8 +199,8 @@ class _Examiner:
             self.findings.append(Finding("answer_column", "warning", "", text, f"Task(answer_column={column!r})"))
         self.texts: list[Text] = []
 
-    def _texts(self, number: int, writer: Writer) -> list[Text]:
-        found = [Text(number, HONEST, ideal.name, ideal.text) for ideal in writer.ideals()]
+    def _texts(self, number: int, writer: CompletionBuilder) -> list[Text]:
+        found = [Text(number, HONEST, ideal.name, ideal.text) for ideal in writer.reference_completions()]
         for probe in probes_by(writer, self.task.probes, self.limit):
             found.append(Text(number, PROBE, probe.name, probe.text, probe.right, probe.own))
         if self.task.ideal is None:
@@ -213,7 +213,7 @@ class _Examiner:
                     found.append(Text(number, SPELLING, name, writer.write(reasoning, other, compact=compact)))
         return found
 
-    def run(self, started: float) -> Examination:
+    def run(self, started: float) -> RewardAudit:
         usable = [name for name in self.suite.names if self._fits(name)]
         there = _files_here()
         self.suite.readings(self.rows)  # starts the worker, whose imports are no function's seconds
@@ -228,7 +228,7 @@ class _Examiner:
         self.progress(len(usable), len(usable))
         names = list(columns)
         weight = dict(zip(self.suite.names, self.suite.weights, strict=True))
-        sheet = Sheet(
+        sheet = ScoreTable(
             self.texts,
             names,
             np.array([columns[name] for name in names], dtype=float).T.reshape(len(self.texts), len(names)),
@@ -256,15 +256,15 @@ class _Examiner:
             text = f"{', '.join(map(repr, new[:3]))} appeared in the working directory: the functions were called, and wrote it"
             self.findings.append(Finding("writes", "note", "", text, "delete it, or let them write elsewhere"))
         honest = next(text.text for text in self.texts if text.kind == HONEST and text.name == AS_ASKED)
-        return Examination(
+        return RewardAudit(
             task=self.task.name,
-            asked=str(asked_format(self.rows[0])),
+            asked=str(parse_format(self.rows[0])),
             rows=len(self.rows),
             completions=len(self.texts),
             honest=honest,
             honest_total=sheet.honest_total if names else 0.0,
             functions=[self._report(name, weight[name], sheet, units.get(name, "")) for name in self.suite.names],
-            standings=leaderboard(sheet) if names else [],
+            probes=leaderboard(sheet) if names else [],
             findings=sorted(self.findings, key=lambda finding: _ORDER[finding.severity]),
             cases=len(known),
             seconds=time.monotonic() - started,
@@ -291,10 +291,11 @@ class _Examiner:
             remedy = "show the format in the prompt just as it has to be written, or let the pattern allow more (\\s*)"
             self.findings.append(Finding("layout", "warning", name, text, remedy))
 
-    def _best_guess(self, sheet: Sheet) -> Sheet:
+    def _best_guess(self, sheet: ScoreTable) -> ScoreTable:
         # Where no format is asked for, the way of answering that is paid best stands for the honest one.
         totals = {
-            ideal.name: mean_of_known(sheet.totals[sheet.at(HONEST, ideal.name)]) for ideal in self.writers[0].ideals()
+            ideal.name: mean_of_known(sheet.totals[sheet.at(HONEST, ideal.name)])
+            for ideal in self.writers[0].reference_completions()
         }
         best = max(totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED))
         names = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
@@ -303,7 +304,7 @@ class _Examiner:
         ]
         return replace(sheet, texts=self.texts)
 
-    def _silent(self, sheet: Sheet) -> None:
+    def _silent(self, sheet: ScoreTable) -> None:
         said = ~np.isnan(sheet.scores[:, sheet.weights != 0]).all(axis=1)
         rows = np.array([text.row for text in self.texts])
         silent = [number for number in range(len(self.rows)) if not said[rows == number].any()]
@@ -313,7 +314,7 @@ class _Examiner:
             remedy = "return a number where it has something to say; does it look for another value than the rows have?"
             self.findings.append(Finding("constant", "error", "", text, remedy))
 
-    def _right(self, sheet: Sheet) -> None:
+    def _right(self, sheet: ScoreTable) -> None:
         # The groups panel and the measurement afterwards take this function's word for what is right.
         name = self.task.right_function
         if name not in sheet.names:
@@ -392,7 +393,7 @@ class _Examiner:
                 return None
         return scored.scores
 
-    def _look(self, name: str, sheet: Sheet) -> str:
+    def _look(self, name: str, sheet: ScoreTable) -> str:
         writer, function = self.writers[0], self.suite.functions[name]
         row, unit = writer.row, ""
         try:
@@ -428,7 +429,7 @@ class _Examiner:
             self.findings.append(Finding("slow", "note", name, text, "make it faster, or a coroutine"))
         return unit
 
-    def _repeats(self, name: str, sheet: Sheet) -> bool:
+    def _repeats(self, name: str, sheet: ScoreTable) -> bool:
         first = [number for number, text in enumerate(self.texts) if text.row == 0]
         texts = [self.texts[number].text for number in first]
         again = self.suite.score_each([self.rows[0]] * len(texts), texts, names=[name], quiet=True)[name].scores
@@ -505,7 +506,7 @@ class _Examiner:
                 )
             )
 
-    def _report(self, name: str, weight: float, sheet: Sheet, unit: str) -> FunctionReport:
+    def _report(self, name: str, weight: float, sheet: ScoreTable, unit: str) -> FunctionReport:
         scored = name in sheet.names and not np.isnan(sheet.column(name)).all()
         scores = sheet.column(name) if scored else np.array([np.nan])
         honest = scores[sheet.at(HONEST, AS_ASKED)] if scored else scores
@@ -533,7 +534,7 @@ def _has_state(function: Callable[..., Any]) -> bool:
     return not inspect.isroutine(function) and not isinstance(function, functools.partial)
 
 
-def writers(task: Task, rows: Sequence[Row]) -> list[Writer]:
+def writers(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
     """How an honest policy writes for each of these rows of a task; each takes its wrong answers from the other rows.
 
     Raises:
@@ -544,7 +545,7 @@ def writers(task: Task, rows: Sequence[Row]) -> list[Writer]:
         column = next((name for name in ANSWER_ALIASES if all(row.get(name) is not None for row in rows)), column)
     answers = [answer_of(row, column) for row in rows]
     return [
-        Writer(row, column, task.ideal, [other for other in answers if other != answers[number]])
+        CompletionBuilder(row, column, task.ideal, [other for other in answers if other != answers[number]])
         for number, row in enumerate(rows)
     ]
 

@@ -59,7 +59,7 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ScoreTable:
     """Completions of several rows and their scores."""
 
     texts: list[Text]
@@ -92,7 +92,9 @@ class Sheet:
         return self.scores[:, self.names.index(function)]
 
 
-def paying(sheet: Sheet, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool) -> list[Finding]:
+def paying(
+    sheet: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool
+) -> list[Finding]:
     """Whether an honest completion earns what the function has to give.
 
     Args:
@@ -175,7 +177,9 @@ def paying(sheet: Sheet, function: str, unreached: Callable[[str], Sequence[Unre
     return found
 
 
-def _target(sheet: Sheet, scores: np.ndarray, row: int, stated: float | None, lowest: float, varies: bool) -> float:
+def _target(
+    sheet: ScoreTable, scores: np.ndarray, row: int, stated: float | None, lowest: float, varies: bool
+) -> float:
     if stated is not None:
         return stated - _CLOSE
     if varies:
@@ -191,7 +195,7 @@ def _target(sheet: Sheet, scores: np.ndarray, row: int, stated: float | None, lo
 
 
 def _cannot_pay(
-    sheet: Sheet,
+    sheet: ScoreTable,
     function: str,
     scores: np.ndarray,
     honest: np.ndarray,
@@ -236,7 +240,7 @@ def _never(branches: Sequence[Unreached]) -> str:
     return f"; never reached: {paid[0]}" if paid else ""
 
 
-def hackable(sheet: Sheet) -> list[Finding]:
+def hackable(sheet: ScoreTable) -> list[Finding]:
     """The cheats that earn as much as an honest answer, and the right but wasteful ones that earn more."""
     honest, lowest = sheet.honest_total, float(np.nanmin(sheet.totals)) if np.isfinite(sheet.totals).any() else np.nan
     if not np.isfinite(honest) or (sheet.guessed and honest <= lowest + _CLOSE):
@@ -275,7 +279,7 @@ def hackable(sheet: Sheet) -> list[Finding]:
     return found
 
 
-def _payer(sheet: Sheet, probe: Standing) -> str:
+def _payer(sheet: ScoreTable, probe: ProbeResult) -> str:
     # The function that pays a cheat most; where none does, or it is right, the one that pays it most beyond an honest one.
     if len(sheet.names) == 1:
         return sheet.names[0]
@@ -285,7 +289,7 @@ def _payer(sheet: Sheet, probe: Standing) -> str:
     return sheet.names[int(chosen.argmax())] if chosen.max() > 0 else ""
 
 
-def _paid(sheet: Sheet, which: np.ndarray) -> np.ndarray:
+def _paid(sheet: ScoreTable, which: np.ndarray) -> np.ndarray:
     weighted = sheet.scores[which] * sheet.weights
     return np.nan_to_num([mean_of_known(column) for column in weighted.T], nan=0.0)
 
@@ -295,7 +299,7 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-class Standing(NamedTuple):
+class ProbeResult(NamedTuple):
     """One cheat on the leaderboard. Scores are means over the rows."""
 
     name: str
@@ -307,7 +311,7 @@ class Standing(NamedTuple):
     example: str
 
 
-def leaderboard(sheet: Sheet) -> list[Standing]:
+def leaderboard(sheet: ScoreTable) -> list[ProbeResult]:
     """Every cheat, the best paid first, and of equals the shortest."""
     honest = sheet.honest_total
     found = []
@@ -317,7 +321,7 @@ def leaderboard(sheet: Sheet) -> list[Standing]:
         first = next(text for text in sheet.texts if text.kind == PROBE and text.name == name)
         scores = {function: mean_of_known(sheet.column(function)[mine]) for function in sheet.names}
         share = total / honest if honest > _CLOSE else None
-        found.append(Standing(name, total, share, scores, first.right, first.own, first.text))
+        found.append(ProbeResult(name, total, share, scores, first.right, first.own, first.text))
     return sorted(
         found, key=lambda cheat: (-round(cheat.total, 9) if cheat.total == cheat.total else np.inf, len(cheat.example))
     )
@@ -329,7 +333,7 @@ def mean_of_known(values: np.ndarray) -> float:
     return float(known.mean()) if known.size else float("nan")
 
 
-def spelling(sheet: Sheet, function: str) -> list[Finding]:
+def spelling(sheet: ScoreTable, function: str) -> list[Finding]:
     """Right answers, written in another way, that a function which looks at the answer does not pay."""
     scores = sheet.column(function)
     honest, wrong = scores[sheet.at(SPELLING, RIGHT)], scores[sheet.at(SPELLING, WRONG)]
@@ -361,7 +365,7 @@ def spelling(sheet: Sheet, function: str) -> list[Finding]:
     ]
 
 
-def overlaps(sheet: Sheet) -> list[Finding]:
+def overlaps(sheet: ScoreTable) -> list[Finding]:
     """Functions that rank these completions alike: they pay twice for one thing."""
     found = []
     cheats = sheet.at(PROBE)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.audit.findings import Finding
-from workbench.audit.prompt_format import Format
+from workbench.audit.prompt_format import ExpectedFormat
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row
 
@@ -34,7 +34,7 @@ class Growth(NamedTuple):
     unbounded: str  # "up" or "down"; empty: it has a bound
 
 
-def growth(suite: RewardSuite, name: str, row: Row, asked: Format, answer: str) -> Growth:
+def growth(suite: RewardSuite, name: str, row: Row, asked: ExpectedFormat, answer: str) -> Growth:
     """Score completions of growing length, and the same completion with growing numbers of tokens."""
     words = [" ".join(f"w{number}" for number in range(count)) for count in _WORDS]
     inside = [asked.write(f"Step by step: {more}".strip(), answer) for more in words]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from workbench.audit.prompt_format import Format, prompt_text
-from workbench.audit.reference_completion import Writer
+from workbench.audit.prompt_format import ExpectedFormat, prompt_text
+from workbench.audit.reference_completion import CompletionBuilder
 from workbench.errors import TaskError
 
 CHARACTERS_A_TOKEN = 4  # of English, roughly: for the probe that is cut at the limit
@@ -30,11 +30,11 @@ class Probe(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    writer: Writer
+    writer: CompletionBuilder
     length: int  # characters that fit into a completion
 
     @property
-    def asked(self) -> Format:
+    def asked(self) -> ExpectedFormat:
         return self.writer.asked
 
     @property
@@ -174,12 +174,12 @@ def probes(
     own: Mapping[str, str | Callable[[Mapping[str, Any]], str]] | None = None,
     max_completion_length: int = 512,
 ) -> list[Probe]:
-    """The cheats for a row, those of the user last; arguments as for `Writer` and `probes_by`."""
-    return probes_by(Writer(row, answer_column, ideal), own, max_completion_length)
+    """The cheats for a row, those of the user last; arguments as for `CompletionBuilder` and `probes_by`."""
+    return probes_by(CompletionBuilder(row, answer_column, ideal), own, max_completion_length)
 
 
 def probes_by(
-    writer: Writer,
+    writer: CompletionBuilder,
     own: Mapping[str, str | Callable[[Mapping[str, Any]], str]] | None = None,
     max_completion_length: int = 512,
 ) -> list[Probe]:
@@ -193,7 +193,7 @@ def probes_by(
         TaskError: if a probe of the user's fails or is no text.
     """
     parts = _Parts(writer, max_completion_length * CHARACTERS_A_TOKEN)
-    asked, honest = writer.asked, {ideal.text for ideal in writer.ideals()}
+    asked, honest = writer.asked, {ideal.text for ideal in writer.reference_completions()}
     found: list[Probe] = []
     for name, make in _MAKERS.items():
         unfit = (name in _NEED_TAGS and not asked.blocks) or (name in _NEED_ANSWER and not writer.has_answer)

@@ -21,7 +21,7 @@ _THINK_TAGS = {
 _OPENING = re.compile(r"<([^\W\d]\w{0,40})>")
 
 
-class Block(NamedTuple):
+class TagBlock(NamedTuple):
     """One asked-for block: opening, white space, content, white space, closing; and the white space that follows it."""
 
     name: str
@@ -32,10 +32,10 @@ class Block(NamedTuple):
     between: str
 
 
-class Format(NamedTuple):
+class ExpectedFormat(NamedTuple):
     """The format that a prompt asks for."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[TagBlock, ...]
     answer_tag: str | None  # None: the answer stands outside of the blocks
     boxed: bool
     mark: bool
@@ -77,10 +77,10 @@ def prompt_text(prompt: Any) -> str:
     return "\n".join(str(message["content"]) for message in prompt if message["role"] != "assistant")
 
 
-def asked_format(row: Mapping[str, Any]) -> Format:
+def parse_format(row: Mapping[str, Any]) -> ExpectedFormat:
     """The format that a row's prompt asks for.
 
-    >>> str(asked_format({"prompt": "Answer as <think>why</think> <answer>what</answer>"}))
+    >>> str(parse_format({"prompt": "Answer as <think>why</think> <answer>what</answer>"}))
     '<think> <answer>'
     """
     text = _asking(row["prompt"])
@@ -96,13 +96,13 @@ def asked_format(row: Mapping[str, Any]) -> Format:
         gap = text[place:following] if following >= 0 else ""
         content = text[start + len(opening) : end]
         inside, shown, apart = _spaces(content), shown or "\n" in content, apart or bool(gap.strip())
-        blocks.append(Block(name, opening, closing, *inside, gap if gap and not gap.strip() else inside[0]))
+        blocks.append(TagBlock(name, opening, closing, *inside, gap if gap and not gap.strip() else inside[0]))
     schema = row.get("schema") is not None
     answer_tag = _answer_tag([name for name, _, _ in marks])
     if not shown:  # named in words, in whatever order: one thinks first
         blocks.sort(key=lambda block: block.name == answer_tag)
     boxed, mark = not schema and "\\boxed" in text, not schema and MARK in text
-    return Format(tuple(blocks), answer_tag, boxed, mark, schema, shown or not apart)
+    return ExpectedFormat(tuple(blocks), answer_tag, boxed, mark, schema, shown or not apart)
 
 
 def _asking(prompt: Any) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from workbench.audit.prompt_format import Format, asked_format
+from workbench.audit.prompt_format import ExpectedFormat, parse_format
 from workbench.data.answer_column import is_number
 from workbench.errors import TaskError
 
@@ -21,7 +21,7 @@ NO_ANSWER = "what was asked for"  # written where the task has no answers
 Row = Mapping[str, Any]
 
 
-class Ideal(NamedTuple):
+class ReferenceCompletion(NamedTuple):
     """An honest completion, and in what it differs from the one that was asked for."""
 
     name: str
@@ -44,7 +44,7 @@ _LAYOUTS = (
 _STEPS = (("in numbered steps", "{}. "), ("in steps ('Step 1: ...')", "Step {}: "))
 
 
-class Writer:
+class CompletionBuilder:
     """How an honest policy writes for one row, and one that is not.
 
     Args:
@@ -65,7 +65,7 @@ class Writer:
         others: Sequence[str] = (),
     ) -> None:
         self.row, self.column, self._ideal = row, answer_column, ideal
-        self.asked: Format = asked_format(row)
+        self.asked: ExpectedFormat = parse_format(row)
         self.has_answer = bool(answer_of(row, answer_column))
         self.answer = answer_of(row, answer_column) or NO_ANSWER
         known = self.answer.strip().casefold()
@@ -126,25 +126,31 @@ class Writer:
         begun = opening and isinstance(prompt, str) and prompt.rstrip().endswith(opening)
         return text.removeprefix(opening) if begun else text
 
-    def ideals(self) -> list[Ideal]:
+    def reference_completions(self) -> list[ReferenceCompletion]:
         """Honest completions: the first as its prompt asks, the others with differences that no reader would mind."""
         answer, one = self.answer, self.reasoning(lines=1)
         if self._ideal is not None:
-            return [Ideal(AS_ASKED, self.honest), Ideal("with a newline at the end", self.honest + "\n")]
+            return [
+                ReferenceCompletion(AS_ASKED, self.honest),
+                ReferenceCompletion("with a newline at the end", self.honest + "\n"),
+            ]
         if self.free:
             return [
-                Ideal(AS_ASKED, self.honest),
-                Ideal("the answer alone", answer),
-                Ideal("in a sentence", f"It is {answer}"),
-                Ideal("after 'Answer:'", f"{one}\nAnswer: {answer}"),
+                ReferenceCompletion(AS_ASKED, self.honest),
+                ReferenceCompletion("the answer alone", answer),
+                ReferenceCompletion("in a sentence", f"It is {answer}"),
+                ReferenceCompletion("after 'Answer:'", f"{one}\nAnswer: {answer}"),
             ]
-        found = [Ideal(AS_ASKED, self.honest), Ideal("with a newline at the end", self.honest + "\n")]
+        found = [
+            ReferenceCompletion(AS_ASKED, self.honest),
+            ReferenceCompletion("with a newline at the end", self.honest + "\n"),
+        ]
         if not self.asked.json:
             one_line = self.write(one, answer)
-            found += [Ideal("with its reasoning on one line", one_line)]
-            found += [Ideal("with its reasoning on one line and a newline at the end", one_line + "\n")]
+            found += [ReferenceCompletion("with its reasoning on one line", one_line)]
+            found += [ReferenceCompletion("with its reasoning on one line and a newline at the end", one_line + "\n")]
             if self.asked.blocks:
-                found.append(Ideal(ONE_LINE, self.write(one, answer, compact=True)))
+                found.append(ReferenceCompletion(ONE_LINE, self.write(one, answer, compact=True)))
         return found
 
     def _with(self, answer: str) -> str:
@@ -240,6 +246,8 @@ def _other(value: Any) -> Any:
     return value + 1 if isinstance(value, (int, float)) else "something else"
 
 
-def ideals(row: Row, answer_column: str = "answer", ideal: Callable[[Row], str] | None = None) -> list[Ideal]:
-    """Honest completions of a row; arguments and errors as for `Writer`."""
-    return Writer(row, answer_column, ideal).ideals()
+def reference_completions(
+    row: Row, answer_column: str = "answer", ideal: Callable[[Row], str] | None = None
+) -> list[ReferenceCompletion]:
+    """Honest completions of a row; arguments and errors as for `CompletionBuilder`."""
+    return CompletionBuilder(row, answer_column, ideal).reference_completions()

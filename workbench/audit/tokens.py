@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from workbench.audit.findings import Finding, mean_of_known
-from workbench.audit.reference_completion import Writer
+from workbench.audit.reference_completion import CompletionBuilder
 from workbench.data.template import template_card
 from workbench.rewards.suite import RewardSuite
 
 
 def token_findings(
     suite: RewardSuite,
-    writers: Sequence[Writer],
+    writers: Sequence[CompletionBuilder],
     names: Sequence[str],
     tokenizer: Any,
     max_completion_length: int,

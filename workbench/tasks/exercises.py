@@ -372,7 +372,7 @@ for _exercise in EXERCISES.values():
         _function.runs_in_worker = True
 
 
-def exercise_named(name: str) -> Exercise:
+def exercise(name: str) -> Exercise:
     """One of `EXERCISES`.
 
     Raises:

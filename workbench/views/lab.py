@@ -21,19 +21,19 @@ from typing import Any
 
 import numpy as np
 
-from workbench.audit.examination import Examination, examine, writers
+from workbench.audit.examination import RewardAudit, audit_rewards, writers
 from workbench.audit.probes import probes_by
-from workbench.audit.prompt_format import asked_format
-from workbench.audit.reference_completion import Writer
+from workbench.audit.prompt_format import parse_format
+from workbench.audit.reference_completion import CompletionBuilder
 from workbench.errors import RecipeError, TaskError, WorkbenchError
-from workbench.rewards.groups import ExplainedGroup, explain
+from workbench.rewards.groups import ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
+from workbench.views.audit import Report
+from workbench.views.controls import WIDGETS, widget_view
 from workbench.views.groups import group_tables
 from workbench.views.highlight import highlighted
-from workbench.views.probing import Report
 from workbench.views.tables import PRE, Table, plain, short_name
-from workbench.views.widgets import WIDGETS, view_of
 from workbench.workspace import shown
 
 MOST_PROMPTS = 100  # offered in the list
@@ -60,8 +60,8 @@ class Bench:
         self.problem = ""  # why the file as it is now cannot be used
         self._stamp = self._look()
         self._suite: RewardSuite | None = None
-        self._examination: Examination | None = None
-        self._writers: dict[int, Writer] = {}
+        self._examination: RewardAudit | None = None
+        self._writers: dict[int, CompletionBuilder] = {}
 
     def _look(self) -> tuple[int, int] | None:
         try:
@@ -105,10 +105,10 @@ class Bench:
         return self._suite
 
     @property
-    def examination(self) -> Examination:
-        """What `examine` says of the task as it is now."""
+    def examination(self) -> RewardAudit:
+        """What `audit_rewards` says of the task as it is now."""
         if self._examination is None:
-            self._examination = examine(self.task)
+            self._examination = audit_rewards(self.task)
         return self._examination
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Bench:
         if self._suite is not None:
             self._suite.close()
 
-    def writer(self, number: int) -> Writer:
+    def writer(self, number: int) -> CompletionBuilder:
         """How an honest policy writes for a prompt of the task."""
         if number not in self._writers:
             rows = self.task.rows
@@ -127,7 +127,7 @@ class Bench:
     def starters(self, number: int) -> dict[str, str]:
         """Completions to begin with, by name: the honest ones, then the cheats."""
         writer = self.writer(number)
-        honest = writer.ideals()
+        honest = writer.reference_completions()
         found = {"an honest answer": honest[0].text}
         found.update({f"honest, {ideal.name}": ideal.text for ideal in honest[1:]})
         found.update({probe.name: probe.text for probe in probes_by(writer, self.task.probes)})
@@ -143,10 +143,8 @@ class Bench:
         for name, each in scored.items():
             for index, what in each.errors.items():
                 problems.setdefault(index, []).append(f"{name} {what}")
-        found = explain(
-            self.suite.names, scores, self.suite.weights, texts, right, len(texts), scale_rewards=self.scale_rewards
-        )
-        return found, problems
+        found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
+        return explain(found), problems
 
     def matched(self, row: Row, text: str, function: str | None = None) -> set[tuple[int, int]]:
         """(start, end) of what the functions (or one) took out of a completion."""
@@ -236,7 +234,7 @@ class Lab:
         if self.widget is None:
             return bundle
         self._watch()
-        return {**bundle, **view_of(self.widget)}
+        return {**bundle, **widget_view(self.widget)}
 
     @staticmethod
     def _fold(report: Any) -> str:
@@ -378,7 +376,7 @@ class Lab:
 
     def _show(self, everything: bool) -> None:
         row, started = self.row, time.perf_counter()
-        asked = asked_format(row)
+        asked = parse_format(row)
         marks = [mark for block in asked.blocks for mark in (block.opening, block.closing)]
         if everything:
             writer = self.bench.writer(self.number)

@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from workbench.audit.examination import examine
+from workbench.audit.examination import audit_rewards
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.rewards.library import correctness_reward, length_reward, strict_format_reward
 from workbench.task import Task
-from workbench.views.probing import Report, cheats_table, functions_table, leaderboard_chart
+from workbench.views.audit import Report, cheats_table, functions_table, leaderboard_chart
 
 HOSTILE = "<script>alert(1)</script> $x$ \u202egnp"
 ROWS = [{"prompt": to_messages(f"What is {n} + 27?", SYSTEM_PROMPT), "answer": str(n + 27)} for n in range(3)]
@@ -23,12 +23,12 @@ def tag_reward(completions, **kwargs):
 
 @pytest.fixture(scope="module")
 def flawed():
-    return examine(Task("<b>flawed</b>", ROWS, [tag_reward, length_reward], probes={"<i>mine</i>": HOSTILE}))
+    return audit_rewards(Task("<b>flawed</b>", ROWS, [tag_reward, length_reward], probes={"<i>mine</i>": HOSTILE}))
 
 
 @pytest.fixture(scope="module")
 def sound():
-    return examine(Task("sound", ROWS, [correctness_reward, strict_format_reward]))
+    return audit_rewards(Task("sound", ROWS, [correctness_reward, strict_format_reward]))
 
 
 def test_as_text_the_verdict_comes_first_then_the_findings_then_the_tables(flawed):
@@ -58,7 +58,7 @@ def test_as_html_everything_is_escaped_and_completions_stand_in_pre(flawed):
 
 
 def test_a_cheats_name_with_mathematics_in_it_cannot_run_as_such():
-    found = examine(Task("t", ROWS, [tag_reward], probes={"$y$": "x"}))
+    found = audit_rewards(Task("t", ROWS, [tag_reward], probes={"$y$": "x"}))
     page = Report(found, cheats=40)._repr_html_()
     assert "$y$" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
 
@@ -77,7 +77,7 @@ def test_the_cheats_under_the_honest_answer(sound):
     assert table.rows[0][:5] == ["(an honest answer)", 3.0, "100%", 2.0, 1.0]
     assert len(table.rows) == 4
     assert [row[1] for row in table.rows[1:]] == sorted((row[1] for row in table.rows[1:]), reverse=True)
-    assert f"({len(sound.standings) - 3} more earn less)" in table.caption
+    assert f"({len(sound.probes) - 3} more earn less)" in table.caption
     assert "reasoning repeated (right, padded)" in [row[0] for row in table.rows]
 
 
@@ -85,7 +85,7 @@ def test_without_scores_there_are_no_tables_of_them_and_no_error():
     def failing_reward(completions, **kwargs):
         raise RuntimeError("never")
 
-    found = examine(Task("t", ROWS, [failing_reward]))
+    found = audit_rewards(Task("t", ROWS, [failing_reward]))
     report = Report(found)
     assert "raised RuntimeError: never" in str(report)
     assert "What cheats earn" not in str(report)
@@ -98,7 +98,7 @@ def test_the_chart_has_a_bar_for_each_and_a_line_for_honesty(which, request):
     figure = leaderboard_chart(found, 5)
     [axis] = figure.axes
     labels = [label.get_text() for label in axis.get_yticklabels()]
-    assert labels == ["an honest answer", *(cheat.name for cheat in found.standings[:5])]
+    assert labels == ["an honest answer", *(cheat.name for cheat in found.probes[:5])]
     assert len(axis.patches) == 6 * len(found.functions)
     assert axis.get_lines()[0].get_xdata()[0] == pytest.approx(found.honest_total)
     picture = io.BytesIO()

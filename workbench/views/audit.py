@@ -1,11 +1,11 @@
-"""What `examine` found, for people: the findings first, then what each function pays, then the cheats by what they earn."""
+"""What `audit_rewards` found, for people: the findings first, then what each function pays, then the cheats by what they earn."""
 
 from __future__ import annotations
 
 import html
 from typing import Any
 
-from workbench.audit.examination import Examination
+from workbench.audit.examination import RewardAudit
 from workbench.views.figure import GREY, SERIES, new_figure
 from workbench.views.tables import PRE, Table, Verbatim, plain, short_name
 
@@ -17,7 +17,7 @@ _REMEDY = html.escape("\n  -> ")
 class Report:
     """The whole examination: HTML in a notebook, text elsewhere."""
 
-    def __init__(self, found: Examination, cheats: int = MOST_CHEATS) -> None:
+    def __init__(self, found: RewardAudit, cheats: int = MOST_CHEATS) -> None:
         self.found, self.parts = found, [functions_table(found), cheats_table(found, cheats)]
 
     def __str__(self) -> str:
@@ -44,13 +44,13 @@ def _pre(text: str) -> str:
     return f"<pre style='{PRE}'>{html.escape(plain(text))}</pre>"
 
 
-def _tried(found: Examination) -> str:
+def _tried(found: RewardAudit) -> str:
     prompts = f"{found.rows} prompt{'s' if found.rows > 1 else ''}"
     cases = f", {found.cases} golden case{'s' if found.cases > 1 else ''}" if found.cases else ""
     return f"asked for: {found.asked}; {prompts}, {found.completions} completions{cases}, {found.seconds:.1f} s"
 
 
-def functions_table(found: Examination) -> Table:
+def functions_table(found: RewardAudit) -> Table:
     """What each function declares, pays an honest completion, and pays at least and at most of all that were tried."""
     rows = [
         [
@@ -68,14 +68,12 @@ def functions_table(found: Examination) -> Table:
     return Table(header, rows, "What each function pays")
 
 
-def cheats_table(found: Examination, most: int = MOST_CHEATS) -> Table:
+def cheats_table(found: RewardAudit, most: int = MOST_CHEATS) -> Table:
     """The cheats, best paid first."""
-    names = [
-        function.name for function in found.functions if found.standings and function.name in found.standings[0].scores
-    ]
-    whole = "100%" if any(cheat.share is not None for cheat in found.standings) else "-"
+    names = [function.name for function in found.functions if found.probes and function.name in found.probes[0].scores]
+    whole = "100%" if any(cheat.share is not None for cheat in found.probes) else "-"
     rows = [["(an honest answer)", found.honest_total, whole, *_honest(found, names), Verbatim(_short(found.honest))]]
-    for cheat in found.standings[:most]:
+    for cheat in found.probes[:most]:
         share = "-" if cheat.share is None else f"{cheat.share:.0%}"
         name = cheat.name + (" (yours)" if cheat.own else "") + (" (right, padded)" if cheat.right else "")
         rows.append(
@@ -87,13 +85,13 @@ def cheats_table(found: Examination, most: int = MOST_CHEATS) -> Table:
                 Verbatim(_short(cheat.example)),
             ]
         )
-    more = len(found.standings) - most
+    more = len(found.probes) - most
     caption = "What cheats earn, of an honest answer" + (f" ({more} more earn less)" if more > 0 else "")
     short = [short_name(name) for name in names]
-    return Table(["completion", "earns", "share", *short, "for example"], rows if found.standings else [], caption)
+    return Table(["completion", "earns", "share", *short, "for example"], rows if found.probes else [], caption)
 
 
-def _honest(found: Examination, names: list[str]) -> list[float | None]:
+def _honest(found: RewardAudit, names: list[str]) -> list[float | None]:
     by_name = {function.name: function.honest for function in found.functions}
     return [by_name[name] for name in names]
 
@@ -103,12 +101,12 @@ def _short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def leaderboard_chart(found: Examination, most: int = MOST_CHEATS) -> Any:
+def leaderboard_chart(found: RewardAudit, most: int = MOST_CHEATS) -> Any:
     """What an honest answer and the best cheats earn, by function: a bar each, with the honest total as a line."""
-    names = list(found.standings[0].scores) if found.standings else []
+    names = list(found.probes[0].scores) if found.probes else []
     weights = {function.name: function.weight for function in found.functions}
     honest = dict(zip(names, _honest(found, names), strict=True))
-    bars = [("an honest answer", honest)] + [(cheat.name, cheat.scores) for cheat in found.standings[:most]]
+    bars = [("an honest answer", honest)] + [(cheat.name, cheat.scores) for cheat in found.probes[:most]]
     figure, axis = new_figure(8, 0.6 + 0.24 * len(bars))
     for place, (_, scores) in enumerate(bars):
         right, left = 0.0, 0.0  # negative scores go to the left

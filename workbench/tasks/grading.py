@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workbench.audit.prompt_format import asked_format
+from workbench.audit.prompt_format import parse_format
 from workbench.data.answer_column import MARK
 from workbench.errors import DataError
 from workbench.rewards.answers import TAGS
@@ -15,7 +15,7 @@ from workbench.rewards.structured import json_right_reward
 from workbench.task import Row
 
 
-def judge_for(row: Row) -> Callable[..., list[float]]:
+def grader_for(row: Row) -> Callable[..., list[float]]:
     """The function that judges completions of a row, by what the row holds and by the format that its prompt asks for.
 
     Raises:
@@ -44,12 +44,12 @@ def advice(row: Row) -> str:
         return (
             "these rows have no answer: in 02, leave correctness_reward out and write reward functions that need none"
         )
-    judge = judge_for(row)
+    judge = grader_for(row)
     named = {countdown_reward: ("countdown", "countdown"), json_right_reward: ("json", "structured")}
     if judge in named:
         task, module = named[judge]
         return f"these rows need other rewards than 02's: `task: {task}` in a recipe, or import from workbench.rewards.{module}"
-    asked = asked_format(row)
+    asked = parse_format(row)
     if tuple(block.name for block in asked.blocks) == TAGS:
         return ""
     fits = [judge.__name__]

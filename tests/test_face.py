@@ -1,0 +1,83 @@
+"""The face: `import workbench as wb` is all that a notebook, the README or a user's file needs."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import workbench as wb
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SETUP = "setup"  # the cell that fetches the package: it runs before there is a face
+
+
+def code_of(notebook: Path) -> list[str]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [
+        "".join(cell["source"])
+        for cell in cells
+        if cell["cell_type"] == "code" and SETUP not in cell["metadata"].get("tags", [])
+    ]
+
+
+def imports_of(code: str) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found += [
+                f"{alias.name} as {alias.asname}" for alias in node.names if alias.name.split(".")[0] == "workbench"
+            ]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "workbench":
+            found.append(node.module)
+    return found
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_import_the_face_alone(notebook):
+    cells = [re.sub(r"^%%writefile .*\n", "", code) for code in code_of(notebook)]
+    python = [code for code in cells if not code.startswith(("{", "%%"))]
+    assert {name for code in python for name in imports_of(code)} == {"workbench as wb"}
+    used = {
+        node.attr
+        for code in python
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "wb"
+    }
+    assert used <= set(wb.FACE)
+
+
+def test_python_in_the_readme_imports_the_face_alone():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert {name for block in blocks for name in imports_of(block)} == {"workbench as wb"}
+
+
+def test_the_face_is_small_and_complete():
+    assert 25 <= len(wb.FACE) <= 40
+    assert set(wb.FACE) == set(wb.__all__) <= set(dir(wb))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = wb.no_such_name
+
+
+@pytest.mark.parametrize("name", [name for name in wb.FACE if name != "rewards"])
+def test_each_name_has_a_docstring_with_an_example(name):
+    value = getattr(wb, name)
+    assert callable(value)
+    assert len(inspect.getdoc(value).splitlines()) > 3
+    assert doctest.DocTestParser().get_examples(inspect.getdoc(value)), f"wb.{name}: no example (>>> ...)"
+
+
+def test_importing_the_face_imports_no_library():
+    script = "import sys, workbench; print(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
+    out = subprocess.run(
+        [sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    assert ast.literal_eval(out) in (["workbench"], ["__main__", "workbench"])
