@@ -14,8 +14,8 @@ from workbench.replaying.recorded import Block, Recorded
 from workbench.rewards.groups import (
     Attribution,
     Groups,
-    advantages,
     attribution,
+    batch_advantages,
     dead_kinds,
 )
 from workbench.rewards.suite import RewardSuite
@@ -202,7 +202,7 @@ class Compared:
         right = scores[:, suite.names.index(suite.task.right_function)] > 0
         sides: list[tuple[Groups, list[str | None], Attribution]] = []
         for own, own_weights, own_right in ((block.scores, block.weights, block.right), (scores, suite.weights, right)):
-            groups = advantages(own, own_weights, *settings)
+            groups = batch_advantages(own, own_weights, *settings)
             kinds = dead_kinds(groups, own_right, block.completions, size, old.aggregation)
             sides.append((groups, kinds, attribution(own, own_weights, *settings)))
         (before, was, by), (after, now, by_now) = sides
