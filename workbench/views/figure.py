@@ -69,6 +69,19 @@ def image_bundle(data: bytes, text: str) -> dict[str, str]:
     return {"image/png": base64.b64encode(data).decode("ascii"), "text/plain": text}
 
 
+class Picture:
+    """A figure as the view of a result, with a text for readers who cannot see it."""
+
+    def __init__(self, figure: Any, text: str) -> None:
+        self.figure, self.text = figure, text
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return image_bundle(png(self.figure), self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def show(figure: Any, text: str) -> None:
     """Show a figure in the notebook, as an image that stays in the saved file."""
     from IPython.display import display
