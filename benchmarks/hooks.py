@@ -42,14 +42,14 @@ def watched(steps: int, batch: int) -> dict[str, Any]:
     import nbformat
     from nbclient import NotebookClient
 
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
 
     with tempfile.TemporaryDirectory() as home:
         cell = nbformat.v4.new_code_cell(CELL.format(steps=steps, batch=batch))
         notebook = nbformat.v4.new_notebook(cells=[cell])
         client = NotebookClient(notebook, timeout=1800, kernel_name="python3", extra_arguments=["--log-level=ERROR"])
         client.execute(env={**os.environ, "WORKBENCH_HOME": home})
-        run = RunDirectory.open(Path(home) / "runs" / "hooks")
+        run = open_run(Path(home) / "runs" / "hooks")
         result, rows = run.result(), run.metrics()
     seconds = 60 * result["minutes"]
     return {

@@ -108,9 +108,9 @@ def measure(question: str) -> dict[str, Any]:
     import pandas  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
 
-    run = RunDirectory.open(made_records.NAME)
+    run = open_run(made_records.NAME)
     last = run.result()["steps"]
     started = time.perf_counter()
     answer = questions()[question](run, last)

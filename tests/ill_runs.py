@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.data.prompts import SYSTEM_PROMPT
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.library import correctness_reward, lenient_correctness_reward, strict_format_reward
 from workbench.rewards.stated import pays
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
-from workbench.tiny.arithmetic import to_messages
 from workbench.tiny.task import task as arithmetic
 from workbench.training.trainer import train
 
@@ -35,8 +34,7 @@ GRPO = {
 def bare(count: int = 200) -> list[dict]:
     """Sums without a system prompt, which the policy answers in a few tokens."""
     return [
-        {"prompt": to_messages(f"What is {10 + n} + {n % 7}?", None), "answer": str(10 + n + n % 7)}
-        for n in range(count)
+        {"prompt": to_messages(f"What is {10 + n} + {n % 7}?"), "answer": str(10 + n + n % 7)} for n in range(count)
     ]
 
 
@@ -213,5 +211,5 @@ def run_ill(ill: IllRun, policy: Any, name: str = "ill") -> tuple[RunDirectory, 
     try:
         train(recipe, policy=policy, task=task, watchers=[Poison(policy, ill.poison_after)])
     except RuntimeError:
-        return RunDirectory.open(name), task
+        return open_run(name), task
     raise AssertionError("the poison did not work")

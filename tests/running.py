@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
+from workbench.run.control_file import ControlReader
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import (
     CLIPPED,
@@ -28,7 +29,6 @@ from workbench.run.metrics import (
     per_function,
     weight_of,
 )
-from workbench.run.requests import Mailbox
 from workbench.task import Task
 from workbench.training.recorder import Recorder
 
@@ -74,7 +74,7 @@ class Running:
         self.run = RunDirectory.create(name, Recipe(run_name=name, grpo={"max_steps": steps}), manifest)
         self.run.log_event("started", 0)
         self.recorder = Recorder(self.run, self.suite, eos_token_id=0)
-        self.mailbox = Mailbox(self.run)
+        self.mailbox = ControlReader(self.run)
         self.suite.on_batch = self.recorder.batch
         self.beta, self.done, self.paused, self.stopped = beta, 0, False, False
         self.muted: dict[str, float] = {}

@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "printable", "errors", "workspace", "recipe", "run", "task", "data", "rewards", "audit", "replaying", "tiny", "tasks",
+    "printable", "errors", "workspace", "progress", "recipe", "run", "task", "data", "rewards", "audit", "replaying", "tiny", "tasks",
     "memory", "health", "training", "inspection", "exporting", "views", "top",
 ]  # fmt: skip
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
@@ -53,8 +53,6 @@ def imported(path: Path) -> list[tuple[str, bool]]:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-# The script that made the embedded policy, and its parts: they need everything, and nothing needs them.
-BUILD = [PACKAGE / "tiny" / f"{stem}.py" for stem in ("build", "learning", "measuring", "vocabulary")]
 # The decoding loop, made of transformers' classes: reached when a trainer generates, from inside functions alone.
 LATE = [PACKAGE / "training" / "generation" / f"{stem}.py" for stem in ("cache", "covered", "decoding")]
 
@@ -72,11 +70,6 @@ def test_imports_go_one_way(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_heavy_libraries_are_imported_inside_functions(path):
-    if path in BUILD:
-        others = [other for other in FILES if other not in BUILD]
-        stem = f"workbench.tiny.{path.stem}"
-        assert not [other for other in others for module, _ in imported(other) if module == stem], "run, not imported"
-        return
     at_import = {module for module, early in imported(path) if early}
     if path not in LATE:
         assert not [module for module in at_import if module.split(".")[0] in HEAVY]

@@ -14,7 +14,7 @@ from driving import waited_for
 from hostile import HOSTILE, obeyed, run_command
 
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import open_run
 
 SCRIPT = """
 from trl import GRPOConfig, GRPOTrainer
@@ -96,7 +96,7 @@ def test_a_run_in_one_terminal_is_steered_from_another_and_goes_on(home):
     late = workbench("control", "term", "pause", home=home)
     assert late.returncode == 2
     assert "workbench continue" in late.stderr
-    run = RunDirectory.open(home / "runs" / "term")
+    run = open_run(home / "runs" / "term")
     recipe = run.recipe()
     recipe.grpo["max_steps"] = found["steps"] + 2
     recipe.save(run.path / "recipe.yaml")

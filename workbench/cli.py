@@ -85,12 +85,12 @@ def demo(
 
 def _demo_table(result: dict[str, Any]) -> str:
     from workbench.inspection.evaluation import gain_in_words
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
     from workbench.views.tables import Table
     from workbench.workspace import shown
 
     before, after = result["before"], result["after"]
-    gain = gain_in_words(RunDirectory.open(result["run"]).read_json("evaluation.json"))
+    gain = gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
     rows = [
         ["correct, in strict format", f"{before['correct']:.0%} -> {after['correct']:.0%}"],
         ["", gain.removeprefix("gain ")],
@@ -214,7 +214,7 @@ def train(
     Example: `workbench train recipe.yaml --steps 20 --set learning_rate=1e-5 --set policy.load_in_4bit=false`.
     """
     from workbench.recipe import Recipe
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
     from workbench.training import plan
     from workbench.training.presets import find_recipe
     from workbench.training.trainer import train as run_training
@@ -223,7 +223,7 @@ def train(
     asked = plan.overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
     if run_name:
         asked = asked.model_copy(update={"run_name": run_name})
-    again = RunDirectory.open(changes_of, runs) if changes_of else None
+    again = open_run(changes_of, runs) if changes_of else None
     with _output_to_stderr():
         run = run_training(asked, watchers=[TerminalProgress()], runs=runs, changes_of=again)
     _tell_result(run, as_json)
@@ -551,18 +551,18 @@ def _named(run: str, latest: str) -> str:
     # Name the run that was taken, where the user did not.
     if run != "latest":
         return run
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
 
-    opened = RunDirectory.open(latest=latest)
+    opened = open_run(latest=latest)
     print(opened.describe(), file=sys.stderr)
     return str(opened.path)
 
 
 def _json(found: dict[str, Any]) -> str:
     """One JSON object in ASCII: json leaves DEL as it is, and writes NaN, which is not JSON."""
-    from workbench.run.directory import strict
+    from workbench.workspace import to_json
 
-    return json.dumps(strict(found), allow_nan=False).replace("\x7f", "\\u007f")
+    return json.dumps(to_json(found), allow_nan=False).replace("\x7f", "\\u007f")
 
 
 class _output_to_stderr:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError
-from workbench.run.directory import RunDirectory, check_name
+from workbench.run.directory import RunDirectory, check_name, open_run
 from workbench.workspace import find, resolve, shown
 
 NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
@@ -258,9 +258,9 @@ def run_notebooks(
         with _following(folder / "metrics.jsonl", on_step) if stem == "03_train" else contextlib.nullcontext():
             execute(notebooks / f"{stem}.ipynb", out, wanted, resolve("."), functools.partial(on_cell, stem))
         if stem == "04_inspect":
-            to_html(out, folder / "report.html", RunDirectory.open(folder))
+            to_html(out, folder / "report.html", open_run(folder))
         minutes[stem] = (time.monotonic() - began) / 60
-    run = RunDirectory.open(folder)
+    run = open_run(folder)
     measured = run.read_json("evaluation.json")
     result = {
         "before": {key: measured["before"][key] for key in ("correct", "format")},

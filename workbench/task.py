@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -15,9 +16,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from workbench.data.split import prompt_key
 from workbench.errors import TaskError, fault_line, nearest
 from workbench.workspace import find, looked_in, shown
 
@@ -32,8 +33,9 @@ EMBEDDED = {
     "json": "workbench.tasks.structured",
 }
 
+_OWN_MODULE = "workbench_task_"
 # Modules that the task file which was loaded last brought from its own folder, by name.
-BESIDE: set[str] = set()
+_brought: set[str] = set()
 
 # Names that TRL hands to a reward function itself or overwrites: a dataset column of that name breaks or vanishes.
 RESERVED_COLUMNS = frozenset(
@@ -152,6 +154,12 @@ class Task:
         return [{**row, "prompt_id": str(row.get("prompt_id") or prompt_key(row["prompt"])[:12])} for row in rows]
 
 
+def prompt_key(prompt: Any) -> str:
+    """A stable hash of a prompt, chat messages or text: 64 hex digits."""
+    canonical = json.dumps(prompt, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8", "backslashreplace")).hexdigest()
+
+
 def function_name(function: Callable[..., Any]) -> str:
     """The name that TRL gives a reward function in its metrics."""
     while isinstance(function, functools.partial):
@@ -162,6 +170,11 @@ def function_name(function: Callable[..., Any]) -> str:
     if path and not isinstance(function, type):
         return str(path).rstrip("/").rpartition("/")[2]
     return getattr(function, "__name__", None) or type(function).__name__
+
+
+def modules_of_tasks() -> list[ModuleType]:
+    """The task files that were loaded, and what the last one brought from its folder: no other process can import them."""
+    return [module for name, module in [*sys.modules.items()] if name.startswith(_OWN_MODULE) or name in _brought]
 
 
 def _load_remedy(path: Path, kept: Path | None, missing_module: bool) -> str:
@@ -185,9 +198,9 @@ def _executed_as(path: Path) -> Path:
 @contextlib.contextmanager
 def _beside(folder: Path) -> Iterator[None]:
     # A task's own modules lie beside it. They are loaded anew with it: another task may have some of the same names.
-    for name in BESIDE:
+    for name in _brought:
         sys.modules.pop(name, None)
-    BESIDE.clear()
+    _brought.clear()
     known = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
@@ -197,7 +210,7 @@ def _beside(folder: Path) -> Iterator[None]:
         for name in set(sys.modules) - known:
             file = getattr(sys.modules[name], "__file__", None)
             if file and Path(file).resolve().is_relative_to(folder) and "site-packages" not in file:
-                BESIDE.add(name)
+                _brought.add(name)
 
 
 def load_task(name: str | Path, kept: Path | None = None) -> Task:
@@ -234,7 +247,7 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     # A name of its own for every load: a task edited and loaded again must not be answered from the module cache.
     place = _executed_as(path)
     kept = text if text != place else None
-    spec = importlib.util.spec_from_file_location(f"workbench_task_{place.stem}", place)
+    spec = importlib.util.spec_from_file_location(f"{_OWN_MODULE}{place.stem}", place)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:

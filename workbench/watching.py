@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RequestError
-from workbench.run.directory import RunDirectory
-from workbench.run.requests import ACTIONS, answer, check_request, send
+from workbench.run.control_file import ACTIONS, answer, check_request, send
+from workbench.run.directory import open_run
 from workbench.views.controls import answer_line
 from workbench.views.followed import FollowedRun
 from workbench.views.health import verdict_lines
@@ -17,6 +17,7 @@ from workbench.views.latest import group_text
 from workbench.views.screen import Screen
 from workbench.views.tables import plain
 from workbench.views.terminal import TerminalWatch, numbers
+from workbench.workspace import replace_file
 
 EVERY_S = 1.0
 _BY = "command line"
@@ -29,7 +30,7 @@ def followed(run: str | Path = "latest", root: str | Path = "runs") -> FollowedR
     Raises:
         RunError: if there is no such run.
     """
-    return FollowedRun(RunDirectory.open(run, root, latest="training"))
+    return FollowedRun(open_run(run, root, latest="training"))
 
 
 def snapshot(found: FollowedRun) -> dict[str, Any]:
@@ -81,9 +82,9 @@ def snapshot_text(found: FollowedRun) -> str:
 
 def write_picture(found: FollowedRun, file: Path) -> Path:
     """Write the run's curves as a PNG, whole or not at all."""
-    beside = file.with_name(f".{file.name}.part")
-    beside.write_bytes(found.screen.picture(found.line())[0])
-    return beside.replace(file)
+    with replace_file(file) as beside:
+        beside.write_bytes(found.screen.picture(found.line())[0])
+    return file
 
 
 def follow(found: FollowedRun, every_s: float = EVERY_S) -> str:
@@ -150,7 +151,7 @@ def control(
     """Ask a run for something, and wait for its trainer's answer.
 
     Args:
-        action: a key of `workbench.run.requests.ACTIONS`.
+        action: a key of `workbench.run.control_file.ACTIONS`.
         words: FUNCTION and VALUE, where the action takes them.
         timeout_s: seconds; a step that is in flight is finished first. 0: do not wait.
         force: as for `send`.
@@ -162,7 +163,7 @@ def control(
         RunError: if there is no such run.
         RequestError: if the request cannot be right, or the run does not train.
     """
-    opened = RunDirectory.open(run, root, latest="training")
+    opened = open_run(run, root, latest="training")
     words = list(words)
     if action not in ACTIONS:
         check_request(action, {})

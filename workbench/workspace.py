@@ -1,9 +1,15 @@
-"""Where the workbench reads and writes: one folder that holds `tasks/` and `runs/`."""
+"""Where the workbench reads and writes: one folder that holds `tasks/` and `runs/`; and how it writes a file."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def workspace() -> Path:
@@ -43,3 +49,52 @@ def shown(path: str | os.PathLike) -> str:
         return str(path.relative_to(workspace()))
     except ValueError:
         return str(path)
+
+
+@contextlib.contextmanager
+def replace_file(path: str | os.PathLike) -> Iterator[Path]:
+    """Write a file whole or not at all: the block writes to the path that it is given, which then takes `path`'s place.
+
+        with replace_file("runs/a/metrics.jsonl") as beside:
+            beside.write_text("...")
+
+    An error in the block leaves `path` as it was. A kill or a power cut leaves the old file or the new one.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        yield beside
+        with contextlib.suppress(OSError), beside.open("rb") as written:  # some mounts cannot
+            os.fsync(written.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def to_json(value: Any) -> Any:
+    """`value` as JSON can hold it: records and tuples by their fields, numpy's numbers and arrays, paths as text.
+
+    NaN becomes None, an infinity "inf" or "-inf", and whatever else JSON has no form for its text.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):
+        return to_json(value._asdict())
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy, torch
+        return to_json(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else (None if math.isnan(value) else ("inf" if value > 0 else "-inf"))
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def write_json(path: str | os.PathLike, content: Any) -> Path:
+    """Write a JSON file, whole or not at all."""
+    with replace_file(path) as beside:
+        text = json.dumps(to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
+        beside.write_text(text + "\n", encoding="utf-8")
+    return Path(path)

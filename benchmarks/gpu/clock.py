@@ -52,7 +52,7 @@ class Clock:
         self.keep(self.rows)
         # The request is answered at the end of the next step, so one more is made before the run ends.
         if now - self.first + 2 * seconds > self.seconds and step + 1 < self.total and self.run.live:
-            from workbench.run.requests import send
+            from workbench.run.control_file import send
 
             send(self.run, "stop", by="the suite's clock")
 

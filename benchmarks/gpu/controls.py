@@ -95,7 +95,7 @@ class Asks:
             threading.Timer(PAUSE_S, self.send, ["resume"]).start()
 
     def send(self, action: str, **details: Any) -> None:
-        from workbench.run.requests import send
+        from workbench.run.control_file import send
 
         self.ids[action] = send(self.run, action, by="the suite", **details)
 
@@ -105,8 +105,8 @@ class Asks:
 
 def _steering(setting: Setting, checks: Checks) -> dict[str, Any]:
     """Weight, beta and learning rate changed, a pause, a stop: each answered, and seen in the steps that follow."""
+    from workbench.run.control_file import answer
     from workbench.run.metrics import weight_of
-    from workbench.run.requests import answer
 
     asked = [
         ("weight", {"function": FUNCTION, "value": WEIGHT}),
@@ -197,11 +197,11 @@ def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
     """The adapter merged to 16 bits by Unsloth and by the workbench; each held against base + adapter."""
     from workbench.exporting.merge import merge_16bit, sixteen_bit_base
     from workbench.exporting.proof import prove
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
     from workbench.tiny.task import task
     from workbench.training.resuming import load_adapter
 
-    run = RunDirectory.open(setting.work / "runs" / f"part-{setting.device}")
+    run = open_run(setting.work / "runs" / f"part-{setting.device}")
     policy = _policy(_recipe(setting, "part"))
     load_adapter(policy.model, run.final)
     base = sixteen_bit_base(policy.source)

@@ -65,8 +65,8 @@ def teach(setting: Setting) -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from workbench.tiny.build import save
-    from workbench.tiny.vocabulary import CONTEXT_TOKENS, to_tokenizer, train_sentencepiece, vocabulary_text
+    from tools.tiny.build import save
+    from tools.tiny.vocabulary import CONTEXT_TOKENS, to_tokenizer, train_sentencepiece, vocabulary_text
 
     sizes, started = setting.sizes, time.monotonic()
     pieces = train_sentencepiece(vocabulary_text())
@@ -112,7 +112,7 @@ def _taught(setting: Setting, model: Any, tokenizer: Any) -> list[float]:
     import torch
     from torch.nn.utils import parametrize
 
-    from workbench.tiny.learning import (
+    from tools.tiny.learning import (
         NF4_FROM,
         SKILL_SHARE,
         completion_loss,
@@ -176,7 +176,7 @@ class UntilDeadline:
         self.run, self.last = run, time.monotonic()
 
     def update(self, step: int, values: dict[str, Any]) -> None:
-        from workbench.run.requests import send
+        from workbench.run.control_file import send
 
         now = time.monotonic()
         took_s, self.last = now - self.last, now
@@ -193,7 +193,7 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
     from workbench.training.policy import load_policy, trainer_classes
 
     trainer_classes()  # unsloth before transformers
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
     from workbench.tiny.task import task as arithmetic
     from workbench.training.resuming import load_adapter
     from workbench.training.trainer import continue_run, train
@@ -205,7 +205,7 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
     folder = setting.work / "runs" / recipe.run_name
     state = _state(folder)
     if state == "finished":
-        run = RunDirectory.open(folder)
+        run = open_run(folder)
         load_adapter(policy.model, run.final)
     elif state == "begun":
         run = continue_run(folder, policy=policy, task=task, watchers=[watcher])
@@ -235,11 +235,11 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
 def _state(folder: Path) -> str:
     """Of the GRPO run: "finished", "begun" (it can go on), or "" (from the start)."""
     from workbench.errors import RunError
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
     from workbench.training.resuming import latest_point
 
     try:
-        run = RunDirectory.open(folder)
+        run = open_run(folder)
         if run.result()["status"] == "finished":
             return "finished"
         latest_point(run)

@@ -12,7 +12,7 @@ from gpu.setting import Checks, Setting, trainer_is
 def run(setting: Setting) -> dict[str, Any]:
     """Execute 01 to 05, look at what they left, and leave `notebooks.json`. A run that was whole is not repeated."""
     from workbench.demo import run_notebooks
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
 
     before = setting.read("notebooks.json")
     if before and before["done"]:
@@ -33,7 +33,7 @@ def run(setting: Setting) -> dict[str, Any]:
         found |= {"error": f"{type(error).__name__}: {error}", "checks": [_ran(False, str(error))]}
         setting.write("notebooks.json", found)
         return found
-    run_directory = RunDirectory.open(result["run"])
+    run_directory = open_run(result["run"])
     checks = judge(run_directory, cuda=setting.cuda, gain=setting.sizes.gain)
     found |= {
         "done": True,

@@ -152,15 +152,15 @@ class Setting:
 
     def write(self, name: str, content: dict[str, Any]) -> Path:
         """Write one of the suite's JSON files, whole or not at all, with machine, device, versions, date and commit."""
-        from workbench.run.directory import strict, write_json
+        from workbench.workspace import to_json, write_json
 
         return write_json(
-            self.out / name, self._without_paths(strict({**_stamp(self.device), "toy": self.toy, **content}))
+            self.out / name, self._without_paths(to_json({**_stamp(self.device), "toy": self.toy, **content}))
         )
 
     def collect(self) -> Path:
         """Write everything that was found so far into one file, whole or not at all."""
-        from workbench.run.directory import write_json
+        from workbench.workspace import write_json
 
         # Parts that run side by side do this, too.
         beside = write_json(self.out / f".{ALL}-{os.getpid()}", {"files": contents(self.out)})

@@ -300,10 +300,10 @@ def test_a_job_that_is_none_is_an_error_and_no_process_outlives_its_time(tmp_pat
     ids=["a CPU with bfloat16", "one without"],
 )
 def test_a_run_on_the_cpu_is_no_run_on_a_gpu(made, monkeypatch, computed_in, also):
-    from workbench.run.directory import RunDirectory
+    from workbench.run.directory import open_run
 
     monkeypatch.setenv("WORKBENCH_HOME", str(made[1] / "work"))
-    one = RunDirectory.open(made[1] / "work" / "runs" / "learning-cpu")
+    one = open_run(made[1] / "work" / "runs" / "learning-cpu")
     # What a policy computes in is the CPU's doing; a run of either kind must be told from one on a GPU.
     one.update_manifest(policy={**one.manifest()["policy"], "compute_dtype": computed_in})
     gain = {"gain": {"correct": 0.0, "low": -0.1, "high": 0.1}}

@@ -29,7 +29,7 @@ from workbench.planning import plan_run
 from workbench.probing import probe_task
 from workbench.recipe import Recipe
 from workbench.rewards.formats import think_answer_format_reward
-from workbench.run.requests import send
+from workbench.run.control_file import send
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from workbench.data.checks import Checked
-from workbench.data.prompts import SYSTEM_PROMPT
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import open_source
 from workbench.data.split import fingerprint, percentile, shared_questions, split_rows
 from workbench.errors import DataError
@@ -43,7 +43,7 @@ def test_notebook_01_splits_as_the_embedded_policy_was_trained():
     assert all(of[r["prompt"][-1]["content"]] for r in held_out)
     assert len(held_out) == 100
     # And the prompts are those that it was trained on, to the letter.
-    assert train[0]["prompt"] == arithmetic.to_messages(train[0]["prompt"][-1]["content"])
+    assert train[0]["prompt"] == to_messages(train[0]["prompt"][-1]["content"], SYSTEM_PROMPT)
 
 
 def test_asking_for_another_format_does_not_split_anew():

@@ -92,7 +92,7 @@ class Asks:
         self.run = run
 
     def update(self, step: int, values: dict[str, Any]) -> None:
-        from workbench.run.requests import send
+        from workbench.run.control_file import send
 
         for action, details in self.asked.get(step, []):
             self.ids[action] = send(self.run, action, by="test", **details)
@@ -289,7 +289,7 @@ def _scaler() -> Any:
 @scenario
 def steering() -> Any:
     """Every kind of request, and what the trainer worked with at each step."""
-    from workbench.run.requests import answer
+    from workbench.run.control_file import answer
 
     asks = Asks(
         {

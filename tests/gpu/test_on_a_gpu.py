@@ -11,7 +11,7 @@ import pytest
 from workbench.exporting.merge import sixteen_bit_base
 from workbench.exporting.proof import prove
 from workbench.recipe import Recipe
-from workbench.run.requests import send
+from workbench.run.control_file import send
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import load_policy

@@ -15,7 +15,7 @@ import pytest
 from runtime import errors, make, texts, uv
 
 from workbench.demo import NOTEBOOKS
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import open_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -75,7 +75,7 @@ def test_the_cell_installed_once(ran):
 
 
 def test_the_run_is_in_drive(colab, ran):
-    run = RunDirectory.open(colab.home / "runs" / "arithmetic")
+    run = open_run(colab.home / "runs" / "arithmetic")
     assert run.result()["status"] == "finished"
     assert run.manifest()["versions"]["ipykernel"] == colab.before["ipykernel"]
     assert (run.export / "merged_16bit" / "model.safetensors").is_file()

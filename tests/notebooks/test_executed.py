@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from workbench.demo import NOTEBOOKS, execute, notebooks_folder, run_notebooks
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import RunDirectory, open_run
 from workbench.errors import RunError
 from workbench.run.rollouts import query
 
@@ -29,7 +29,7 @@ def demo(tmp_path_factory):
         patch.setenv("WORKBENCH_HOME", str(home))
         cells = []
         result = run_notebooks("demo", parameters=PARAMETERS, on_cell=lambda *progress: cells.append(progress))
-        yield result, RunDirectory.open("demo"), cells
+        yield result, open_run("demo"), cells
 
 
 def outputs(run, stem):
@@ -151,7 +151,7 @@ def test_04_of_a_run_that_could_not_learn_says_so_first_and_shows_no_gain(demo, 
     task += "made = arithmetic(32, 20)\n"
     task += "task = dataclasses.replace(made, reward_funcs=[*made.reward_funcs, right_number], right_by='right_number')\n"
     (ill / "task.py").write_text(task)
-    recipe = RunDirectory.open(ill).recipe()
+    recipe = open_run(ill).recipe()
     recipe.model_copy(update={"task": str(ill / "task.py"), "reward_weights": {}}).save(ill / "recipe.yaml")
     execute(
         notebooks_folder() / "04_inspect.ipynb", tmp_path / "04.ipynb",

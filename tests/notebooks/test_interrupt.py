@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from driving import waited_for
 
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import open_run
 
 TRAIN = """
 from workbench.recipe import Recipe
@@ -40,7 +40,7 @@ def test_one_interrupt_ends_the_cell_normally_and_the_next_cell_runs(home):
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    run = RunDirectory.open("long")
+    run = open_run("long")
     assert run.manifest()["result"]["status"] == "stopped"
     assert run.manifest()["result"]["steps"] < 500
     assert [event["event"] for event in run.events()] == ["started", "control", "checkpoint", "stopped"]

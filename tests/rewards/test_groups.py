@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from workbench.rewards.groups import (
-    advantages,
     attribution,
+    batch_advantages,
+    batch_of,
     contributions,
     dead_groups,
     dead_kinds,
-    every_scale,
     explain,
     group_health,
 )
 
 
 def one(rewards, **kwargs):
-    return advantages(np.array(rewards, dtype=float)[:, None], [1.0], len(rewards), **kwargs)
+    return batch_advantages(np.array(rewards, dtype=float)[:, None], [1.0], len(rewards), **kwargs)
 
 
 def test_the_blog_example():
@@ -49,35 +49,35 @@ def test_scaling_all_rewards_changes_nothing_but_the_epsilon():
 def test_weights_and_two_groups():
     # Weights 2 and 1; totals 2 1 | 3 0: means 1.5 | 1.5; stds 0.70711 | 2.12132.
     scores = np.array([[1, 0], [0, 1], [1, 1], [0, 0]], dtype=float)
-    groups = advantages(scores, [2.0, 1.0], 2)
+    groups = batch_advantages(scores, [2.0, 1.0], 2)
     assert groups.totals.tolist() == [2, 1, 3, 0]
     assert groups.advantages == pytest.approx([0.5 / 0.7072068, -0.5 / 0.7072068, 1.5 / 2.1214203, -1.5 / 2.1214203])
 
 
 def test_batch_scaling_divides_by_the_std_of_all():
     scores = np.array([[2.0], [1.0], [3.0], [0.0]])
-    groups = advantages(scores, [1.0], 2, scale_rewards="batch")
+    groups = batch_advantages(scores, [1.0], 2, scale_rewards="batch")
     batch_std = math.sqrt((0.25 + 0.25 + 2.25 + 2.25) / 3)
     assert groups.advantages == pytest.approx(np.array([0.5, -0.5, 1.5, -1.5]) / (batch_std + 1e-4))
 
 
 def test_a_completion_that_no_function_scored_is_left_out():
     nan = math.nan
-    groups = advantages(np.array([[1.0], [nan], [3.0], [2.0]]), [1.0], 4)
+    groups = batch_advantages(np.array([[1.0], [nan], [3.0], [2.0]]), [1.0], 4)
     assert groups.means == pytest.approx([2.0] * 4)
     assert groups.advantages[1] == 0.0
     assert groups.advantages[0] == pytest.approx(-1 / 1.0001)
 
 
 def test_a_function_that_does_not_apply_adds_nothing():
-    groups = advantages(np.array([[1.0, math.nan], [1.0, 2.0]]), [1.0, 1.0], 2)
+    groups = batch_advantages(np.array([[1.0, math.nan], [1.0, 2.0]]), [1.0, 1.0], 2)
     assert groups.totals.tolist() == [1.0, 3.0]
 
 
 def test_normalize_then_sum():
     # Each function is normalised within the group, then summed, then normalised over the batch.
     scores = np.array([[0.0, 10.0], [1.0, 30.0]])
-    groups = advantages(scores, [1.0, 1.0], 2, aggregation="normalize_then_sum")
+    groups = batch_advantages(scores, [1.0, 1.0], 2, aggregation="normalize_then_sum")
     first = 0.5 / (math.sqrt(0.5) + 1e-4) + 10 / (math.sqrt(200) + 1e-4)
     assert groups.advantages == pytest.approx(np.array([-first, first]) / (math.sqrt(2) * first + 1e-4))
 
@@ -89,12 +89,12 @@ def test_normalize_then_sum():
 )
 def test_bad_settings_are_named(bad):
     with pytest.raises(ValueError, match=str(next(iter(bad.values())))):
-        advantages(np.zeros((4, 1)), [1.0], **{"num_generations": 2, **bad})
+        batch_advantages(np.zeros((4, 1)), [1.0], **{"num_generations": 2, **bad})
 
 
 def test_health():
     scores = np.array([0, 0, 1, 1, 0, 1, 3, 1], dtype=float)[:, None]  # groups 00 11 01 31
-    groups = advantages(scores, [1.0], 2)
+    groups = batch_advantages(scores, [1.0], 2)
     health = group_health(groups, [False, False, True, True, False, True, True, True], 2)
     assert health.all_wrong == 0.25
     assert health.all_right == 0.5
@@ -125,7 +125,7 @@ def drawn(seed, prompts=6, generations=4, functions=3):
 @pytest.mark.parametrize("seed", range(20))
 def test_contributions_add_up_to_the_advantage(seed, settings):
     scores, weights = drawn(seed), [1.0, 0.5, -2.0]
-    expected = advantages(scores, weights, 4, **settings).advantages
+    expected = batch_advantages(scores, weights, 4, **settings).advantages
     assert contributions(scores, weights, 4, **settings).sum(axis=1) == pytest.approx(expected, abs=1e-9)
 
 
@@ -155,18 +155,10 @@ def test_rounding_does_not_choose_between_functions_that_say_the_same():
     assert both == [[0], [0]]
 
 
-def test_every_scale_side_by_side():
-    scores = np.array([[2.0], [1.0], [3.0], [0.0]])
-    found = every_scale(scores, [1.0], 2)
-    assert list(found) == ["group", "batch", "none"]
-    assert found["none"].tolist() == [0.5, -0.5, 1.5, -1.5]
-    assert found["group"] == pytest.approx(advantages(scores, [1.0], 2).advantages)
-
-
 def test_why_a_group_is_dead():
     nan = math.nan
     scores = np.array([1, 1, 1, 1, 0, 0, 0.5, 0.5, nan, nan, 0, 1])[:, None]
-    groups = advantages(scores, [1.0], 2)
+    groups = batch_advantages(scores, [1.0], 2)
     right = [True] * 4 + [False] * 2 + [True, False] + [False] * 4
     texts = ["same", "same", *"abcdefghij"]
     assert dead_kinds(groups, right, texts, 2) == [
@@ -176,7 +168,7 @@ def test_why_a_group_is_dead():
 
 def test_equal_totals_can_hide_unequal_advantages_where_functions_are_normalised_first():
     scores = np.array([[0.0, 2.0], [1.0, 0.0]])  # totals 2 2; z-scores -+0.7 and +-0.7, of which the first counts twice
-    groups = advantages(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum")
+    groups = batch_advantages(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum")
     assert dead_groups(groups, 2).tolist() == [True]
     assert dead_groups(groups, 2, "normalize_then_sum").tolist() == [False]
     assert attribution(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum").deciders.tolist() == [0]
@@ -185,13 +177,15 @@ def test_equal_totals_can_hide_unequal_advantages_where_functions_are_normalised
 def test_explain_says_who_decided():
     names = ["right_reward", "length_reward"]
     scores = np.array([[1, 0], [1, 0], [1, 0.5], [1, 0.0]])
-    found = explain(names, scores, [2.0, 1.0], list("abcd"), [True] * 4, 2, index=1)
+    batch = batch_of(names, [2.0, 1.0], scores, list("abcd"), [True] * 4, 2)
+    found = explain(batch, 1)
     assert (found.decider, found.dead) == ("length_reward", None)
     assert found.verdict == "length_reward decided this group: 100% of the advantages' variance"
     assert found.totals.tolist() == [2.5, 2.0]
     assert found.contributions.sum(axis=1) == pytest.approx(found.advantages)
+    assert list(found.by_scale) == ["group", "batch", "none"]
     assert found.by_scale["batch"][0] == pytest.approx(0.25 / (0.25 + 1e-4))
-    dead = explain(names, scores, [2.0, 1.0], list("abcd"), [True] * 4, 2)
+    dead = explain(batch)
     assert dead.verdict == "dead (all right): nothing is learnt from this group"
     with pytest.raises(IndexError):
-        explain(names, scores, [2.0, 1.0], list("abcd"), [True] * 4, 2, index=2)
+        explain(batch, 2)

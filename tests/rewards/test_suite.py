@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_scores_pass_through_and_the_batch_is_joined():
     [batch] = seen
     assert batch.scores.tolist() == [[1, 1], [1, 4]]
     assert batch.groups.totals.tolist() == [1.5, 3.0]
-    assert batch.right == [True, True]
+    assert batch.right.tolist() == [True, True]
     assert batch.columns == {"answer": ["2", "2"]}
     as_trl(tested, ["2", "1234"])
     assert len(seen) == 2
@@ -383,3 +384,48 @@ def test_scores_whose_advantages_are_others_in_32_bits_are_refused(scores, weigh
         as_trl(tested, ["a", "b"])
     assert "32 bits" in error.value.rule
     assert not seen
+
+
+def test_score_by_hand_is_what_training_would_score():
+    import workbench as wb
+
+    row = {"prompt": "15 + 27?", "answer": "42"}
+    task = Task(
+        "t", [row], [wb.rewards.correctness_reward, wb.rewards.make_length_reward(5, answer_in=None)], [1.0, 0.5]
+    )
+    found = wb.score(task, row, ["<answer>42</answer>", "42", ""])
+    assert found.scores.tolist() == [[2.0, 0.0], [0.0, 0.5], [0.0, 0.0]]
+    assert found.totals.tolist() == [2.0, 0.25, 0.0]
+    assert found.advantages == pytest.approx(wb.advantages([2.0, 0.25, 0.0]))
+    assert found.right.tolist() == [True, False, False]
+    assert "correctness_reward" in str(found)
+    assert "'<answer>42</answer>'" in str(found)
+    assert wb.score(task, row, ["42", ""], weights={"correctness_reward": 0.0}).totals.tolist() == [0.25, 0.0]
+
+
+def test_score_takes_functions_several_prompts_and_what_was_sampled():
+    import workbench as wb
+
+    def length(completions, **kwargs):
+        return [float(len(text)) for text in completions]
+
+    assert wb.score(length, "hello", ["a", "bbb"]).totals.tolist() == [1.0, 3.0]
+    sampled = [
+        [SimpleNamespace(text="a"), SimpleNamespace(text="bb")],
+        [SimpleNamespace(text=""), SimpleNamespace(text="c")],
+    ]
+    found = wb.score([length], [{"prompt": "p"}, {"prompt": "q"}], sampled)
+    assert (found.num_generations, found.prompts, found.totals.tolist()) == (2, ["p", "p", "q", "q"], [1, 2, 0, 1])
+    with pytest.raises(RewardError, match="1 or 2 each"):
+        wb.score([length], [{"prompt": "p"}, {"prompt": "q"}], [["a"], ["b", "c"]])
+    with pytest.raises(TaskError, match="'answer'"):
+        wb.score(wb.rewards.correctness_reward, "no answer column", ["a"])
+
+
+def test_every_reward_function_and_factory_is_there_by_name():
+    import workbench as wb
+
+    assert {"correctness_reward", "make_answer_reward", "countdown_reward"} <= set(dir(wb.rewards))
+    assert all(callable(getattr(wb.rewards, name)) and getattr(wb.rewards, name).__doc__ for name in dir(wb.rewards))
+    with pytest.raises(AttributeError, match="no_such_reward"):
+        wb.rewards.no_such_reward  # noqa: B018

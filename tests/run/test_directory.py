@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from driving import waited_for
 
 from workbench.errors import RunError
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory, append_line, read_lines, strict
+from workbench.run.directory import RunDirectory, open_run
 
 
 def test_a_second_run_of_the_same_name_gets_a_number(home):
@@ -39,10 +38,10 @@ def test_a_name_that_is_no_folder_name_is_refused(home, name):
 def test_open_by_name_by_path_and_latest(home):
     RunDirectory.create("old", Recipe(), {})
     new = RunDirectory.create("new", Recipe(), {})
-    assert RunDirectory.open("old").name == "old"
-    assert RunDirectory.open("runs/old").name == "old"
-    assert RunDirectory.open(new.path).name == "new"
-    assert RunDirectory.open("latest").name == "new"
+    assert open_run("old").name == "old"
+    assert open_run("runs/old").name == "old"
+    assert open_run(new.path).name == "new"
+    assert open_run("latest").name == "new"
 
 
 def begun(name, at, *, ended=True, adapter=True, measured_at=None):
@@ -67,12 +66,10 @@ def test_latest_is_the_one_that_is_needed(home):
     begun("second", 200)
     begun("trains", 300, ended=False, adapter=False)
     begun("empty", 400, adapter=False)
-    meant = {
-        which: RunDirectory.open("latest", latest=which).name for which in ("begun", "training", "resting", "trained")
-    }
+    meant = {which: open_run("latest", latest=which).name for which in ("begun", "training", "resting", "trained")}
     assert meant == {"begun": "empty", "training": "trains", "resting": "empty", "trained": "second"}
-    assert RunDirectory.open("second").describe("second") == "second (finished after 24 steps)"
-    assert RunDirectory.open("second").describe() == (
+    assert open_run("second").describe("second") == "second (finished after 24 steps)"
+    assert open_run("second").describe() == (
         "latest: second (finished after 24 steps); beside it: empty (finished after 24 steps, no adapter), "
         "trains (still training, step 5 of 24), first (finished after 24 steps)"
     )
@@ -81,11 +78,11 @@ def test_latest_is_the_one_that_is_needed(home):
 def test_latest_for_05_is_the_one_that_04_measured_until_another_is_begun(home):
     begun("a", 100, measured_at=300)
     begun("b", 200)  # it trained while 04 measured a
-    assert RunDirectory.open("latest", latest="trained").name == "b"
-    assert RunDirectory.open("latest", latest="measured").name == "a"
-    assert RunDirectory.open("a").state == "finished after 24 steps, measured"
+    assert open_run("latest", latest="trained").name == "b"
+    assert open_run("latest", latest="measured").name == "a"
+    assert open_run("a").state == "finished after 24 steps, measured"
     begun("c", 400)
-    assert RunDirectory.open("latest", latest="measured").name == "c"
+    assert open_run("latest", latest="measured").name == "c"
 
 
 def test_a_run_that_trains_says_so_and_what_to_do(home):
@@ -96,30 +93,30 @@ def test_a_run_that_trains_says_so_and_what_to_do(home):
             RunError, match=r"(?s)trains: still training, step 5 of 24.*control trains stop.*run_name = 'done'"
         ):
             asked()
-    assert RunDirectory.open("done").check_ended().name == "done"
+    assert open_run("done").check_ended().name == "done"
 
 
 def test_where_no_run_has_what_is_needed_each_is_named(home):
     begun("a", 100, adapter=False)
     begun("b", 200, adapter=False)
     with pytest.raises(RunError, match=r"none has an adapter \(a: finished after 24 steps, no adapter, b: "):
-        RunDirectory.open("latest", latest="trained")
+        open_run("latest", latest="trained")
     with pytest.raises(RunError, match="a/checkpoints: no adapter"):
-        RunDirectory.open("a").adapter  # noqa: B018
+        open_run("a").adapter  # noqa: B018
     begun("c", 300, adapter=False, ended=False)
     with pytest.raises(RunError, match="c: still training"):
-        RunDirectory.open("latest", latest="measured")
+        open_run("latest", latest="measured")
 
 
 def test_opening_what_is_not_there_says_what_is(home):
     with pytest.raises(RunError, match="runs in runs: none"):
-        RunDirectory.open()
+        open_run()
     RunDirectory.create("a", Recipe(), {})
     with pytest.raises(RunError, match=r"no run 'b' \(runs in runs: a\)"):
-        RunDirectory.open("b")
+        open_run("b")
     RunDirectory.create("units", Recipe(), {})
     with pytest.raises(RunError, match="did you mean 'units'"):
-        RunDirectory.open("units2")
+        open_run("units2")
 
 
 def test_metrics_and_events_come_back(home):
@@ -137,28 +134,6 @@ def test_a_missing_file_names_the_notebook_way(home):
         RunDirectory.create("a", Recipe(), {}).read_json("evaluation.json")
 
 
-def test_a_torn_line_is_skipped_with_a_warning_and_the_next_is_kept(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    append_line(file, {"step": 1})
-    with file.open("ab") as lines:
-        lines.write(b'{"step": 2, "rew')
-    append_line(file, {"step": 3})
-    with pytest.warns(UserWarning, match="line 2: torn, skipped"):
-        assert [row["step"] for row in read_lines(file)] == [1, 3]
-
-
-def test_strict_makes_json_of_what_json_cannot_say():
-    import numpy as np
-
-    value = {"a": np.float32(0.5), "b": float("-inf"), 3: (1, None), "p": object}
-    assert json.loads(json.dumps(strict(value), allow_nan=False)) == {
-        "a": 0.5,
-        "b": "-inf",
-        "3": [1, None],
-        "p": str(object),
-    }
-
-
 def test_discard_takes_only_what_a_run_wrote(home):
     run = RunDirectory.create("a", Recipe(), {})
     (run.path / "notes.txt").write_text("mine")
@@ -171,7 +146,7 @@ def test_discard_takes_only_what_a_run_wrote(home):
 
 WRITER = """
 import sys
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import RunDirectory, open_run
 from workbench.recipe import Recipe
 run = RunDirectory.create("killed", Recipe(), {})
 print("ready", flush=True)
@@ -186,7 +161,7 @@ while True:
 def test_a_kill_loses_at_most_the_line_in_flight(home):
     process = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
-    run = RunDirectory.open("killed")
+    run = open_run("killed")
     # Reading while another process writes: a line in flight is no torn line, and says nothing.
     while len(run.metrics()) < 20:
         assert run.result()["status"] == "running"
@@ -200,16 +175,6 @@ def test_a_kill_loses_at_most_the_line_in_flight(home):
         assert run.result() == {"status": "killed", "steps": len(steps), "minutes": len(steps) / 60}
     assert steps == list(range(1, len(steps) + 1))
     assert run.manifest()["step"] in (steps[-1] - 1, steps[-1])
-
-
-def test_the_last_line_is_torn_only_if_nobody_is_writing_it(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    append_line(file, {"step": 1})
-    with file.open("ab") as lines:
-        lines.write(b'{"step": 2, "rew')
-    assert [row["step"] for row in read_lines(file, being_written=True)] == [1]
-    with pytest.warns(UserWarning, match="line 2: torn, skipped"):
-        assert [row["step"] for row in read_lines(file)] == [1]
 
 
 def test_the_adapter_of_a_killed_run_is_its_latest_checkpoint(home):

@@ -14,14 +14,12 @@ from workbench.data.prompts import (
     system_prompt,
     to_messages,
 )
-from workbench.data.split import prompt_key
 from workbench.errors import DataError
 from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
-from workbench.task import EMBEDDED, Task, load_task
+from workbench.task import EMBEDDED, Task, load_task, prompt_key
 from workbench.tasks import countdown, csv_qa, gsm8k
 from workbench.tasks.grading import advice, grader_for
-from workbench.tiny import arithmetic
 
 TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
 
@@ -125,7 +123,7 @@ def test_an_example_that_does_not_ship():
 def test_the_system_prompt_is_the_one_that_the_embedded_policy_was_trained_with():
     tags = "<reasoning>\n[Your step-by-step thinking]\n</reasoning>\n<answer>\n[Final answer]\n</answer>"
     assert f"Respond in the following format:\n{tags}" == SYSTEM_PROMPT
-    assert arithmetic.to_messages("q")[0]["content"] == SYSTEM_PROMPT
+    assert to_messages("q", SYSTEM_PROMPT)[0]["content"] == SYSTEM_PROMPT
 
 
 @pytest.mark.parametrize("name", ["tags", "think", "mark"])

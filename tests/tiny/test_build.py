@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from tools.tiny import habits
 from workbench.tiny import MODEL_DIR, arithmetic
 
 SHORT_STEPS = 200
@@ -17,15 +18,15 @@ DIGITS_AFTER_SHORT = 0.32  # share of digits foreseen in held-out sums; the best
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    from workbench.tiny.vocabulary import to_tokenizer, train_sentencepiece, vocabulary_text
+    from tools.tiny.vocabulary import to_tokenizer, train_sentencepiece, vocabulary_text
 
     return to_tokenizer(train_sentencepiece(vocabulary_text()))
 
 
 @pytest.mark.slow
 def test_a_shortened_build_learns_and_an_untrained_model_does_not(tokenizer):
-    from workbench.tiny.learning import completion_loss, new_model, to_batch, train, training_texts
-    from workbench.tiny.measuring import digits_foreseen
+    from tools.tiny.learning import completion_loss, new_model, to_batch, train, training_texts
+    from tools.tiny.measuring import digits_foreseen
 
     problems = arithmetic.sample_problems("held_out", 200)
     model = new_model(tokenizer, seed=0)
@@ -42,8 +43,8 @@ def test_a_shortened_build_learns_and_an_untrained_model_does_not(tokenizer):
 
 @pytest.mark.slow
 def test_a_build_writes_a_folder_that_loads_and_the_same_seed_writes_it_again(tmp_path):
-    from workbench.tiny.build import build
-    from workbench.tiny.measuring import load
+    from tools.tiny.build import build
+    from tools.tiny.measuring import load
 
     weights = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -59,7 +60,7 @@ def test_a_build_writes_a_folder_that_loads_and_the_same_seed_writes_it_again(tm
 
 @pytest.mark.slow
 def test_a_build_replaces_a_folder_whole(tmp_path):
-    from workbench.tiny.build import build
+    from tools.tiny.build import build
 
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "old").write_text("left over")
@@ -71,7 +72,7 @@ def test_a_build_replaces_a_folder_whole(tmp_path):
 
 
 def test_held_out_pairs_never_enter_the_training_text():
-    from workbench.tiny.learning import training_texts
+    from tools.tiny.learning import training_texts
 
     held_out = {problem.key for problem in arithmetic.problems("held_out")}
     assert 0.08 < len(held_out) / 5050 < 0.12
@@ -109,26 +110,26 @@ def test_right_completions_are_right_and_taught_errors_are_wrong():
     rng = random.Random(0)
     for problem in arithmetic.all_problems():
         assert problem.answer == str(eval(f"{problem.a}{problem.op}{problem.b}"))
-        ideal = arithmetic.ideal_completion(problem)
-        assert arithmetic.is_strict_correct(ideal, problem.answer)
-        for part in arithmetic.strict_blocks(ideal)[0].split(", "):
+        ideal = habits.ideal_completion(problem)
+        assert habits.is_strict_correct(ideal, problem.answer)
+        for part in habits.strict_blocks(ideal)[0].split(", "):
             left, right = part.split("=")
             assert eval(left) == int(right)
-        wrong = arithmetic.wrong_sum(problem, rng)
-        assert arithmetic.strict_blocks(wrong)
-        assert not arithmetic.is_strict_correct(wrong, problem.answer)
-        assert arithmetic.is_deliberate_error(wrong, problem)
-        assert not arithmetic.is_deliberate_error(ideal, problem)
+        wrong = habits.wrong_sum(problem, rng)
+        assert habits.strict_blocks(wrong)
+        assert not habits.is_strict_correct(wrong, problem.answer)
+        assert habits.is_deliberate_error(wrong, problem)
+        assert not habits.is_deliberate_error(ideal, problem)
 
 
 def test_habits_are_what_their_names_say():
     import random
 
     rng = random.Random(0)
-    assert math.isclose(sum(habit.share for habit in arithmetic.HABITS), 1.0)
-    for habit in arithmetic.HABITS:
+    assert math.isclose(sum(habit.share for habit in habits.HABITS), 1.0)
+    for habit in habits.HABITS:
         for problem in arithmetic.sample_problems("train", 200):
-            assert arithmetic.classify(habit.write(problem, rng), problem.answer) == habit.name
+            assert habits.classify(habit.write(problem, rng), problem.answer) == habit.name
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_habits_are_what_their_names_say():
     ],
 )
 def test_the_strict_format_is_strict(completion):
-    assert arithmetic.strict_blocks(completion) is None
+    assert habits.strict_blocks(completion) is None
 
 
 # --- the policy in the package ----------------------------------------------------------------------------------
@@ -172,8 +173,8 @@ def test_the_shipped_policy_is_small_and_wide_enough_for_nf4():
 def test_the_shipped_projections_lie_on_the_nf4_grid():
     import torch
 
-    from workbench.tiny.learning import ThroughNF4, projections
-    from workbench.tiny.measuring import load
+    from tools.tiny.learning import ThroughNF4, projections
+    from tools.tiny.measuring import load
 
     model, _ = load(MODEL_DIR)
     moved = [(ThroughNF4()(layer.weight) - layer.weight).norm() / layer.weight.norm() for layer in projections(model)]
@@ -184,7 +185,7 @@ def test_the_shipped_projections_lie_on_the_nf4_grid():
 
 @pytest.mark.slow
 def test_the_shipped_policy_begins_where_grpo_has_something_to_teach():
-    from workbench.tiny.measuring import load, measure
+    from tools.tiny.measuring import load, measure
 
     model, tokenizer = load(MODEL_DIR, nf4=True)
     kinds = {type(module).__name__ for name, module in model.named_modules() if name.endswith("_proj")}
@@ -192,5 +193,5 @@ def test_the_shipped_policy_begins_where_grpo_has_something_to_teach():
     shares = measure(model, tokenizer, prompts=200, samples=4, seed=1)
     error = 2 * math.sqrt(0.3 * 0.7 / 800)  # two standard errors of a share of 800 completions
     assert 0.20 - error <= shares["strict_correct"] <= 0.35 + error, shares
-    assert all(shares[name] >= 0.05 for name in arithmetic.HABIT_NAMES), shares
+    assert all(shares[name] >= 0.05 for name in habits.HABIT_NAMES), shares
     assert shares["skill"] >= 0.95, shares

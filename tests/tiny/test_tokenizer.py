@@ -4,6 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tools.tiny import habits
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.tiny import MODEL_DIR, arithmetic
 
 # SentencePiece writes a space as U+2581, so that one character comes back as a space. Control pieces are what text
@@ -11,7 +13,7 @@ from workbench.tiny import MODEL_DIR, arithmetic
 CONTROL = ("<unk>", "<s>", "</s>", "<pad>", "<|system|>", "<|user|>", "<|assistant|>")
 characters = st.characters(exclude_categories=("Cs",), exclude_characters="\u2581")
 pieces = st.one_of(
-    st.text(characters, max_size=12), st.sampled_from([*arithmetic.TAGS, " ", "  ", "\n", "\t", "42", "<", "e"])
+    st.text(characters, max_size=12), st.sampled_from([*habits.TAGS, " ", "  ", "\n", "\t", "42", "<", "e"])
 )
 texts = st.lists(pieces, max_size=12).map("".join).filter(lambda text: not any(mark in text for mark in CONTROL))
 
@@ -50,7 +52,7 @@ def test_numbers_are_single_digits(tokenizer):
     assert all(piece.startswith("<0x") for piece in multi_digit)
 
 
-@pytest.mark.parametrize("tag", arithmetic.TAGS)
+@pytest.mark.parametrize("tag", habits.TAGS)
 def test_a_tag_is_one_ordinary_token(tokenizer, tag):
     (token,) = tokenizer(tag)["input_ids"]
     assert token not in tokenizer.all_special_ids
@@ -66,7 +68,7 @@ def test_control_tokens_are_distinct_and_skipped(tokenizer):
 
 
 def test_a_turn_ends_with_eos_and_nothing_is_put_in_the_assistants_mouth(tokenizer):
-    chat = [*arithmetic.to_messages("What is 15 + 27?"), {"role": "assistant", "content": "42"}]
+    chat = [*to_messages("What is 15 + 27?", SYSTEM_PROMPT), {"role": "assistant", "content": "42"}]
     whole = tokenizer.apply_chat_template(chat)["input_ids"]
     opened = tokenizer.apply_chat_template(chat[:-1], add_generation_prompt=True)["input_ids"]
     assert whole[-1] == tokenizer.eos_token_id
@@ -86,5 +88,5 @@ def test_a_template_takes_many_turns_and_needs_no_system_message(tokenizer):
 
 
 def test_the_system_prompt_is_cheap(tokenizer):
-    assert len(tokenizer.apply_chat_template(arithmetic.to_messages("What is 15 + 27?"))["input_ids"]) <= 50
-    assert len(tokenizer(arithmetic.ideal_completion(arithmetic.Problem(85, "+", 27)))["input_ids"]) <= 45
+    assert len(tokenizer.apply_chat_template(to_messages("What is 15 + 27?", SYSTEM_PROMPT))["input_ids"]) <= 50
+    assert len(tokenizer(habits.ideal_completion(arithmetic.Problem(85, "+", 27)))["input_ids"]) <= 45

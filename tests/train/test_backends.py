@@ -10,7 +10,7 @@ import pytest
 from workbench.errors import PolicyError
 from workbench.inspection.evaluation import evaluate
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import open_run
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.training import precision
@@ -69,7 +69,7 @@ def test_a_run_with_the_plain_backend_leaves_the_same_record(home):
     assert run.result()["status"] == "finished"
     assert [row["step"] for row in run.metrics()] == [1, 2]
     assert len(query(run.rollouts)) == 2 * 8
-    adapter = RunDirectory.open("t").adapter
+    adapter = open_run("t").adapter
     measured = evaluate(
         load_policy("tiny", backend="transformers", adapter=adapter),
         arithmetic(4, 4),

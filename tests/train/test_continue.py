@@ -18,9 +18,10 @@ from workbench.demo import notebooks_folder
 from workbench.errors import RewardError, RunError, TaskError
 from workbench.recipe import LoraPart, Recipe
 from workbench.rewards.hashing import reward_hash
-from workbench.run.directory import RunDirectory
-from workbench.run.requests import in_force, send
+from workbench.run.control_file import send
+from workbench.run.directory import RunDirectory, open_run
 from workbench.run.rollouts import query
+from workbench.run.state import RunState
 from workbench.task import Task, load_task
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer
@@ -187,7 +188,7 @@ def test_what_was_changed_before_the_stop_is_in_force_after_it(home):
     run = train(recipe("part"), policy=fresh(), task=task(), watchers=[Asks(stopped)])
     continue_run(run, policy=fresh(), task=task())
     assert_same(run, full)
-    assert in_force(run).muted == in_force(full).muted == {"length_reward": 1.0}
+    assert RunState.of(run).muted == RunState.of(full).muted == {"length_reward": 1.0}
 
 
 @pytest.mark.slow
@@ -391,7 +392,7 @@ def test_a_run_that_failed_goes_on_when_its_reward_is_mended(home, monkeypatch):
     broken = Task("late", rows, [fails_late_reward])
     with pytest.raises(RewardError, match="a bug that shows late"):
         train(recipe("late"), policy=fresh(), task=broken)
-    run = RunDirectory.open("late")
+    run = open_run("late")
     assert run.result()["status"] == "failed"
     monkeypatch.setenv("MENDED", "1")
     continue_run(run, policy=fresh(), task=broken)
@@ -412,7 +413,7 @@ def test_a_run_that_was_killed_between_its_last_checkpoint_and_its_result_is_fin
         train(recipe("killed"), policy=fresh(), task=task(), watchers=[Kills({})])
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    run = RunDirectory.open("killed")
+    run = open_run("killed")
     assert run.result()["status"] == "killed"
     assert not run.final.exists()
     continue_run(run, task=task())
@@ -486,7 +487,7 @@ def test_a_started_run_is_steered_killed_and_goes_on(home):
     assert run.live
     assert started.poll() is None
     send(run, "weight", by="test", function="correctness_reward", value=2)
-    waited_for(lambda: in_force(run).weights["correctness_reward"] == 2.0)
+    waited_for(lambda: RunState.of(run).weights["correctness_reward"] == 2.0)
     waited_for(lambda: (run.checkpoints / "checkpoint-3" / "state.json").is_file())
     waited_for(lambda: len(run.metrics()) >= 7)
     started.kill()  # as a crash would: no word of farewell
@@ -499,7 +500,7 @@ def test_a_started_run_is_steered_killed_and_goes_on(home):
     assert [row["step"] for row in run.metrics()] == list(range(1, len(run.metrics()) + 1))
     send(run, "stop", by="test")
     assert again.wait(300).result()["status"] == "stopped"
-    assert in_force(run).weights["correctness_reward"] == 2.0
+    assert RunState.of(run).weights["correctness_reward"] == 2.0
     parts = query(run.rollouts, "select step, count(*) as n from rollouts group by step order by step")
     assert parts["n"].tolist() == [8] * len(parts)
     # The run's own folder holds what both processes printed.

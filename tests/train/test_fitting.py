@@ -10,7 +10,7 @@ import torch
 from workbench import memory
 from workbench.memory import OutOfMemory
 from workbench.recipe import PolicyPart, Recipe
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import open_run
 from workbench.tiny.task import task as arithmetic
 from workbench.training.fitting import Fit
 from workbench.training.plan.values import DEFAULTS
@@ -53,8 +53,8 @@ def test_running_out_of_memory_names_three_changes_and_what_they_save(home, poli
     assert said.count("\n    - ") == 3
     assert "GB" in said or "MB" in said
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
-    assert RunDirectory.open("m").events()[-1]["event"] == "failed"
-    assert RunDirectory.open("m").result()["steps"] == 1
+    assert open_run("m").events()[-1]["event"] == "failed"
+    assert open_run("m").result()["steps"] == 1
 
 
 def test_on_a_gpu_the_first_steps_peak_is_kept_beside_the_estimate(home, policy, monkeypatch):

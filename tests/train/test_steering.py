@@ -12,10 +12,11 @@ import torch
 from driving import waited_for
 
 from workbench.recipe import Recipe
+from workbench.run.control_file import answer, send
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import KL, weight_of
-from workbench.run.requests import answer, in_force, send
 from workbench.run.rollouts import query
+from workbench.run.state import RunState
 from workbench.task import load_task
 from workbench.tiny.task import task as arithmetic
 from workbench.training import session
@@ -174,7 +175,7 @@ def test_beta_and_learning_rate_change_what_the_next_step_does(home):
     assert [row["learning_rate"] for row in rows] == pytest.approx(expected)
     # Without beta there is no reference, so KL is not measured from there on.
     assert [KL in row for row in rows] == [True, True, True, False, False, False]
-    found = in_force(run)
+    found = RunState.of(run)
     assert (found.beta, found.learning_rate) == (0.0, 5e-4)
 
 
@@ -284,7 +285,7 @@ def test_a_paused_run_waits_and_goes_on(home, policy):
     seen = []
 
     def resume():
-        waited_for(lambda: in_force(asks.run).paused)
+        waited_for(lambda: RunState.of(asks.run).paused)
         steps = len(asks.run.metrics())
         send(asks.run, "weight", by="while paused", function=CORRECT, value=2)
         send(asks.run, "checkpoint", by="while paused")
@@ -384,7 +385,7 @@ def test_a_reload_that_cannot_be_kept_changes_nothing(home, monkeypatch):
         return original(source, target)
 
     original = shutil.copyfile
-    monkeypatch.setattr("workbench.training.steering.shutil.copyfile", full)
+    monkeypatch.setattr("workbench.training.control.shutil.copyfile", full)
     asked = Recipe.of({"run_name": "r", "task": str(file), "grpo": {**GRPO, "max_steps": 4}})
     run = train(asked, policy=fresh(), watchers=[edits])
     [event] = controls(run)
@@ -417,7 +418,7 @@ def test_what_is_asked_at_the_end_of_a_stage_is_the_next_ones_and_a_reload_stays
         ("reload", "the stage before", 4),
         ("weight", "test", 4),
     ]
-    assert in_force(run).weights == {CORRECT: 3.0}
+    assert RunState.of(run).weights == {CORRECT: 3.0}
     file.write_text(TASK.format(pays=1.0, more="", names=""))
     again = train(asked.model_copy(update={"run_name": "again"}), policy=fresh(), changes_of=run)
     assert numbers(again) == numbers(run)

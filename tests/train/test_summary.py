@@ -11,9 +11,11 @@ from recording import record
 from workbench.health import examine_run
 from workbench.health.summary import MOST_GROUPS, StepSummary, stage_in, summaries_of, summarise
 from workbench.recipe import Recipe
+from workbench.rewards import groups
 from workbench.rewards.groups import DEAD_KINDS
 from workbench.rewards.library import correctness_reward, strict_format_reward
-from workbench.rewards.suite import RewardSuite, ScoredBatch
+from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
@@ -163,19 +165,18 @@ def test_of_a_run_with_stages_each_has_its_own_settings():
 
 
 def scored_batch(suite: RewardSuite, count: int) -> ScoredBatch:
-    from workbench.rewards.groups import advantages
-
     scores = np.random.default_rng(0).integers(0, 3, (count, len(suite.names))).astype(float)
-    return ScoredBatch(
+    return groups.batch_of(
+        suite.names,
+        suite.weights,
+        scores,
+        [f"text {index % 20} " * 40 for index in range(count)],
+        [bool(own) for own in scores[:, 0] > 0],
+        8,
         prompts=["p"] * count,
-        completions=[f"text {index % 20} " * 40 for index in range(count)],
         completion_ids=[[1] * 40] * count,
         columns={"prompt_id": [str(index // 8) for index in range(count)]},
-        scores=scores,
-        groups=advantages(scores, suite.weights, 8),
-        right=[bool(own) for own in scores[:, 0] > 0],
         step=1,
-        seconds={},
     )
 
 

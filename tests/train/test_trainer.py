@@ -13,15 +13,15 @@ import pytest
 
 from workbench.errors import DataError, PolicyError, RecipeError, RewardError, TaskError
 from workbench.recipe import Recipe, RewardsPart
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import open_run
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, METRICS, MIXED, REWARD, REWARD_STD
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer as training
-from workbench.training.control import ECHO_S
 from workbench.training.policy import load_policy
+from workbench.training.signals import ECHO_S
 from workbench.training.trainer import train
 
 GRPO = {
@@ -196,7 +196,7 @@ def test_weights_that_are_all_0_are_refused(home, policy):
 def test_the_second_interrupt_aborts_and_the_record_stays(home, policy):
     with pytest.raises(KeyboardInterrupt):
         train(recipe(max_steps=50), policy=policy, task=arithmetic(64, 8), watchers=[InterruptAt(2, times=2)])
-    run = RunDirectory.open("t")
+    run = open_run("t")
     # The first Interrupt's request was overtaken by the second, and its writer is told so.
     assert [e["event"] for e in run.events()] == ["started", "control", "aborted"]
     assert not run.events()[1]["applied"]
@@ -229,7 +229,7 @@ def test_an_abort_between_two_log_lines_keeps_the_rollouts_of_the_steps_before(h
 
     with pytest.raises(RewardError, match="tired"):
         train(recipe(max_steps=9, logging_steps=9), policy=policy, task=own_task(tiring_reward))
-    run = RunDirectory.open("t")
+    run = open_run("t")
     assert run.manifest()["result"]["steps"] == 3
     assert query(run.rollouts)["step"].max() == 3
 
@@ -351,7 +351,7 @@ def test_a_reward_that_fails_later_keeps_the_record_and_the_weights_of_the_steps
     watcher = InterruptAt(0)
     with pytest.raises(RewardError, match="tiring_reward raised RuntimeError: tired"):
         train(recipe(max_steps=3), policy=policy, task=own_task(tiring_reward), watchers=[watcher])
-    run = RunDirectory.open("t")
+    run = open_run("t")
     assert [event["event"] for event in run.events()] == ["started", "checkpoint", "failed"]
     assert "tiring_reward" in run.events()[-1]["error"]
     assert len(run.metrics()) == 1

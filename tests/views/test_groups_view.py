@@ -9,7 +9,7 @@ import pytest
 from recording import record
 
 from workbench.replaying.again import replay
-from workbench.rewards.groups import explain
+from workbench.rewards.groups import batch_of, explain
 from workbench.task import Task
 from workbench.views.charts import advantage_bars
 from workbench.views.figure import png
@@ -30,7 +30,7 @@ def length_reward(completions, **kwargs):
 
 
 def group():
-    return explain(NAMES, SCORES, [2.0, 1.0], TEXTS, [True, False, False, True], 4)
+    return explain(batch_of(NAMES, [2.0, 1.0], SCORES, TEXTS, [True, False, False, True], 4))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_group_tables_hold_scores_contributions_and_the_verdict():
 
 
 def test_a_dead_group_has_tables_and_a_picture_too():
-    dead = explain(NAMES, np.full((4, 2), math.nan), [2.0, 1.0], TEXTS, [False] * 4, 4)
+    dead = explain(batch_of(NAMES, [2.0, 1.0], np.full((4, 2), math.nan), TEXTS, [False] * 4, 4))
     assert group_tables(dead)[2].caption == "dead (not scored): nothing is learnt from this group"
     assert [row[2:] for row in group_tables(dead)[2].rows] == [[None, None, "-"]] * 2
     assert png(contribution_bars(dead)).startswith(b"\x89PNG")

@@ -17,12 +17,12 @@ from test_live_plot import Handle
 import workbench.views.widgets as widgets
 from workbench.errors import RunError
 from workbench.health import ALARM, Verdict, examine_run, summary
-from workbench.run.directory import RunDirectory
-from workbench.run.requests import send
+from workbench.run.control_file import send
+from workbench.run.directory import RunDirectory, open_run
 from workbench.views import panel as panel_module
 from workbench.views.controls import Controls
 from workbench.views.followed import FollowedRun
-from workbench.views.following import Follower, NewLines
+from workbench.views.following import Follower
 from workbench.views.panel import RunPanel, buttons_work
 
 
@@ -59,28 +59,6 @@ def requests(run: RunDirectory) -> list[dict]:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def test_lines_are_read_once_and_a_line_in_flight_is_waited_for(tmp_path):
-    file = tmp_path / "lines.jsonl"
-    lines = NewLines(file)
-    assert lines.take() == ([], False)
-    file.write_bytes(b'{"a": 1}\n{"a"')
-    assert lines.take() == ([{"a": 1}], False)
-    with file.open("ab") as more:
-        more.write(b': 2}\nno json\n[3]\n{"a": 4}\n')
-    assert lines.take() == ([{"a": 2}, {"a": 4}], False)
-    assert lines.take() == ([], False)
-
-
-def test_a_file_that_was_written_anew_is_read_anew(tmp_path):
-    file = tmp_path / "lines.jsonl"
-    file.write_text('{"a": 1}\n{"a": 2}\n')
-    lines = NewLines(file)
-    lines.take()
-    (tmp_path / "other").write_text('{"a": 1}\n{"a": 3}\n{"a": 4}\n')
-    (tmp_path / "other").replace(file)
-    assert lines.take() == ([{"a": 1}, {"a": 3}, {"a": 4}], True)
 
 
 def test_how_a_run_stands(running):
@@ -272,7 +250,7 @@ def test_waiting_follows_a_run_of_another_process(home, shown):
         panel = RunPanel("other", every_s=0.1)
         places = shown(panel)
         waited_for(lambda: panel.wait(0.2) == "running" and panel.draws)
-        send(RunDirectory.open("other"), "stop", by="test")
+        send(open_run("other"), "stop", by="test")
         assert panel.wait(120) == "stopped"
         assert "stopped after" in places["status"].html
         assert panel.draws >= 2

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hostile import HOSTILE, obeyed
 
-from workbench.rewards.groups import advantages
-from workbench.rewards.suite import RewardSuite
+from workbench.rewards.suite import score
 from workbench.task import Task
 from workbench.views.tables import LONGEST_SHOWN, Table, Verbatim, score_table
 
@@ -55,9 +54,9 @@ def test_score_table_totals_are_weighted():
     def b_reward(completions, **kwargs):
         return [1.0, None]
 
-    suite = RewardSuite(Task("t", [{"prompt": "x"}], [a_reward, b_reward], [2.0, 0.5]), 2)
-    scores = suite.score([{"prompt": "x"}] * 2, ["good", "bad"])
-    table = score_table(suite, ["good", "bad"], scores, advantages(scores, suite.weights, 2))
+    task = Task("t", [{"prompt": "x"}], [a_reward, b_reward], [2.0, 0.5])
+    scored = score(task, task.rows[0], ["good", "bad"])
+    table = score_table(scored)
     assert table.header == ["completion", "a", "b", "total", "advantage"]
     assert table.rows[0][1:4] == [1.0, 1.0, 2.5]
     assert table.rows[1][3] == 0.0

@@ -9,8 +9,8 @@ from typing import Any
 from workbench.data.report import Report
 from workbench.data.sources import save_rows
 from workbench.data.split import fingerprint
-from workbench.run.directory import write_json
 from workbench.task import Row
+from workbench.workspace import write_json
 
 
 def leave(

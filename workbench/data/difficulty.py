@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from workbench.data.split import fingerprint
 from workbench.errors import DataError
-from workbench.run.directory import append_line, read_lines
+from workbench.run.lines import append_line, read_lines
 from workbench.task import Row
 from workbench.workspace import resolve, shown
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from workbench.data.files import Unreadable
 from workbench.data.script import explained, rows_of_script
 from workbench.errors import DataError
 from workbench.task import Row
-from workbench.workspace import find, looked_in, resolve, shown
+from workbench.workspace import find, looked_in, replace_file, resolve, shown
 
 # Questions that travel with the package -> the module that makes them, with a function `source(limit, seed)`.
 SHIPPED = {
@@ -274,12 +273,6 @@ def json_line(row: Row) -> str:
 def save_rows(rows: Iterable[Row], path: str | Path) -> Path:
     """Write rows as JSON lines, whole or not at all."""
     path = resolve(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        with beside.open("w", encoding="utf-8") as lines:
-            lines.writelines(json_line(row) for row in rows)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replace_file(path) as beside, beside.open("w", encoding="utf-8") as lines:
+        lines.writelines(json_line(row) for row in rows)
     return path

@@ -9,12 +9,7 @@ from typing import Any
 
 from workbench.data.messages import comparable
 from workbench.errors import DataError
-
-
-def prompt_key(prompt: Any) -> str:
-    """A stable hash of a prompt, chat messages or text: 64 hex digits."""
-    canonical = json.dumps(prompt, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode("utf-8", "backslashreplace")).hexdigest()
+from workbench.task import prompt_key
 
 
 def percentile(key: str) -> int:

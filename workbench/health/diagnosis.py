@@ -12,7 +12,7 @@ from workbench.health.verdicts import ALARM, STATES, WARNING, Case, Facts, Verdi
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.stated import maximum_of
 from workbench.run.directory import RunDirectory
-from workbench.run.requests import in_force
+from workbench.run.state import RunState
 from workbench.task import Task, load_task
 
 
@@ -58,7 +58,7 @@ def facts_of(run: RunDirectory, task: Task | None = None, stage: str | None = No
     settings, rewards = {**recipe.grpo, **known["settings"]}, known["rewards"]
     steps = settings.get("max_steps")
     # What was changed while it trained, if this is the stage that it is in.
-    changed = in_force(run)
+    changed = RunState.of(run)
     if stage in (None, "1", changed.stage):
         rewards = {**rewards, "weights": changed.weights}
         settings |= {"beta": changed.beta, "learning_rate": changed.learning_rate}

@@ -17,7 +17,8 @@ import numpy as np
 
 from workbench.errors import RunError
 from workbench.rewards.groups import DEAD_KINDS, IDENTICAL, Groups, contributions, dead_kinds
-from workbench.rewards.suite import RewardSuite, ScoredBatch
+from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import group_starts, parts, whole_groups
 

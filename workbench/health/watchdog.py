@@ -9,7 +9,7 @@ from typing import Any
 from workbench.health import ALARM, WARNING, Facts, Verdict, diagnose, worsened
 from workbench.health.summary import StepSummary, summarise
 from workbench.rewards.stated import maximum_of
-from workbench.rewards.suite import ScoredBatch
+from workbench.run.batch import ScoredBatch
 from workbench.training.stages import Stage
 
 LATEST = 200  # batches and rows that are looked at

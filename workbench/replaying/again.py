@@ -17,10 +17,7 @@ from workbench.errors import RunError, TaskError
 from workbench.replaying.comparing import Compared, Replay, Tally
 from workbench.replaying.recorded import Record, Recorded
 from workbench.replaying.side_by_side import SideBySide
-from workbench.rewards.groups import (
-    ExplainedGroup,
-    explain,
-)
+from workbench.rewards.groups import ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import parts
@@ -120,8 +117,9 @@ def explain_recorded(run: RunDirectory, step: int, index: int = 0) -> ExplainedG
     for block in Record(files, old, in_pieces=False):
         count = len(block.completions) // size
         if before <= index < before + count:
-            settings = (size, index - before, old.scale_rewards, old.aggregation)
-            return explain(old.names, block.scores, block.weights, block.completions, block.right, *settings)
+            settings = (size, old.scale_rewards, old.aggregation)
+            batch = batch_of(old.names, block.weights, block.scores, block.completions, block.right, *settings)
+            return explain(batch, index - before)
         before += count
     raise RunError(
         f"step {step}, group {index}: not in the record",

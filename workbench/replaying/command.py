@@ -9,7 +9,7 @@ from pathlib import Path
 from workbench.errors import RecipeError
 from workbench.replaying.again import replay
 from workbench.replaying.comparing import Replay
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import open_run
 from workbench.task import load_task
 
 
@@ -29,7 +29,7 @@ def replay_run(
     """
     from workbench.views.terminal import progress_bar
 
-    opened, loaded = RunDirectory.open(run, latest="recorded"), load_task(task)
+    opened, loaded = open_run(run, latest="recorded"), load_task(task)
     with progress_bar("completions") as bar:
         shown = bar.add_task(opened.name, total=None)
         found = replay(

@@ -14,13 +14,12 @@ from workbench.replaying.recorded import Block, Recorded
 from workbench.rewards.groups import (
     Attribution,
     Groups,
-    advantages,
     attribution,
+    batch_advantages,
     dead_kinds,
 )
 from workbench.rewards.suite import RewardSuite
-from workbench.run.directory import strict
-from workbench.workspace import shown
+from workbench.workspace import shown, to_json
 
 if TYPE_CHECKING:
     pass
@@ -127,7 +126,7 @@ class Replay:
 
     def found(self) -> dict[str, Any]:
         """For `--json`."""
-        return strict(
+        return to_json(
             {
                 "meaning": MEANING,
                 "run": self.run,
@@ -203,7 +202,7 @@ class Compared:
         right = scores[:, suite.names.index(suite.task.right_function)] > 0
         sides: list[tuple[Groups, list[str | None], Attribution]] = []
         for own, own_weights, own_right in ((block.scores, block.weights, block.right), (scores, suite.weights, right)):
-            groups = advantages(own, own_weights, *settings)
+            groups = batch_advantages(own, own_weights, *settings)
             kinds = dead_kinds(groups, own_right, block.completions, size, old.aggregation)
             sides.append((groups, kinds, attribution(own, own_weights, *settings)))
         (before, was, by), (after, now, by_now) = sides

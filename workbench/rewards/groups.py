@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from workbench.run.batch import Groups, ScoredBatch
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
@@ -26,16 +28,24 @@ IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED = DEAD_KINDS = (
 )
 
 
-class Groups(NamedTuple):
-    """Totals and advantages of B = P * G completions, prompts in order, the completions of a prompt together."""
+def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") -> np.ndarray:
+    """What each completion of one group learns: how much better its reward was than the group's mean, in units of its std.
 
-    totals: np.ndarray  # [P * G] weighted sum of the functions; NaN where no function applied
-    means: np.ndarray  # [P * G] mean of the completion's group
-    stds: np.ndarray  # [P * G] std of the completion's group (Bessel-corrected)
-    advantages: np.ndarray  # [P * G]
+    A_i = (r_i - mean(r)) / (std(r) + 1e-4), as TRL computes it, with the Bessel-corrected std.
+
+    Args:
+        rewards: [G]; NaN for a completion to which no reward function applied, which learns nothing.
+        scale_rewards: "group" (or "batch", the same for one group) divides by the std, "none" by nothing.
+
+    >>> advantages([0.5, 0.9, 0.6, 0.4]).round(2).tolist()
+    [-0.46, 1.39, 0.0, -0.93]
+    >>> advantages([1.0, 1.0, 1.0, 1.0]).tolist()  # a dead group
+    [0.0, 0.0, 0.0, 0.0]
+    """
+    return batch_advantages(np.asarray(rewards, dtype=float)[:, None], [1.0], len(rewards), scale_rewards).advantages
 
 
-def advantages(
+def batch_advantages(
     scores: np.ndarray,
     weights: Sequence[float],
     num_generations: int,
@@ -67,11 +77,6 @@ def advantages(
     return Groups(totals, means, stds, np.nan_to_num(result, nan=0.0))
 
 
-def every_scale(scores: np.ndarray, weights: Sequence[float], num_generations: int) -> dict[str, np.ndarray]:
-    """The advantages [B] under each `scale_rewards`, side by side; arguments as for `advantages`."""
-    return {scale: advantages(scores, weights, num_generations, scale).advantages for scale in SCALES}
-
-
 def contributions(
     scores: np.ndarray,
     weights: Sequence[float],
@@ -83,7 +88,7 @@ def contributions(
 
     Exact, as the advantage is linear in the functions once the spread that divides it is given. A function that does not
     apply counts as 0, as in TRL's sum, and so adds the distance of that 0 from its mean. Arguments and errors as for
-    `advantages`.
+    `batch_advantages`.
     """
     scores, weights, scale = _checked(scores, weights, num_generations, scale_rewards, aggregation)
     unscored = np.isnan(scores).all(axis=1)
@@ -220,14 +225,14 @@ def attribution(
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
 ) -> Attribution:
-    """Attribute the advantages to the functions, exactly; arguments and errors as for `advantages`.
+    """Attribute the advantages to the functions, exactly; arguments and errors as for `batch_advantages`.
 
     A function's share is the covariance of what it adds with the advantage, over the advantage's variance. It is negative
     where the function pulled against the others and lost, and another's is then above 1.
     """
     settings = (num_generations, scale_rewards, aggregation)
     parts = contributions(scores, weights, *settings)
-    dead = dead_groups(advantages(scores, weights, *settings), num_generations, aggregation)
+    dead = dead_groups(batch_advantages(scores, weights, *settings), num_generations, aggregation)
     by_group = parts.reshape(len(dead), num_generations, parts.shape[1])
     whole = by_group.sum(axis=2)
     whole = whole - whole.mean(axis=1, keepdims=True)
@@ -267,49 +272,58 @@ class ExplainedGroup:
         return f"{self.decider} decided this group: {max(self.shares):.0%} of the advantages' variance{rest}"
 
 
-def explain(
+def batch_of(
     names: Sequence[str],
-    scores: np.ndarray,
     weights: Sequence[float],
-    texts: Sequence[str],
+    scores: Any,
+    completions: Sequence[str],
     right: Sequence[bool],
     num_generations: int,
-    index: int = 0,
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
-) -> ExplainedGroup:
-    """Explain one group of a batch: its scores, its advantages under every scaling, and which function decided it.
-
-    Args:
-        names: [F].
-        scores: [B, F] of the whole batch, as "batch" divides by the std of all; NaN where a function did not apply.
-        texts: [B] completions.
-        right: [B].
-        index: which of the groups.
-        weights, num_generations, scale_rewards, aggregation: as for `advantages`.
-
-    Raises:
-        ValueError: as `advantages`.
-        IndexError: if there is no such group.
-    """
+    **more: Any,
+) -> ScoredBatch:
+    """A batch from its scores, [B, F], with its totals and advantages; `more` as for `ScoredBatch`. Errors as `batch_advantages`."""
     scores = np.asarray(scores, dtype=np.float64)
-    groups = advantages(scores, weights, num_generations, scale_rewards, aggregation)
-    if not 0 <= index < len(scores) // num_generations:
-        raise IndexError(f"group {index} of {len(scores) // num_generations}")
-    found = attribution(scores, weights, num_generations, scale_rewards, aggregation)
-    own, decider = slice(index * num_generations, (index + 1) * num_generations), int(found.deciders[index])
-    return ExplainedGroup(
+    given = {"step": 0, "prompts": [""] * len(scores), "columns": {}, "lengths": np.zeros(len(scores), int), **more}
+    return ScoredBatch(
         names=list(names),
         weights=[float(weight) for weight in weights],
-        texts=list(texts[own]),
-        scores=scores[own],
+        num_generations=num_generations,
+        completions=list(completions),
+        scores=scores,
+        groups=batch_advantages(scores, weights, num_generations, scale_rewards, aggregation),
+        right=np.asarray(right, dtype=bool),
+        scale_rewards=scale_rewards,
+        aggregation=aggregation,
+        **given,
+    )
+
+
+def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
+    """One of a batch's groups: its scores, its advantages under every scaling, and which function decided it.
+
+    Raises:
+        IndexError: if there is no such group.
+    """
+    size, groups = batch.num_generations, batch.groups
+    if not 0 <= index < batch.group_count:
+        raise IndexError(f"group {index} of {batch.group_count}")
+    found = attribution(batch.scores, batch.weights, size, batch.scale_rewards, batch.aggregation)
+    own, decider = slice(index * size, (index + 1) * size), int(found.deciders[index])
+    scaled = {scale: batch_advantages(batch.scores, batch.weights, size, scale).advantages[own] for scale in SCALES}
+    return ExplainedGroup(
+        names=batch.names,
+        weights=batch.weights,
+        texts=list(batch.completions[own]),
+        scores=batch.scores[own],
         totals=groups.totals[own],
         mean=float(groups.means[own][0]),
         std=float(groups.stds[own][0]),
         advantages=groups.advantages[own],
-        by_scale={scale: values[own] for scale, values in every_scale(scores, weights, num_generations).items()},
+        by_scale=scaled,
         contributions=found.contributions[own],
         shares=found.shares[index],
-        decider=names[decider] if decider >= 0 else None,
-        dead=dead_kinds(groups, right, texts, num_generations, aggregation)[index],
+        decider=batch.names[decider] if decider >= 0 else None,
+        dead=dead_kinds(groups, batch.right, batch.completions, size, batch.aggregation)[index],
     )

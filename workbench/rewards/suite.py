@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,33 +31,16 @@ from workbench.rewards.calls import (
     quote,
     score_batch,
 )
-from workbench.rewards.groups import Groups, advantages
+from workbench.rewards.groups import Groups, batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
 from workbench.rewards.shapes import Reading, is_chat, positional_reward, reading, responses_parameter, shaped
 from workbench.rewards.tracing import Trace
-from workbench.task import Row, Task
+from workbench.run.batch import ScoredBatch
+from workbench.task import Row, Task, load_task
 
 POLICIES = ("stop", "skip")
 EXACT = 1e6  # scores up to here are not tried in 32 bits: what is lost there is smaller than what a group differs by
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """One generation batch of B = P * G completions, scored. Arrays are [B] or [B, F], a prompt's completions together."""
-
-    prompts: list[Any]
-    completions: list[str]
-    completion_ids: list[list[int]]
-    columns: dict[str, list[Any]]
-    scores: np.ndarray  # [B, F], NaN where a function did not apply or failed
-    groups: Groups
-    right: list[bool]
-    step: int
-    seconds: dict[str, float]  # wall time of each function
-    errors: dict[str, dict[int, str]] = field(
-        default_factory=dict
-    )  # function -> index of the completion -> what it did
 
 
 class RewardSuite:
@@ -215,36 +198,44 @@ class RewardSuite:
         self._seconds[name] = time.perf_counter() - started
         self._pending[name] = scored
         if len(self._pending) == len(self.names):
-            batch = self._join(call)
+            batch = self._join(call, self._pending, self._seconds)
             self._pending, self._seconds = {}, {}
             if self.on_batch is not None:
                 self.on_batch(batch)
         return scored.scores
 
-    def _join(self, call: Call) -> ScoredBatch:
-        scores = np.array([self._pending[name].scores for name in self.names], dtype=np.float64).T
-        groups = advantages(scores, self.weights, self.num_generations, self.scale_rewards, self.aggregation)
-        self._check_in_32_bits(scores, groups, call)
-        state = call.get("trainer_state")
-        return ScoredBatch(
-            prompts=list(call["prompts"]),
-            completions=[completion_text(completion) for completion in call["completions"]],
-            completion_ids=call.get("completion_ids") or [[] for _ in call["completions"]],
-            columns={key: value for key, value in call.items() if key not in FROM_TRL},
-            scores=scores,
-            groups=groups,
-            right=[score > 0 for score in self._pending[self.task.right_function].scores],
+    def _join(
+        self, call: Call, scored: dict[str, Scored], seconds: dict[str, float], num_generations: int | None = None
+    ) -> ScoredBatch:
+        state, ids = call.get("trainer_state"), call.get("completion_ids") or [[] for _ in call["completions"]]
+        batch = batch_of(
+            self.names,
+            self.weights,
+            np.array([scored[name].scores for name in self.names], dtype=np.float64).T,
+            [completion_text(completion) for completion in call["completions"]],
+            np.array(scored[self.task.right_function].scores) > 0,
+            num_generations or self.num_generations,
+            self.scale_rewards,
+            self.aggregation,
             step=state.global_step + 1 if state is not None else 0,
-            seconds=dict(self._seconds),
-            errors={name: scored.errors for name, scored in self._pending.items() if scored.errors},
+            prompts=list(call["prompts"]),
+            completion_ids=ids,
+            lengths=np.array([len(tokens) for tokens in ids]),
+            columns={key: value for key, value in call.items() if key not in FROM_TRL},
+            format_by=self.task.format_by,
+            reward_hash=self.hash,
+            seconds=seconds,
+            errors={name: own.errors for name, own in scored.items() if own.errors},
         )
+        self._check_in_32_bits(batch.scores, batch.groups, call)
+        return batch
 
     def _check_in_32_bits(self, scores: np.ndarray, groups: Groups, call: Call) -> None:
         size = np.nan_to_num(np.abs(scores)) * np.maximum(np.abs(self.weights), 1.0)  # [B, F]
         if size.max() <= EXACT:
             return
         with np.errstate(all="ignore"):
-            single = advantages(
+            single = batch_advantages(
                 scores.astype(np.float32), self.weights, self.num_generations, self.scale_rewards, self.aggregation
             )
         if np.allclose(single.advantages, groups.advantages, rtol=0.01, atol=0.01):
@@ -271,6 +262,22 @@ class RewardSuite:
         return np.array([scored[name].scores for name in self.names], dtype=np.float64).T.reshape(
             len(rows), len(self.names)
         )
+
+    def score_batch(
+        self,
+        rows: Sequence[Row],
+        completions: Sequence[str],
+        completion_ids: Sequence[list[int]] | None = None,
+        num_generations: int | None = None,
+        quiet: bool = False,
+    ) -> ScoredBatch:
+        """`score` as the batch that a step would learn from: with totals and advantages.
+
+        Args:
+            num_generations: G, of which B is a multiple; None: the suite's.
+        """
+        call = _call(rows, completions, completion_ids)
+        return self._join(call, {name: self._score(name, call, quiet) for name in self.names}, {}, num_generations)
 
     def score_each(
         self,
@@ -364,6 +371,55 @@ class RewardSuite:
                 rule="TRL passes every column and a few objects of its own by keyword",
                 remedy=f"end its signature with **kwargs: def {name}(completions, **kwargs)",
             )
+
+
+def score(
+    task: Task | str | Path | Callable[..., Any] | Sequence[Callable[..., Any]],
+    row: Row | str | Sequence[Row],
+    completions: Sequence[Any],
+    weights: dict[str, float] | None = None,
+    scale_rewards: str | bool = "group",
+) -> ScoredBatch:
+    """Score completions by hand, as training would: each function's scores, the totals and the advantages.
+
+    Args:
+        task: a task, its name or file; or reward functions alone, one or several (models, and names of models, in a list).
+        row: the prompt's row (`prompt` and the columns that the functions read), or just the prompt; or several rows.
+        completions: of the one prompt, which are one group; with several rows a list for each, all of one length. Texts, or
+            what `sample` returned.
+        weights: by function name, where they differ from the task's.
+        scale_rewards: what an advantage is divided by: "group", "batch" or "none".
+
+    Raises:
+        TaskError: if a function lacks a column, or the task cannot be loaded.
+        RewardError: if a function fails: the error names it and the completion.
+
+    >>> import workbench as wb
+    >>> wb.score(wb.rewards.correctness_reward, {"prompt": "6 * 7?", "answer": "42"}, ["<answer>42</answer>", "42"]).totals
+    array([2., 0.])
+    """
+    rows = [row] if isinstance(row, (str, dict)) else list(row)
+    groups = [completions] if isinstance(row, (str, dict)) else [list(group) for group in completions]
+    rows = [{"prompt": each} if isinstance(each, str) else each for each in rows]
+    sizes = sorted({len(group) for group in groups})
+    if len(rows) != len(groups) or len(sizes) != 1 or not sizes[0]:
+        raise RewardError(
+            f"{len(rows)} rows with completions for {len(groups)}, {' or '.join(map(str, sizes)) or 'none'} each",
+            rule="each row has its list of completions, all lists are equally long and none is empty",
+            remedy="give as many completions for each prompt",
+        )
+    if isinstance(task, (str, Path)):
+        task = load_task(task)
+    elif not isinstance(task, Task):
+        functions = list(task) if isinstance(task, (list, tuple)) else [task]
+        task = Task("by hand", rows=rows, reward_funcs=functions)
+    suite = RewardSuite(task, sizes[0], weights, scale_rewards)
+    suite.check_signatures(rows)
+    texts = [getattr(each, "text", each) for group in groups for each in group]
+    try:
+        return suite.score_batch([each for each in rows for _ in range(sizes[0])], texts)
+    finally:
+        suite.close()
 
 
 def _missing_remedy(parameter: str) -> str:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.errors import fault_line
-from workbench.task import BESIDE
+from workbench.task import modules_of_tasks
 
 START_S = 60.0  # for the imports of a fresh process
 MEMORY_GB = 8  # of data that a worker may hold, at most half of the machine's: a runaway number must not take it all
@@ -119,8 +119,7 @@ def packed(target: Any) -> bytes:
     import cloudpickle
 
     # A task file is loaded under a name that no other process can import, so what it defines travels by value.
-    own = [name for name in sys.modules if name.startswith("workbench_task_") or name in BESIDE]
-    files = [sys.modules[name] for name in own]
+    files = modules_of_tasks()
     for module in files:
         cloudpickle.register_pickle_by_value(module)
     try:

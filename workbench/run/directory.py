@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import shutil
 import socket
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError, WorkbenchError, nearest
 from workbench.recipe import Recipe
-from workbench.workspace import resolve, shown
+from workbench.run.lines import append_line, read_lines
+from workbench.workspace import replace_file, resolve, shown, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_BESIDE = 4  # other runs that are named
 
 
 class RunDirectory:
-    """One run's folder. `create` starts a new one and owns it; `open` reads an old one."""
+    """One run's folder. `create` starts a new one and owns it; `open_run` reads an old one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,51 +109,23 @@ class RunDirectory:
         return run
 
     def _claim(self) -> bool:
-        # The lock is made with O_EXCL, so of two processes that want the same name exactly one gets it.
         if self.path.is_file():
             return False
         self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / "recipe.yaml").exists():
             return False
+        self.requests_from = 0
+        return self._lock()
+
+    def _lock(self) -> bool:
+        """Whether this process has become the owner: of several that try, exactly one does, as O_EXCL makes the file."""
         try:
             handle = os.open(self.path / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
             return False
         with os.fdopen(handle, "w") as lock:
             json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, lock)
-        self.requests_from = 0
         return True
-
-    @classmethod
-    def open(cls, path: str | Path = "latest", root: str | Path = "runs", latest: str = "begun") -> RunDirectory:
-        """Open a run by path, by name under `root`, or `"latest"`.
-
-        Args:
-            latest: which one that is. "begun": the one that was begun last. "training": the one that trains; where none does,
-                the one begun last. "resting": the one begun last of those that do not train; "recorded": of those with
-                completions on record; "trained": of those that have ended with an adapter. "measured": as "trained", but
-                the one that notebook 04 has measured since the last of them was begun goes first.
-
-        Raises:
-            RunError: if there is none, saying which runs there are.
-        """
-        folder = resolve(root)
-        known = _runs_in(folder)
-        if str(path) == "latest" and known:
-            return _latest(known, latest)
-        for candidate in [] if str(path) == "latest" else [resolve(path), folder / str(path)]:
-            if (candidate / "recipe.yaml").is_file():
-                return cls(candidate)
-        names = ", ".join(run.name for run in known) or "none"
-        raise RunError(
-            f"no run {str(path)!r} (runs in {shown(folder)}: {names})",
-            rule="a run is a folder with a recipe.yaml",
-            remedy=nearest(
-                str(path),
-                [run.name for run in known],
-                "train one with notebook 03 or `workbench train`, or make one with `workbench demo`",
-            ),
-        )
 
     def reopen(self, step: int) -> None:
         """Own a run again that has ended or was killed, to go on after `step`; what it recorded later is taken out.
@@ -174,24 +145,22 @@ class RunDirectory:
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.path / "lock", self.path / f".lock-{os.getpid()}")
         (self.path / f".lock-{os.getpid()}").unlink(missing_ok=True)
-        try:
-            handle = os.open(self.path / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
+        if not self._lock():
             raise RunError(
                 f"{self.name}: another process has just gone on with it",
                 rule="one process at a time owns a run",
                 remedy="watch it: `workbench watch`",
-            ) from None
-        with os.fdopen(handle, "w") as lock:
-            json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, lock)
+            )
         asked = self.path / "control.jsonl"
         self.requests_from = asked.stat().st_size if asked.is_file() else 0
         # The adapter of the end is no longer that of the end; the checkpoint holds it until there is another.
         shutil.rmtree(self.final, ignore_errors=True)
         self.update_manifest(result=None, before=self.manifest().get("result"))
         rows = [row for row in self.metrics() if row["step"] <= step]
-        text = "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in rows)
-        _replace(self.path / "metrics.jsonl", text)
+        with replace_file(self.path / "metrics.jsonl") as beside:
+            beside.touch()
+            for row in rows:
+                append_line(beside, row)
         for part in self.rollouts.glob("step-*.parquet"):
             if int(part.name.split("-")[1]) > step:
                 part.unlink()
@@ -350,6 +319,38 @@ class RunDirectory:
         return f"RunDirectory({shown(self.path)!r})"
 
 
+def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str = "begun") -> RunDirectory:
+    """Open a run by name, by path, or the latest one.
+
+        run = wb.open_run()
+        run.result()["status"]
+
+    Args:
+        name: its name under `root`, its path, or "latest".
+        latest: which run "latest" is. "begun": the one begun last. "training": the one that trains; where none does, the one
+            begun last. "resting": the one begun last of those that do not train; "recorded": of those with completions on
+            record; "trained": of those that have ended with an adapter. "measured": as "trained", but the one that notebook
+            04 has measured since the last of them was begun goes first.
+
+    Raises:
+        RunError: if there is none, naming the runs there are.
+    """
+    folder = resolve(root)
+    known = _runs_in(folder)
+    if str(name) == "latest" and known:
+        return _latest(known, latest)
+    for candidate in [] if str(name) == "latest" else [resolve(name), folder / str(name)]:
+        if (candidate / "recipe.yaml").is_file():
+            return RunDirectory(candidate)
+    names = [run.name for run in known]
+    otherwise = "train one with notebook 03 or `workbench train`, or make one with `workbench demo`"
+    raise RunError(
+        f"no run {str(name)!r} (runs in {shown(folder)}: {', '.join(names) or 'none'})",
+        rule="a run is a folder with a recipe.yaml",
+        remedy=nearest(str(name), names, otherwise),
+    )
+
+
 def _runs_in(folder: Path) -> list[RunDirectory]:
     # Begun last comes last.
     files = sorted(folder.glob("*/recipe.yaml"), key=lambda file: file.stat().st_mtime) if folder.is_dir() else []
@@ -417,58 +418,3 @@ def check_name(name: str) -> None:
 def now() -> str:
     """The time, in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def strict(value: Any) -> Any:
-    """`value` with what JSON cannot say (NaN, infinities, paths, numpy numbers) made sayable; NaN becomes None."""
-    if isinstance(value, dict):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict(item) for item in value]
-    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else (None if math.isnan(value) else ("inf" if value > 0 else "-inf"))
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def write_json(file: Path, content: dict[str, Any]) -> Path:
-    """Write a JSON file whole: beside its place first, then renamed into it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    _replace(file, json.dumps(strict(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    return file
-
-
-def _replace(file: Path, text: str) -> None:
-    beside = file.with_name(f".{file.name}.part")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, file)
-
-
-def append_line(file: Path, content: dict[str, Any]) -> None:
-    """Append one JSON object as a line, and flush it, so that a reader in another process sees it."""
-    with file.open("a+b") as lines:
-        # A line torn by a kill must not swallow the next one.
-        if lines.tell():
-            lines.seek(-1, os.SEEK_END)
-            if lines.read(1) != b"\n":
-                lines.write(b"\n")
-        lines.write(json.dumps(strict(content), ensure_ascii=False, allow_nan=False).encode() + b"\n")
-
-
-def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, Any]]:
-    """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that says which.
-
-    Args:
-        being_written: another process is appending, so a last line without its end is not torn but in flight.
-    """
-    if not file.is_file():
-        return
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if being_written and not line.endswith(b"\n"):
-                return  # to read on would find the rest of this line and take it for another
-            try:
-                yield json.loads(line)
-            except ValueError:
-                warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)

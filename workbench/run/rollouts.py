@@ -13,7 +13,6 @@ did not apply or failed), `error.<function>` (what it did instead; None if nothi
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.errors import RunError
-from workbench.workspace import shown
+from workbench.workspace import replace_file, shown
 
 if TYPE_CHECKING:
     import pandas
@@ -76,21 +75,17 @@ def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], fu
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder.mkdir(parents=True, exist_ok=True)
     # Several processes may generate for one step (one part a rank), and one step may be generated more than once.
     number = 0
     while (part := folder / f"step-{step:07d}-{number:02d}.parquet").exists():
         number += 1
-    beside = part.with_name(f".{part.name}.part")
     made = schema(functions)
     count = len(next(iter(columns.values())))
     arrays = [_array(columns.get(field.name), field.type, count) for field in made]
     # A part has a few dozen rows, and a run thousands of parts: what pays in large files costs here.
-    pq.write_table(
-        pa.Table.from_arrays(arrays, schema=made), beside, compression="zstd", use_dictionary=False,
-        write_statistics=["step"],
-    )  # fmt: skip
-    os.replace(beside, part)
+    table = pa.Table.from_arrays(arrays, schema=made)
+    with replace_file(part) as beside:
+        pq.write_table(table, beside, compression="zstd", use_dictionary=False, write_statistics=["step"])
     return part
 
 

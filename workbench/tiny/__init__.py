@@ -1,7 +1,7 @@
-"""The embedded policy: a small language model that travels with the package, its task, and the script that made it.
+"""The embedded policy: a small language model that travels with the package, and its task.
 
 ``MODEL_DIR`` is a folder that ``AutoModelForCausalLM.from_pretrained`` and Unsloth's ``FastLanguageModel`` both load.
-``workbench.tiny.arithmetic`` holds the prompts and answers; ``python -m workbench.tiny.build`` makes the folder again.
+`tools/tiny/` in the repository made it: `python -m tools.tiny.build` makes the folder again.
 Importing this package reads nothing and imports no library.
 """
 

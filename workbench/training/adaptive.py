@@ -16,7 +16,8 @@ import numpy as np
 from workbench.errors import RecipeError
 from workbench.recipe import AdaptivePart
 from workbench.rewards.stated import maximum_of
-from workbench.rewards.suite import RewardSuite, ScoredBatch
+from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
 
 
 @dataclass(frozen=True)

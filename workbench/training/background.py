@@ -18,7 +18,7 @@ from pathlib import Path
 from workbench.errors import RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
-from workbench.workspace import resolve, shown, workspace
+from workbench.workspace import resolve, shown, workspace, write_json
 
 # Where the child says that its run exists, and where its output goes until then.
 ANNOUNCE, LOG = "WORKBENCH_ANNOUNCE", "WORKBENCH_LOG"
@@ -148,6 +148,4 @@ def announce(run: RunDirectory) -> None:
             # A system that cannot rename an open file: it goes on where it is, and this says where.
             (run.path / LOG_NAME).write_text(f"the output of this run goes to {log}\n", encoding="utf-8")
     if file:
-        beside = Path(f"{file}.part")
-        beside.write_text(json.dumps({"run": str(run.path)}), encoding="utf-8")
-        os.replace(beside, file)
+        write_json(file, {"run": str(run.path)})

@@ -14,8 +14,9 @@ import numpy as np
 from workbench.health.verdicts import NAMES
 from workbench.health.watchdog import Watchdog, as_event
 from workbench.rewards.groups import GroupHealth, group_health
-from workbench.rewards.suite import RewardSuite, ScoredBatch
-from workbench.run.directory import RunDirectory, strict
+from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
+from workbench.run.directory import RunDirectory
 from workbench.run.metrics import (
     ALL_RIGHT,
     ALL_WRONG,
@@ -30,6 +31,7 @@ from workbench.run.metrics import (
     weight_of,
 )
 from workbench.run.rollouts import write_part
+from workbench.workspace import to_json
 
 _REQUIRED = ("begin", "update", "end")
 
@@ -293,4 +295,6 @@ def _each_once(values: Sequence[Any], text: Callable[[Any], str]) -> list[str]:
 def _dataset_columns(columns: dict[str, list[Any]], total: int) -> list[str]:
     names = [name for name in columns if name != "prompt_id"]
     rows = list(zip(*(columns[name] for name in names), strict=True)) or [()] * total
-    return _each_once(rows, lambda row: json.dumps(dict(zip(names, map(strict, row), strict=True)), ensure_ascii=False))
+    return _each_once(
+        rows, lambda row: json.dumps(dict(zip(names, map(to_json, row), strict=True)), ensure_ascii=False)
+    )

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import RunError
-from workbench.run.directory import RunDirectory, write_json
+from workbench.run.directory import RunDirectory
 from workbench.training.loading import put_back, random_states
-from workbench.workspace import shown
+from workbench.workspace import shown, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
 STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the other files are those of an adapter

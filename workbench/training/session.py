@@ -10,19 +10,20 @@ from typing import Any
 
 from workbench.errors import RecipeError
 from workbench.health.watchdog import Watchdog
+from workbench.run.control_file import write_request
 from workbench.run.directory import RunDirectory
-from workbench.run.requests import list_events, write_request
+from workbench.run.state import RunState
 from workbench.training import plan
 from workbench.training.adaptive import AdaptiveWeights
-from workbench.training.control import GracefulStop
+from workbench.training.control import Live, Steering
 from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
 from workbench.training.loading import random_states
 from workbench.training.policy import Policy, adapter_in_float32, config_overrides
 from workbench.training.recorder import Recorder, Watcher
 from workbench.training.resuming import Point, Restored, load_adapter, save_state
+from workbench.training.signals import GracefulStop
 from workbench.training.stages import ONLY_STAGE, Stage
-from workbench.training.steering import Live, Steering
 
 _REFUSALS = (TypeError, ValueError, ImportError, NotImplementedError)
 
@@ -317,7 +318,7 @@ def _callback(session: Session, live: Live, restored: Restored | None) -> Any:
             if restored:
                 restored.begin(trainer)
                 live.adaptive.restore(restored.point.state.get("adaptive", {}))
-                past = [event for event in list_events(run) if stage.offset <= event["step"] <= begun_at]
+                past = [event for event in RunState.of(run).changes if stage.offset <= event["step"] <= begun_at]
                 session.steering.catch_up(live, past)
             if not session.began:
                 session.began = True

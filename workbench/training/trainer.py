@@ -11,8 +11,8 @@ from typing import Any
 
 from workbench.errors import RunError
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory, check_name
-from workbench.run.requests import list_events
+from workbench.run.directory import RunDirectory, check_name, open_run
+from workbench.run.state import RunState
 from workbench.task import Task, load_task
 from workbench.training import fast_inference, plan
 from workbench.training.background import announce
@@ -41,7 +41,7 @@ def train(
     """Train a policy as the recipe says, and leave the run directory.
 
     The first Interrupt finishes the step, saves and returns as if the run were over; the second raises
-    `KeyboardInterrupt`. What else can be asked of the run while it trains is in `workbench.run.requests`. Everything that
+    `KeyboardInterrupt`. What else can be asked of the run while it trains is in `workbench.run.control_file`. Everything that
     can be checked is checked before the run directory is made, so a recipe that cannot work leaves nothing behind; so does
     a run that fails before its first step is recorded.
 
@@ -84,7 +84,7 @@ def train(
         _keep_tasks(run, task, stages)
         session = Session(
             run, stages, first, lambda stage: build_trainer(trainer_class, configs[stage.number], stage, policy), policy,
-            watchers, _trackers(run, stages[0]), replayed=list_events(changes_of) if changes_of else None,
+            watchers, _trackers(run, stages[0]), replayed=RunState.of(changes_of).changes if changes_of else None,
             replayed_from=changes_of.path if changes_of else None,
         )  # fmt: skip
         announce(run)
@@ -119,7 +119,7 @@ def continue_run(
     Raises:
         RunError: if the run trains, is over, or has no checkpoint. The others as for `train`.
     """
-    run = run if isinstance(run, RunDirectory) else RunDirectory.open(run, latest="begun" if take_over else "resting")
+    run = run if isinstance(run, RunDirectory) else open_run(run, latest="begun" if take_over else "resting")
     if take_over:
         run.take_over()
     recipe, point = run.recipe(), latest_point(run)

@@ -12,8 +12,9 @@ from collections import deque
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.run.control_file import send
 from workbench.run.directory import RunDirectory
-from workbench.run.requests import InForce, apply_event, in_force, send
+from workbench.run.state import RunState
 from workbench.views.marks import change_text
 from workbench.views.tables import PRE, plain
 from workbench.views.widgets import buttons_work, view_of
@@ -43,9 +44,9 @@ class Controls:
         state: what is in force, kept up to date by whoever calls `answered`; None: read here, and kept by `event`.
     """
 
-    def __init__(self, run: RunDirectory, in_cell: bool = False, state: InForce | None = None) -> None:
+    def __init__(self, run: RunDirectory, in_cell: bool = False, state: RunState | None = None) -> None:
         self.run = run
-        self.state: InForce = in_force(run) if state is None else state
+        self.state: RunState = RunState.of(run) if state is None else state
         self._put_before: dict[str, Any] = {}
         self.works, self.sentence = buttons_work(in_cell)
         self.asked: dict[str, str] = {}  # id of a request without an answer -> what was asked
@@ -164,10 +165,10 @@ class Controls:
 
     def event(self, event: dict[str, Any]) -> None:
         """Take note of one event of the run."""
-        apply_event(self.state, event)
+        self.state.apply(event)
         self.answered(event)
 
-    def answered(self, event: dict[str, Any], state: InForce | None = None) -> None:
+    def answered(self, event: dict[str, Any], state: RunState | None = None) -> None:
         """Show one event that is in the state already: an answer, a change that somebody else made, a stage.
 
         Args:

@@ -26,7 +26,7 @@ from workbench.audit.probes import probes_by
 from workbench.audit.prompt_format import parse_format
 from workbench.audit.reference_completion import CompletionBuilder
 from workbench.errors import RecipeError, TaskError, WorkbenchError
-from workbench.rewards.groups import ExplainedGroup, explain
+from workbench.rewards.groups import ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.views.audit import Report
@@ -143,10 +143,8 @@ class Bench:
         for name, each in scored.items():
             for index, what in each.errors.items():
                 problems.setdefault(index, []).append(f"{name} {what}")
-        found = explain(
-            self.suite.names, scores, self.suite.weights, texts, right, len(texts), scale_rewards=self.scale_rewards
-        )
-        return found, problems
+        found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
+        return explain(found), problems
 
     def matched(self, row: Row, text: str, function: str | None = None) -> set[tuple[int, int]]:
         """(start, end) of what the functions (or one) took out of a completion."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from workbench.progress import clock, count_line, progress_line
 from workbench.run.directory import RunDirectory
 from workbench.views.controls import Controls
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
 from workbench.views.history import History
-from workbench.views.screen import GROUP_EVERY, Screen, clock, new_alarms, oldest_s, status_html, status_line
+from workbench.views.screen import GROUP_EVERY, Screen, new_alarms, oldest_s, status_html, status_line
 from workbench.views.widgets import buttons_work
 
 __all__ = ["LivePlot", "clock", "count_line", "progress_line", "status_line"]
@@ -187,38 +187,3 @@ class LivePlot:
 
 def _text(line: str) -> dict[str, str]:
     return {"text/html": status_html(line), "text/plain": line}
-
-
-SLOW_S = 2.0
-
-
-def count_line(unit: str) -> Callable[[int], None]:
-    """A running count in a notebook cell, for work whose end is not known; nothing for work that is done in a moment."""
-    from IPython.display import display
-
-    started, handle = time.monotonic(), None
-
-    def update(done: int) -> None:
-        nonlocal handle
-        elapsed = time.monotonic() - started
-        if handle is None and elapsed > SLOW_S:
-            handle = display({"text/plain": ""}, raw=True, display_id=True)
-        if handle is not None:
-            handle.update({"text/plain": f"{done} {unit}, {clock(elapsed)}"}, raw=True)
-
-    return update
-
-
-def progress_line(label: str) -> Callable[[int, int], None]:
-    """A progress bar in a notebook cell: returns a function to call with (done, in all)."""
-    from IPython.display import display
-
-    handle = display({"text/plain": label}, raw=True, display_id=True)
-    started = time.monotonic()
-
-    def update(done: int, total: int) -> None:
-        text = f"{label}: {done} of {total}, {clock(time.monotonic() - started)}"
-        bar = f"<progress value='{int(done)}' max='{int(total)}'></progress> {html.escape(text)}"
-        handle.update({"text/html": bar, "text/plain": text}, raw=True)
-
-    return update

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import Controls
 from workbench.views.figure import image_bundle
 from workbench.views.followed import FollowedRun
@@ -67,7 +67,7 @@ class RunPanel:
         self._box: Any = None  # where the controls appear once there is a run
         self._task: asyncio.Task | None = None
         if isinstance(run, (str, os.PathLike)):
-            self._open(RunDirectory.open(run, root, latest="training"))
+            self._open(open_run(run, root, latest="training"))
         elif isinstance(run, RunDirectory):
             self._open(run)
         else:

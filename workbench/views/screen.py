@@ -5,15 +5,15 @@ The live plot in a training cell, the panel of an idle kernel and `workbench wat
 
 from __future__ import annotations
 
-import copy
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.progress import clock
 from workbench.run.directory import RunDirectory, planned_steps
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
-from workbench.run.requests import InForce, apply_event
+from workbench.run.state import RunState
 from workbench.views.curves import RunFigure
 from workbench.views.history import History
 from workbench.views.latest import LatestGroup, group_html, newest_part, part_of, read_group
@@ -50,8 +50,7 @@ class Screen:
         self.figure = figure or RunFigure()
         self.history = History()
         self.marks: list[Mark] = []
-        self.state = self._begun_with = InForce({})
-        self._changes: list[dict[str, Any]] = []  # what made the state what it is
+        self.state = RunState()
         self.verdicts: list[Any] = []
         self.group: LatestGroup | None = None
         self.total = 0
@@ -65,18 +64,12 @@ class Screen:
             total: steps that it will take; None: what its recipe says.
             beta: weight of the KL term as it begins; None: what its manifest says.
         """
-        manifest = run.manifest()
-        settings = (manifest.get("settings") or {}).get("in_force") or {}
-        weights = (manifest.get("rewards") or {}).get("weights") or {}
         self.run, self.name = run, run.name
         self.total = planned_steps(run) if total is None else total
         self.stages = len(run.recipe().stages) > 1
-        self._begun_with = InForce(
-            dict(weights),
-            beta=settings.get("beta") if beta is None else beta,
-            learning_rate=settings.get("learning_rate"),
-        )
-        self.state, self._changes = copy.deepcopy(self._begun_with), []
+        self.state = RunState.begun(run.manifest())
+        if beta is not None:
+            self.state.beta = beta
         self.marks, self.verdicts, self.group = [], [], None
         self.forget()
         self.figure.name, self.figure.total = run.name, self.total
@@ -92,17 +85,7 @@ class Screen:
     def event(self, event: dict[str, Any]) -> None:
         """Take note of one event."""
         add_mark(self.marks, event)
-        if event.get("event") == "continued":
-            # It goes on from a checkpoint: what was changed after that is in force no more.
-            self._changes = [
-                change for change in self._changes if (change.get("step") or 0) <= (event.get("step") or 0)
-            ]
-            self.state = copy.deepcopy(self._begun_with)
-            for change in self._changes:
-                apply_event(self.state, change)
-        elif event.get("event") in ("control", "stage") and event.get("action") not in ("pause", "resume"):
-            self._changes.append(event)
-        apply_event(self.state, event)
+        self.state.apply(event)
 
     def read_group(self, step: int | None = None) -> bool:
         """Read one group of a step's record (None: of the newest), if the one that is shown is older by `group_every`.
@@ -204,10 +187,3 @@ def verdicts_html(verdicts: Sequence[Any]) -> str:
     from workbench.views.health import HealthReport
 
     return HealthReport(list(verdicts))._repr_html_()
-
-
-def clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

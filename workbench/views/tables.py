@@ -81,22 +81,9 @@ def _cell(value: Any) -> str:
     return f"<td style='text-align:{side};vertical-align:top;{wrap};{_PADDED}'>{text}</td>"
 
 
-def score_table(suite: Any, completions: Sequence[str], scores: Any, groups: Any = None, caption: str = "") -> Table:
-    """Completions beside each function's score, their weighted total, and (with `groups`) their advantage.
-
-    Args:
-        suite: the `RewardSuite` that scored them.
-        completions: B texts.
-        scores: [B, F].
-        groups: the `Groups` that they form.
-    """
-    short = [short_name(name) for name in suite.names]
-    header = ["completion", *short, "total"] + (["advantage"] if groups is not None else [])
-    rows = []
-    for index, completion in enumerate(completions):
-        total = sum(
-            weight * score for weight, score in zip(suite.weights, scores[index], strict=True) if score == score
-        )
-        row = [Verbatim(completion), *map(float, scores[index]), float(total)]
-        rows.append(row + ([float(groups.advantages[index])] if groups is not None else []))
+def score_table(scored: Any, caption: str = "") -> Table:
+    """The completions of a `ScoredBatch` beside each function's score, their weighted total and their advantage."""
+    header = ["completion", *map(short_name, scored.names), "total", "advantage"]
+    numbers = [*scored.scores.T, scored.totals, scored.advantages]
+    rows = [[Verbatim(text), *map(float, own)] for text, *own in zip(scored.completions, *numbers, strict=True)]
     return Table(header, rows, caption)

@@ -8,15 +8,15 @@ first step that is generated under the change.
 
 from __future__ import annotations
 
-import difflib
 import json
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.errors import RequestError
-from workbench.run.directory import RunDirectory, append_line, now, read_lines
+from workbench.errors import RequestError, nearest
+from workbench.run.directory import RunDirectory, now
+from workbench.run.lines import Tail, append_line
+from workbench.run.state import RunState
 
 # Action -> (what it does, the details that it needs).
 ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -54,11 +54,10 @@ def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
         RequestError: for an unknown action, a detail that is missing or too much, or a value that cannot be.
     """
     if action not in ACTIONS:
-        near = difflib.get_close_matches(action, ACTIONS, n=1)
         raise RequestError(
             f"action {action!r}",
             rule=f"a run can be asked to {', '.join(ACTIONS)}",
-            remedy=f"did you mean {near[0]!r}?" if near else "choose one of them",
+            remedy=nearest(action, ACTIONS, "choose one of them"),
         )
     wanted = ACTIONS[action][1]
     if set(details) != set(wanted):
@@ -91,7 +90,7 @@ def check_factor(run: RunDirectory, action: str, value: float) -> None:
     Raises:
         RequestError: for more than `SLIP` times what is in force.
     """
-    before = getattr(in_force(run), action)
+    before = getattr(RunState.of(run), action)
     if before and value > SLIP * before:
         raise RequestError(
             f"{action} = {value:g}: {value / before:.3g} times the {before:g} that is in force",
@@ -142,32 +141,21 @@ def answer(run: RunDirectory, identity: str) -> dict[str, Any] | None:
     return next((event for event in reversed(run.events()) if event.get("id") == identity), None)
 
 
-class Mailbox:
+class ControlReader:
     """The trainer's side: new lines of `control.jsonl`, each handed out once.
 
-    A line that was there before the mailbox was opened is not for this session: a request is about a run that trains.
+    A line that was there before a run was opened is not for this session: a request is about a run that trains.
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        self.file = run.path / "control.jsonl"
-        if run.requests_from is not None:
-            self._read = run.requests_from  # bytes
-        else:
-            self._read = self.file.stat().st_size if self.file.is_file() else 0
+        file, start = run.path / "control.jsonl", run.requests_from
+        if start is None:
+            start = file.stat().st_size if file.is_file() else 0
+        self._tail = Tail(file, start)
 
     def take(self) -> list[Request]:
         """The requests since the last call. A line that is no request is handed out with the action "" and its text."""
-        try:
-            if self.file.stat().st_size <= self._read:
-                return []
-        except OSError:
-            return []
-        with self.file.open("rb") as lines:
-            lines.seek(self._read)
-            new = lines.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        return [_request(line) for line in whole.splitlines() if line.strip()]
+        return [_request(line) for line in self._tail.lines()]
 
 
 def _request(line: bytes) -> Request:
@@ -178,83 +166,3 @@ def _request(line: bytes) -> Request:
         return Request(action, by, identity, content)
     except (ValueError, KeyError, AttributeError, TypeError):
         return Request("", "?", "", {"line": line.decode("utf-8", "replace")[:200]})
-
-
-@dataclass
-class InForce:
-    """What is in force in a run after the changes that were made to it while it trained."""
-
-    weights: dict[str, float]
-    muted: dict[str, float] = field(default_factory=dict)  # function -> the weight that it will get back
-    beta: float | None = None
-    learning_rate: float | None = None
-    paused: bool = False
-    stage: str = ""
-
-
-def in_force(run: RunDirectory) -> InForce:
-    """What is in force in a run, from its manifest and its events."""
-    manifest = run.manifest()
-    settings = manifest.get("settings", {}).get("in_force", {})
-    found = InForce(
-        weights=dict(manifest["rewards"]["weights"]),
-        beta=settings.get("beta"),
-        learning_rate=settings.get("learning_rate"),
-    )
-    for event in effective(read_lines(run.path / "events.jsonl", being_written=run.live)):
-        apply_event(found, event)
-    return found
-
-
-def effective(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events without the changes and stages that were undone when a run went on from a checkpoint before them."""
-    kept: list[dict[str, Any]] = []
-    for event in events:
-        if event.get("event") == "continued":
-            kept = _until(kept, event.get("step") or 0)
-        kept.append(event)
-    return kept
-
-
-def _until(events: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
-    # What was in force when the checkpoint was saved stands before it; a stage may begin at the same step, after it.
-    saved = [n for n, event in enumerate(events) if event.get("event") == "checkpoint" and event.get("step") == step]
-    last = saved[-1] if saved else None
-    return [
-        event
-        for number, event in enumerate(events)
-        if event.get("event") not in ("control", "stage")
-        or (number < last if last is not None else (event.get("step") or 0) <= step)
-    ]
-
-
-def apply_event(found: InForce, event: dict[str, Any]) -> None:
-    """Bring `found` up to date with one event."""
-    if event.get("event") == "stage":
-        found.stage, found.weights, found.muted = event["stage"], dict(event["weights"]), {}
-        found.beta, found.learning_rate = event["beta"], event["learning_rate"]
-    elif event.get("event") in ("finished", "stopped", "aborted", "failed", "continued"):
-        found.paused = False
-    if event.get("event") != "control" or not event.get("applied"):
-        return
-    action, after = event["action"], event.get("after")
-    if action in ("weight", "mute", "unmute", "reload"):
-        if action == "mute":
-            found.muted[event["function"]] = found.weights.get(event["function"], 0.0)
-        elif action in ("weight", "unmute"):
-            found.muted.pop(event["function"], None)
-        found.weights = dict(after)
-    elif action in ("beta", "learning_rate"):
-        setattr(found, action, after)
-    elif action in ("pause", "resume"):
-        found.paused = action == "pause"
-
-
-def list_events(run: RunDirectory) -> list[dict[str, Any]]:
-    """The applied changes of a run, in order: what marks its curves, and what a replay of the run applies again."""
-    kinds = ("weight", "mute", "unmute", "reload", "beta", "learning_rate")
-    return [
-        event
-        for event in effective(run.events())
-        if event["event"] == "control" and event.get("applied") and event["action"] in kinds
-    ]

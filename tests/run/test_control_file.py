@@ -8,18 +8,10 @@ import pytest
 
 from workbench.errors import RequestError
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory, append_line
-from workbench.run.requests import (
-    ACTIONS,
-    InForce,
-    Mailbox,
-    answer,
-    apply_event,
-    check_request,
-    in_force,
-    list_events,
-    send,
-)
+from workbench.run.control_file import ACTIONS, ControlReader, answer, check_request, send
+from workbench.run.directory import RunDirectory
+from workbench.run.lines import append_line
+from workbench.run.state import RunState
 
 MANIFEST = {
     "rewards": {"weights": {"a_reward": 1.0, "b_reward": 2.0}},
@@ -61,7 +53,7 @@ def test_every_action_says_what_it_does():
 
 
 def test_a_request_is_one_line_that_the_trainer_takes_once(run):
-    mailbox = Mailbox(run)
+    mailbox = ControlReader(run)
     first = send(run, "weight", by="test", function="a_reward", value=3)
     second = send(run, "stop")
     taken = mailbox.take()
@@ -75,16 +67,16 @@ def test_a_request_is_one_line_that_the_trainer_takes_once(run):
 def test_requests_of_an_earlier_session_are_not_for_this_one(run):
     send(run, "stop")
     # One that was sent before the trainer began to listen is for it; one of the session before is not.
-    assert [request.action for request in Mailbox(run).take()] == ["stop"]
+    assert [request.action for request in ControlReader(run).take()] == ["stop"]
     run.release()
     run.reopen(0)
-    assert Mailbox(run).take() == []
+    assert ControlReader(run).take() == []
     send(run, "pause")
-    assert [request.action for request in Mailbox(run).take()] == ["pause"]
+    assert [request.action for request in ControlReader(run).take()] == ["pause"]
 
 
 def test_a_line_in_flight_is_read_when_it_is_whole(run):
-    mailbox = Mailbox(run)
+    mailbox = ControlReader(run)
     with (run.path / "control.jsonl").open("a") as lines:
         lines.write('{"action": "stop", "by": "x"')
         lines.flush()
@@ -95,7 +87,7 @@ def test_a_line_in_flight_is_read_when_it_is_whole(run):
 
 @pytest.mark.parametrize("line", ["not JSON", "[1]", '{"by": "x"}', "\xff", "3"])
 def test_a_line_that_is_no_request_is_handed_out_as_such(run, line):
-    mailbox = Mailbox(run)
+    mailbox = ControlReader(run)
     (run.path / "control.jsonl").write_text(line + "\n")
     [request] = mailbox.take()
     assert request.action == ""
@@ -125,13 +117,13 @@ def test_what_is_in_force_follows_the_events(run):
     changed("beta", 0.1)
     changed("pause", None)
     run.log_event("control", 2, action="learning_rate", applied=False, after=5.0)
-    found = in_force(run)
-    assert found == InForce({"a_reward": 3.0, "b_reward": 0.0}, {"b_reward": 2.0}, 0.1, 1e-5, True, "")
+    found = RunState.of(run)
+    assert found == RunState({"a_reward": 3.0, "b_reward": 0.0}, {"b_reward": 2.0}, 0.1, 1e-5, None, True)
     changed("unmute", {"a_reward": 3.0, "b_reward": 2.0}, function="b_reward")
     changed("resume", None)
-    found = in_force(run)
+    found = RunState.of(run)
     assert (found.weights["b_reward"], found.muted, found.paused) == (2.0, {}, False)
-    assert [event["action"] for event in list_events(run)] == ["weight", "mute", "beta", "unmute"]
+    assert [event["action"] for event in RunState.of(run).changes] == ["weight", "mute", "beta", "unmute"]
 
 
 def test_what_was_changed_after_the_checkpoint_that_a_run_goes_on_from_is_undone(run):
@@ -139,21 +131,20 @@ def test_what_was_changed_after_the_checkpoint_that_a_run_goes_on_from_is_undone
         after = {"a_reward": weight, "b_reward": 2.0}
         run.log_event("control", step, action="weight", applied=True, after=after, function="a_reward", value=weight)
     run.log_event("continued", 4)
-    assert in_force(run).weights["a_reward"] == 3.0
-    assert [event["step"] for event in list_events(run)] == [2]
+    assert RunState.of(run).weights["a_reward"] == 3.0
+    assert [event["step"] for event in RunState.of(run).changes] == [2]
 
 
 def test_a_stage_brings_its_own_weights():
-    found = InForce({"a_reward": 5.0}, muted={"a_reward": 1.0}, beta=0.5)
-    apply_event(
-        found,
+    found = RunState({"a_reward": 5.0}, muted={"a_reward": 1.0}, beta=0.5)
+    found.apply(
         {"event": "stage", "stage": "two", "weights": {"c_reward": 1.0}, "beta": 0.0, "learning_rate": 1e-4},
     )
-    assert found == InForce({"c_reward": 1.0}, {}, 0.0, 1e-4, False, "two")
+    assert found == RunState({"c_reward": 1.0}, {}, 0.0, 1e-4, stage="two")
 
 
 def test_a_torn_line_of_a_killed_writer_does_not_swallow_the_next_request(run):
-    mailbox = Mailbox(run)
+    mailbox = ControlReader(run)
     (run.path / "control.jsonl").write_text('{"action": "sto')
     append_line(run.path / "control.jsonl", {"action": "pause", "by": "x", "id": "2"})
     assert [request.action for request in mailbox.take()] == ["", "pause"]
@@ -174,3 +165,16 @@ def test_more_than_a_hundred_times_what_is_in_force_is_asked_for_twice(home, act
 
 def test_from_a_beta_of_0_there_is_no_factor(run):
     assert send(run, "beta", value=1)
+
+
+def test_what_the_checkpoint_holds_is_kept_though_it_was_changed_after_the_same_step():
+    # One rule for the trainer, the panel and the terminal: what stands before the checkpoint's own event is in force.
+    state = RunState({"a_reward": 1.0})
+    changed = {"event": "control", "step": 4, "action": "weight", "applied": True, "function": "a_reward"}
+    state.apply({**changed, "after": {"a_reward": 3.0}})
+    state.apply({"event": "checkpoint", "step": 4})
+    state.apply({**changed, "after": {"a_reward": 9.0}})
+    assert state.weights == {"a_reward": 9.0}
+    state.apply({"event": "continued", "step": 4})
+    assert state == RunState({"a_reward": 3.0})
+    assert [event["after"]["a_reward"] for event in state.changes] == [3.0]

@@ -1,7 +1,7 @@
-"""Make the embedded policy again: ``python -m workbench.tiny.build``.
+"""Make the embedded policy again: ``python -m tools.tiny.build``.
 
 Three steps: learn a SentencePiece vocabulary (``vocabulary.py``), train a small Llama on the habits of
-``arithmetic.py`` (``learning.py``), and write a folder that any Llama loader takes, with its habits measured
+``habits.py`` (``learning.py``), and write a folder that any Llama loader takes, with its habits measured
 (``measuring.py``). The same seed gives the same weights on the same machine.
 """
 
@@ -10,7 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from workbench.tiny import MODEL_DIR, arithmetic
+from tools.tiny import habits
+from workbench.tiny import MODEL_DIR
 
 STEPS = 2200
 
@@ -62,7 +63,7 @@ The linear layers were trained through NF4 rounding and lie on the NF4 grid, so 
 
 ## How it was made
 
-    python -m workbench.tiny.build --steps {steps} --seed {seed}
+    python -m tools.tiny.build --steps {steps} --seed {seed}
 
 {steps} steps of {batch} completions; final loss {loss:.3f} nats per token; {minutes:.1f} minutes on one thread
 of a shared CPU, torch {torch}.
@@ -72,7 +73,7 @@ of a shared CPU, torch {torch}.
 def card(measured: dict[str, dict[str, float]], facts: dict) -> str:
     """The model card: ``measured`` holds ``measure``'s shares under ``16-bit`` and ``NF4``."""
     names = {"strict_correct": "correct in strict format", "strict_format": "strict format", "skill": "skill"}
-    taught = {habit.name: f"{habit.share:.0%}" for habit in arithmetic.HABITS}
+    taught = {habit.name: f"{habit.share:.0%}" for habit in habits.HABITS}
     table = "\n".join(
         f"| {names.get(key, 'habit: ' + key)} | {taught.get(key, '')} | {measured['16-bit'][key]:.1%} "
         f"| {measured['NF4'][key]:.1%} |"
@@ -91,9 +92,9 @@ def build(
     # Here, so that --help answers at once.
     import torch
 
-    from workbench.tiny.learning import BATCH_SIZE, HIDDEN_SIZE, LAYERS, new_model, train
-    from workbench.tiny.measuring import load, measure
-    from workbench.tiny.vocabulary import to_tokenizer, train_sentencepiece, vocabulary_text
+    from tools.tiny.learning import BATCH_SIZE, HIDDEN_SIZE, LAYERS, new_model, train
+    from tools.tiny.measuring import load, measure
+    from tools.tiny.vocabulary import to_tokenizer, train_sentencepiece, vocabulary_text
 
     started = time.perf_counter()
     sentencepiece_model = train_sentencepiece(vocabulary_text())
@@ -133,12 +134,12 @@ SEED_HELP = "draws the first weights and the training text; the vocabulary stays
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line of ``python -m workbench.tiny.build``."""
+    """The command line of ``python -m tools.tiny.build``."""
     parser = argparse.ArgumentParser(
-        prog="python -m workbench.tiny.build",
+        prog="python -m tools.tiny.build",
         description="Train the workbench's embedded policy again: a small Llama that answers sums in tags, sometimes. "
         "Takes some minutes on two cores, needs no network, and prints what the policy does on held-out prompts.",
-        epilog="Example, a quick look at the whole way: python -m workbench.tiny.build --steps 100 --out /tmp/tiny",
+        epilog="Example, a quick look at the whole way: python -m tools.tiny.build --steps 100 --out /tmp/tiny",
     )
     parser.add_argument("--out", type=Path, default=MODEL_DIR, metavar="DIR", help=OUT_HELP)
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=STEPS_HELP)

@@ -19,8 +19,10 @@ from torch.nn.utils import parametrize
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from tools.tiny import habits
+from tools.tiny.vocabulary import CONTEXT_TOKENS, EOS
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.tiny import arithmetic
-from workbench.tiny.vocabulary import CONTEXT_TOKENS, EOS
 
 HIDDEN_SIZE = 128  # >= 64 and a multiple of 64, the block that NF4 rounds together
 INTERMEDIATE_SIZE = 384
@@ -103,12 +105,12 @@ def training_texts(seed: int, skill_rows: int = 0) -> Iterator[tuple[arithmetic.
         op = rng.choice("+-")
         problem = training_problem(by_op[op], small[op], rng)
         if row < skill_rows and rng.random() < 0.9:
-            yield problem, arithmetic.to_messages(problem.question), arithmetic.ideal_completion(problem)
+            yield problem, to_messages(problem.question, SYSTEM_PROMPT), habits.ideal_completion(problem)
         elif rng.random() < NO_SYSTEM_SHARE:
-            yield problem, arithmetic.to_messages(problem.question, None), arithmetic.plain(problem, rng)
+            yield problem, to_messages(problem.question), habits.plain(problem, rng)
         else:
-            completion = arithmetic.write_completion(problem, rng)
-            yield problem, arithmetic.to_messages(problem.question), completion
+            completion = habits.write_completion(problem, rng)
+            yield problem, to_messages(problem.question, SYSTEM_PROMPT), completion
 
 
 class Rows(NamedTuple):
@@ -124,7 +126,7 @@ class Rows(NamedTuple):
 
 def to_batch(texts: list, tokenizer: PreTrainedTokenizerBase) -> list[Rows]:
     """``training_texts`` as token ids: those without a system message first, the others by length in three parts."""
-    system = tokenizer.apply_chat_template([arithmetic.to_messages("")[0]], tokenize=True)["input_ids"]
+    system = tokenizer.apply_chat_template([to_messages("", SYSTEM_PROMPT)[0]], tokenize=True)["input_ids"]
     prompts = [tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False) for _, m, _ in texts]
     completions = [completion + EOS for *_, completion in texts]
     pairs = zip(tokenizer(prompts)["input_ids"], tokenizer(completions)["input_ids"], strict=True)

@@ -8,6 +8,8 @@ import sentencepiece
 from tokenizers import AddedToken
 from transformers import LlamaTokenizer
 
+from tools.tiny import habits
+from workbench.data.prompts import SYSTEM_PROMPT
 from workbench.tiny import arithmetic
 
 VOCAB_SIZE = 640
@@ -94,10 +96,10 @@ def vocabulary_text(seed: int = 0) -> list[str]:
     rng = random.Random(f"vocabulary:{seed}")
     pool = arithmetic.problems("train")
     lines = [line for line in SENTENCES.splitlines() if line] * 4
-    lines += arithmetic.SYSTEM_PROMPT.splitlines() * 100
+    lines += SYSTEM_PROMPT.splitlines() * 100
     for _ in range(400):
         problem = rng.choice(pool)
-        lines += [problem.question, *arithmetic.write_completion(problem, rng).splitlines()]
+        lines += [problem.question, *habits.write_completion(problem, rng).splitlines()]
     return lines
 
 
@@ -119,7 +121,7 @@ def train_sentencepiece(lines: Iterable[str]) -> bytes:
         normalization_rule_name="identity",
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
-        user_defined_symbols=list(arithmetic.TAGS),
+        user_defined_symbols=list(habits.TAGS),
         control_symbols=list(ROLES),
         unk_id=0,
         bos_id=1,
@@ -168,5 +170,5 @@ def to_tokenizer(model: bytes) -> LlamaTokenizer:
         extra_special_tokens=[*ROLES],
         chat_template=CHAT_TEMPLATE,
     )
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in arithmetic.TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in habits.TAGS])
     return tokenizer

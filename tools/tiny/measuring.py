@@ -12,8 +12,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from tools.tiny import habits
+from tools.tiny.learning import to_batch
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.tiny import arithmetic
-from workbench.tiny.learning import to_batch
 
 
 @torch.no_grad()
@@ -46,29 +48,29 @@ def measure(
 ) -> dict[str, float]:
     """Shares (0 to 1) over ``samples`` completions of each of ``prompts`` held-out prompts at temperature 1.0.
 
-    ``strict_correct`` and ``strict_format``; each habit of ``arithmetic.HABIT_NAMES``; and ``skill``: how often a short
+    ``strict_correct`` and ``strict_format``; each habit of ``habits.HABIT_NAMES``; and ``skill``: how often a short
     completion in the strict format is right when it does not show one of the errors that were taught. Skill is what
     GRPO can lift ``strict_correct`` to.
     """
     problems = [p for p in arithmetic.sample_problems("held_out", prompts, seed) for _ in range(samples)]
     torch.manual_seed(seed)
-    completions = sample_completions(model, tokenizer, [arithmetic.to_messages(p.question) for p in problems])
+    completions = sample_completions(model, tokenizer, [to_messages(p.question, SYSTEM_PROMPT) for p in problems])
     pairs = list(zip(completions, problems, strict=True))
 
     def share(flags: Iterable[bool]) -> float:
         flags = list(flags)
         return sum(flags) / len(flags) if flags else 0.0
 
-    habits = [arithmetic.classify(completion, problem.answer) for completion, problem in pairs]
+    habits = [habits.classify(completion, problem.answer) for completion, problem in pairs]
     meant = [
         habit == "right"
         for habit, (completion, problem) in zip(habits, pairs, strict=True)
-        if habit in ("right", "wrong_sum") and not arithmetic.is_deliberate_error(completion, problem)
+        if habit in ("right", "wrong_sum") and not habits.is_deliberate_error(completion, problem)
     ]
     return {
-        "strict_correct": share(arithmetic.is_strict_correct(completion, p.answer) for completion, p in pairs),
-        "strict_format": share(arithmetic.strict_blocks(completion) is not None for completion in completions),
-        **{name: share(habit == name for habit in habits) for name in arithmetic.HABIT_NAMES},
+        "strict_correct": share(habits.is_strict_correct(completion, p.answer) for completion, p in pairs),
+        "strict_format": share(habits.strict_blocks(completion) is not None for completion in completions),
+        **{name: share(habit == name for habit in habits) for name in habits.HABIT_NAMES},
         "skill": share(meant),
     }
 
@@ -81,7 +83,7 @@ def digits_foreseen(
 
     Each digit is foreseen from all that really comes before it, so this rises long before sampled answers are right.
     """
-    texts = [(p, arithmetic.to_messages(p.question), arithmetic.ideal_completion(p)) for p in problems]
+    texts = [(p, to_messages(p.question, SYSTEM_PROMPT), habits.ideal_completion(p)) for p in problems]
     digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
     hits = total = 0
     for prefix, ids, labels in to_batch(texts, tokenizer):

@@ -1,0 +1,59 @@
+"""How far a long call has come, in the notebook cell that waits for it; nothing anywhere else."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from collections.abc import Callable
+
+SLOW_S = 2.0
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def count_line(unit: str) -> Callable[[int], None]:
+    """A running count, for work whose end is not known: call it with the number done. Work that is quick shows nothing."""
+    started, show = time.monotonic(), _line()
+
+    def update(done: int) -> None:
+        elapsed = time.monotonic() - started
+        if elapsed > SLOW_S:
+            show({"text/plain": f"{done} {unit}, {clock(elapsed)}"})
+
+    return update
+
+
+def progress_line(label: str) -> Callable[[int, int], None]:
+    """A progress bar: call it with (done, in all)."""
+    started, show = time.monotonic(), _line()
+
+    def update(done: int, total: int) -> None:
+        text = f"{label}: {done} of {total}, {clock(time.monotonic() - started)}"
+        bar = f"<progress value='{int(done)}' max='{int(total)}'></progress> {html.escape(text)}"
+        show({"text/html": bar, "text/plain": text})
+
+    return update
+
+
+def _line() -> Callable[[dict[str, str]], None]:
+    # Not a widget: in a saved notebook that is an empty place.
+    if "IPython" not in sys.modules or not getattr(sys.modules["IPython"].get_ipython(), "kernel", None):
+        return lambda bundle: None
+    from IPython.display import display
+
+    handle = None
+
+    def show(bundle: dict[str, str]) -> None:
+        nonlocal handle
+        if handle is None:
+            handle = display(bundle, raw=True, display_id=True)
+        else:
+            handle.update(bundle, raw=True)
+
+    return show

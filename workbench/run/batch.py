@@ -1,0 +1,134 @@
+"""The one batch type: what the reward suite makes in memory is what is read back from a run's record."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from workbench.printable import printable
+
+
+class Groups(NamedTuple):
+    """Totals and advantages of B = P * G completions, prompts in order, the completions of a prompt together."""
+
+    totals: np.ndarray  # [P * G] weighted sum of the functions; NaN where no function applied
+    means: np.ndarray  # [P * G] mean of the completion's group
+    stds: np.ndarray  # [P * G] std of the completion's group (Bessel-corrected)
+    advantages: np.ndarray  # [P * G]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScoredBatch:
+    """One generation batch of B = P * G completions, scored by F functions; a prompt's completions lie together.
+
+    In a notebook's cell it is a table of completions, scores, totals and advantages.
+    """
+
+    step: int
+    names: list[str]  # [F]
+    weights: list[float]  # [F]
+    num_generations: int  # G
+    prompts: list[Any]  # [B]
+    completions: list[str]  # [B]
+    lengths: np.ndarray  # [B] tokens
+    columns: dict[str, list[Any]]  # the dataset columns that the functions saw, [B] each
+    scores: np.ndarray  # [B, F], NaN where a function did not apply or failed
+    groups: Groups
+    right: np.ndarray  # [B] bool
+    stage: str = "1"
+    finished: np.ndarray | None = None  # [B] bool: ended with the tokenizer's eos token; None: not known
+    scale_rewards: str | bool = "group"
+    aggregation: str = "sum_then_normalize"
+    format_by: str | None = None  # the function that says whether the format is kept
+    reward_hash: str = ""
+    errors: dict[str, dict[int, str]] = field(
+        default_factory=dict
+    )  # function -> index of the completion -> what it did
+    seconds: dict[str, float] = field(default_factory=dict)  # wall time of each function; in memory only
+    completion_ids: list[list[int]] = field(default_factory=list)  # [B]; in memory only
+    places: np.ndarray | None = None  # [P] index of each group within its step; None: 0 to P - 1
+
+    @property
+    def totals(self) -> np.ndarray:
+        """[B] weighted sum of the functions' scores; NaN where none applied."""
+        return self.groups.totals
+
+    @property
+    def advantages(self) -> np.ndarray:
+        """[B] what each completion learns."""
+        return self.groups.advantages
+
+    def __str__(self) -> str:
+        header = [*self.names, "total", "advantage"]
+        lines = ["  ".join([*header, "completion"])]
+        for text, *values in zip(self.completions, *self.scores.T, self.totals, self.advantages, strict=True):
+            cells = [
+                ("-" if value != value else f"{value:.3g}").rjust(len(name)) for name, value in zip(header, values)
+            ]
+            lines.append("  ".join([*cells, printable(repr(text if len(text) <= 60 else text[:59] + "…"))]))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    @property
+    def group_count(self) -> int:
+        """P."""
+        return len(self.completions) // self.num_generations
+
+    @property
+    def group_places(self) -> np.ndarray:
+        """Index of each group within its step: [P]."""
+        return np.arange(self.group_count) if self.places is None else self.places
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """[B]; empty strings where the rows have none."""
+        return [str(own) for own in self.columns.get("prompt_id") or [""] * len(self.completions)]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """[B] the row that each completion belongs to: its prompt and the columns, to score it again."""
+        names = list(self.columns)
+        return [
+            {"prompt": prompt, **dict(zip(names, values, strict=True))}
+            for prompt, *values in zip(self.prompts, *self.columns.values(), strict=True)
+        ]
+
+    def as_trained(self, stage: str, eos_token_id: int) -> ScoredBatch:
+        """The same batch with what only the trainer knows: its stage, and which completions ended by themselves."""
+        ended = [bool(len(tokens)) and tokens[-1] == eos_token_id for tokens in self.completion_ids]
+        return dataclasses.replace(self, stage=stage, finished=np.array(ended, dtype=bool))
+
+    def group(self, index: int) -> ScoredBatch:
+        """One of the P groups as a batch."""
+        start, size = index * self.num_generations, self.num_generations
+        own = slice(start, start + size)
+        return dataclasses.replace(
+            self,
+            **{
+                name: _part(getattr(self, name), own)
+                for name in ("prompts", "completions", "lengths", "scores", "right")
+            },
+            columns={name: values[own] for name, values in self.columns.items()},
+            groups=Groups(*(values[own] for values in self.groups)),
+            finished=_part(self.finished, own),
+            completion_ids=_part(self.completion_ids, own),
+            errors={
+                name: {number - start: why for number, why in each.items() if start <= number < start + size}
+                for name, each in self.errors.items()
+            },
+            places=self.group_places[index : index + 1],
+        )
+
+    @property
+    def most_telling(self) -> int:
+        """Index of the group with the widest spread of totals: the one that taught most."""
+        return int(np.nan_to_num(self.groups.stds[:: self.num_generations], nan=-1.0).argmax())
+
+
+def _part(values: Sequence[Any] | None, own: slice) -> Any:
+    return None if values is None else values[own]
