@@ -10,6 +10,7 @@ import pytest
 
 import workbench
 from workbench.checking import check_source
+from workbench.audit.examination import audit_rewards
 from workbench.data.lengths import (
     check_budget,
     covering_lengths,
@@ -26,7 +27,6 @@ from workbench.exporting.merge import merge_16bit
 from workbench.exporting.proof import prove
 from workbench.inspection.evaluation import evaluate
 from workbench.planning import plan_run
-from workbench.probing import probe_task
 from workbench.recipe import Recipe
 from workbench.rewards.formats import think_answer_format_reward
 from workbench.run.control_file import send
@@ -225,7 +225,7 @@ def test_a_policy_loaded_for_a_recipe_and_a_tokenizer_alone_carry_them(home, thi
     asked = to_messages("What is 1 + 1?", THINK_PROMPT)
     thinks = Task("thinks", [{"prompt": asked, "answer": "2"}], [think_answer_format_reward])
     for kwargs in ({}, QUIET):
-        found = str(probe_task(thinks, policy=str(thinker), chat_template_kwargs=kwargs).found())
+        found = str(audit_rewards(thinks, tokenizer=load_tokenizer(str(thinker), kwargs)))
         assert ("the template writes <think> itself" in found) == bool(kwargs)
 
 

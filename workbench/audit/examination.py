@@ -233,7 +233,7 @@ class _Audit:
     # --- the completions and their scores ---
 
     def _texts(self, number: int, builder: CompletionBuilder) -> list[Text]:
-        found = [Text(number, REFERENCE, *each) for each in builder.reference_completions()]
+        found = [Text(number, REFERENCE, *each) for each in builder.reference_completions().items()]
         for probe in probes(builder, self.task.probes, self.limit):
             found.append(Text(number, PROBE, probe.name, probe.text, probe.right, probe.own))
         if self.task.ideal is None:
@@ -266,7 +266,7 @@ class _Audit:
 
     def _best_guess(self, table: ScoreTable) -> ScoreTable:
         # Where no format is asked for, the way of answering that is paid best stands for the reference.
-        names = [each.name for each in self.first.reference_completions()]
+        names = list(self.first.reference_completions())
         totals = {name: mean_of_known(table.totals[table.at(REFERENCE, name)]) for name in names}
         best = max(totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED))
         other = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
