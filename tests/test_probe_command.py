@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from workbench.errors import TaskError
 from workbench.audit.examination import audit_rewards
+from workbench.errors import TaskError
 
 FLAWED = """
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
@@ -95,7 +95,12 @@ def test_cases_are_checked(home):
 
 @pytest.mark.slow
 def test_what_cannot_be_probed_is_three_lines_and_exit_code_2(home):
-    for arguments in (("none.py",), ("arithmetic", "--weight", "lenght=1"), ("arithmetic", "--cases", "none.jsonl"), ("arithmetic", "--policy", "tinny")):
+    for arguments in (
+        ("none.py",),
+        ("arithmetic", "--weight", "lenght=1"),
+        ("arithmetic", "--cases", "none.jsonl"),
+        ("arithmetic", "--policy", "tinny"),
+    ):
         result = workbench(*arguments, home=home)
         assert (result.returncode, result.stdout) == (2, ""), arguments
         assert "rule:" in result.stderr

@@ -10,8 +10,8 @@ import pytest
 
 import workbench
 import workbench as wb
-from workbench.checking import check_source
 from workbench.audit.examination import audit_rewards
+from workbench.checking import check_source
 from workbench.data.lengths import (
     check_budget,
     covering_lengths,

@@ -56,9 +56,7 @@ def found_in(task: Task, **options) -> dict[str, list[str]]:
     return said
 
 
-NEVER_2 = (
-    r"correctness_reward: cannot pay: a reference completion .* earns 0 of 2.*exercises.py:\d+: `2.0` in `return \[2.0 if"
-)
+NEVER_2 = r"correctness_reward: cannot pay: a reference completion .* earns 0 of 2.*exercises.py:\d+: `2.0` in `return \[2.0 if"
 # By number of the recipes' rewards: exercise, the columns that the data have, and what is found, by kind.
 KNOWN_FLAWS = {
     "R0": ("template", (), {"raises": "error: reward_function_name: raised NameError: name 'compute_score'"}),
@@ -79,7 +77,10 @@ KNOWN_FLAWS = {
     "R3": (
         "incremental_format",
         (),
-        {"hackable": "an exploit earns 1, the reference completion 1", "unbounded": "warning: .* falls without a bound"},
+        {
+            "hackable": "an exploit earns 1, the reference completion 1",
+            "unbounded": "warning: .* falls without a bound",
+        },
     ),
     "R4": (
         "length",
@@ -146,7 +147,11 @@ KNOWN_FLAWS = {
         },
     ),
     "R16 accuracy": ("trl_accuracy", (), {"needs_column": "accuracy_reward: needs 'solution'"}),
-    "R16 format": ("trl_think_format", (), {"hackable": "an exploit earns 1, the reference completion 1: 'empty tags'"}),
+    "R16 format": (
+        "trl_think_format",
+        (),
+        {"hackable": "an exploit earns 1, the reference completion 1: 'empty tags'"},
+    ),
     "strict and soft": (
         "strict_and_soft",
         (),

@@ -244,5 +244,6 @@ def longer_reward(completions, answer, **kwargs):
 def test_the_headline_holds_the_padded_answer_that_earns_more():
     found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [longer_reward]))
     assert re.search(
-        r"the best exploit \(.*\) earns \d\d% of the reference completion, a padded one \(.*\) 1\d\d%; 1 error", found.verdict
+        r"the best exploit \(.*\) earns \d\d% of the reference completion, a padded one \(.*\) 1\d\d%; 1 error",
+        found.verdict,
     )

@@ -101,7 +101,11 @@ class RewardAudit:
         else:
             earned = f"the best exploit ({best.name}) earns {best.share:.0%} of the reference completion"
         waste = next((probe for probe in self.probes if probe.right), None)
-        if waste is not None and waste.total > self.reference_total + 1e-6 and (best is None or waste.total > best.total):
+        if (
+            waste is not None
+            and waste.total > self.reference_total + 1e-6
+            and (best is None or waste.total > best.total)
+        ):
             earned += f", a padded one ({waste.name}) " + (f"{waste.share:.0%}" if waste.share else f"{waste.total:g}")
         errors = sum(finding.severity == "error" for finding in self.findings)
         return f"{earned}; " + ("nothing is wrong" if not errors else f"{errors} error{'s' if errors > 1 else ''}")

@@ -52,9 +52,7 @@ def finding(rule: str, function: str = "", severity: str | None = None, **values
         severity: another than the table's.
     """
     usual, text, remedy = TEXTS[rule]
-    return Finding(
-        rule.partition(".")[0], severity or usual, function, text.format(**values), remedy.format(**values)
-    )
+    return Finding(rule.partition(".")[0], severity or usual, function, text.format(**values), remedy.format(**values))
 
 
 class Text(NamedTuple):
@@ -77,7 +75,9 @@ class ScoreTable:
     scores: np.ndarray  # [N, F], NaN where a function did not apply or failed
     weights: np.ndarray  # [F]
     maxima: list[float | None]  # [F], as declared
-    guessed: bool = False  # the reference completions are a guess: the prompt says neither format nor answer, or one of them
+    guessed: bool = (
+        False  # the reference completions are a guess: the prompt says neither format nor answer, or one of them
+    )
     shown: bool = True  # the prompt shows where the lines of the format break
 
     @property
@@ -202,7 +202,9 @@ def leaderboard(table: ScoreTable) -> list[ProbeResult]:
         scores = {function: mean_of_known(table.column(function)[at]) for function in table.names}
         share = total / reference if reference > _CLOSE else None
         found.append(ProbeResult(name, total, share, scores, first.right, first.own, first.text))
-    return sorted(found, key=lambda probe: (-round(probe.total, 9) if probe.total == probe.total else np.inf, len(probe.example)))
+    return sorted(
+        found, key=lambda probe: (-round(probe.total, 9) if probe.total == probe.total else np.inf, len(probe.example))
+    )
 
 
 def hackable(table: ScoreTable) -> Iterator[Finding]:

@@ -122,7 +122,9 @@ def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
         return []
     if not path.is_file():
         raise TaskError(
-            f"{shown(path)}: no such file", rule="cases are one file of JSON lines", remedy="correct its path, or omit it"
+            f"{shown(path)}: no such file",
+            rule="cases are one file of JSON lines",
+            remedy="correct its path, or omit it",
         )
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other line breaks, such as U+2028

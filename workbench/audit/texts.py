@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_SAY_HOW_IT_LOOKS = "say what a reference completion looks like: Task(ideal=lambda row: ...), and answer_column= if there are answers"
+_SAY_HOW_IT_LOOKS = (
+    "say what a reference completion looks like: Task(ideal=lambda row: ...), and answer_column= if there are answers"
+)
 _FIRST = "; the first is {name!r}: {text!r}"
 _EARNS = "cannot pay: a reference completion in the format that the prompt asks for earns {earned:g} of {most:g}{only}{also}{never}"
 _COMPARE = (
