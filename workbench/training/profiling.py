@@ -14,7 +14,8 @@ from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task
 from workbench.tasks.grading import advice, grader_for
-from workbench.training.policy import Policy, load_policy, load_tokenizer
+from workbench.training.loading import load_tokenizer
+from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import sample
 
 
