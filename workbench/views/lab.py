@@ -1,4 +1,4 @@
-"""The lab: a group of completions that are scored while one types, beside what cheats earn.
+"""The lab: a group of completions that are scored while one types, beside what exploits earn.
 
 `Lab(task)` in a notebook shows the panel; where there are no widgets (a terminal, a saved page) it shows the same as
 tables. A task that came from a file is loaded again whenever the file is saved. What a completion says is only ever
@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from workbench.audit.examination import RewardAudit, audit_rewards, writers
-from workbench.audit.probes import probes_by
+from workbench.audit.examination import RewardAudit, audit_rewards, builders
+from workbench.audit.probes import probes
 from workbench.audit.prompt_format import parse_format
 from workbench.audit.reference_completion import CompletionBuilder
 from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.rewards.groups import SCALES, ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
-from workbench.views.audit import Report
+from workbench.views.audit import AuditView
 from workbench.views.controls import GREEN, MUTED, RED, WIDGETS, widget_view
 from workbench.views.groups import group_tables
 from workbench.views.tables import LONGEST_SHOWN, PRE, Table, number, plain, pre, short_name
@@ -88,15 +88,15 @@ class Bench:
         if row not in self._writers:
             rows = self.task.rows
             near = [rows[other] for other in range(min(len(rows), 20)) if other != row]
-            self._writers[row] = writers(self.task, [rows[row], *near])[0]
+            self._writers[row] = builders(self.task, [rows[row], *near])[0]
         return self._writers[row]
 
     def starters(self, row: int) -> dict[str, str]:
-        """Completions to begin with, by name: the honest ones, then the cheats."""
+        """Completions to begin with, by name: the reference completions, then the probes."""
         writer = self.writer(row)
-        honest, *others = writer.reference_completions()
-        found = {"an honest answer": honest.text, **{f"honest, {other.name}": other.text for other in others}}
-        return found | {probe.name: probe.text for probe in probes_by(writer, self.task.probes)}
+        first, *others = writer.reference_completions().items()
+        found = {"an honest answer": first[1], **{f"honest, {name}": text for name, text in others}}
+        return found | {probe.name: probe.text for probe in probes(writer, self.task.probes)}
 
     def group(self, row: Row, texts: Sequence[str]) -> tuple[ExplainedGroup, dict[int, list[str]]]:
         """(the completions as one group, by completion what functions did instead of scoring it)."""
@@ -129,7 +129,7 @@ class Bench:
     def report(self) -> Any:
         """The audit for people, or why there is none."""
         try:
-            return Report(self.audit)
+            return AuditView(self.audit, chart=False)
         except WorkbenchError as error:
             return Table(["the task cannot be audited"], [[str(error)]])
 
@@ -141,7 +141,7 @@ class Lab:
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.
-        completions: texts to begin with; None: an honest answer and three cheats.
+        completions: texts to begin with; None: a reference completion and three probes.
         row: number of the prompt to begin with.
         scale_rewards: TRL's setting, for the advantages.
 
