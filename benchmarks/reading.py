@@ -71,9 +71,9 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return explain_recorded(run, last, 0).verdict
 
     def newest(run: Any, last: int) -> int:
-        from workbench.views.latest import newest_part, read_group
+        from workbench.views.group_view import newest_part, read_batch
 
-        return len(read_group(newest_part(run)).rows)
+        return len(read_batch(newest_part(run)[1]).completions)
 
     def verdicts(run: Any, last: int) -> int:
         from workbench.health import examine_run
@@ -84,10 +84,9 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return len(run.metrics())
 
     def curves(run: Any, last: int) -> int:
-        from workbench.views.curves import run_figure
+        from workbench.views.curves import RunCurves
 
-        figure, history, marks = run_figure(run)
-        return len(figure.draw(history, run.name, marks=marks))
+        return len(RunCurves(run).png())
 
     return {
         "nothing": nothing,

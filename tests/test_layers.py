@@ -14,8 +14,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "printable", "errors", "workspace", "progress", "recipe", "run", "task", "data", "rewards", "audit", "replaying", "tiny", "tasks",
-    "memory", "health", "training", "inspection", "exporting", "views", "top",
+    "printable", "errors", "workspace", "progress", "recipe", "run", "task", "data", "rewards", "audit", "replaying", "tiny",
+    "tasks", "memory", "health", "training", "inspection", "exporting", "views", "top",
 ]  # fmt: skip
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
 
@@ -206,11 +206,11 @@ def test_a_policy_that_is_not_there_is_found_before_torch_is_imported(tmp_path):
     script = """
 import sys
 from workbench.checking import check_source
-from workbench.planning import plan_run
+import workbench as wb
 from workbench.recipe import Recipe
 from workbench.training.trainer import train
 recipe = Recipe.of({"policy": {"name": "./nosuch"}})
-for call in (lambda: plan_run(recipe), lambda: train(recipe), lambda: check_source("arithmetic", policy="nosuch")):
+for call in (lambda: wb.plan(recipe), lambda: train(recipe), lambda: check_source("arithmetic", policy="nosuch")):
     try:
         call()
     except Exception as error:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import html
-import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from running import HOSTILE, Running
 
 from workbench.health.verdicts import Verdict
+from workbench.rewards.groups import batch_of
 from workbench.run.metrics import GROUP_STD, REWARD, STEP_S
-from workbench.views import live
+from workbench.views import live, run_view
 from workbench.views.curves import RunFigure
-from workbench.views.history import History
-from workbench.views.screen import status_line
+from workbench.views.group_view import ShownGroup, group_html, group_of, group_text
+from workbench.views.run_view import RunView
 
 
 class Handle:
@@ -48,7 +49,7 @@ def cell(monkeypatch) -> list:
 @pytest.fixture
 def buttons(monkeypatch):
     """A kernel in which they work while a cell is busy, whichever this machine has."""
-    monkeypatch.setattr("workbench.views.widgets._kernel_version", lambda: (7, 3))
+    monkeypatch.setattr("workbench.views.controls._kernel_version", lambda: (7, 3))
     for name in ("VSCODE_PID", "VSCODE_CWD"):
         monkeypatch.delenv(name, raising=False)
 
@@ -58,6 +59,12 @@ def running(home):
     opened = Running("r", 40)
     yield opened
     opened.suite.close()
+
+
+def on_a_clock(monkeypatch, now) -> None:
+    """Every picture and word is timed by `now`."""
+    for module in (live, run_view):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now, perf_counter=now))
 
 
 def watched(running: Running, plot: live.LivePlot) -> None:
@@ -76,7 +83,7 @@ def test_outside_a_notebook_there_is_nowhere_to_draw(running):
 
 def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell, buttons, monkeypatch):
     # However long a step really takes here: a first one that takes long is drawn.
-    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter=lambda: 0.0))
+    on_a_clock(monkeypatch, lambda: 0.0)
     plot = live.LivePlot()
     watched(running, plot)
     running.step()
@@ -123,7 +130,7 @@ def test_the_group_stays_as_long_as_it_is_asked_to(running, cell, monkeypatch):
     seen = []
     for _ in range(7):
         running.step()
-        seen.append(plot.screen.group.step)
+        seen.append(plot.view.group.step)
     assert seen == [1, 1, 1, 4, 4, 4, 7]
 
 
@@ -135,7 +142,7 @@ def test_hostile_completions_are_text(running, cell):
         running.step()
     plot.end("finished")
     page = cell[-1].html
-    shown = {row["completion"] for row in plot.screen.group.rows}
+    shown = plot.view.group.batch.completions
     assert any(HOSTILE in text for text in shown)
     assert "<img" not in page
     assert "<script" not in page
@@ -143,41 +150,46 @@ def test_hostile_completions_are_text(running, cell):
     assert "\u202e" not in page
 
 
-def test_a_prompt_is_shown_in_its_order_and_says_what_it_leaves_out():
-    from workbench.views.latest import LatestGroup, group_html, group_text
+def group(prompt, completions: list[str], totals: list[float], names: tuple[str, ...] = (), **more) -> ShownGroup:
+    count = len(completions)
+    scores = np.tile(np.array(totals, dtype=float)[:, None], (1, max(1, len(names))))
+    names = list(names) or ["a_reward"]
+    right = [total > 0 for total in totals]
+    options = {"step": 7, "prompts": [prompt] * count, **more}
+    return group_of(batch_of(names, [2.0] * len(names), scores, completions, right, count, "none", **options), 0)
 
+
+def test_a_prompt_is_shown_in_its_order_and_says_what_it_leaves_out():
     chat = [
         {"role": "system", "content": "\n".join(f"rule {n}" for n in range(1, 8))},
         {"role": "user", "content": "2 + 2?"},
     ]
-    row = {"prompt": json.dumps(chat), "completion": "4", "finish_reason": "stop", "length_tokens": 2}
-    row |= {"total": 1.0, "advantage": 0.0}
-    group = LatestGroup(7, 0, 1, [], [row])
-    shown = html.unescape(group_html(group))
+    shown = html.unescape(group_html(group(chat, ["4"], [1.0])))
     assert "[system]\nrule 1\nrule 2\nrule 3\n… (3 lines) …\nrule 7\n[user]\n2 + 2?</pre>" in shown
     assert "overflow-y" not in shown  # nothing is hidden without a sign
-    assert group_text(group).startswith("step 7, group 1 of 1: 2 + 2?")
-    plain = LatestGroup(7, 0, 1, [], [{**row, "prompt": "[1, 2]"}])
-    assert "'>[1, 2]</pre>" in html.unescape(group_html(plain))
+    assert group_text(group(chat, ["4"], [1.0])).startswith("step 7, group 1 of 1: 2 + 2?")
+    assert "'>[1, 2]</pre>" in html.unescape(group_html(group("[1, 2]", ["4"], [1.0])))
 
 
 def test_long_completions_are_cut_in_the_middle_and_many_are_left_out():
-    from workbench.views.latest import LatestGroup, group_html
-
-    rows = [
-        {
-            "prompt": "p" * 5000, "completion": f"<first {n}>" + "&" * 100_000 + "<last>", "finish_reason": "length",
-            "length_tokens": 9, "total": n, "advantage": n, "score.a_reward": n, "weight.a_reward": 2.0, "error.a_reward": None,
-        }
-        for n in range(64)
-    ]  # fmt: skip
-    page = group_html(LatestGroup(7, 0, 1, ["a_reward"], rows))
+    texts = [f"<first {n}>" + "&" * 100_000 + "<last>" for n in range(64)]
+    page = group_html(group("p" * 5000, texts, list(range(64)), finished=np.zeros(64, bool)))
     assert len(page) < 60_000
-    assert "&lt;first 63&gt;" in page
-    assert "&lt;first 0&gt;" in page
-    assert "&lt;last&gt;" in page
-    assert "56 between the best and the worst left out" in page
-    assert "a<br>x 2" in page
+    for words in (
+        "&lt;first 63&gt;",
+        "&lt;first 0&gt;",
+        "&lt;last&gt;",
+        "56 between the best and the worst",
+        "a<br>x 2",
+        "length<",
+    ):
+        assert words in page
+
+
+def test_what_a_function_did_instead_of_scoring_stands_in_its_place():
+    page = group_html(group("p", ["x", "y"], [1.0, np.nan], errors={"a_reward": {1: "raised <b>KeyError</b>"}}))
+    assert "raised &lt;b&gt;KeyError" in page
+    assert ">1</td>" in page
 
 
 class Clocked:
@@ -185,7 +197,6 @@ class Clocked:
 
     def __init__(self, monkeypatch, running: Running, picture_s: float) -> None:
         self.now, self.drawn = 0.0, []
-        time = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
 
         def draw(figure, history, *_, **__):
             self.now += picture_s
@@ -193,7 +204,7 @@ class Clocked:
             return b"png"
 
         self.plot = live.LivePlot(controls=False)
-        monkeypatch.setattr(live, "time", time)
+        on_a_clock(monkeypatch, lambda: self.now)
         monkeypatch.setattr(RunFigure, "draw", draw)
         self.plot._cost_s = picture_s
         self.plot.begin(running.run, 10_000, {"beta": 0.01})
@@ -203,7 +214,7 @@ class Clocked:
         before = len(self.drawn)
         for _ in range(count):
             self.now += 1.0
-            self.plot.update(1 + len(self.plot.history), {REWARD: 1.0})
+            self.plot.update(1 + len(self.plot.view.history), {REWARD: 1.0})
         return self.drawn[before:]
 
 
@@ -250,18 +261,18 @@ def test_changes_are_marked_and_a_pause_is_said_at_once(running, cell, buttons):
     change = {"event": "control", "id": "1", "action": "beta", "by": "x", "applied": True, "step": 1, "from_step": 2}
     plot.event({**change, "value": 0.1, "before": 0.01, "after": 0.1})
     plot.event({**change, "id": "2", "action": "pause"})
-    assert [mark.text for mark in plot.screen.marks] == ["beta 0.01 → 0.1"]
+    assert [mark.text for mark in plot.view.marks] == ["beta 0.01 → 0.1"]
     assert "paused after step 1 of 40" in cell[0].html
-    assert plot._controls.buttons["pause"].description == "Resume"
+    assert plot.controls.buttons["pause"].description == "Resume"
     plot.event({**change, "id": "3", "action": "resume"})
     assert "paused" not in cell[0].html
-    assert "refused" not in plot._controls._said_widget.value
+    assert "refused" not in plot.controls._answers_widget.value
 
 
 def test_a_pause_is_no_time_that_drawing_has_a_share_of(running, cell, monkeypatch):
     clock = [0.0]
     plot = live.LivePlot(controls=False)
-    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0]))
+    on_a_clock(monkeypatch, lambda: clock[0])
     watched(running, plot)
     change = {"event": "control", "applied": True, "step": 0}
     plot.event({**change, "action": "pause"})
@@ -277,22 +288,23 @@ def test_a_run_that_goes_on_shows_what_came_before(running, cell):
     plot = live.LivePlot(controls=False)
     plot.begin(running.run, 40, {"beta": 0.01})
     plot.update(4, {REWARD: 9.0})
-    assert list(plot.history.steps) == [1, 2, 3, 4]
-    assert [mark.text for mark in plot.screen.marks] == ["continued"]
+    assert list(plot.view.history.steps) == [1, 2, 3, 4]
+    assert [mark.text for mark in plot.view.marks] == ["continued"]
 
 
 def test_status_line():
-    filled = History([])
-    filled.add(30, {REWARD: 1.234, GROUP_STD: 0.5})
-    assert status_line("r", 30, 60, filled, 90.0) == (
+    view = RunView()
+    view.name, view.total = "r", 60
+    view.row(30, {REWARD: 1.234, GROUP_STD: 0.5})
+    assert view.status(90.0) == (
         "r: step 30 of 60   reward 1.23   group std 0.50   kl not measured   1:30 elapsed   about 1:30 left"
     )
-    assert status_line("r", 60, 60, filled, 90.0, "finished after 60 steps").startswith("r: finished after 60 steps")
+    assert view.status(90.0, "finished after 60 steps").startswith("r: finished after 60 steps")
     # What is to come takes as long as the latest steps took, whatever the first ones did.
     for step in range(31, 41):
-        filled.add(step, {STEP_S: 2.0})
-    assert status_line("r", 40, 60, filled, 900.0).endswith("about 0:40 left")
-    assert status_line("r", 40, 60, filled, 9.0, stage="hard", paused=True).startswith(
-        "r: paused after step 40 of 60 (stage hard)"
-    )
-    assert "of" not in status_line("r", 40, 0, filled, None)
+        view.row(step, {STEP_S: 2.0})
+    assert view.status(900.0).endswith("about 0:40 left")
+    view.state.stage, view.state.paused, view.stages = "hard", True, True
+    assert view.status(9.0).startswith("r: paused after step 40 of 60 (stage hard)")
+    view.total = 0
+    assert "of" not in view.status(None)

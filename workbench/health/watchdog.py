@@ -7,9 +7,8 @@ from collections import deque
 from typing import Any
 
 from workbench.health import ALARM, WARNING, Facts, Verdict, diagnose, worsened
-from workbench.health.summary import StepSummary, summarise
+from workbench.health.summary import StepSummary
 from workbench.rewards.stated import maximum_of
-from workbench.run.batch import ScoredBatch
 from workbench.training.stages import Stage
 
 LATEST = 200  # batches and rows that are looked at
@@ -35,11 +34,9 @@ class Watchdog:
         self._began = self._looked_at = time.monotonic()
         self._cost_s = 0.01
 
-    def batch(self, scored: ScoredBatch) -> StepSummary:
-        """Take in one scored batch."""
-        summary = summarise(scored, self.stage.suite, self.eos_token_id, self.stage.name)
+    def batch(self, summary: StepSummary) -> None:
+        """Take in the summary of one scored batch."""
         self._summaries.append(summary)
-        return summary
 
     def row(self, step: int, values: dict[str, Any]) -> None:
         """Take in one row of metrics."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,27 +10,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from workbench.health.summary import summarise
 from workbench.health.verdicts import NAMES
 from workbench.health.watchdog import Watchdog, as_event
-from workbench.rewards.groups import GroupHealth, group_health
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import (
-    ALL_RIGHT,
-    ALL_WRONG,
-    DEAD,
     GENERATE_S,
-    GROUP_STD,
     KL,
-    MIXED,
     REWARD_S,
     STEP_S,
     TRAIN_S,
     weight_of,
 )
-from workbench.run.rollouts import write_part
-from workbench.workspace import to_json
+from workbench.run.rollouts import columns_of, write_part
 
 _REQUIRED = ("begin", "update", "end")
 
@@ -75,7 +68,7 @@ class Recorder:
         self._writer = ThreadPoolExecutor(1, "rollouts") if in_background else None
         self._writing: Future | None = None
         self.watchdog: Watchdog | None = None  # of the stage that trains
-        self._health: list[GroupHealth] = []
+        self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
         self._weights: dict[str, float] = {}
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._generated_s = self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
@@ -112,7 +105,8 @@ class Recorder:
         """Record one generation batch: every completion of every group."""
         started = time.perf_counter()
         self.finish()
-        part = (self.run.rollouts, scored.step, self._columns(scored), list(self.suite.names))
+        scored = scored.as_trained(self.stage, self.eos_token_id)
+        part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
         if self._writer is not None:
             self._writing = self._writer.submit(write_part, *part)
         else:
@@ -122,15 +116,16 @@ class Recorder:
         self._weights = {
             weight_of(name): weight for name, weight in zip(self.suite.names, self.suite.weights, strict=True)
         }
-        self._health.append(group_health(scored.groups, scored.right, self.suite.num_generations))
+        summary = summarise(scored)
+        self._groups.append(summary.metrics)
         self._batches += 1
-        self._scored += len(scored.completions)
-        self._dead_batches += self._health[-1].dead == 1
+        self._scored += summary.completions
+        self._dead_batches += summary.dead_count == summary.group_count
         for name, seconds in scored.seconds.items():
             self.reward_s[name] = self.reward_s.get(name, 0.0) + seconds
             self._rewarded_s += seconds
         self._note_errors(scored)
-        summary = self._guarded(lambda dog: dog.batch(scored))
+        self._guarded(lambda dog: dog.batch(summary))
         self.seconds += time.perf_counter() - started
         self.tell("batch", scored, summary)
         self._recorded_s += time.perf_counter() - started
@@ -186,10 +181,9 @@ class Recorder:
         if not (self.measures_kl if self._kl_measured is None else self._kl_measured):
             # Unsloth's GPU trainer logs a kl of 0.0 when beta is 0, which reads as "the policy does not move".
             values.pop(KL, None)
-        if self._health:
-            mean = np.mean(self._health, axis=0)
-            values.update(zip((GROUP_STD, MIXED, ALL_RIGHT, ALL_WRONG, DEAD), map(float, mean), strict=True))
-            self._health.clear()
+        if self._groups:
+            values |= {name: float(np.mean([each[name] for each in self._groups])) for name in self._groups[0]}
+            self._groups.clear()
         values.update(self._weights)
         self._split_time(step, values)
         self.run.log_metrics(step, values)
@@ -247,54 +241,3 @@ class Recorder:
                 self.run.log_event("watcher_failed", watcher=name, error=reason)
                 warnings.warn(f"{name} failed and is left out, training goes on: {reason}", stacklevel=2)
         self.seconds += time.perf_counter() - started
-
-    def _columns(self, scored: ScoredBatch) -> dict[str, Any]:
-        suite, groups = self.suite, scored.groups
-        total, size = len(scored.completions), suite.num_generations
-        columns: dict[str, Any] = {
-            "step": np.full(total, scored.step, dtype=np.int32),
-            "stage": [self.stage] * total,
-            "group": np.arange(total, dtype=np.int32) // size,
-            "prompt_id": [str(name) for name in scored.columns.get("prompt_id") or [""] * total],
-            "generation": np.arange(total, dtype=np.int32) % size,
-            "prompt": _each_once(scored.prompts, _prompt),
-            "completion": scored.completions,
-            "length_tokens": [len(tokens) for tokens in scored.completion_ids],
-            "finish_reason": [
-                "stop" if len(tokens) and tokens[-1] == self.eos_token_id else "length"
-                for tokens in scored.completion_ids
-            ],
-            "columns": _dataset_columns(scored.columns, total),
-            "total": groups.totals,
-            "group_mean": groups.means,
-            "group_std": groups.stds,
-            "advantage": groups.advantages,
-            "right": scored.right,
-            "reward_hash": [suite.hash] * total,
-        }
-        for number, (name, weight) in enumerate(zip(suite.names, suite.weights, strict=True)):
-            columns[f"score.{name}"] = np.ascontiguousarray(scored.scores[:, number])
-            columns[f"weight.{name}"] = np.full(total, weight)
-            if errors := scored.errors.get(name):
-                columns[f"error.{name}"] = [errors.get(index) for index in range(total)]
-        return columns
-
-
-def _prompt(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-
-
-def _each_once(values: Sequence[Any], text: Callable[[Any], str]) -> list[str]:
-    # The completions of a group have one prompt, and what belongs to it, between them.
-    found: list[str] = []
-    for index, value in enumerate(values):
-        found.append(found[-1] if index and value == values[index - 1] else text(value))
-    return found
-
-
-def _dataset_columns(columns: dict[str, list[Any]], total: int) -> list[str]:
-    names = [name for name in columns if name != "prompt_id"]
-    rows = list(zip(*(columns[name] for name in names), strict=True)) or [()] * total
-    return _each_once(
-        rows, lambda row: json.dumps(dict(zip(names, map(to_json, row), strict=True)), ensure_ascii=False)
-    )
