@@ -220,7 +220,9 @@ def _serve(number: int) -> None:
             with contextlib.suppress(ImportError):
                 __import__(name)
         with contextlib.suppress(BaseException):
-            pickle.loads(target)  # what it imports is imported here, once; the fork loads a copy, and tells if it cannot
+            pickle.loads(
+                target
+            )  # what it imports is imported here, once; the fork loads a copy, and tells if it cannot
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
         while True:
             control.recv()
