@@ -28,7 +28,7 @@ from workbench.exporting.merge import merge_16bit
 from workbench.exporting.proof import prove
 from workbench.inspection.evaluation import evaluate
 from workbench.recipe import Recipe
-from workbench.rewards.formats import think_answer_format_reward
+from workbench.rewards.library import think_answer_format_reward
 from workbench.run.control_file import send
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.health import ALARM, WARNING, Facts, Verdict, diagnose, worsened
 from workbench.health.summary import StepSummary
-from workbench.rewards.stated import maximum_of
+from workbench.rewards.library import max_score_of
 from workbench.training.stages import Stage
 
 LATEST = 200  # batches and rows that are looked at
@@ -70,7 +70,7 @@ class Watchdog:
         steps = self.stage.steps
         return Facts(
             weights=dict(zip(suite.names, suite.weights, strict=True)),
-            best=dict(zip(suite.names, map(maximum_of, task.reward_funcs), strict=True)),
+            best=dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True)),
             num_generations=suite.num_generations,
             max_completion_length=settings.get("max_completion_length"),
             beta=settings.get("beta"),

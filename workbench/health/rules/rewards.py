@@ -94,7 +94,7 @@ def _constant(name: str, case: Case, function: FunctionSummary) -> Verdict | Non
             f"{words}; what it could pay is not known",
             evidence,
             cause="it reads the completion in another shape than it gets it, or asks for something that none of them has",
-            remedy="run `workbench probe`; if it is a penalty that has not had to strike, say so with @pays(0)",
+            remedy="run `workbench probe`; if it is a penalty that has not had to strike, say so with @max_score(0)",
             **rest,
         )
     # While the other functions still teach, a rare one may come yet.
