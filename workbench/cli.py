@@ -486,16 +486,14 @@ def replay(
     Examples: `workbench replay latest --task tasks/mine/task.py`, `workbench replay demo --task arithmetic
     --weight length_reward=0 --out changed.parquet`.
     """
-    from workbench.replaying.command import read_weights, replay_run
-    from workbench.views.groups import replay_tables
+    from workbench.replaying import replay as again
+    from workbench.views.replay import ReplayView
+    from workbench.views.terminal import progress
 
     run = _named(run, "recorded")
-    with _output_to_stderr():
-        found = replay_run(run, task, weights=read_weights(weight or []), out=out, limit=limit)
-    if as_json:
-        print(_json(found.found()))
-    else:
-        print("\n\n".join(map(str, [*replay_tables(found), found])))
+    with _output_to_stderr(), progress("completions") as bar:
+        found = again(run, task, _weights(weight), out=out, limit=limit, progress=bar)
+    print(_json(found.found()) if as_json else ReplayView(found))
 
 
 @app.command()
