@@ -19,7 +19,8 @@ from workbench.training.control import Live, Steering
 from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
 from workbench.training.loading import random_states
-from workbench.training.policy import Policy, adapter_in_float32, config_overrides
+from workbench.training.policy import Policy
+from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.recorder import Recorder, Watcher
 from workbench.training.resuming import Point, Restored, load_adapter, save_state
 from workbench.training.signals import GracefulStop
@@ -34,12 +35,14 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
     Raises:
         RecipeError: for settings that it does not accept together.
     """
+    import torch
+
     settings = {**stage.settings, "report_to": "none"}
     try:
         config = plan.built(
             config_class,
             settings,
-            **config_overrides(policy, settings),
+            **config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=torch.cuda.is_available()),
             output_dir=str(folder),
             seed=stage.recipe.seed,
             reward_weights=list(stage.suite.weights),

@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from workbench.audit.examination import RewardAudit, audit_rewards, writers
-from workbench.audit.probes import probes_by
+from workbench.audit.examination import RewardAudit, audit_rewards, builders
+from workbench.audit.probes import probes
 from workbench.audit.prompt_format import parse_format
 from workbench.audit.reference_completion import CompletionBuilder
 from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.rewards.groups import ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
-from workbench.views.audit import Report
+from workbench.views.audit import AuditView
 from workbench.views.controls import WIDGETS, widget_view
 from workbench.views.groups import group_tables
 from workbench.views.highlight import highlighted
@@ -121,16 +121,15 @@ class Bench:
         if number not in self._writers:
             rows = self.task.rows
             near = [rows[other] for other in range(min(len(rows), 20)) if other != number]
-            self._writers[number] = writers(self.task, [rows[number], *near])[0]
+            self._writers[number] = builders(self.task, [rows[number], *near])[0]
         return self._writers[number]
 
     def starters(self, number: int) -> dict[str, str]:
-        """Completions to begin with, by name: the honest ones, then the cheats."""
+        """Completions to begin with, by name: the reference completions, then the probes."""
         writer = self.writer(number)
-        honest = writer.reference_completions()
-        found = {"an honest answer": honest[0].text}
-        found.update({f"honest, {ideal.name}": ideal.text for ideal in honest[1:]})
-        found.update({probe.name: probe.text for probe in probes_by(writer, self.task.probes)})
+        first, *others = writer.reference_completions().items()
+        found = {"an honest answer": first[1], **{f"honest, {name}": text for name, text in others}}
+        found.update({probe.name: probe.text for probe in probes(writer, self.task.probes)})
         return found
 
     def group(self, row: Row, texts: Sequence[str]) -> tuple[ExplainedGroup, dict[int, list[str]]]:
@@ -167,7 +166,7 @@ class Bench:
     def report(self) -> Any:
         """The examination for people, or why there is none."""
         try:
-            return Report(self.examination)
+            return AuditView(self.examination, chart=False)
         except WorkbenchError as error:
             return Table(["the task cannot be examined"], [[str(error)]])
 
