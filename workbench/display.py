@@ -13,6 +13,7 @@ VIEWS: dict[str, str] = {
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.AuditView",
     "workbench.audit.regression_cases.CaseResults": "",
     "workbench.data.report.Report": "",  # as its text
+    "workbench.health.diagnosis.Verdicts": "workbench.views.health.HealthReport",
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
 }
 

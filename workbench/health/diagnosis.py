@@ -10,7 +10,7 @@ from workbench.health.rules import RULES
 from workbench.health.summary import StepSummary, summaries_of
 from workbench.health.verdicts import ALARM, OK, SKIPPED, STATES, WARNING, RunConfig, RunView, Verdict
 from workbench.rewards.hashing import reward_hash
-from workbench.rewards.library import max_score_of
+from workbench.rewards.stated import maximum_of
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import stage_in
 from workbench.run.state import RunState
@@ -21,8 +21,12 @@ class Verdicts(list[Verdict]):
     """The verdicts on a run, one per issue: a list that a cell shows as a report, what is wrong first."""
 
     def __str__(self) -> str:
-        wrong = sorted((each for each in self if each.state not in (OK, SKIPPED)), key=lambda each: STATES.index(each.state))
+        wrong = sorted(
+            (each for each in self if each.state not in (OK, SKIPPED)), key=lambda each: STATES.index(each.state)
+        )
         return "\n".join(map(str, wrong)) or "no issue found"
+
+    __repr__ = __str__
 
 
 def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], config: RunConfig) -> Verdicts:
@@ -86,7 +90,7 @@ def _best(hashes: dict[str, str], task: Task | None, source: str) -> dict[str, f
         return {}
     functions = dict(zip(task.function_names, task.reward_funcs, strict=True))
     same = [name for name, known in hashes.items() if name in functions and reward_hash(functions[name]) == known]
-    return {name: max_score_of(functions[name]) for name in same}
+    return {name: maximum_of(functions[name]) for name in same}
 
 
 def examine_run(

@@ -190,7 +190,9 @@ class RunView:
             kinds[ALL_RIGHT] += batch.identical_right
         return kinds
 
-    def prompts(self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None) -> tuple[str, ...]:
+    def prompts(
+        self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None
+    ) -> tuple[str, ...]:
         """Ids of the prompts whose groups are `wanted`, latest first, each once, at most `MOST_PROMPTS`."""
         found: dict[str, None] = {}
         for batch in reversed(self.recent if batches is None else batches):
@@ -226,7 +228,11 @@ class RunView:
         if not self.batches:
             return missing("rollouts", "no batch was recorded")
         needs = {"batches": batches, "groups": groups, "completions": completions}
-        has = {"batches": len(self.batches), "groups": self.total("group_count"), "completions": self.total("completions")}
+        has = {
+            "batches": len(self.batches),
+            "groups": self.total("group_count"),
+            "completions": self.total("completions"),
+        }
         return next((early(needs[word], has[word], word) for word in needs if has[word] < needs[word]), None)
 
 
