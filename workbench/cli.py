@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it, so that `--help` answers at
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench import __version__
-from workbench.errors import WorkbenchError
+from workbench.errors import RecipeError, WorkbenchError
 from workbench.printable import guard_output
 
 app = typer.Typer(
@@ -174,11 +175,11 @@ def plan(
     Examples: `workbench plan small_gpu --vram 16`, `workbench plan train.py --out recipe.yaml`,
     `workbench plan recipe.yaml --set learning_rate=1e-5`.
     """
-    from workbench.planning import memory_on, plan_run
+    from workbench.training.prepare import plan as plan_run
 
     text = sys.stdin.read() + "\n" if source == "-" else source
     with _output_to_stderr():
-        found = plan_run(text, memory=memory_on(vram), said=said or [], steps=steps)
+        found = plan_run(text, vram_gb=vram, said=said or [], steps=steps)
     if out:
         found.recipe.save(out)
     print(_json(found.found()) if as_json else found)
@@ -401,7 +402,7 @@ def probe(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Send the honest answer through this policy's tokenizer and template: tiny, owner/name, a folder."
+            help="Send the reference completion through this policy's tokenizer and template: tiny, owner/name, a folder."
         ),
     ] = None,
     chat_template_kwargs: TemplateKwargs = None,
@@ -411,44 +412,50 @@ def probe(
     ] = None,
     max_completion_length: Annotated[int, typer.Option(help="Tokens that a completion may have.", min=1)] = 512,
     cases: Annotated[
-        str | None, typer.Option(help="File of golden cases; if not said, cases.jsonl beside the task file.")
+        str | None, typer.Option(help="File of regression cases; default: cases.jsonl beside the task file.")
     ] = None,
     deadline: Annotated[
         float, typer.Option(help="Seconds for one function and all completions; a judge may need minutes.", min=0.1)
     ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Can these rewards pay, and what do cheats earn? Seconds on a CPU, before any training.
+    """Can these rewards pay, and what do exploits earn? Seconds on a CPU, before any training.
 
-    From the task's own prompts it makes the completion that an honest policy would write, and some twenty that a policy
-    would love to get away with (empty tags, several answers, padding, refusal, cut before the closing tag, ...), and
-    scores them all. It names the function that cannot pay, with the line that nothing reaches, and the cheat that earns
-    as much as an honest answer. Golden cases (completion -> expected scores) are checked too.
+    From the task's own prompts it makes the completion that an honest policy would write, the reference, and some twenty
+    that a policy would love to get away with (empty tags, several answers, padding, refusal, cut before the closing tag,
+    ...), and scores them all. It names the function that cannot pay, with the line that nothing reaches, and the exploit
+    that earns as much as the reference completion. Regression cases (completion -> expected scores) are checked too.
 
-    Where the honest completion cannot be read off the prompt, the task says it: Task(ideal=lambda row: ...). Cheats of your
-    own: Task(probes={name: text or function of the row}).
+    Where the reference completion cannot be read off the prompt, the task gives it: Task(ideal=lambda row: ...). Exploits
+    of your own: Task(probes={name: text or function of the row}).
 
-    Exits with 1 if a reward cannot pay or fails, if a cheat earns at least what an honest answer earns, or if a golden
-    case does not hold.
+    Exits with 1 if a reward cannot pay or fails, if an exploit earns at least what the reference completion earns, or if a
+    regression case does not hold.
 
     Examples: `workbench probe arithmetic --policy tiny`, `workbench probe tasks/mine/task.py --json`.
     """
-    from workbench.probing import probe_task
-    from workbench.replaying.command import read_weights
-    from workbench.views.audit import Report
+    from workbench.audit.examination import audit_rewards
+    from workbench.recipe import template_kwargs
+    from workbench.views.audit import AuditView
+    from workbench.views.terminal import progress
 
-    with _output_to_stderr():
-        found = probe_task(
+    with _output_to_stderr(), progress("functions") as bar:
+        tokenizer = None
+        if policy is not None:
+            from workbench.training.loading import load_tokenizer
+
+            tokenizer = load_tokenizer(policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
+        found = audit_rewards(
             task,
-            policy=policy,
-            chat_template_kwargs=chat_template_kwargs,
             rows=prompts,
-            weights=read_weights(weight or []),
+            weights=_weights(weight),
+            tokenizer=tokenizer,
             max_completion_length=max_completion_length,
             cases=cases,
             deadline_s=deadline,
+            progress=bar,
         )
-    print(_json(found.found()) if as_json else Report(found))
+    print(_json(found.found()) if as_json else AuditView(found))
     if not found.ok:
         raise typer.Exit(1)
 
@@ -545,6 +552,23 @@ def lab(
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     os.execv(command[0], command)
+
+
+def _weights(said: list[str] | None) -> dict[str, float]:
+    """`["length_reward=0.5", ...]` as numbers by name."""
+    weights = {}
+    for text in said or []:
+        name, _, number = text.rpartition("=")
+        try:
+            weight = float(number) if name.strip() else math.nan
+        except ValueError:
+            weight = math.nan
+        if not math.isfinite(weight):
+            raise RecipeError(
+                f"--weight {text}", rule="a weight is name=number", remedy="for example --weight length_reward=0.5"
+            )
+        weights[name.strip()] = weight
+    return weights
 
 
 def _named(run: str, latest: str) -> str:

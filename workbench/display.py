@@ -10,7 +10,14 @@ from typing import Any
 
 # Type of a result -> the function or class that makes its view. A view has `_repr_mimebundle_`, `_repr_html_` or both.
 VIEWS: dict[str, str] = {
+    "workbench.audit.examination.RewardAudit": "workbench.views.audit.AuditView",
+    "workbench.audit.regression_cases.CaseResults": "",
     "workbench.data.report.Report": "",  # as its text
+    "workbench.health.diagnosis.Verdicts": "workbench.views.health.HealthReport",
+    "workbench.data.sources.Rows": "workbench.views.dataset.rows_table",
+    "workbench.data.template.TemplateCard": "workbench.views.template.CardView",
+    "workbench.data.lengths.PromptLengths": "workbench.views.dataset.lengths_picture",
+    "workbench.data.difficulty.Profile": "workbench.views.dataset.difficulty_picture",
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
 }
 

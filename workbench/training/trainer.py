@@ -6,27 +6,26 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory, check_name, open_run
+from workbench.run.directory import RunDirectory, open_run
 from workbench.run.state import RunState
-from workbench.task import Task, load_task
-from workbench.training import fast_inference, plan
+from workbench.task import Task
+from workbench.training import plan
 from workbench.training.background import announce
-from workbench.training.fitting import settle_checkpointing
-from workbench.training.generation import expected, in_words
-from workbench.training.loading import local_model
+from workbench.training.fitting import memory_on
 from workbench.training.manifest import manifest_of
 from workbench.training.policy import Policy, load_policy, trainer_classes
-from workbench.training.precision import one_of
+from workbench.training.prepare import Plan, prepare, settled
 from workbench.training.recorder import Watcher
 from workbench.training.resuming import STATE_FILES, Point, latest_point, load_adapter
 from workbench.training.session import Session, build_config, build_trainer
-from workbench.training.stages import ONLY_STAGE, Stage, begun_task, changed_since_begun, fit, kept_task, planned_stages
-from workbench.training.trackers import planned_trackers, tracker_callbacks
+from workbench.training.stages import Stage, changed_since_begun, kept_task
+from workbench.training.trackers import tracker_callbacks
 
 
 def train(
@@ -56,28 +55,17 @@ def train(
     Raises:
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
     """
-    check_name(recipe.run_name)
-    task = task or load_task(recipe.task)
-    if policy is None:
-        local_model(recipe.policy.name)  # before torch and Unsloth are imported
-    config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
-    recipe, renamed = plan.renamed(recipe, plan.field_names(config_class))
-    stages = planned_stages(recipe, task, config_class)
-    planned_trackers(stages[0].settings["report_to"])  # an unknown name is an error before anything is loaded
-    checkpointing = settle_checkpointing(stages, policy)
-    policy = policy or load_recipe_policy(recipe, stages[0].settings)
-    notes = renamed + plan.stages_decide(recipe) + checkpointing + fast_inference.agree(stages, policy)
-    notes += _ready(stages, policy)
-    if policy.trained_in:
-        notes.append(
-            f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there"
-        )
-    notes += _warnings(task) + one_of(policy.backend_name)
+    made = prepare(recipe, task, policy=policy, memory=memory_on(estimates=False))
+    policy = policy or load_policy(made)
+    made = settled(made, policy)
+    recipe, task, stages, notes = made.recipe, made.task, made.stages, list(made.notes)
+    config_class, trainer_class = trainer_classes(policy.backend_name)
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         configs = [build_config(config_class, stage, scratch, policy) for stage in stages]
         first = build_trainer(trainer_class, configs[0], stages[0], policy)
-        notes += plan.check_in_force({**stages[0].settings, "report_to": "none"}, first.args)
-        _say(notes, stages, policy)
+        changed = plan.check_in_force({**stages[0].settings, "report_to": "none"}, first.args)
+        notes += [line for line in changed if line not in notes]
+        _say(made, notes)
         manifest = manifest_of(recipe, policy, stages, first, notes)
         run = RunDirectory.create(recipe.run_name, recipe, manifest, runs)
     try:
@@ -125,22 +113,20 @@ def continue_run(
     recipe, point = run.recipe(), latest_point(run)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
         return _finished(run, point)  # whatever became of the task since
-    task = task or begun_task(run, recipe)
-    config_class, trainer_class = trainer_classes(policy.backend_name if policy else recipe.policy.backend)
-    stages = planned_stages(recipe, task, config_class, run)
+    made = prepare(recipe, task, policy=policy, run=run, memory=memory_on(estimates=False))
     if steps:
-        _extend(run, recipe, stages, steps)
-    left = [stage for stage in stages if stage.number >= point.stage and _unfinished(stage, point)]
+        _extend(run, recipe, made.stages, steps)
+    left = [stage for stage in made.stages if stage.number >= point.stage and _unfinished(stage, point)]
     if not left:
         raise RunError(
             f"{run.name}: all {point.step} steps are trained",
             rule="a run goes on to the steps that its recipe asks for",
             remedy="ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`",
         )
-    begun_with = run.manifest()["settings"]["in_force"].get("gradient_checkpointing")
-    notes = settle_checkpointing(left, policy, begun_with)
-    policy = policy or load_recipe_policy(recipe, left[0].settings)
-    notes += fast_inference.agree(left, policy) + _ready(left, policy) + changed_since_begun(run, left)
+    policy = policy or load_policy(made)
+    made = settled(replace(made, stages=tuple(left)), policy)
+    left, notes = made.stages, [*made.notes, *changed_since_begun(run, made.stages)]
+    config_class, trainer_class = trainer_classes(policy.backend_name)
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
         configs = {stage.number: build_config(config_class, stage, scratch, policy) for stage in left}
         first = build_trainer(trainer_class, configs[left[0].number], left[0], policy)
@@ -148,7 +134,7 @@ def continue_run(
         result = run.manifest().get("result")
         run.reopen(point.step)
     notes.append(f"{run.name} goes on after step {point.step}, from {point.folder.name}")
-    _say(notes, left, policy)
+    _say(made, notes)
     try:
         session = Session(
             run, left, first, lambda stage: build_trainer(trainer_class, configs[stage.number], stage, policy), policy,
@@ -189,57 +175,8 @@ def _keep_tasks(run: RunDirectory, task: Task, stages: Sequence[Stage]) -> None:
             shutil.copyfile(stage.task.source, run.path / "tasks" / kept_task(stage.number))
 
 
-def load_recipe_policy(
-    recipe: Recipe, settings: dict[str, Any] | None = None, adapter: str | Path | None = None
-) -> Policy:
-    """The policy that a recipe asks for, on its backend, with every field of the recipe.
-
-    Args:
-        settings: GRPOConfig's in force, which decide on gradient checkpointing and vLLM; None: neither, to measure with.
-        adapter: folder of a trained adapter to put on instead of a new one.
-
-    Raises:
-        PolicyError: as `load_policy`.
-    """
-    settings = settings or {}
-    return load_policy(
-        recipe.policy.name,
-        backend=recipe.policy.backend,
-        load_in_4bit=recipe.policy.load_in_4bit,
-        max_seq_length=recipe.policy.max_seq_length,
-        dtype=recipe.policy.dtype,
-        lora=recipe.lora,
-        adapter=adapter,
-        gradient_checkpointing=bool(settings.get("gradient_checkpointing")),
-        fast_inference=bool(settings.get("use_vllm")) and recipe.policy.backend == "unsloth",
-        gpu_memory_utilization=recipe.policy.gpu_memory_utilization,
-        chat_template_kwargs=recipe.chat_template_kwargs,
-        seed=recipe.seed,
-    )
-
-
-def _ready(stages: Sequence[Stage], policy: Policy) -> list[str]:
-    notes, before = [], policy.chat_template_kwargs
-    if before != (own := stages[0].recipe.chat_template_kwargs):
-        notes.append(f"chat_template_kwargs = {own}, as the recipe says; the policy was loaded with {before}")
-    for stage in stages:
-        fit(stage, policy.tokenizer, policy.max_seq_length)
-        where = f"stage {stage.name}: " if stage.name != ONLY_STAGE else ""
-        notes += [where + note for note in (*stage.notes, *stage.suite.notes)]
-    return notes
-
-
-def _say(notes: list[str], stages: Sequence[Stage], policy: Policy) -> None:
-    for line in notes:
-        print(line)
-    for stage in stages:
-        where = f"stage {stage.name}: " if stage.name != ONLY_STAGE else ""
-        print(where + plan.in_words(stage.planned, stage.settings, len(stage.rows)))
-    cuda = policy.model.device.type == "cuda"
-    for line in dict.fromkeys(
-        in_words(expected(stage.recipe, stage.settings, cuda), stage.settings["num_generations"]) for stage in stages
-    ):
-        print(line)
+def _say(made: Plan, notes: Sequence[str]) -> None:
+    print(*notes, f"{made.words}.", f"{made.generation}.", sep="\n")
 
 
 def _trackers(run: RunDirectory, stage: Stage) -> list[Any]:
@@ -277,17 +214,3 @@ def _extend(run: RunDirectory, recipe: Recipe, stages: list[Stage], steps: int) 
         recipe.stages[-1].steps += steps
     else:
         recipe.grpo["max_steps"] = last.settings["max_steps"]
-
-
-def _warnings(task: Task) -> list[str]:
-    warned = []
-    if task.right_by is None:
-        warned.append(
-            f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
-            "(the first function); this decides nothing but the groups panel and the measurement in 04"
-        )
-    if not len(task.held_out):
-        warned.append(
-            "WARNING: the task has no held_out prompts: what training gained cannot be measured afterwards (notebook 04)"
-        )
-    return warned
