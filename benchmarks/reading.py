@@ -72,9 +72,9 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return explain(*batch_and_place(run, last, 0)).verdict
 
     def newest(run: Any, last: int) -> int:
-        from workbench.views.latest import newest_part, read_group
+        from workbench.views.group_view import newest_part, read_batch
 
-        return len(read_group(newest_part(run)).rows)
+        return len(read_batch(newest_part(run)[1]).completions)
 
     def verdicts(run: Any, last: int) -> int:
         from workbench.health import examine_run

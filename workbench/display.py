@@ -14,6 +14,11 @@ VIEWS: dict[str, str] = {
     "workbench.audit.regression_cases.CaseResults": "",
     "workbench.data.report.Report": "",  # as its text
     "workbench.replaying.Replay": "workbench.views.replay.ReplayView",
+    "workbench.health.diagnosis.Verdicts": "workbench.views.health.HealthReport",
+    "workbench.data.sources.Rows": "workbench.views.dataset.rows_table",
+    "workbench.data.template.TemplateCard": "workbench.views.template.CardView",
+    "workbench.data.lengths.PromptLengths": "workbench.views.dataset.lengths_picture",
+    "workbench.data.difficulty.Profile": "workbench.views.dataset.difficulty_picture",
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
 }
 

@@ -187,7 +187,7 @@ def test_whatever_reads_a_prompt_reads_the_trainers(home, thinker, reads):
     evaluate(policy, task, task.rows, samples=1, max_completion_length=4)
     assert set(reads["sampled"]) == trained
     reads["sampled"].clear()
-    profile = profile_difficulty(policy, task, task.rows, "d.jsonl", num_generations=2, max_completion_length=4)
+    profile = profile_difficulty(policy, task.rows, "d.jsonl", task=task, num_generations=2, max_completion_length=4)
     assert set(reads["sampled"]) == trained
     assert profile.settings["chat_template_kwargs"] == QUIET
 

@@ -237,7 +237,7 @@ def test_formulas_are_compared_as_formulas(answer, text, right):
 
 
 def test_whole_numbers_never_wait_for_a_formula(monkeypatch):
-    monkeypatch.setattr("workbench.rewards.mathematics.verdicts", lambda *_: pytest.fail("math-verify was asked"))
+    monkeypatch.setattr("workbench.rewards.compare.verdicts", lambda *_: pytest.fail("math-verify was asked"))
     texts = [
         "42",
         "41",

@@ -108,7 +108,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "spelling": (
         "warning",
         "the right answer earns no more than a wrong one when it is written {ways}",
-        "compare numbers, not text: workbench.rewards.answers.same_answer",
+        "compare numbers, not text: workbench.rewards.compare.same_answer",
     ),
     # what else pays?
     "hackable": (

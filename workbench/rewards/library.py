@@ -14,14 +14,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.rewards.answers import completion_text, extract_answer, find_answer, quick_same
+from workbench.rewards.answers import completion_text, extract_answer, find_answer
+from workbench.rewards.compare import quick_same, same_answers
 from workbench.rewards.formats import (
     incremental_format_reward,
     keeps_strict_format,
     strict_format_reward,
     think_answer_format_reward,
 )
-from workbench.rewards.mathematics import same_answers
 from workbench.rewards.shaping import number_of
 from workbench.rewards.stated import pays
 

@@ -70,6 +70,19 @@ def image_bundle(data: bytes, text: str) -> dict[str, str]:
     return {"image/png": base64.b64encode(data).decode("ascii"), "text/plain": text}
 
 
+class Picture:
+    """A figure as the view of a result, with a text for readers who cannot see it."""
+
+    def __init__(self, figure: Any, text: str) -> None:
+        self.figure, self.text = figure, text
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return image_bundle(png(self.figure), self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def inline_image(figure: Any, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who cannot see it."""
     data = base64.b64encode(png(figure)).decode("ascii")
