@@ -437,7 +437,6 @@ def replay(
     return Result(found.found(), ReplayView(found))
 
 
-
 @command()
 def doctor() -> Result:
     """Report versions, device, and what works here (4-bit, bf16, vLLM, widgets), with a remedy for what does not.
