@@ -52,9 +52,8 @@ def test_share_interval_stays_a_share():
 
 def measured(lenient, form) -> Measured:
     lenient, form = np.array(lenient, dtype=bool), np.array(form, dtype=bool)
-    return Measured(
-        [[str(place)] for place in range(len(lenient))], lenient, form, np.ones_like(lenient), np.zeros(lenient.shape)
-    )
+    texts = [[str(place)] for place in range(len(lenient))]
+    return Measured(texts, lenient, form, np.ones_like(lenient), np.zeros(lenient.shape))
 
 
 def test_correct_needs_the_format_and_lenient_does_not():

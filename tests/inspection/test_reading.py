@@ -90,8 +90,15 @@ def test_best_first_moves_every_part_of_a_group():
     assert found.by_scale["as trained"].tolist() == found.advantages.tolist()
 
 
-@pytest.mark.parametrize(("step", "index", "said"), [(9, 0, "step 9, group 0.*last step on record is 1"),
-    (9, None, "step 9: .*last step on record is 1"), (1, 2, "step 1, group 2.*2 groups.*0 to 1"), (1, -1, "group -1")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("step", "index", "said"),
+    [
+        (9, 0, "step 9, group 0.*last step on record is 1"),
+        (9, None, "step 9: .*last step on record is 1"),
+        (1, 2, "step 1, group 2.*2 groups.*0 to 1"),
+        (1, -1, "group -1"),
+    ],
+)
 def test_what_is_not_recorded_is_an_error_that_says_what_is(run, step, index, said):
     with pytest.raises(RunError, match=f"(?s){said}"):
         explain_group(run, step, index)
