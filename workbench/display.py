@@ -10,6 +10,7 @@ from typing import Any
 
 # Type of a result -> the function or class that makes its view. A view has `_repr_mimebundle_`, `_repr_html_` or both.
 VIEWS: dict[str, str] = {
+    "workbench.training.prepare.Plan": "workbench.views.plan.PlanView",
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.AuditView",
     "workbench.audit.regression_cases.CaseResults": "",
     "workbench.data.report.Report": "",  # as its text
