@@ -66,9 +66,10 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return len(group(run, last, most_telling_group(run, last)))
 
     def explained(run: Any, last: int) -> str:
-        from workbench.replaying.again import explain_recorded
+        from workbench.rewards.groups import explain
+        from workbench.run.rollouts import batch_and_place
 
-        return explain_recorded(run, last, 0).verdict
+        return explain(*batch_and_place(run, last, 0)).verdict
 
     def newest(run: Any, last: int) -> int:
         from workbench.views.group_view import newest_part, read_batch

@@ -14,6 +14,7 @@ VIEWS: dict[str, str] = {
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.AuditView",
     "workbench.audit.regression_cases.CaseResults": "",
     "workbench.data.report.Report": "",  # as its text
+    "workbench.replaying.Replay": "workbench.views.replay.ReplayView",
     "workbench.health.diagnosis.Verdicts": "workbench.views.health.HealthReport",
     "workbench.data.sources.Rows": "workbench.views.dataset.rows_table",
     "workbench.data.template.TemplateCard": "workbench.views.template.CardView",
