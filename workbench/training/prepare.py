@@ -36,7 +36,7 @@ from workbench.training.stages import (
     planned_stages,
     settled_vllm,
 )
-from workbench.workspace import find, shown
+from workbench.workspace import find, shown, to_json
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
@@ -82,18 +82,10 @@ class Plan:
 
     def found(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "source": self.source,
-            "recipe": self.recipe.model_dump(mode="json"),
-            "settings": {name: _jsonable(value) for name, value in self.settings.items()},
-            "notes": list(self.notes),
-            "words": self.words,
-            "generation": self.generation,
-            "in_force": [{name: _jsonable(value) for name, value in row._asdict().items()} for row in self.rows],
-            "prompts": self.prompts,
-            "longest_prompt_tokens": self.longest_tokens,
-            "memory": self.memory.found() if hasattr(self.memory, "found") else self.memory,
-        }
+        kept = ("source", "recipe", "settings", "notes", "words", "generation", "prompts")
+        found = {name: getattr(self, name) for name in kept} | {"recipe": self.recipe.model_dump(mode="json")}
+        memory = self.memory.found() if hasattr(self.memory, "found") else self.memory
+        return to_json({**found, "in_force": self.rows, "longest_prompt_tokens": self.longest_tokens, "memory": memory})
 
     def __str__(self) -> str:
         policy = self.recipe.policy
@@ -420,7 +412,3 @@ def one_gpu(backend: str, machine: Machine) -> list[str]:
         f"{machine.gpus} GPUs, and a run trains on one, the first that it sees{spread}. CUDA_VISIBLE_DEVICES=1, set before "
         "torch is imported, lets it see the second alone"
     ]
-
-
-def _jsonable(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str, list, dict)) else str(value)
