@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from workbench.health.summary import summarise
-from workbench.health.verdicts import NAMES
-from workbench.health.watchdog import Watchdog, as_event
+from workbench.health.watchdog import Watchdog
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
@@ -25,6 +24,7 @@ from workbench.run.metrics import (
     weight_of,
 )
 from workbench.run.rollouts import columns_of, write_part
+from workbench.workspace import to_json
 
 _REQUIRED = ("begin", "update", "end")
 
@@ -83,14 +83,8 @@ class Recorder:
             ": NOTHING LEARNT, the completions of every group scored the same in every step (look at the rewards in 02)"
         )
         found = (words if dead else "") + "".join(f"; WARNING: {line}" for line in self.missing)
-        standing = self.watchdog.found() if self.watchdog else []
-        if standing:
-            functions: dict[str, list[str]] = {}
-            for each in standing:
-                named = functions.setdefault(f"{each['state']}: {NAMES[each['name']]}", [])
-                named += [each["function"]] if each["function"] else []
-            kinds = ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items())
-            found += f"; {kinds} (`workbench watch {self.run.name} --once` says more)"
+        if self.watchdog is not None and self.watchdog.words:
+            found += f"; {self.watchdog.words} (`workbench watch {self.run.name} --once` says more)"
         return found
 
     @property
@@ -198,7 +192,7 @@ class Recorder:
         """Look at the run's health; what is newly wrong is an event, and an alarm is printed, too."""
         started = time.perf_counter()
         for verdict in self._guarded(lambda dog: dog.look()) or []:
-            self.event("health", step, **as_event(verdict))
+            self.event("health", step, **to_json(verdict))
             print(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}", flush=True)
         self.seconds += time.perf_counter() - started
         if self.watchdog is not None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecipeError
+from workbench.health.verdicts import RunConfig
 from workbench.health.watchdog import Watchdog
+from workbench.rewards.library import max_score_of
 from workbench.run.control_file import write_request
 from workbench.run.directory import RunDirectory
 from workbench.run.state import RunState
@@ -195,7 +197,7 @@ class Session:
             self.trainer = self.rest(stage)
         trainer, recorder = self.trainer, self.recorder
         recorder.suite, recorder.stage = stage.suite, stage.name
-        recorder.watchdog = Watchdog(stage, self.policy.tokenizer.eos_token_id, fp16=trainer.args.fp16)
+        recorder.watchdog = Watchdog(lambda: _config(stage, trainer.args.fp16))
         recorder.measures_kl = bool(stage.settings["beta"])
         adaptive = AdaptiveWeights(stage.adaptive, stage.suite)
         live = Live(trainer, self.policy, stage, recorder, adaptive)
@@ -286,6 +288,22 @@ def save_adapter(policy: Policy, folder: Path) -> Path:
     # PEFT's model card is a form that nobody has filled in.
     (folder / "README.md").unlink(missing_ok=True)
     return folder
+
+
+def _config(stage: Stage, fp16: bool) -> RunConfig:
+    # As it is now: weights and settings may be changed while the stage trains.
+    suite, task = stage.suite, stage.task
+    return RunConfig.of(
+        stage.settings,
+        weights=dict(zip(suite.names, suite.weights, strict=True)),
+        best=dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True)),
+        num_generations=suite.num_generations,
+        aggregation=suite.aggregation,
+        right_by=task.right_function,
+        format_by=task.format_by,
+        total_steps=stage.steps if stage.steps > 0 else None,
+        fp16=fp16,
+    )
 
 
 def _time_generation(trainer: Any, recorder: Recorder) -> None:
