@@ -69,7 +69,10 @@ def in_force_table(asked: dict[str, Any], built_config: Any, given: dict[str, An
     """
     given = {**DEFAULTS, **asked} if given is None else given
     kind = type(built_config)
-    own, stock = _defaults(kind), _defaults(next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind))
+    own, stock = (
+        _defaults(kind),
+        _defaults(next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)),
+    )
     rows = []
     for name in dict.fromkeys([*SHOWN, *asked]):
         if not hasattr(built_config, name):
@@ -133,5 +136,7 @@ def _defaults(config_class: type) -> dict[str, Any]:
     signature = {one.name: one.default for one in inspect.signature(config_class.__init__).parameters.values()}
     plain_ones = (str, int, float, type(None), list, tuple)
     return {
-        name: value for name, value in {**fields, **signature}.items() if isinstance(getattr(value, "value", value), plain_ones)
+        name: value
+        for name, value in {**fields, **signature}.items()
+        if isinstance(getattr(value, "value", value), plain_ones)
     }
