@@ -428,11 +428,13 @@ def replay(
     Examples: `workbench replay latest --task tasks/mine/task.py`, `workbench replay demo --task arithmetic
     --weight length_reward=0 --out changed.parquet`.
     """
-    from workbench.replaying.command import replay_run
-    from workbench.views.groups import replay_tables
+    from workbench.replaying import replay as again
+    from workbench.views.replay import ReplayView
+    from workbench.views.terminal import progress
 
-    found = replay_run(_named(run, "recorded"), task, weights=_weights(weight), out=out, limit=limit)
-    return Result(found.found(), "\n\n".join(map(str, [*replay_tables(found), found])))
+    with progress("completions") as bar:
+        found = again(_named(run, "recorded"), task, _weights(weight), out=out, limit=limit, progress=bar)
+    return Result(found.found(), ReplayView(found))
 
 
 @command()

@@ -37,8 +37,8 @@ from workbench.audit.tokens import token_findings
 from workbench.data.columns import ANSWER_ALIASES
 from workbench.errors import RewardError, TaskError
 from workbench.rewards.calls import OWN, UNJUDGED
+from workbench.rewards.library import max_score_of
 from workbench.rewards.shapes import is_chat
-from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
 from workbench.task import Row, Task, load_task
@@ -201,7 +201,7 @@ class _Audit:
             names,
             np.array([columns[name] for name in names], dtype=float).T.reshape(len(self.texts), len(names)),
             np.array([weights[name] for name in names], dtype=float),
-            [maximum_of(self.suite.functions[name]) for name in names],
+            [max_score_of(self.suite.functions[name]) for name in names],
             guessed=self.first.guessed,
             shown=self.first.format.shown,
         )
@@ -338,7 +338,7 @@ class _Audit:
         if not table.weights[table.names.index(name)]:  # it decides nothing, so it need not pay
             found = [replace(each, severity="note") for each in found]
         self.findings += found
-        if not kinds & {"cannot_pay", "constant"} and maximum_of(function) is None:
+        if not kinds & {"cannot_pay", "constant"} and max_score_of(function) is None:
             for branch in self._unreached(name):
                 if branch.pays > 0:
                     self._add("unreached", name, branch=branch)
@@ -380,7 +380,7 @@ class _Audit:
         return FunctionReport(
             name,
             weight,
-            maximum_of(self.suite.functions[name]),
+            max_score_of(self.suite.functions[name]),
             reference if np.isfinite(reference) else None,
             float(np.nanmin(scores)) if scored else None,
             float(np.nanmax(scores)) if scored else None,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import DataError, PolicyError, RecipeError
+from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
@@ -21,7 +22,7 @@ from workbench.training.generation import expected, in_words
 from workbench.training.loading import load_tokenizer, local_model
 from workbench.training.plan.batches import Batch
 from workbench.training.plan.device import Machine, asks_for_vllm
-from workbench.training.plan.in_force import STAGES, Row
+from workbench.training.plan.in_force import Row
 from workbench.training.policy import trainer_classes
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.presets import find_recipe
@@ -35,7 +36,7 @@ from workbench.training.stages import (
     planned_stages,
     settled_vllm,
 )
-from workbench.workspace import find, shown
+from workbench.workspace import find, shown, to_json
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
@@ -61,6 +62,8 @@ class Plan:
     source: str = "recipe"
     stand_ins: tuple[str, ...] = ()  # "task", "policy": not read from a script, so the workbench's own are named
 
+    HEADER = ("setting", "requested", "default", "effective", "set by")
+
     @property
     def prompts(self) -> int | None:
         """How many different ones are trained on; None: not known."""
@@ -72,27 +75,17 @@ class Plan:
         return max((length for stage in self.stages for length in stage.lengths_tokens), default=None)
 
     @property
-    def table(self) -> Any:
-        """Requested beside effective, as a table."""
-        from workbench.views.tables import Table
-
-        body = [[row.name, *map(_word, (row.asked, row.default, row.in_force)), row.by] for row in self.rows]
-        return Table(["setting", "requested", "default", "effective", "set by"], body)
+    def cells(self) -> list[list[str]]:
+        """Requested beside effective: a row per setting, under `HEADER`."""
+        # None is a dash, and 1e-05 stays as it is: these are settings, not measurements.
+        return [["-" if value is None else str(value) for value in row] for row in self.rows]
 
     def found(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "source": self.source,
-            "recipe": self.recipe.model_dump(mode="json"),
-            "settings": {name: _jsonable(value) for name, value in self.settings.items()},
-            "notes": list(self.notes),
-            "words": self.words,
-            "generation": self.generation,
-            "in_force": [{name: _jsonable(value) for name, value in row._asdict().items()} for row in self.rows],
-            "prompts": self.prompts,
-            "longest_prompt_tokens": self.longest_tokens,
-            "memory": self.memory.found() if hasattr(self.memory, "found") else self.memory,
-        }
+        kept = ("source", "recipe", "settings", "notes", "words", "generation", "prompts")
+        found = {name: getattr(self, name) for name in kept} | {"recipe": self.recipe.model_dump(mode="json")}
+        memory = self.memory.found() if hasattr(self.memory, "found") else self.memory
+        return to_json({**found, "in_force": self.rows, "longest_prompt_tokens": self.longest_tokens, "memory": memory})
 
     def __str__(self) -> str:
         policy = self.recipe.policy
@@ -107,7 +100,11 @@ class Plan:
             f"{self.generation}.",
             *(f"  note: {note}" for note in self.notes),
         ]
-        return "\n".join([*lines, *([str(self.memory)] if self.memory is not None else []), "", str(self.table)])
+        memory = [str(self.memory)] if self.memory is not None else []
+        table = [self.HEADER, *self.cells]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        return "\n".join([*lines, *memory, "", *map(printable, rows)])
 
 
 def prepare(
@@ -367,7 +364,7 @@ def _rows(recipe: Recipe, built: Any, given: dict[str, Any]) -> list[Row]:
     rows = settings_of.in_force_table(asked, built, {**given, "seed": recipe.seed})
     if not recipe.stages:
         return rows
-    return [row._replace(by=STAGES) if row.name == "max_steps" else row for row in rows]
+    return [row._replace(by="stages") if row.name == "max_steps" else row for row in rows]
 
 
 def _words(stages: Sequence[Stage], settings: dict[str, Any], planned: Batch) -> str:
@@ -415,12 +412,3 @@ def one_gpu(backend: str, machine: Machine) -> list[str]:
         f"{machine.gpus} GPUs, and a run trains on one, the first that it sees{spread}. CUDA_VISIBLE_DEVICES=1, set before "
         "torch is imported, lets it see the second alone"
     ]
-
-
-def _word(value: Any) -> str:
-    # A table shows None as a dash, and 1e-05 in full: these are settings, not measurements.
-    return "-" if value is None else str(value)
-
-
-def _jsonable(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str, list, dict)) else str(value)
