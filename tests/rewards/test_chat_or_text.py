@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
-from workbench.rewards.library import correctness_reward
 from workbench.rewards.chat_or_text import convert, positional_reward, responses_parameter
+from workbench.rewards.library import correctness_reward
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 from workbench.tasks.exercises import EXERCISES

@@ -36,9 +36,9 @@ from workbench.audit.regression_cases import Case, failed_cases, load_cases
 from workbench.audit.tokens import token_findings
 from workbench.data.columns import ANSWER_ALIASES
 from workbench.errors import RewardError, TaskError
+from workbench.rewards.chat_or_text import is_chat
 from workbench.rewards.execution import OWN, UNJUDGED
 from workbench.rewards.library import max_score_of
-from workbench.rewards.chat_or_text import is_chat
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
 from workbench.task import Row, Task, load_task
