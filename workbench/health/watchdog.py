@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from workbench.health import ALARM, WARNING, Facts, Verdict, diagnose, worsened
-from workbench.health.summary import StepSummary, summarise
-from workbench.rewards.stated import maximum_of
-from workbench.run.batch import ScoredBatch
-from workbench.training.stages import Stage
+from workbench.health.summary import StepSummary
+from workbench.health.verdicts import NAMES
+from workbench.workspace import to_json
 
 LATEST = 200  # batches and rows that are looked at
 BUDGET = 0.005  # share of the run's time that looking may take
@@ -20,14 +20,13 @@ class Watchdog:
     """Keeps the latest batches and rows of metrics, and says what is wrong with them.
 
     Args:
-        eos_token_id: what a completion ends with when it was not cut.
-        fp16: the trainer computes in float16, whoever chose that, and so with a gradient scaler.
+        facts: what the stage that trains is asked to do, as it is now.
     """
 
-    def __init__(self, stage: Stage, eos_token_id: int, *, fp16: bool = False) -> None:
+    def __init__(self, facts: Callable[[], Facts]) -> None:
         import scipy.special  # noqa: F401 - the verdicts' intervals need it, and it takes 0.2 s the first time
 
-        self.stage, self.eos_token_id, self.fp16 = stage, eos_token_id, fp16
+        self.facts = facts
         self.verdicts: list[Verdict] = []
         self.seconds = 0.0
         self._summaries: deque[StepSummary] = deque(maxlen=LATEST)
@@ -35,11 +34,9 @@ class Watchdog:
         self._began = self._looked_at = time.monotonic()
         self._cost_s = 0.01
 
-    def batch(self, scored: ScoredBatch) -> StepSummary:
-        """Take in one scored batch."""
-        summary = summarise(scored, self.stage.suite, self.eos_token_id, self.stage.name)
+    def batch(self, summary: StepSummary) -> None:
+        """Take in the summary of one scored batch."""
         self._summaries.append(summary)
-        return summary
 
     def row(self, step: int, values: dict[str, Any]) -> None:
         """Take in one row of metrics."""
@@ -57,7 +54,7 @@ class Watchdog:
     def look(self) -> list[Verdict]:
         """Look at the run, and return the alarms and warnings that it did not have when it was looked at before."""
         started = time.perf_counter()
-        found = diagnose(list(self._summaries), list(self._rows), self._facts())
+        found = diagnose(list(self._summaries), list(self._rows), self.facts())
         new = worsened(self.verdicts, found)
         self.verdicts = found
         self._cost_s = time.perf_counter() - started
@@ -66,32 +63,13 @@ class Watchdog:
 
     def found(self) -> list[dict[str, Any]]:
         """The alarms and warnings of the latest look, for JSON."""
-        return [as_event(verdict) for verdict in self.verdicts if verdict.state in (ALARM, WARNING)]
+        return [to_json(verdict) for verdict in self.verdicts if verdict.state in (ALARM, WARNING)]
 
-    def _facts(self) -> Facts:
-        suite, settings, task = self.stage.suite, self.stage.settings, self.stage.task
-        steps = self.stage.steps
-        return Facts(
-            weights=dict(zip(suite.names, suite.weights, strict=True)),
-            best=dict(zip(suite.names, map(maximum_of, task.reward_funcs), strict=True)),
-            num_generations=suite.num_generations,
-            max_completion_length=settings.get("max_completion_length"),
-            beta=settings.get("beta"),
-            learning_rate=settings.get("learning_rate"),
-            temperature=settings.get("temperature"),
-            scale_rewards=settings.get("scale_rewards"),
-            aggregation=suite.aggregation,
-            right_by=task.right_function,
-            format_by=task.format_by,
-            total_steps=steps if steps > 0 else None,
-            fp16=self.fp16,
-        )
-
-
-def as_event(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as an event holds it."""
-    return {
-        "name": verdict.name, "state": verdict.state, "line": verdict.line, "cause": verdict.cause,
-        "remedy": verdict.remedy, "function": verdict.function, "evidence": verdict.evidence,
-        "first_step": verdict.first_step, "last_step": verdict.last_step, "prompts": list(verdict.prompts),
-    }  # fmt: skip
+    @property
+    def words(self) -> str:
+        """The alarms and warnings of the latest look in a few words, with their functions; empty if there are none."""
+        functions: dict[str, list[str]] = {}
+        for each in self.verdicts:
+            if each.state in (ALARM, WARNING):
+                functions.setdefault(f"{each.state}: {NAMES[each.name]}", []).extend([each.function] * bool(each.function))
+        return ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items())

@@ -2,80 +2,58 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from workbench.health.verdicts import NAMES
-from workbench.health.watchdog import Watchdog, as_event
-from workbench.rewards.groups import GroupHealth, group_health
-from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import (
-    ALL_RIGHT,
-    ALL_WRONG,
-    DEAD,
-    GENERATE_S,
-    GROUP_STD,
-    KL,
-    MIXED,
-    REWARD_S,
-    STEP_S,
-    TRAIN_S,
-    weight_of,
-)
-from workbench.run.rollouts import write_part
+from workbench.run.metrics import GENERATE_S, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
+from workbench.run.rollouts import columns_of, write_part
+from workbench.run.state import RunState
+from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
 
 _REQUIRED = ("begin", "update", "end")
 
 
-class Watcher(Protocol):
-    """Something that shows a run while it trains: a live plot, a progress bar.
-
-    It may also have `event(event)` (each line of events.jsonl), `batch(scored, summary)` (each generation batch) and
-    `verdicts(list)` (the run's health, when it was looked at).
-    """
-
-    def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None: ...
-
-    def update(self, step: int, values: dict[str, Any]) -> None: ...
-
-    def end(self, message: str) -> None: ...
-
-
 class Recorder:
-    """Writes a run's rollouts and metrics, and passes each row of metrics on to the watchers.
+    """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
 
-    `seconds` adds up the wall time spent in here, watchers included: the price of watching.
+    Args:
+        eos_token_id: what a completion ends with when it was not cut.
+        summarise: the summary of a batch, with its `metrics`, `completions`, `dead_count` and `group_count`.
+        in_background: parts are written on a thread of their own while the step goes on, and are there when it ends.
+
+    Attributes:
+        state: what is in force in the run; every event that is recorded here has been applied to it.
+        seconds: wall time spent in here, watchers included: the price of watching.
+        watchdog: looks at the health of the stage that trains; None: nobody does.
     """
 
     def __init__(
         self,
         run: RunDirectory,
-        suite: RewardSuite,
-        eos_token_id: int,
+        eos_token_id: int | None,
         watchers: Sequence[Watcher] = (),
-        measures_kl: bool = True,
-        in_background: bool = False,
+        *,
+        summarise: Callable[[ScoredBatch], Any],
+        in_background: bool = True,
     ) -> None:
-        """`in_background`: parts are written on a thread of their own while the step goes on, and are there when it ends."""
-        self.run, self.suite, self.eos_token_id, self.watchers = run, suite, eos_token_id, list(watchers)
-        self.measures_kl = measures_kl
+        self.run, self.eos_token_id, self.watchers, self.summarise = run, eos_token_id, list(watchers), summarise
+        self.state = RunState.of(run)
+        self.stage, self.measures_kl = "1", True
         self.seconds = 0.0
         self.reward_s: dict[str, float] = {}  # by function
         self.reward_errors: dict[str, int] = {}  # by function: completions that it gave no score because it failed
-        self.stage = "1"
+        self.watchdog: Any = None
         self._writer = ThreadPoolExecutor(1, "rollouts") if in_background else None
         self._writing: Future | None = None
-        self.watchdog: Watchdog | None = None  # of the stage that trains
-        self._health: list[GroupHealth] = []
+        self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
         self._weights: dict[str, float] = {}
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._generated_s = self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
@@ -90,14 +68,8 @@ class Recorder:
             ": NOTHING LEARNT, the completions of every group scored the same in every step (look at the rewards in 02)"
         )
         found = (words if dead else "") + "".join(f"; WARNING: {line}" for line in self.missing)
-        standing = self.watchdog.found() if self.watchdog else []
-        if standing:
-            functions: dict[str, list[str]] = {}
-            for each in standing:
-                named = functions.setdefault(f"{each['state']}: {NAMES[each['name']]}", [])
-                named += [each["function"]] if each["function"] else []
-            kinds = ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items())
-            found += f"; {kinds} (`workbench watch {self.run.name} --once` says more)"
+        if self.watchdog is not None and self.watchdog.words:
+            found += f"; {self.watchdog.words} (`workbench watch {self.run.name} --once` says more)"
         return found
 
     @property
@@ -108,29 +80,52 @@ class Recorder:
             for name, count in self.reward_errors.items()
         ]
 
+    def result(
+        self, status: str, steps: int, seconds: float, paused_s: float, before: dict[str, Any]
+    ) -> dict[str, Any]:
+        """How a session ended, for the manifest.
+
+        Args:
+            seconds: that it took, pauses included.
+            before: the result of the session before, whose minutes are added.
+        """
+        return {
+            "status": status,
+            "steps": steps,
+            "minutes": seconds / 60 + before.get("minutes", 0.0),
+            "paused_s": paused_s,
+            "rewards_s": sum(self.reward_s.values()),
+            "rewards_s_by_function": self.reward_s,
+            "reward_errors": self.reward_errors,
+            "hooks_s": self.seconds,
+            "hooks_share": self.seconds / max(1e-9, seconds - paused_s),
+            "health": self.watchdog.found() if self.watchdog else [],
+            "drawing_s": sum(getattr(watcher, "drawing_s", 0.0) for watcher in self.watchers),
+        }
+
     def batch(self, scored: ScoredBatch) -> None:
         """Record one generation batch: every completion of every group."""
         started = time.perf_counter()
         self.finish()
-        part = (self.run.rollouts, scored.step, self._columns(scored), list(self.suite.names))
+        scored = scored.as_trained(self.stage, self.eos_token_id)
+        part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
         if self._writer is not None:
             self._writing = self._writer.submit(write_part, *part)
         else:
             write_part(*part)
         # Now, because what is asked for at the end of the step is in force for the next one.
         self._kl_measured = self.measures_kl
-        self._weights = {
-            weight_of(name): weight for name, weight in zip(self.suite.names, self.suite.weights, strict=True)
-        }
-        self._health.append(group_health(scored.groups, scored.right, self.suite.num_generations))
+        self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}
+        summary = self.summarise(scored)
+        self._groups.append(summary.metrics)
         self._batches += 1
-        self._scored += len(scored.completions)
-        self._dead_batches += self._health[-1].dead == 1
+        self._scored += summary.completions
+        self._dead_batches += summary.dead_count == summary.group_count
         for name, seconds in scored.seconds.items():
             self.reward_s[name] = self.reward_s.get(name, 0.0) + seconds
             self._rewarded_s += seconds
         self._note_errors(scored)
-        summary = self._guarded(lambda dog: dog.batch(scored))
+        self._guarded(lambda dog: dog.batch(summary))
         self.seconds += time.perf_counter() - started
         self.tell("batch", scored, summary)
         self._recorded_s += time.perf_counter() - started
@@ -149,14 +144,20 @@ class Recorder:
         """The next row of metrics is about the steps after this one."""
         self._steps_before = step
 
+    def begin_rewards(self) -> None:
+        """Other reward functions are in force: what was seen of the run's health says nothing about them."""
+        self._guarded(lambda dog: dog.forget())
+
     def generated(self, seconds: float) -> None:
         """Take note of how long sampling a generation batch took."""
         self._generated_s += seconds
 
     def event(self, kind: str, step: int | None = None, **details: Any) -> None:
-        """Record one event, and pass it on to the watchers."""
+        """Record one event, apply it to the run's state, and pass it on to the watchers."""
+        event = {"event": kind, "step": step, **details}
         self.run.log_event(kind, step, **details)
-        self.tell("event", {"event": kind, "step": step, **details})
+        self.state.apply(event)
+        self.tell("event", event)
 
     def _note_errors(self, scored: ScoredBatch) -> None:
         for name, errors in scored.errors.items():
@@ -186,10 +187,9 @@ class Recorder:
         if not (self.measures_kl if self._kl_measured is None else self._kl_measured):
             # Unsloth's GPU trainer logs a kl of 0.0 when beta is 0, which reads as "the policy does not move".
             values.pop(KL, None)
-        if self._health:
-            mean = np.mean(self._health, axis=0)
-            values.update(zip((GROUP_STD, MIXED, ALL_RIGHT, ALL_WRONG, DEAD), map(float, mean), strict=True))
-            self._health.clear()
+        if self._groups:
+            values |= {name: float(np.mean([each[name] for each in self._groups])) for name in self._groups[0]}
+            self._groups.clear()
         values.update(self._weights)
         self._split_time(step, values)
         self.run.log_metrics(step, values)
@@ -204,13 +204,13 @@ class Recorder:
         """Look at the run's health; what is newly wrong is an event, and an alarm is printed, too."""
         started = time.perf_counter()
         for verdict in self._guarded(lambda dog: dog.look()) or []:
-            self.event("health", step, **as_event(verdict))
+            self.event("health", step, **to_json(verdict))
             print(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}", flush=True)
         self.seconds += time.perf_counter() - started
         if self.watchdog is not None:
             self.tell("verdicts", self.watchdog.verdicts)
 
-    def _guarded(self, ask: Callable[[Watchdog], Any]) -> Any:
+    def _guarded(self, ask: Callable[[Any], Any]) -> Any:
         # Watching must not end a run; what fails is left out from then on.
         if self.watchdog is None:
             return None
@@ -226,9 +226,8 @@ class Recorder:
         # Means over the steps that this row is about, as TRL's step_time is.
         steps, whole = max(1, step - self._steps_before), values.get(STEP_S)
         if self._generated_s and whole is not None:
-            generated, rewarded, recorded = (
-                seconds / steps for seconds in (self._generated_s, self._rewarded_s, self._recorded_s)
-            )
+            spent = (self._generated_s, self._rewarded_s, self._recorded_s)
+            generated, rewarded, recorded = (seconds / steps for seconds in spent)
             values[GENERATE_S], values[REWARD_S] = generated, rewarded
             values[TRAIN_S] = max(0.0, whole - generated - rewarded - recorded)
         self._steps_before = step
@@ -247,54 +246,3 @@ class Recorder:
                 self.run.log_event("watcher_failed", watcher=name, error=reason)
                 warnings.warn(f"{name} failed and is left out, training goes on: {reason}", stacklevel=2)
         self.seconds += time.perf_counter() - started
-
-    def _columns(self, scored: ScoredBatch) -> dict[str, Any]:
-        suite, groups = self.suite, scored.groups
-        total, size = len(scored.completions), suite.num_generations
-        columns: dict[str, Any] = {
-            "step": np.full(total, scored.step, dtype=np.int32),
-            "stage": [self.stage] * total,
-            "group": np.arange(total, dtype=np.int32) // size,
-            "prompt_id": [str(name) for name in scored.columns.get("prompt_id") or [""] * total],
-            "generation": np.arange(total, dtype=np.int32) % size,
-            "prompt": _each_once(scored.prompts, _prompt),
-            "completion": scored.completions,
-            "length_tokens": [len(tokens) for tokens in scored.completion_ids],
-            "finish_reason": [
-                "stop" if len(tokens) and tokens[-1] == self.eos_token_id else "length"
-                for tokens in scored.completion_ids
-            ],
-            "columns": _dataset_columns(scored.columns, total),
-            "total": groups.totals,
-            "group_mean": groups.means,
-            "group_std": groups.stds,
-            "advantage": groups.advantages,
-            "right": scored.right,
-            "reward_hash": [suite.hash] * total,
-        }
-        for number, (name, weight) in enumerate(zip(suite.names, suite.weights, strict=True)):
-            columns[f"score.{name}"] = np.ascontiguousarray(scored.scores[:, number])
-            columns[f"weight.{name}"] = np.full(total, weight)
-            if errors := scored.errors.get(name):
-                columns[f"error.{name}"] = [errors.get(index) for index in range(total)]
-        return columns
-
-
-def _prompt(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-
-
-def _each_once(values: Sequence[Any], text: Callable[[Any], str]) -> list[str]:
-    # The completions of a group have one prompt, and what belongs to it, between them.
-    found: list[str] = []
-    for index, value in enumerate(values):
-        found.append(found[-1] if index and value == values[index - 1] else text(value))
-    return found
-
-
-def _dataset_columns(columns: dict[str, list[Any]], total: int) -> list[str]:
-    names = [name for name in columns if name != "prompt_id"]
-    rows = list(zip(*(columns[name] for name in names), strict=True)) or [()] * total
-    return _each_once(
-        rows, lambda row: json.dumps(dict(zip(names, map(to_json, row), strict=True)), ensure_ascii=False)
-    )
