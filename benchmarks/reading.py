@@ -84,10 +84,9 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return len(run.metrics())
 
     def curves(run: Any, last: int) -> int:
-        from workbench.views.curves import run_figure
+        from workbench.views.curves import RunCurves
 
-        figure, history, marks = run_figure(run)
-        return len(figure.draw(history, run.name, marks=marks))
+        return len(RunCurves(run).png())
 
     return {
         "nothing": nothing,

@@ -16,7 +16,7 @@ from running import Running
 
 from workbench.errors import RequestError, RunError
 from workbench.views.terminal import TerminalWatch
-from workbench.watching import answered, control, follow, followed, snapshot, snapshot_text, write_picture
+from workbench.views.watch import answered, control, follow, followed, snapshot, snapshot_text, write_picture
 
 
 @pytest.fixture

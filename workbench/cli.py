@@ -279,7 +279,7 @@ def watch(
 
     Ctrl-C ends the watching, not the run. --once, --png and --json show how it stands now, and end.
     """
-    from workbench.watching import follow, followed, snapshot, snapshot_text, write_picture
+    from workbench.views.watch import follow, followed, snapshot, snapshot_text, write_picture
 
     found = followed(_named(run, "training"))
     if png is not None:
@@ -319,8 +319,8 @@ def control(
 
     Examples: `workbench control latest stop`, `workbench control latest weight format_reward 0.5`.
     """
-    from workbench.watching import answered
-    from workbench.watching import control as ask
+    from workbench.views.watch import answered
+    from workbench.views.watch import control as ask
 
     found = ask(_named(run, "training"), action, details or [], timeout_s=timeout, force=force)
     print(_json(found) if as_json else answered(found, timeout))

@@ -183,7 +183,7 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
     Returns:
         (what to call it, the recipe, lines about what a script had otherwise, whether policy.name was asked for).
     """
-    from workbench.training.plan.pasting import read_script
+    from workbench.training.script import read_script
 
     if isinstance(source, Recipe):
         return "recipe", source, [], True, True

@@ -78,11 +78,12 @@ class Told:
         tell(step=step, age=time.monotonic() - plot.drawn_at, elapsed=time.monotonic() - plot.started)
 
 plot.begin(running.run, 30, {{"beta": 0.01}})
-update = plot.handle.update
+picture = plot.places["picture"]
+update = picture.update
 def shown(bundle, **options):
     update(bundle, **options)
     tell(picture=hashlib.sha1(base64.b64decode(bundle["image/png"])).hexdigest())
-plot.handle.update = shown
+picture.update = shown
 running.recorder.watchers += [plot, Told()]
 for _ in range(30):
     running.step(1.0)

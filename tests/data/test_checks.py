@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from malformed import BAD, GOOD, OTHER, chat, row
 
 from workbench.data import reasons
-from workbench.data.checks import Checked, check_rows
+from workbench.data.checks import Checked, check
 from workbench.data.prompts import SYSTEM_PROMPT
 from workbench.data.sources import json_line
 from workbench.errors import DataError
+
+
+def check_rows(rows, answer_column="answer", **options):
+    """Rows that are prompts already."""
+    kept_as_text = {"prompt_column": "prompt", "answer_after": None, "chat": False}
+    return check(rows, answer_column=answer_column or "none", **kept_as_text, **options)
 
 
 @pytest.mark.parametrize(("bad", "reason"), BAD, ids=[str(place) for place in range(len(BAD))])

@@ -45,7 +45,6 @@ MADE = {
     "csv, BOM, CRLF": lambda folder: write(folder / "a.csv", BOM + as_csv(ROWS, end="\r\n").encode()),
     "csv, semicolons": lambda folder: write(folder / "a.csv", as_csv(ROWS, ";")),
     "json lines, UTF-16": lambda folder: write(folder / "a.jsonl", LINES.encode("utf-16")),
-    "csv, Excel's first line": lambda folder: write(folder / "a.csv", "sep=;\n" + as_csv(ROWS, ";")),
     "csv, blank lines first": lambda folder: write(folder / "a.csv", "\n\n" + as_csv(ROWS)),
     "csv, UTF-16": lambda folder: write(folder / "a.csv", as_csv(ROWS).encode("utf-16")),
     "tsv": lambda folder: write(folder / "a.tsv", as_csv(ROWS, "\t")),

@@ -16,7 +16,7 @@ from workbench.errors import RecipeError, RunError, TaskError
 from workbench.replaying import recorded as module
 from workbench.replaying.again import explain_recorded, replay
 from workbench.replaying.comparing import DEAD, MEANING
-from workbench.run.rollouts import parts
+from workbench.run.rollouts import _prompt, parts
 from workbench.task import Task
 
 CHAT = {"prompt": [{"role": "user", "content": "2 + 2?"}], "prompt_id": "p1", "answer": "4"}
@@ -161,7 +161,7 @@ def test_functions_see_the_columns_the_prompts_and_the_number_of_tokens(run):
 )
 def test_a_prompt_that_is_text_stays_text_unless_it_is_messages(prompt):
     expected = [{"role": "user", "content": "x"}] if "role" in prompt else prompt
-    assert module._prompt(prompt) == expected
+    assert _prompt(prompt) == expected
 
 
 def test_a_function_that_draws_at_random_is_told(home):

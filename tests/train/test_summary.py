@@ -9,7 +9,7 @@ import pytest
 from recording import record
 
 from workbench.health import examine_run
-from workbench.health.summary import MOST_GROUPS, StepSummary, stage_in, summaries_of, summarise
+from workbench.health.summary import MOST_GROUPS, StepSummary, summaries_of, summarise
 from workbench.recipe import Recipe
 from workbench.rewards import groups
 from workbench.rewards.groups import DEAD_KINDS
@@ -17,6 +17,7 @@ from workbench.rewards.library import correctness_reward, strict_format_reward
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
+from workbench.run.rollouts import stage_in
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 from workbench.training.recorder import Recorder
@@ -42,7 +43,7 @@ def live(monkeypatch) -> list[StepSummary]:
     original = Recorder.batch
 
     def batch(self, scored):
-        made.append(summarise(scored, self.suite, self.eos_token_id, getattr(self, "stage", "1")))
+        made.append(summarise(scored.as_trained(self.stage, self.eos_token_id)))
         return original(self, scored)
 
     monkeypatch.setattr(Recorder, "batch", batch)
@@ -188,11 +189,11 @@ def test_it_costs_little():
     costs = []
     for _ in range(30):
         started = time.process_time()
-        summarise(scored, suite, eos_token_id=2)
+        summarise(scored)
         costs.append(time.process_time() - started)
     assert min(costs) < 3e-3
 
 
 def test_it_stays_small():
     suite = RewardSuite(arithmetic(64, 8), 8)
-    assert len(summarise(scored_batch(suite, 4096), suite, eos_token_id=2).groups) == MOST_GROUPS
+    assert len(summarise(scored_batch(suite, 4096)).groups) == MOST_GROUPS

@@ -26,18 +26,23 @@ from workbench.run.metrics import (
     per_function,
     weight_of,
 )
-from workbench.views.chart import round_up
+from workbench.views.chart import round_up, tick_label
 from workbench.views.curves import KL_UNMEASURED, MOST_MARKS, MOST_NAMED, MOST_NUMBERS, RunFigure
 from workbench.views.history import (
+    ADAPTIVE,
+    CHANGE,
+    CHECKPOINT,
     KL_PER_COMPLETION,
     MAX_LENGTH,
     MAX_POINTS,
     MIN_LENGTH,
+    STAGE,
     History,
+    Mark,
+    add_mark,
     envelope,
     weighted,
 )
-from workbench.views.marks import ADAPTIVE, CHANGE, CHECKPOINT, STAGE, Mark, add_mark
 
 FIVE = [f"{letter}_reward" for letter in "abcde"]
 NUMBERS = (
@@ -64,8 +69,8 @@ def drawn(filled: History, **options) -> RunFigure:
 
 
 def line_of(chart, key: str) -> list[float]:
-    [artist] = [artist for artist, of in (*chart.lines, *chart.right_lines) if of == key]
-    return artist.get_ydata().tolist()
+    [line] = [line for line in chart.lines if line.key == key]
+    return line.artist.get_ydata().tolist()
 
 
 # -- the history -------------------------------------------------------------------------------------------------------
@@ -234,7 +239,7 @@ def test_the_figure_shows_the_numbers_that_it_was_given():
 
 def test_time_is_split_where_it_was_measured():
     def named(filled: History) -> list[str]:
-        return [text.get_text() for text in drawn(filled).time._legend.get_texts()]
+        return [text.get_text() for text in drawn(filled).time.shown_legend.get_texts()]
 
     assert named(history(3)) == ["generate", "rewards", "forward + backward", "whole step"]
     whole = History([])
@@ -248,13 +253,13 @@ def test_a_function_that_appears_later_is_drawn():
     filled.add(4, {per_function("late_reward"): 1.0})
     figure.draw(filled)
     assert np.array_equal(line_of(figure.raw, per_function("late_reward")), [np.nan] * 3 + [1.0], equal_nan=True)
-    assert [text.get_text() for text in figure.reward._legend.get_texts()] == ["total", "a", "late"]
+    assert [text.get_text() for text in figure.reward.shown_legend.get_texts()] == ["total", "a", "late"]
 
 
 def test_many_functions_are_counted_in_the_legend_not_listed():
     many = [f"{'x' * 40}{number}_reward" for number in range(30)]
     figure = drawn(history(3, many))
-    texts = [text.get_text() for text in figure.reward._legend.get_texts()]
+    texts = [text.get_text() for text in figure.reward.shown_legend.get_texts()]
     assert len(texts) == MOST_NAMED + 1
     assert texts[-1] == "and 20 more"
 
@@ -264,8 +269,8 @@ def test_a_lone_peak_does_not_flatten_the_rest():
     filled.add(101, {KL: 500.0})
     figure = drawn(filled)
     assert figure.kl.axis.get_ylim()[1] <= 2
-    assert figure.kl._peak.get_text() == "peak 500 at step 101, off the scale"
-    assert drawn(history(100)).kl._peak.get_text() == ""
+    assert figure.kl.peak.get_text() == "peak 500 at step 101 (off the scale)"
+    assert drawn(history(100)).kl.peak.get_text() == ""
 
 
 @pytest.mark.parametrize(("value", "round_"), [(0, 1), (0.93, 1), (1.01, 1.25), (7, 8), (0.0021, 0.0025), (980, 1000)])
@@ -309,7 +314,7 @@ def test_marks_are_bounded_and_the_latest_are_explained():
     words = figure._key.get_text()
     assert words.count("(") == MOST_NUMBERS
     assert f"({MOST_NUMBERS}) step 499: change 499" in words.replace("\n", " ")
-    assert "lines are means of up to 5 steps" in figure._reduced.get_text()
+    assert "lines: means of up to 5 steps" in figure._reduced.get_text()
     assert len(words.splitlines()) <= 2
     assert len(picture) < 200_000
 
@@ -365,8 +370,8 @@ def test_what_is_said_of_the_reduction_is_part_of_the_frame(monkeypatch):
 
 def test_points_are_bounded():
     for chart in drawn(history(10_000)).charts.values():
-        for line, _ in (*chart.lines, *chart.right_lines):
-            assert len(line.get_xdata()) <= MAX_POINTS
+        for line in chart.lines:
+            assert len(line.artist.get_xdata()) <= MAX_POINTS
 
 
 def test_missing_numbers_are_gaps_not_errors():
@@ -393,8 +398,6 @@ def test_negative_rewards_have_room():
      (1.25, 5, "1.25"), (100_000, 120_000, "100000")],
 )  # fmt: skip
 def test_ticks_are_short_numbers(value, top, text):
-    from workbench.views.chart import tick_label
-
     assert tick_label(value, top) == text
 
 
@@ -407,13 +410,13 @@ def test_no_text_leaves_the_figure_or_its_chart(scale):
     figure = drawn(filled, total=45)
     whole = figure.figure.bbox
     for chart in figure.charts.values():
-        for axis in filter(None, (chart.axis, chart.right)):
+        for axis in chart.axes:
             assert axis.yaxis.get_offset_text().get_text() == ""  # "1e-5" would stand over the legend
             for label in axis.yaxis.get_ticklabels(which="both"):
                 box = label.get_window_extent()
                 assert not label.get_visible() or not label.get_text() or (box.x0 >= 0 and box.x1 <= whole.x1)
-        if chart._legend is not None and chart is not figure.reward:
-            assert chart._legend.get_window_extent().x1 <= chart.axis.get_window_extent().x1 + 20
+        if chart.shown_legend is not None and chart is not figure.reward:
+            assert chart.shown_legend.get_window_extent().x1 <= chart.axis.get_window_extent().x1 + 20
     assert [figure.charts[key].axis.get_xlabel() for key in ("reward", "raw", "length")] == ["step"] * 3
 
 

@@ -11,10 +11,9 @@ from running import HOSTILE, Running
 
 from workbench.health.verdicts import Verdict
 from workbench.run.metrics import GROUP_STD, REWARD, STEP_S
-from workbench.views import live
+from workbench.views import live, run_view
 from workbench.views.curves import RunFigure
-from workbench.views.history import History
-from workbench.views.screen import status_line
+from workbench.views.run_view import RunView
 
 
 class Handle:
@@ -48,7 +47,7 @@ def cell(monkeypatch) -> list:
 @pytest.fixture
 def buttons(monkeypatch):
     """A kernel in which they work while a cell is busy, whichever this machine has."""
-    monkeypatch.setattr("workbench.views.widgets._kernel_version", lambda: (7, 3))
+    monkeypatch.setattr("workbench.views.controls._kernel_version", lambda: (7, 3))
     for name in ("VSCODE_PID", "VSCODE_CWD"):
         monkeypatch.delenv(name, raising=False)
 
@@ -58,6 +57,12 @@ def running(home):
     opened = Running("r", 40)
     yield opened
     opened.suite.close()
+
+
+def on_a_clock(monkeypatch, now) -> None:
+    """Every picture and word is timed by `now`."""
+    for module in (live, run_view):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now, perf_counter=now))
 
 
 def watched(running: Running, plot: live.LivePlot) -> None:
@@ -76,7 +81,7 @@ def test_outside_a_notebook_there_is_nowhere_to_draw(running):
 
 def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell, buttons, monkeypatch):
     # However long a step really takes here: a first one that takes long is drawn.
-    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter=lambda: 0.0))
+    on_a_clock(monkeypatch, lambda: 0.0)
     plot = live.LivePlot()
     watched(running, plot)
     running.step()
@@ -123,7 +128,7 @@ def test_the_group_stays_as_long_as_it_is_asked_to(running, cell, monkeypatch):
     seen = []
     for _ in range(7):
         running.step()
-        seen.append(plot.screen.group.step)
+        seen.append(plot.view.group.step)
     assert seen == [1, 1, 1, 4, 4, 4, 7]
 
 
@@ -135,7 +140,7 @@ def test_hostile_completions_are_text(running, cell):
         running.step()
     plot.end("finished")
     page = cell[-1].html
-    shown = {row["completion"] for row in plot.screen.group.rows}
+    shown = {row["completion"] for row in plot.view.group.rows}
     assert any(HOSTILE in text for text in shown)
     assert "<img" not in page
     assert "<script" not in page
@@ -185,7 +190,6 @@ class Clocked:
 
     def __init__(self, monkeypatch, running: Running, picture_s: float) -> None:
         self.now, self.drawn = 0.0, []
-        time = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
 
         def draw(figure, history, *_, **__):
             self.now += picture_s
@@ -193,7 +197,7 @@ class Clocked:
             return b"png"
 
         self.plot = live.LivePlot(controls=False)
-        monkeypatch.setattr(live, "time", time)
+        on_a_clock(monkeypatch, lambda: self.now)
         monkeypatch.setattr(RunFigure, "draw", draw)
         self.plot._cost_s = picture_s
         self.plot.begin(running.run, 10_000, {"beta": 0.01})
@@ -203,7 +207,7 @@ class Clocked:
         before = len(self.drawn)
         for _ in range(count):
             self.now += 1.0
-            self.plot.update(1 + len(self.plot.history), {REWARD: 1.0})
+            self.plot.update(1 + len(self.plot.view.history), {REWARD: 1.0})
         return self.drawn[before:]
 
 
@@ -250,18 +254,18 @@ def test_changes_are_marked_and_a_pause_is_said_at_once(running, cell, buttons):
     change = {"event": "control", "id": "1", "action": "beta", "by": "x", "applied": True, "step": 1, "from_step": 2}
     plot.event({**change, "value": 0.1, "before": 0.01, "after": 0.1})
     plot.event({**change, "id": "2", "action": "pause"})
-    assert [mark.text for mark in plot.screen.marks] == ["beta 0.01 → 0.1"]
+    assert [mark.text for mark in plot.view.marks] == ["beta 0.01 → 0.1"]
     assert "paused after step 1 of 40" in cell[0].html
-    assert plot._controls.buttons["pause"].description == "Resume"
+    assert plot.controls.buttons["pause"].description == "Resume"
     plot.event({**change, "id": "3", "action": "resume"})
     assert "paused" not in cell[0].html
-    assert "refused" not in plot._controls._said_widget.value
+    assert "refused" not in plot.controls._answers_widget.value
 
 
 def test_a_pause_is_no_time_that_drawing_has_a_share_of(running, cell, monkeypatch):
     clock = [0.0]
     plot = live.LivePlot(controls=False)
-    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0]))
+    on_a_clock(monkeypatch, lambda: clock[0])
     watched(running, plot)
     change = {"event": "control", "applied": True, "step": 0}
     plot.event({**change, "action": "pause"})
@@ -277,22 +281,23 @@ def test_a_run_that_goes_on_shows_what_came_before(running, cell):
     plot = live.LivePlot(controls=False)
     plot.begin(running.run, 40, {"beta": 0.01})
     plot.update(4, {REWARD: 9.0})
-    assert list(plot.history.steps) == [1, 2, 3, 4]
-    assert [mark.text for mark in plot.screen.marks] == ["continued"]
+    assert list(plot.view.history.steps) == [1, 2, 3, 4]
+    assert [mark.text for mark in plot.view.marks] == ["continued"]
 
 
 def test_status_line():
-    filled = History([])
-    filled.add(30, {REWARD: 1.234, GROUP_STD: 0.5})
-    assert status_line("r", 30, 60, filled, 90.0) == (
+    view = RunView()
+    view.name, view.total = "r", 60
+    view.row(30, {REWARD: 1.234, GROUP_STD: 0.5})
+    assert view.status(90.0) == (
         "r: step 30 of 60   reward 1.23   group std 0.50   kl not measured   1:30 elapsed   about 1:30 left"
     )
-    assert status_line("r", 60, 60, filled, 90.0, "finished after 60 steps").startswith("r: finished after 60 steps")
+    assert view.status(90.0, "finished after 60 steps").startswith("r: finished after 60 steps")
     # What is to come takes as long as the latest steps took, whatever the first ones did.
     for step in range(31, 41):
-        filled.add(step, {STEP_S: 2.0})
-    assert status_line("r", 40, 60, filled, 900.0).endswith("about 0:40 left")
-    assert status_line("r", 40, 60, filled, 9.0, stage="hard", paused=True).startswith(
-        "r: paused after step 40 of 60 (stage hard)"
-    )
-    assert "of" not in status_line("r", 40, 0, filled, None)
+        view.row(step, {STEP_S: 2.0})
+    assert view.status(900.0).endswith("about 0:40 left")
+    view.state.stage, view.state.paused, view.stages = "hard", True, True
+    assert view.status(9.0).startswith("r: paused after step 40 of 60 (stage hard)")
+    view.total = 0
+    assert "of" not in view.status(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,16 +15,14 @@ from driving import waited_for
 from running import Running
 from test_live_plot import Handle
 
-import workbench.views.widgets as widgets
 from workbench.errors import RunError
 from workbench.health import ALARM, Verdict, examine_run, summary
 from workbench.run.control_file import send
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views import panel as panel_module
-from workbench.views.controls import Controls
+from workbench.views.controls import WIDGETS, Controls, buttons_work
 from workbench.views.followed import FollowedRun
-from workbench.views.following import Follower
-from workbench.views.panel import RunPanel, buttons_work
+from workbench.views.panel import RunPanel
 
 
 @pytest.fixture
@@ -62,17 +61,21 @@ def requests(run: RunDirectory) -> list[dict]:
 
 
 def test_how_a_run_stands(running):
-    follower = Follower(running.run)
-    assert follower.look().status == "running"
+    followed = FollowedRun(running.run)
+    assert followed.status == "running"
     running.step()
-    assert [row["step"] for row in follower.look().rows] == [1]
-    assert not follower.look()
-    (running.run.path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "host": __import__("socket").gethostname()}))
-    assert follower.look().status == "killed"
-    running.finish("stopped")
-    assert follower.look().status == "stopped"
-    running.run.discard()
-    assert follower.look().status == "gone"
+    followed.look()
+    assert list(followed.view.history.steps) == [1]
+    (running.run.path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
+    for status, change in (
+        ("killed", None),
+        ("stopped", lambda: running.finish("stopped")),
+        ("gone", running.run.discard),
+    ):
+        if change is not None:
+            change()
+        followed.look()
+        assert followed.status == status
 
 
 @pytest.mark.timing
@@ -82,12 +85,12 @@ def test_a_look_at_a_long_run_reads_only_what_is_new(running):
         for step in range(1, 10_001):
             lines.write(row.replace('"step": 0', f'"step": {step}') + "\n")
     followed = FollowedRun(running.run)
-    assert followed.screen.history.step == 10_000
+    assert followed.view.history.step == 10_000
     running.run.log_metrics(10_001, {"reward": 1.0})
     started = time.process_time()
     followed.look()
     assert time.process_time() - started < 0.05
-    assert followed.screen.history.step == 10_001
+    assert followed.view.history.step == 10_001
 
 
 # -- the panel ---------------------------------------------------------------------------------------------------------
@@ -128,7 +131,7 @@ def test_words_and_group_move_with_each_look_and_a_picture_that_is_old_is_drawn_
     assert panel.draws == draws
     assert "step 2 of 40" in places["status"].html
     assert "step 2, group 3 of 4" in places["below"].html
-    panel._drawn_at -= 5.0
+    panel.drawn_at -= 5.0
     panel.look()
     assert panel.draws == draws + 1
     assert places["picture"].shown[-1]["text/plain"] == "r: picture of step 2 of 40"
@@ -153,13 +156,13 @@ def test_health_is_read_from_the_parts_that_are_new(running, monkeypatch):
     for _ in range(4):
         running.step()
     followed, read = FollowedRun(running.run), []
-    original = summary._of_part
-    monkeypatch.setattr(summary, "_of_part", lambda file, manifest: read.append(file.name) or original(file, manifest))
+    original = summary.read_part
+    monkeypatch.setattr(summary, "read_part", lambda file, *a, **k: read.append(file.name) or original(file, *a, **k))
     first = followed.examine()
     running.step()
     assert [verdict.name for verdict in followed.examine()] == [verdict.name for verdict in first]
     assert read == [f"step-{step:07d}-00.parquet" for step in range(1, 6)]
-    assert examine_run(running.run) == followed.screen.verdicts  # and says the same as read anew
+    assert examine_run(running.run) == followed.view.verdicts  # and says the same as read anew
 
 
 def test_a_killed_run_says_how_to_go_on(running, shown, monkeypatch):
@@ -269,7 +272,7 @@ def test_a_panel_that_is_shown_again_replaces_the_one_before(running, shown):
 
 
 def test_where_nobody_clicks_there_is_a_sentence(running, shown, monkeypatch):
-    monkeypatch.setenv(widgets.WIDGETS, "0")
+    monkeypatch.setenv(WIDGETS, "0")
     panel = RunPanel("r")
     places = shown(panel)
     assert panel.controls is None
@@ -285,16 +288,22 @@ def controls(running):
     return Controls(running.run)
 
 
+def tell(controls: Controls, *events: dict) -> None:
+    """What the view does with the run's events."""
+    for event in events:
+        controls.state.apply(event)
+        controls.answered(event)
+
+
 def test_a_click_is_a_line_and_the_answer_is_shown(running, controls):
     controls.buttons["stop"].click()
     [request] = requests(running.run)
     assert (request["action"], request["by"]) == ("stop", "panel")
-    assert "asked: stop …" in controls._said_widget.value
+    assert "requested: stop …" in controls._answers_widget.value
     running.step()
-    for event in running.run.events():
-        controls.event(event)
-    assert "after step 1: stop" in controls._said_widget.value
-    assert "asked" not in controls._said_widget.value
+    tell(controls, *running.run.events())
+    assert "after step 1: stop" in controls._answers_widget.value
+    assert "requested" not in controls._answers_widget.value
 
 
 def test_a_weight_is_applied_with_its_button(running, controls):
@@ -322,8 +331,7 @@ def test_answers_set_the_fields_and_ask_for_nothing(running, controls):
     Controls(running.run).ask("learning_rate", value="2e-6")
     running.step()
     before = len(requests(running.run))
-    for event in running.run.events():
-        controls.event(event)
+    tell(controls, *running.run.events())
     field, mute = controls._functions["format_reward"]
     assert mute.value
     assert field.value == 1.0  # the weight that it will get back
@@ -335,41 +343,38 @@ def test_what_is_wrong_is_said_and_what_was_typed_stays(running, controls):
     field, apply = controls._numbers["beta"]
     field.value = "-1"
     apply.click()
-    assert "beta = &#x27;-1&#x27;; give a number from 0 on" in controls._said_widget.value
+    assert "beta = &#x27;-1&#x27;; give a number from 0 on" in controls._answers_widget.value
     assert field.value == "-1"
     field, apply = controls._numbers["learning_rate"]
     field.value = "10"
     apply.click()
-    assert "not sent: learning_rate 10" in controls._said_widget.value
-    assert "workbench control r learning_rate 10 --force" in controls._said_widget.value
+    assert "not sent: learning_rate 10" in controls._answers_widget.value
+    assert "workbench control r learning_rate 10 --force" in controls._answers_widget.value
     assert requests(running.run) == []
     running.finish()
     controls.buttons["checkpoint"].click()
-    assert "does not train (finished)" in controls._said_widget.value
+    assert "does not train (finished)" in controls._answers_widget.value
 
 
 def test_a_refusal_is_shown_with_its_reason(running, controls):
     controls.ask("weight", function="nonesuch", value=1)
     running.step()
-    for event in running.run.events():
-        controls.event(event)
-    assert "refused: weight nonesuch 1: function &#x27;nonesuch&#x27;" in controls._said_widget.value
+    tell(controls, *running.run.events())
+    assert "refused: weight nonesuch 1: function &#x27;nonesuch&#x27;" in controls._answers_widget.value
 
 
 def test_pause_becomes_resume(running, controls):
     controls.buttons["pause"].click()
     running.step()
-    for event in running.run.events():
-        controls.event(event)
+    tell(controls, *running.run.events())
     assert controls.buttons["pause"].description == "Resume"
     controls.buttons["pause"].click()
     assert [request["action"] for request in requests(running.run)] == ["pause", "resume"]
 
 
 def test_another_set_of_functions_gets_its_own_lines(controls):
-    controls.event(
-        {"event": "stage", "step": 5, "stage": "b", "weights": {"new <b>": 2.0}, "beta": 0, "learning_rate": 1}
-    )
+    stage = {"event": "stage", "step": 5, "stage": "b", "weights": {"new <b>": 2.0}, "beta": 0, "learning_rate": 1}
+    tell(controls, stage)
     assert list(controls._functions) == ["new <b>"]
     assert "&lt;b&gt;" in controls._rows.children[1].children[0].value
 
@@ -377,8 +382,8 @@ def test_another_set_of_functions_gets_its_own_lines(controls):
 def test_adaptive_weights_do_not_push_out_the_answers(controls):
     after = {"correctness_reward": 2.0, "format_reward": 1.0}
     event = {"event": "control", "action": "weight", "function": "correctness_reward", "applied": True, "after": after}
-    controls.event({**event, "by": "adaptive", "before": after})
-    assert not controls.said
+    tell(controls, {**event, "by": "adaptive", "before": after})
+    assert not controls.answers
     assert controls._functions["correctness_reward"][0].value == 2.0
 
 
@@ -404,5 +409,5 @@ def test_where_buttons_work_in_a_busy_cell(monkeypatch, version, environment, wo
     monkeypatch.setattr(ipykernel, "__version__", version)
     found, sentence = buttons_work(in_cell=True)
     assert found == works
-    assert ("Interrupt the cell" in sentence) == (not works and widgets.WIDGETS not in environment)
-    assert buttons_work(in_cell=False)[0] == (widgets.WIDGETS not in environment)
+    assert ("Interrupt the cell" in sentence) == (not works and WIDGETS not in environment)
+    assert buttons_work(in_cell=False)[0] == (WIDGETS not in environment)

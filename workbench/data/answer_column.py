@@ -9,6 +9,9 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
+from workbench.data import reasons
+from workbench.data.reasons import Findings, LeftOut, answer_is
+
 MARK = "####"
 _LONGEST = 60  # digits of an answer that is a number
 _PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
@@ -131,58 +134,56 @@ def _bare(text: str) -> str:
     return text.replace(",", "") if is_number(text) else text
 
 
-def as_text(answer: Any) -> tuple[str | None, str | None, str | None]:
-    """(the answer as text, the repair that made it so, the reason why it cannot be one); unneeded parts are None.
+def as_text(answer: Any, found: Findings) -> str:
+    """The answer as text; how it was made text is added to `found`.
 
     Answers are text: reward functions compare texts, and a column that holds numbers in some rows and text in others
     cannot be handed to a trainer at all.
+
+    Raises:
+        LeftOut: if it cannot be text.
     """
-    if isinstance(answer, str):
-        stripped = answer.strip()
-        if not stripped:
-            return None, None, "answer is empty"
-        return stripped, None if stripped == answer else "answer: surrounding white space taken off", None
-    if answer is None:
-        return None, None, "no answer"
     if hasattr(answer, "tolist"):  # numpy's numbers and arrays
-        return as_text(answer.tolist())
-    if isinstance(answer, bool):
-        return None, None, "answer is true or false, not text"
+        answer = answer.tolist()
+    if isinstance(answer, str):
+        text = answer.strip()
+        if not text:
+            raise LeftOut(reasons.EMPTY_ANSWER)
+        if text != answer:
+            found.repaired("answer: surrounding white space taken off")
+        return text
+    if answer is None:
+        raise LeftOut(reasons.NO_ANSWER)
+    if isinstance(answer, (bool, dict)):
+        raise LeftOut(answer_is("true or false, not text" if isinstance(answer, bool) else "an object, not text"))
     if isinstance(answer, (int, float)):
-        return _number_as_text(answer)
-    if isinstance(answer, (list, tuple)):
-        return _list_as_text(answer)
-    if isinstance(answer, dict):
-        return None, None, "answer is an object, not text"
-    if isinstance(answer, (bytes, bytearray)):
+        text = _number(answer)
+        found.repaired("answer: number written as text")
+    elif isinstance(answer, (list, tuple)):
+        if len(answer) != 1 or not isinstance(answer[0], (str, int, float)):
+            several = "a list of several" if len(answer) > 1 else "a list without a text in it"
+            raise LeftOut(answer_is(several if answer else "an empty list"))
+        text = as_text(answer[0], Findings())
+        found.repaired("answer: taken out of a list of one")
+    elif isinstance(answer, (bytes, bytearray)):
         try:
-            text, _, reason = as_text(bytes(answer).decode("utf-8"))
+            text = as_text(bytes(answer).decode("utf-8"), Findings())
         except UnicodeDecodeError:
-            return None, None, "answer is bytes that are not UTF-8"
-        return text, "answer: bytes read as UTF-8", reason
-    if isinstance(answer, (Decimal, date)):  # a datetime is a date
-        return str(answer), f"answer: {type(answer).__name__} written as text", None
-    return None, None, f"answer is a {type(answer).__name__}, not text"
+            raise LeftOut(answer_is("bytes that are not UTF-8")) from None
+        found.repaired("answer: bytes read as UTF-8")
+    elif isinstance(answer, (Decimal, date)):  # a datetime is a date
+        text = str(answer)
+        found.repaired(f"answer: {type(answer).__name__} written as text")
+    else:
+        raise LeftOut(answer_is(f"a {type(answer).__name__}, not text"))
+    return text
 
 
-def _number_as_text(answer: int | float) -> tuple[str | None, str | None, str | None]:
+def _number(answer: int | float) -> str:
     if isinstance(answer, float) and not math.isfinite(answer):
-        return None, None, "answer is not a finite number"
+        raise LeftOut(answer_is("not a finite number"))
     # A spreadsheet and JSON both make 4.0 of a whole number now and then.
     exact = int(answer) if isinstance(answer, int) or (answer == int(answer) and abs(answer) < 1e15) else answer
     if isinstance(exact, int) and abs(exact) >= 10**_LONGEST:
-        return None, None, f"answer is a number of more than {_LONGEST} digits"
-    return repr(exact), "answer: number written as text", None
-
-
-def _list_as_text(answer: Any) -> tuple[str | None, str | None, str | None]:
-    if len(answer) == 1 and isinstance(answer[0], (str, int, float)):
-        text, _, reason = as_text(answer[0])
-        return text, "answer: taken out of a list of one", reason
-    return (
-        None,
-        None,
-        ("answer is a list of several" if len(answer) > 1 else "answer is a list without a text in it")
-        if answer
-        else "answer is an empty list",
-    )
+        raise LeftOut(answer_is(f"a number of more than {_LONGEST} digits"))
+    return repr(exact)

@@ -6,6 +6,7 @@ repaired or left out.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,16 +23,67 @@ from workbench.data.answer_column import (
     unit_of,
 )
 from workbench.data.columns import LAST_TURN, Columns, choose_columns
-from workbench.data.kinds import Kinds
 from workbench.data.messages import clean, comparable, last_turn, messages_of, plain, question_text, whole
-from workbench.data.prompts import to_messages
+from workbench.data.prompts import examples_for, system_prompt, to_messages
+from workbench.data.reasons import Findings, LeftOut
 from workbench.data.report import Report
 from workbench.data.sources import Source, Unreadable, open_source
 from workbench.errors import DataError
+from workbench.progress import count_line
 from workbench.task import RESERVED_COLUMNS, Row
 
 LONGEST_CHARACTERS = 100_000  # of one prompt; no context of a single GPU's policy holds more
 SHORTEST_COPY = 20  # characters: shorter answers stand in many a question by chance
+
+
+def check(
+    source: Any,
+    *,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+    answer_after: str | None = "auto",
+    system: str = "none",
+    worked_example: bool = False,
+    other: Any = None,
+    progress: Callable[[int], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Check every row of a source and turn those that can be used into prompts.
+
+    >>> report = check([{"question": "What is 1 + 1?", "answer": 2}, {"question": "", "answer": "2"}], system="tags")
+    >>> print(report)  # doctest: +ELLIPSIS
+    2 rows read, 1 kept (1 of them repaired), 1 left out; rows are counted from 0
+    ...
+    >>> rows = report.require()
+
+    Args:
+        source: anything that `wb.open_source` takes, or what it returned.
+        prompt_column: None: "prompt", or a well-known other name such as "question", which the report then states.
+        answer_column: likewise; "assistant": the last turn of a chat; "none": the task has no answers.
+        answer_after: mark that the answer stands after; "auto": GSM8K's `####`, where most answers have it; None: none.
+        system: the format that the system message asks for: "tags", "think", "mark", "none", or a text.
+        worked_example: show one worked example ("tags", "think" and "mark" have one).
+        other: the other split: a prompt that also stands there is contamination.
+        progress: called with the number of rows read, now and then; None: a count in the cell.
+        options: as for `Checked`.
+
+    Returns:
+        A `Report`, which shows itself; `report.require()` returns the rows that were kept.
+
+    Raises:
+        DataError: if the source cannot be opened, is empty, or its columns are ambiguous.
+    """
+    return Checked(
+        source,
+        prompt_column=prompt_column,
+        answer_column=answer_column,
+        answer_after=answer_after,
+        system=system_prompt(system),
+        examples=examples_for(system) if worked_example else (),
+        other=() if other is None else other,
+        progress=progress or count_line("rows"),
+        **options,
+    ).collect()
 
 
 class Checked:
@@ -42,7 +94,7 @@ class Checked:
 
     Args:
         source: anything that `open_source` takes.
-        prompt_column, answer_column: None: `prompt` and `answer`, or a well-known other name, which is then said.
+        prompt_column, answer_column: None: `prompt` and `answer`, or a well-known other name, which the notes then state.
             `answer_column="none"` for a task without answers, "assistant" for chats that end with the right answer.
         system: text of a system message for prompts that bring none; empty: none.
         examples: worked (question, answer) pairs to show before a prompt that is text.
@@ -89,8 +141,7 @@ class Checked:
         self.last_turn = self.columns.answer == LAST_TURN and not any(LAST_TURN in row for row in first)
         answers = [self._raw_answer(row) for row in first] if self.columns.answer else []
         self.mark = _mark(answers, answer_after)
-        told = [extract_answer(answer, self.mark) if self.mark else as_text(answer)[0] for answer in answers]
-        self.numeric = _numeric([text for text in told if text and not is_placeholder(text)])
+        self.numeric = _numeric(answers, self.mark)
         self.notes = [*self.source.notes, *self.columns.notes, *self._notes(answer_after)]
         self.report = Report(self.source.name, notes=self.notes)
         self.report.columns = {"prompt": self.columns.prompt, "answer": self.columns.answer}
@@ -109,7 +160,7 @@ class Checked:
         names = [
             name for name in names if name in everywhere or name not in RESERVED_COLUMNS or name in (prompt, answer)
         ]
-        answered = {name for row in first for name in row if last_turn(row[name], [], [])[1] is not None}
+        answered = {name for row in first for name in row if last_turn(row[name], Findings())[1] is not None}
         return choose_columns(names, prompt, answer, answered)
 
     def _notes(self, answer_after: str | None) -> list[str]:
@@ -130,13 +181,14 @@ class Checked:
         report = self.begin()
         for number, raw in enumerate(self.source):
             report.read += 1
-            row, reason = self.look(raw)
-            if reason is None:
-                report.keep(number, self._repairs, self._warnings)
+            try:
+                row = self._usable(raw)
+            except LeftOut as left_out:
+                report.leave_out(number, left_out.reason, raw)
+            else:
+                report.keep(number, self._found)
                 self._units.count(number, row.get("answer"))
                 yield row
-            else:
-                report.leave_out(number, reason, raw)
             if self.progress is not None and number % 1000 == 999:
                 self.progress(number + 1)
         report.notes += self._units.notes
@@ -146,129 +198,125 @@ class Checked:
     def begin(self) -> Report:
         """Begin a pass: nothing has been seen, and the report is empty but for its notes."""
         self._seen: dict[int, int] = {}
-        self._kinds, self._units = Kinds(), Units()
+        self._kinds, self._units = _Kinds(), Units()
         self._chat_rows: bool | None = None
         self.report = Report(self.source.name, notes=[*self.notes], columns=self.report.columns)
         return self.report
 
-    def _raw_answer(self, row: Row) -> Any:
-        return last_turn(row.get(self.columns.prompt), [], [])[1] if self.last_turn else row.get(self.columns.answer)
-
     def look(self, raw: Any) -> tuple[Row, str | None]:
         """(the row as it can be used, the reason why it cannot); what this pass has seen before is remembered."""
-        self._repairs: list[str] = []
-        self._warnings: list[str] = []
+        try:
+            return self._usable(raw), None
+        except LeftOut as left_out:
+            return {}, left_out.reason
+
+    def _raw_answer(self, row: Row) -> Any:
+        if self.last_turn:
+            return last_turn(row.get(self.columns.prompt), Findings())[1]
+        return row.get(self.columns.answer)
+
+    def _usable(self, raw: Any) -> Row:
+        self._found, self._kinds.met = Findings(), {}
         if isinstance(raw, Unreadable):
-            return {}, raw.reason
+            raise LeftOut(raw.reason)
         if not isinstance(raw, dict):
-            return {}, reasons.NOT_AN_OBJECT
+            raise LeftOut(reasons.NOT_AN_OBJECT)
         if not self.reserved.isdisjoint(raw):
-            return {}, reasons.reserved(sorted(self.reserved.intersection(raw))[0])
+            raise LeftOut(reasons.reserved(sorted(self.reserved.intersection(raw))[0]))
         asked = raw.get(self.columns.prompt)
         if self.last_turn:
-            asked, answer = last_turn(asked, self._repairs, self._warnings)
+            asked, answer = last_turn(asked, self._found)
             raw = {**raw, LAST_TURN: answer}
-        prompt, reason = self._prompt(asked)
-        row: Row = {"prompt": prompt}
-        if reason is None and self.columns.answer is not None:
-            reason = self._answer(raw, row)
-        if reason is None:
-            reason = self._others(raw, row) or self._twice(row)
-        if reason is None:
-            self._kinds.learn()
-            self._chat_rows = not isinstance(prompt, str)
-        return row, reason
+        row: Row = {"prompt": self._prompt(asked)}
+        if self.columns.answer is not None:
+            self._answer(raw, row)
+        self._others(raw, row)
+        self._twice(row)
+        self._kinds.learn()
+        self._chat_rows = not isinstance(row["prompt"], str)
+        return row
 
-    def _prompt(self, value: Any) -> tuple[Any, str | None]:
+    def _prompt(self, value: Any) -> Any:
         if hasattr(value, "tolist"):  # a frame's array of messages
             value = value.tolist()
         if isinstance(value, str):
-            prompt: Any = clean(value, self._repairs, self._warnings)
-            reason = None if prompt.strip() else reasons.EMPTY
+            prompt: Any = clean(value, self._found)
             size = len(prompt)
+            if not prompt.strip():
+                raise LeftOut(reasons.EMPTY)
             if self.chat:
                 prompt = to_messages(prompt, self.system, self.examples, as_turns=self.as_turns)
         else:
-            prompt, reason = messages_of(value, self._repairs, self._warnings)
-            size = 0 if reason else sum(len(message["content"]) for message in prompt)
-            if reason is None:
-                prompt = self._with_system(prompt)
-        if reason is None and size > self.longest:
-            reason = reasons.too_long(self.longest)
-        if reason is None and self._chat_rows is not None and isinstance(prompt, str) is self._chat_rows:
-            reason = reasons.MIXED
-        return prompt, reason
+            prompt = messages_of(value, self._found)
+            size = sum(len(message["content"]) for message in prompt)
+            prompt = self._with_system(prompt)
+        if size > self.longest:
+            raise LeftOut(reasons.too_long(self.longest))
+        if self._chat_rows is not None and isinstance(prompt, str) is self._chat_rows:
+            raise LeftOut(reasons.MIXED)
+        return prompt
 
     def _with_system(self, prompt: list[Row]) -> list[Row]:
         if self.examples:
-            self._warnings.append(reasons.NO_EXAMPLE)
+            self._found.warn(reasons.NO_EXAMPLE)
         if not self.system:
             return prompt
         if prompt[0]["role"] != "system":
             return [{"role": "system", "content": self.system}, *prompt]
         if prompt[0]["content"] != self.system:
-            self._warnings.append(reasons.OWN_SYSTEM)
+            self._found.warn(reasons.OWN_SYSTEM)
         return prompt
 
-    def _answer(self, raw: Row, row: Row) -> str | None:
+    def _answer(self, raw: Row, row: Row) -> None:
         value = raw.get(self.columns.answer)
         if value is None and self.last_turn:
-            return reasons.NO_TURN
+            raise LeftOut(reasons.NO_TURN)
         if self.mark is not None:
             given = extract_answer(value, self.mark) if isinstance(value, str) else None
             if given is None:
-                return reasons.unmarked(self.mark) if value not in (None, "") else "no answer"
-            row[self.names[""]] = whole(value, self._repairs)
+                raise LeftOut(reasons.unmarked(self.mark) if value not in (None, "") else reasons.NO_ANSWER)
+            row[self.names[""]] = whole(value, self._found)
             value = given
-        text, repair, reason = as_text(value)
-        if reason is not None:
-            return reason
-        if repair is not None:
-            self._repairs.append(repair)
+        text = as_text(value, self._found)
         if self.numbers and not is_number(text):
-            return reasons.NO_NUMBER
+            raise LeftOut(reasons.NO_NUMBER)
         if is_placeholder(text):
             if self.numeric:
-                return reasons.PLACEHOLDER
-            self._warnings.append(reasons.PLACEHOLDER_KEPT)
+                raise LeftOut(reasons.PLACEHOLDER)
+            self._found.warn(reasons.PLACEHOLDER_KEPT)
         if self.mark is None and MARK in text:
-            self._warnings.append(reasons.MARKED)
-        row["answer"] = answer = clean(text, self._repairs, self._warnings).strip()
+            self._found.warn(reasons.MARKED)
+        row["answer"] = answer = clean(text, self._found).strip()
         if not answer:
-            return "answer is empty"
+            raise LeftOut(reasons.EMPTY_ANSWER)
         question = question_text(row["prompt"])
         folded, wanted = question.casefold(), answer.casefold()
         if wanted in folded or ("," in folded and wanted in folded.replace(",", "")):
             *earlier, last = question.rstrip().splitlines()
             if says(last, answer):
-                return reasons.LEAK
+                raise LeftOut(reasons.LEAK)
             if any(says(line, answer) for line in earlier):
-                self._warnings.append(reasons.EARLIER)
+                self._found.warn(reasons.EARLIER)
             elif len(answer) >= SHORTEST_COPY:
-                self._warnings.append(reasons.VERBATIM)
-        return None
+                self._found.warn(reasons.VERBATIM)
 
-    def _others(self, raw: Row, row: Row) -> str | None:
+    def _others(self, raw: Row, row: Row) -> None:
         for name, value in raw.items():
-            if name in (self.columns.prompt, self.columns.answer):
-                continue
-            value = plain(name, value, self._repairs)
-            reason = self._kinds.look(name, value, self._warnings)
-            if reason is not None:
-                return reason
-            row[self.names.get(name, name)] = value
-        if isinstance(row["prompt"], str):
-            return None
-        return self._kinds.look_at_messages(row["prompt"])
+            if name not in (self.columns.prompt, self.columns.answer):
+                value = plain(name, value, self._found)
+                self._kinds.look(name, value, self._found)
+                row[self.names.get(name, name)] = value
+        for message in () if isinstance(row["prompt"], str) else row["prompt"]:
+            for name in message.keys() - {"role", "content"}:
+                self._kinds.look(f"prompt.{name}", message[name], Findings())
 
-    def _twice(self, row: Row) -> str | None:
+    def _twice(self, row: Row) -> None:
         if self.elsewhere and hash(comparable(row["prompt"], system=False)) in self.elsewhere:
-            return reasons.CONTAMINATED
+            raise LeftOut(reasons.CONTAMINATED)
         key, answer = hash(comparable(row["prompt"])), hash(row.get("answer"))
-        if key not in self._seen:
-            self._seen[key] = answer
-            return None
-        return reasons.DUPLICATE if self._seen[key] == answer else reasons.CONTRADICTS
+        if key in self._seen:
+            raise LeftOut(reasons.DUPLICATE if self._seen[key] == answer else reasons.CONTRADICTS)
+        self._seen[key] = answer
 
 
 def _free_names(first: list[Row], columns: Columns) -> dict[str, str]:
@@ -290,10 +338,15 @@ def _mark(answers: list[Any], asked: str | None) -> str | None:
     return MARK if sum(map(is_marked, answers)) * 2 > len(answers) else None
 
 
-def _numeric(answers: list[str]) -> bool:
+def _numeric(answers: list[Any], mark: str | None) -> bool:
     # Nearly all are numbers, with a unit or without, and there are enough to tell.
-    numbers = sum(is_number(text) or unit_of(text) is not None for text in answers)
-    return len(answers) >= 10 and numbers >= 0.9 * len(answers)
+    texts = []
+    for answer in answers:
+        with contextlib.suppress(LeftOut):
+            texts.append(extract_answer(answer, mark) if mark else as_text(answer, Findings()))
+    texts = [text for text in texts if text and not is_placeholder(text)]
+    numbers = sum(is_number(text) or unit_of(text) is not None for text in texts)
+    return len(texts) >= 10 and numbers >= 0.9 * len(texts)
 
 
 def _questions(other: Any, cut: bool) -> set[int]:
@@ -308,14 +361,45 @@ def _questions(other: Any, cut: bool) -> set[int]:
     return {hash(comparable(row["prompt"], system=False)) for row in rows}
 
 
-def check_rows(rows: Any, answer_column: str | None = "answer", other: Any = (), **options: Any) -> Report:
-    """Check rows that are prompts already, and collect those that can be used.
+# Whole numbers and fractions are one kind, as they are for Arrow.
+_KINDS = {
+    str: "text", int: "a number", float: "a number", bool: "true or false", list: "a list", tuple: "a list", dict: "an object",
+}  # fmt: skip
+_LARGEST = 2**63
 
-    Args:
-        rows: anything that `open_source` takes.
-        answer_column: None if the task has no answers.
-        other: the other split; a prompt that also stands there is contamination.
-        options: as for `Checked`.
-    """
-    options = {"prompt_column": "prompt", "answer_after": None, "chat": False, **options}
-    return Checked(rows, answer_column=answer_column or "none", other=other, **options).collect()
+
+class _Kinds:
+    """The kind of value in each column, and at each place inside it (`meta.level`, `tags[]`): Arrow takes only one."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+        self._keys: dict[str, Any] = {}
+        self.met: dict[str, str] = {}  # in the row at hand, for the first time
+
+    def look(self, column: str, value: Any, found: Findings) -> None:
+        """LeftOut for a value that does not go with the earlier ones."""
+        if type(value) is dict and self._keys.setdefault(column, value.keys()) != value.keys():
+            found.warn(reasons.other_keys(column))
+        for place, inner in _parts(column, value):
+            kind = _KINDS[type(inner)]
+            known = self._known.get(place) or self.met.setdefault(place, kind)
+            if known != kind:
+                raise LeftOut(reasons.column_is(place, f"is {kind}, and {known} in earlier rows"))
+            if type(inner) is int and not -_LARGEST <= inner < _LARGEST:
+                raise LeftOut(reasons.column_is(place, "holds a whole number beyond 64 bits"))
+
+    def learn(self) -> None:
+        """The row was kept."""
+        self._known.update(self.met)
+
+
+def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if type(value) not in _KINDS:
+        return
+    yield place, value
+    if type(value) is dict:
+        for key, inner in value.items():
+            yield from _parts(f"{place}.{key}", inner)
+    elif type(value) in (list, tuple):
+        for inner in value:
+            yield from _parts(f"{place}[]", inner)

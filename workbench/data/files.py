@@ -1,17 +1,21 @@
 """Readers of data files: each returns (a function that begins a pass over the rows, notes).
 
-A pass yields dicts, and `Unreadable` for what stands where a row should and is none. Blank lines are no rows.
+A pass yields dicts, and `Unreadable` in the place of what is not one. Blank lines are skipped.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
+import itertools
 import json
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
+from workbench.data import reasons
+from workbench.data.reasons import Reason
 from workbench.errors import DataError
 from workbench.workspace import shown
 
@@ -29,7 +33,7 @@ class Unreadable(NamedTuple):
     """A row that could not be read: where it stands, and why."""
 
     where: str
-    reason: str
+    reason: Reason
 
 
 Opened = tuple[Callable[[], Iterator[Any]], list[str]]
@@ -54,11 +58,10 @@ def json_lines(path: Path) -> Opened:
                 try:
                     yield decode(line.decode("utf-8"))
                 except RecursionError:
-                    yield Unreadable(f"line {number}", "line is nested too deeply")
+                    yield Unreadable(f"line {number}", reasons.TOO_DEEP)
                 except ValueError as error:
-                    torn = not line.endswith(b"\n")
-                    reason = "line is not UTF-8" if isinstance(error, UnicodeDecodeError) else "line is not JSON"
-                    yield Unreadable(f"line {number}", "last line is half-written" if torn else reason)
+                    reason = reasons.NOT_UTF8 if isinstance(error, UnicodeDecodeError) else reasons.NOT_JSON
+                    yield Unreadable(f"line {number}", reason if line.endswith(b"\n") else reasons.TORN)
 
     return rows, notes
 
@@ -133,25 +136,26 @@ def no_splits(name: str, split: str) -> DataError:
 
 
 def csv_file(path: Path) -> Opened:
-    """Comma-, semicolon-, tab- or bar-separated text with a header line; quoting as spreadsheets write it.
+    """Comma-, semicolon- or tab-separated text with a header line; quoting as spreadsheets write it.
 
     Raises:
         DataError: if there is no header, or two columns have one name.
     """
     encoding, notes = _encoding(path)
     csv.field_size_limit(LONGEST_FIELD)
-    with path.open(encoding=encoding, errors="replace", newline="") as text:
-        head = text.read(8192)
-    first = next((line for line in head.splitlines() if line.strip()), "")
-    told = first[4:5] if first.lower().startswith("sep=") else ""  # a line that Excel writes and reads
-    delimiter = told or ("\t" if path.suffix.lower() == ".tsv" else _delimiter(first))
+
+    def open_text() -> TextIO:
+        return path.open(encoding=encoding, errors="replace", newline="")
+
+    with open_text() as text:
+        first = next(filter(str.strip, text), "")
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
     if delimiter != ",":
         notes.append(f"columns are separated by {delimiter!r}")
 
-    def records() -> Iterator[tuple[int, list[str] | str]]:
-        with path.open(encoding=encoding, errors="replace", newline="") as text:
+    def records() -> Iterator[tuple[int, list[str] | Reason]]:
+        with open_text() as text:
             reader = csv.reader(text, delimiter=delimiter, strict=True)
-            skipped = not told
             while True:
                 began = reader.line_num + 1
                 try:
@@ -160,37 +164,30 @@ def csv_file(path: Path) -> Opened:
                     return
                 except csv.Error as error:
                     unclosed = "end of data" in str(error)
-                    yield began, "a quote is opened and never closed" if unclosed else f"not CSV ({error})"
-                    continue
-                if values and not skipped:
-                    skipped = True
-                elif any(values) or len(values) > 1:
-                    yield began, values
+                    yield began, reasons.OPEN_QUOTE if unclosed else Reason(f"not CSV ({error})")
+                else:
+                    if any(values) or len(values) > 1:
+                        yield began, values
 
     _, header = next(records(), (0, []))
-    names = (
-        [name.strip() or f"unnamed_{place}" for place, name in enumerate(header)] if isinstance(header, list) else []
-    )
+    names = [] if isinstance(header, str) else [name.strip() or f"unnamed_{n}" for n, name in enumerate(header)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
         raise DataError(
-            f"{shown(path)}: "
-            + (f"two columns are called {twice[0]!r}" if twice else "empty" if not header else str(header)),
+            f"{shown(path)}: {f'two columns are called {twice[0]!r}' if twice else header or 'empty'}",
             rule="the first line names the columns, each once",
             remedy="correct the header line",
         )
 
     def rows() -> Iterator[Any]:
-        found = records()
-        next(found)
-        for began, values in found:
+        for began, values in itertools.islice(records(), 1, None):
             if isinstance(values, str):
                 yield Unreadable(f"line {began}", values)
             elif len(values) != len(names):
-                fewer = "fewer" if len(values) < len(names) else "more"
-                yield Unreadable(f"line {began}", f"row has {fewer} fields than the header")
+                reason = reasons.FEWER_FIELDS if len(values) < len(names) else reasons.MORE_FIELDS
+                yield Unreadable(f"line {began}", reason)
             else:
-                # An empty field says that there is no value; CSV has no other way to say it.
+                # CSV has no other way to write that there is no value.
                 yield {name: value if value != "" else None for name, value in zip(names, values, strict=True)}
 
     return rows, notes
@@ -199,27 +196,18 @@ def csv_file(path: Path) -> Opened:
 def _encoding(path: Path) -> tuple[str, list[str]]:
     with path.open("rb") as data:
         start = data.read(4)
-        if start.startswith(UTF_16):
-            return "utf-16", [_UTF_16_NOTE]
-        data.seek(0)
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        try:
-            for block in _blocks(data):
-                decoder.decode(block)
-            decoder.decode(b"", final=True)
-            return "utf-8-sig", [_BOM_NOTE] if start.startswith(BOM) else []
-        except UnicodeDecodeError:
-            # The only other encoding that spreadsheets commonly write; every byte means something in Latin-1.
-            data.seek(0)
+    if start.startswith(UTF_16):
+        return "utf-16", [_UTF_16_NOTE]
+    try:
+        with path.open(encoding="utf-8") as text:
+            deque(iter(lambda: text.read(_BLOCK), ""), maxlen=0)
+        return "utf-8-sig", [_BOM_NOTE] if start.startswith(BOM) else []
+    except UnicodeDecodeError:
+        # The only other encoding that spreadsheets commonly write; every byte means something in Latin-1.
+        note = "the file is not UTF-8: read as Windows-1252, as spreadsheets write it; look at its accents"
+        with path.open("rb") as data:
             undefined = any(byte in block for block in _blocks(data) for byte in _NOT_IN_1252)
-            note = "the file is not UTF-8: read as Windows-1252, as spreadsheets write it; look at its accents"
-            return "latin-1" if undefined else "cp1252", [note]
-
-
-def _delimiter(header: str) -> str:
-    counts = {mark: header.count(mark) for mark in ",;\t|"}
-    best = max(counts, key=counts.__getitem__)
-    return best if counts[best] > counts[","] else ","
+        return "latin-1" if undefined else "cp1252", [note]
 
 
 def parquet_file(path: Path) -> Opened:

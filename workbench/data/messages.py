@@ -1,11 +1,13 @@
-"""Chat messages and text as they come from the world: what can be repaired is, by a stated rule; the rest has a reason."""
+"""Chat messages and text as they come from the world: repaired by stated rules, or left out with a reason."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
 from workbench.data import reasons
+from workbench.data.reasons import Findings, LeftOut
 
 ROLES = ("system", "user", "assistant", "tool")
 # As other chat formats call them.
@@ -18,125 +20,118 @@ _INVISIBLE = re.compile("[\ufeff\u200b\u2060]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def clean(text: str, repairs: list[str], warnings: list[str]) -> str:
-    """`text` without what no tokenizer should meet; each repair and each suspicion is added to its list."""
+_REPAIRS = (
+    (re.compile("\r\n?"), "\n", "text: CRLF line ends written as LF"),
+    (_CONTROL, "", "text: control characters taken out"),
+    (_INVISIBLE, "", "text: invisible characters (U+FEFF, U+200B, U+2060) taken out"),
+    (_SURROGATE, "\ufffd", "text: half a surrogate pair replaced by U+FFFD"),
+)
+
+
+def clean(text: str, found: Findings) -> str:
+    """`text` without what no tokenizer should meet; each repair and each suspicion is added to `found`."""
     if _ODD.search(text) is None:
         return text
-    for pattern, instead, rule in (
-        (re.compile("\r\n?"), "\n", "text: CRLF line ends written as LF"),
-        (_CONTROL, "", "text: control characters taken out"),
-        (_INVISIBLE, "", "text: invisible characters (U+FEFF, U+200B, U+2060) taken out"),
-        (_SURROGATE, "\ufffd", "text: half a surrogate pair replaced by U+FFFD"),
-    ):
+    for pattern, instead, rule in _REPAIRS:
         text, count = pattern.subn(instead, text)
-        if count and rule not in repairs:
-            repairs.append(rule)
-    if "\ufffd" in text and reasons.REPLACED not in warnings:
-        warnings.append(reasons.REPLACED)
-    if re.search(_MISREAD, text) and reasons.MOJIBAKE not in warnings:
-        warnings.append(reasons.MOJIBAKE)
+        if count:
+            found.repaired(rule)
+    if "\ufffd" in text:
+        found.warn(reasons.REPLACED)
+    if re.search(_MISREAD, text):
+        found.warn(reasons.MOJIBAKE)
     return text
 
 
-def whole(text: str, repairs: list[str]) -> str:
+def whole(text: str, found: Findings) -> str:
     """`text` without half surrogate pairs, which neither UTF-8 nor Arrow can hold."""
     if _SURROGATE.search(text) is None:
         return text
-    _once(repairs, "text: half a surrogate pair replaced by U+FFFD")
+    found.repaired(_REPAIRS[-1][2])
     return _SURROGATE.sub("\ufffd", text)
 
 
-def plain(column: str, value: Any, repairs: list[str]) -> Any:
+def plain(column: str, value: Any, found: Findings) -> Any:
     """A column's value as JSON can hold it: arrays as lists, numpy's numbers as numbers, dates and the like as text."""
     kind = type(value)
     if kind is str:
-        return whole(value, repairs)
+        return whole(value, found)
     if value is None or kind is int or kind is bool:
         return value
     if kind is float:
-        return value if value == value else None  # not a number: there is no value
+        return value if value == value else None  # NaN: there is no value
     if kind is list or kind is tuple:
-        return [plain(column, inner, repairs) for inner in value]
+        return [plain(column, inner, found) for inner in value]
     if kind is dict:
-        return {str(key): plain(column, inner, repairs) for key, inner in value.items()}
+        return {str(key): plain(column, inner, found) for key, inner in value.items()}
     if hasattr(value, "tolist"):
-        return plain(column, value.tolist(), repairs)
+        return plain(column, value.tolist(), found)
     if isinstance(value, (bytes, bytearray)):
-        _once(repairs, f"column {column!r}: bytes left out of the row")
+        found.repaired(f"column {column!r}: bytes left out of the row")
         return None
-    _once(repairs, f"column {column!r}: {type(value).__name__} written as text")
+    found.repaired(f"column {column!r}: {kind.__name__} written as text")
     return str(value)
 
 
-def messages_of(value: Any, repairs: list[str], warnings: list[str]) -> tuple[list[dict[str, str]], str | None]:
-    """(`value` as chat messages that end where the policy begins, the reason why it cannot be)."""
+def messages_of(value: Any, found: Findings) -> list[dict[str, str]]:
+    """`value` as chat messages that end where the policy begins.
+
+    Raises:
+        LeftOut: if it cannot be.
+    """
     if value is None:
-        return [], "no prompt"
+        raise LeftOut(reasons.NO_PROMPT)
     if isinstance(value, dict) and "content" in value:
         value = [value]
-        repairs.append("prompt: a single message put into a list")
+        found.repaired("prompt: a single message put into a list")
     if not isinstance(value, (list, tuple)) or not value:
-        return [], "prompt is neither text nor a list of messages"
-    messages = []
-    for place, raw in enumerate(value):
-        message, reason = _message(raw, repairs, warnings)
-        if reason is None and message["role"] == "system" and place:
-            reason = "a system message stands after the first"
-        if reason is not None:
-            return [], reason
-        messages.append(message)
+        raise LeftOut(reasons.NO_MESSAGES)
+    messages = [_message(raw, found) for raw in value]
+    if any(message["role"] == "system" for message in messages[1:]):
+        raise LeftOut(reasons.LATE_SYSTEM)
     if messages[-1]["role"] == "assistant":
-        return [], "the last message is the assistant's: nothing is left to generate"
+        raise LeftOut(reasons.ANSWERED)
     asked = [message for message in messages if message["role"] in ("user", "tool")]
-    if not asked:
-        return [], "no message is the user's"
-    return messages, None if asked[-1]["content"].strip() else reasons.EMPTY
+    if not asked or not asked[-1]["content"].strip():
+        raise LeftOut(reasons.EMPTY if asked else reasons.NO_USER)
+    return messages
 
 
-def last_turn(value: Any, repairs: list[str], warnings: list[str]) -> tuple[Any, str | None]:
+def last_turn(value: Any, found: Findings) -> tuple[Any, str | None]:
     """(a chat without the assistant's last turn, what that turn says); `value` itself and None where it ends otherwise."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)) and value:
-        message, reason = _message(value[-1], repairs, warnings)
-        if reason is None and message["role"] == "assistant":
-            return value[:-1], message["content"]
+        with contextlib.suppress(LeftOut):
+            message = _message(value[-1], found)
+            if message["role"] == "assistant":
+                return value[:-1], message["content"]
     return value, None
 
 
-def _message(raw: Any, repairs: list[str], warnings: list[str]) -> tuple[dict[str, str], str | None]:
-    if not isinstance(raw, dict):
-        return {}, "a message is not {role, content}"
-    if "from" in raw and "value" in raw and "role" not in raw:
+def _message(raw: Any, found: Findings) -> dict[str, str]:
+    if isinstance(raw, dict) and "from" in raw and "value" in raw and "role" not in raw:
         raw = {"role": raw["from"], "content": raw["value"]}
-        _once(repairs, "prompt: from/value messages written as role/content")
-    if "role" not in raw or "content" not in raw:
-        return {}, "a message is not {role, content}"
+        found.repaired("prompt: from/value messages written as role/content")
+    if not isinstance(raw, dict) or "role" not in raw or "content" not in raw:
+        raise LeftOut(reasons.NO_MESSAGE)
     role, content = raw["role"], raw["content"]
     if isinstance(role, str) and role not in ROLES:
         known = role.strip().lower()
         known = _OTHER_ROLES.get(known, known)
         if known in ROLES:
-            _once(repairs, f"prompt: role {role!r} written as {known!r}")
+            found.repaired(f"prompt: role {role!r} written as {known!r}")
             role = known
     if not isinstance(role, str) or role not in ROLES:
-        return {}, f"a message's role is not one of {', '.join(ROLES)}"
+        raise LeftOut(reasons.NO_ROLE)
     if isinstance(content, list):
-        if not all(
-            isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-            for part in content
-        ):
-            return {}, "a message holds something other than text"
+        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
+            raise LeftOut(reasons.NOT_ONLY_TEXT)
         content = "".join(part["text"] for part in content)
-        _once(repairs, "prompt: a list of text parts joined to one text")
+        found.repaired("prompt: a list of text parts joined to one text")
     if not isinstance(content, str):
-        return {}, "a message's content is not text"
-    return {**raw, "role": role, "content": clean(content, repairs, warnings)}, None
-
-
-def _once(found: list[str], rule: str) -> None:
-    if rule not in found:
-        found.append(rule)
+        raise LeftOut(reasons.NO_TEXT)
+    return {**raw, "role": role, "content": clean(content, found)}
 
 
 def comparable(prompt: Any, system: bool = True) -> str:

@@ -2,96 +2,158 @@
 
 from __future__ import annotations
 
-NOT_AN_OBJECT = "row is not an object"
-EMPTY = "prompt is empty"
-MIXED = "prompt is chat in some rows and text in others"
-NO_NUMBER = "answer is no number"
-LEAK = "the prompt's last line says the answer"
-EARLIER = "an earlier line of the prompt says the answer"
-MARKED = "answer contains ####, and all of it was kept"
-VERBATIM = "the prompt contains the answer word for word"
-DUPLICATE = "prompt is a duplicate of an earlier row"
-CONTRADICTS = "prompt is a duplicate of an earlier row, with another answer"
-NO_TURN = "the last message is not the assistant's: there is no answer in it"
-PLACEHOLDER = "answer is a placeholder (N/A, none, unknown, -), and the others are numbers"
-PLACEHOLDER_KEPT = "answer looks like a placeholder (N/A, none, unknown, -), and was kept as the right answer"
-CONTAMINATED = "prompt is also in the other split"
-OWN_SYSTEM = "prompt brings a system message of its own, which was kept instead of the one given"
-NO_EXAMPLE = "prompt is chat already: no worked example was added"
-REPLACED = "text holds U+FFFD: letters were lost when it was decoded"
-MOJIBAKE = "text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)"
+FILL_IN = "fill it in, or delete those rows"
+FILL_IN_ANSWER = f"{FILL_IN}; or state that the task has no answers"
+ONE_TEXT = "write the answer as one text"
+AS_MESSAGES = 'write messages as {"role": "user", "content": "..."}'
+OTHERWISE_COPIED = "otherwise the policy can copy it"
+ONE_KIND = "give the column one kind of value in every row, or keep it as text"
+FROM_ITS_SOURCE = "get the text again from its source"
 
 
-def reserved(column: str) -> str:
-    return f"column {column!r} is reserved by TRL"
+class Reason(str):
+    """A text with its `remedy`."""
 
+    remedy: str
 
-def too_long(characters: int) -> str:
-    return f"prompt has more than {characters} characters"
-
-
-def unmarked(mark: str) -> str:
-    return f"answer has no {mark}"
-
-
-def other_kind(column: str, kind: str, known: str) -> str:
-    return f"column {column!r} is {kind}, and {known} in earlier rows"
-
-
-def too_large(column: str) -> str:
-    return f"column {column!r} holds a whole number beyond 64 bits"
-
-
-def other_keys(column: str) -> str:
-    return f"column {column!r} is an object with other keys than before"
-
-
-_REMEDIES = {
-    "line is not UTF-8": "save the file as UTF-8",
-    "line is not JSON": "correct or delete those lines",
-    "last line is half-written": "the writer was cut off: write the file again, or delete that line",
-    "a quote is opened": "close the quote; everything after it was read as one field",
-    "row has": "quote the fields that hold the separator",
-    NOT_AN_OBJECT: 'write one object a row: {"prompt": ..., "answer": ...}',
-    "no prompt": "fill it in, or delete those rows",
-    EMPTY: "fill it in, or delete those rows",
-    "prompt is neither": 'give a text, or a list of {"role", "content"} messages',
-    "a message": 'write messages as {"role": "user", "content": "..."}',
-    "no message": "end the prompt with what the user asks",
-    NO_TURN: "end the chat with the right answer as the assistant's turn, or delete those rows",
-    "the last message": "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off",
-    PLACEHOLDER: "fill it in, or delete those rows",
-    PLACEHOLDER_KEPT: "fine if it is the right answer; otherwise fill it in, or delete those rows",
-    "a system message": "move it to the front",
-    MIXED: "make all prompts chat messages, or all text",
-    "prompt has more": "shorten them: no policy that fits one GPU reads so much",
-    "no answer": "fill it in, or delete those rows; or say that the task has no answers",
-    "answer has no": "correct those answers, or say that the whole column is the answer (--answer-after none, answer_after=None)",
-    NO_NUMBER: "correct those answers, or allow texts (without --numbers)",
-    "answer is empty": "fill it in, or delete those rows; or say that the task has no answers",
-    "answer is": "write the answer as one text",
-    LEAK: "take it out of the question: a policy that copies it learns nothing",
-    EARLIER: "fine for a worked example; otherwise the policy can copy it",
-    MARKED: "if the answer is what stands after it, say so: --answer-after '####' or answer_after",
-    VERBATIM: "fine for questions about a text; otherwise the policy can copy it",
-    DUPLICATE: "nothing: the first of them was kept",
-    CONTRADICTS: "decide which answer is right; the first was kept",
-    CONTAMINATED: "nothing: it was kept in one split only, or the measurement would be of memory",
-    OWN_SYSTEM: "check that it asks for the format that the rewards look for",
-    NO_EXAMPLE: "write the example into those prompts, or give them as text",
-    REPLACED: "get the text again from its source",
-    MOJIBAKE: "get the text again from its source, and read it as UTF-8",
-    "column": "give the column one kind of value in every row, or keep it as text",
-}
+    def __new__(cls, text: str, remedy: str = "correct or delete those rows") -> Reason:
+        made = super().__new__(cls, text)
+        made.remedy = remedy
+        return made
 
 
 def remedy(reason: str) -> str:
     """What to do about a reason."""
-    if reason.endswith("is reserved by TRL"):
-        return "rename the column"
-    if reason.endswith("other keys than before"):
-        return "`datasets` gives every row all keys, the missing ones as None: keep such a column as JSON text"
-    exact = _REMEDIES.get(reason)
-    return exact or next(
-        (text for start, text in _REMEDIES.items() if reason.startswith(start)), "correct or delete those rows"
+    return getattr(reason, "remedy", "correct or delete those rows")
+
+
+class LeftOut(Exception):
+    """A row that cannot be used, with the reason."""
+
+    def __init__(self, reason: Reason) -> None:
+        self.reason = reason
+
+
+class Findings:
+    """What is to be said about one row: the rules that repaired it, and what looks odd."""
+
+    def __init__(self) -> None:
+        self.repairs: list[str] = []
+        self.warnings: list[str] = []
+
+    def repaired(self, rule: str) -> None:
+        if rule not in self.repairs:
+            self.repairs.append(rule)
+
+    def warn(self, what: Reason) -> None:
+        if what not in self.warnings:
+            self.warnings.append(what)
+
+
+# Lines and rows of files.
+NOT_UTF8 = Reason("line is not UTF-8", "save the file as UTF-8")
+NOT_JSON = Reason("line is not JSON", "correct or delete those lines")
+TORN = Reason("last line is half-written", "the writer was cut off: write the file again, or delete that line")
+TOO_DEEP = Reason("line is nested too deeply")
+OPEN_QUOTE = Reason("a quote is opened and never closed", "close it; everything after it was read as one field")
+FEWER_FIELDS, MORE_FIELDS = (
+    Reason(f"row has {count} fields than the header", "quote the fields that hold the separator")
+    for count in ("fewer", "more")
+)
+NOT_AN_OBJECT = Reason("row is not an object", 'write one object per row: {"prompt": ..., "answer": ...}')
+
+# Prompts.
+NO_PROMPT = Reason("no prompt", FILL_IN)
+EMPTY = Reason("prompt is empty", FILL_IN)
+NO_MESSAGES = Reason(
+    "prompt is neither text nor a list of messages", 'give a text, or a list of {"role", "content"} messages'
+)
+NO_MESSAGE = Reason("a message is not {role, content}", AS_MESSAGES)
+NO_ROLE = Reason("a message's role is not one of system, user, assistant, tool", AS_MESSAGES)
+NO_TEXT = Reason("a message's content is not text", AS_MESSAGES)
+NOT_ONLY_TEXT = Reason("a message holds something other than text", AS_MESSAGES)
+LATE_SYSTEM = Reason("a system message stands after the first", "move it to the front")
+NO_USER = Reason("no message is the user's", "end the prompt with what the user asks")
+ANSWERED = Reason(
+    "the last message is the assistant's: nothing is left to generate",
+    "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off",
+)
+MIXED = Reason("prompt is chat in some rows and text in others", "make all prompts chat messages, or all text")
+DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the first of them was kept")
+CONTRADICTS = Reason(
+    "prompt is a duplicate of an earlier row, with another answer", "decide which answer is right; the first was kept"
+)
+CONTAMINATED = Reason(
+    "prompt is also in the other split", "nothing: it was kept in one split only, or the evaluation would test memory"
+)
+OWN_SYSTEM = Reason(
+    "prompt brings a system message of its own, which was kept instead of the one given",
+    "check that it asks for the format that the rewards look for",
+)
+NO_EXAMPLE = Reason(
+    "prompt is chat already: no worked example was added", "write the example into those prompts, or give them as text"
+)
+REPLACED = Reason("text holds U+FFFD: letters were lost when it was decoded", FROM_ITS_SOURCE)
+MOJIBAKE = Reason(
+    "text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)", f"{FROM_ITS_SOURCE}, and read it as UTF-8"
+)
+
+# Answers.
+NO_ANSWER = Reason("no answer", FILL_IN_ANSWER)
+EMPTY_ANSWER = Reason("answer is empty", FILL_IN_ANSWER)
+NO_TURN = Reason(
+    "the last message is not the assistant's: there is no answer in it",
+    "end the chat with the right answer as the assistant's turn, or delete those rows",
+)
+NO_NUMBER = Reason("answer is not a number", "correct those answers, or allow texts (without --numbers)")
+PLACEHOLDER = Reason("answer is a placeholder (N/A, none, unknown, -), and the others are numbers", FILL_IN)
+PLACEHOLDER_KEPT = Reason(
+    "answer looks like a placeholder (N/A, none, unknown, -), and was kept as the right answer",
+    f"fine if it is the right answer; otherwise {FILL_IN}",
+)
+MARKED = Reason(
+    "answer contains ####, and all of it was kept",
+    "if the answer is what follows the mark, say so: --answer-after '####' or answer_after",
+)
+LEAK = Reason(
+    "the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing"
+)
+EARLIER = Reason("an earlier line of the prompt says the answer", f"fine for a worked example; {OTHERWISE_COPIED}")
+VERBATIM = Reason(
+    "the prompt contains the answer word for word", f"fine for questions about a text; {OTHERWISE_COPIED}"
+)
+
+
+def answer_is(what: str) -> Reason:
+    return Reason(f"answer is {what}", ONE_TEXT)
+
+
+def unmarked(mark: str) -> Reason:
+    return Reason(
+        f"answer has no {mark}",
+        "correct those answers, or state that the whole column is the answer (--answer-after none, answer_after=None)",
+    )
+
+
+def too_long(characters: int) -> Reason:
+    return Reason(
+        f"prompt has more than {characters} characters", "shorten it: no policy that fits one GPU reads so much"
+    )
+
+
+def column_is(
+    column: str, what: str, remedy: str = "give the column one kind of value in every row, or keep it as text"
+) -> Reason:
+    return Reason(f"column {column!r} {what}", remedy)
+
+
+def reserved(column: str) -> Reason:
+    return column_is(column, "is reserved by TRL", "rename the column")
+
+
+def other_keys(column: str) -> Reason:
+    return column_is(
+        column,
+        "is an object with other keys than before",
+        "`datasets` gives every row all keys, the missing ones as None: keep such a column as JSON text",
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.data import reasons
+from workbench.data.reasons import Findings
 from workbench.errors import DataError
 from workbench.task import Row
 
@@ -16,7 +17,7 @@ EXCERPTS = 3  # kept of each reason
 _EXCERPT_CHARACTERS = 100
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """What was read, what was kept, and why the rest was not: `kept_rows + len(left_out)` always adds up to `read`.
 
@@ -52,13 +53,13 @@ class Report:
     def warnings(self) -> Counter[str]:
         return Counter({what: len(numbers) for what, numbers in self._warned.items()})
 
-    def keep(self, number: int, repairs: Sequence[str], warnings: Sequence[str]) -> None:
+    def keep(self, number: int, found: Findings) -> None:
         """Count a row as kept, with the rules that repaired it and what is odd about it."""
         self.kept_rows += 1
-        self.repaired_rows += bool(repairs)
-        for rule in repairs:
+        self.repaired_rows += bool(found.repairs)
+        for rule in found.repairs:
             _note(self._repaired, rule, number)
-        for what in warnings:
+        for what in found.warnings:
             _note(self._warned, what, number)
 
     def leave_out(self, number: int, reason: str, row: Any) -> None:
@@ -121,6 +122,8 @@ class Report:
                 if found is not self._repaired:
                     lines.append(f"           -> {reasons.remedy(why)}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def _note(found: dict[str, array], key: str, number: int) -> None:

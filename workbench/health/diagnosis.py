@@ -7,11 +7,12 @@ from typing import Any
 
 from workbench.errors import TaskError
 from workbench.health.rules import RULES
-from workbench.health.summary import StepSummary, stage_in, summaries_of
+from workbench.health.summary import StepSummary, summaries_of
 from workbench.health.verdicts import ALARM, STATES, WARNING, Case, Facts, Verdict
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.stated import maximum_of
 from workbench.run.directory import RunDirectory
+from workbench.run.rollouts import stage_in
 from workbench.run.state import RunState
 from workbench.task import Task, load_task
 

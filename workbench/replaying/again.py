@@ -17,10 +17,10 @@ from workbench.errors import RunError, TaskError
 from workbench.replaying.comparing import Compared, Replay, Tally
 from workbench.replaying.recorded import Record, Recorded
 from workbench.replaying.side_by_side import SideBySide
-from workbench.rewards.groups import ExplainedGroup, batch_of, explain
+from workbench.rewards.groups import ExplainedGroup, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import parts
+from workbench.run.rollouts import batch_and_place
 from workbench.task import Row, Task
 from workbench.workspace import shown
 
@@ -58,7 +58,6 @@ def replay(
         RecipeError: if `weights` names no function of the task.
     """
     old = Recorded.of(run)
-    files = parts(run.rollouts)
     recipe = run.recipe()
     asked = {name: weight for name, weight in recipe.reward_weights.items() if name in task.function_names}
     suite = RewardSuite(
@@ -70,7 +69,7 @@ def replay(
         deadline_s=recipe.rewards.deadline_s,
         on_error=recipe.rewards.on_error,
     )
-    record = Record(files, old)
+    record = Record(run)
     tally = Tally(old, suite, examples)
     with ExitStack() as stack:
         stack.callback(suite.close)
@@ -110,22 +109,7 @@ def explain_recorded(run: RunDirectory, step: int, index: int = 0) -> ExplainedG
     Raises:
         RunError: if the run recorded no such group.
     """
-    old = Recorded.of(run)
-    size = old.num_generations
-    files = [part for part in parts(run.rollouts) if part.name.startswith(f"step-{step:07d}-")]
-    before = 0
-    for block in Record(files, old, in_pieces=False):
-        count = len(block.completions) // size
-        if before <= index < before + count:
-            settings = (size, old.scale_rewards, old.aggregation)
-            batch = batch_of(old.names, block.weights, block.scores, block.completions, block.right, *settings)
-            return explain(batch, index - before)
-        before += count
-    raise RunError(
-        f"step {step}, group {index}: not in the record",
-        rule=f"this run recorded {before} groups in that step" if files else "a run records every step that it takes",
-        remedy="choose one from 0 on" if before else "choose another step",
-    )
+    return explain(*batch_and_place(run, step, index))
 
 
 # --- what was recorded --------------------------------------------------------------------------------------------

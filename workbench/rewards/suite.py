@@ -363,7 +363,7 @@ class RewardSuite:
                 raise TaskError(
                     f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})",
                     rule="a column that a reward function reads holds a value in every row",
-                    remedy="fill it in or leave those rows out; check_rows in notebook 01 lists them",
+                    remedy="fill it in or leave those rows out; wb.check in notebook 01 lists them",
                 )
         if not open_ended and (extra := sorted(keywords - named)):
             raise TaskError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from workbench.views.history import MAX_POINTS, Envelope, History, envelope
 
 _ROUND = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _ROOM = 1.02  # so that a curve does not run along the frame
-_PEAK = 4.0  # a point this many times above the 99th percentile leaves the scale, and is said in words
+_PEAK = 4.0  # a point this many times above the 99th percentile leaves the scale, and is named in words
 _ENOUGH = 50  # points that a percentile needs
 
 
@@ -39,11 +39,25 @@ def tick_label(value: float, top: float) -> str:
     return f"{digits.removesuffix('.0')}e{int(power)}"
 
 
-def _plain_ticks(axis: Any) -> None:
-    # matplotlib's own formatter writes what the numbers have in common over the legend.
-    from matplotlib.ticker import FuncFormatter
+def _ticks(axis: Any, share: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_label(value, max(map(abs, axis.get_ylim())))))
+    axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    # matplotlib's own formatter writes what the numbers have in common over the legend.
+    plain = FuncFormatter(lambda value, _: tick_label(value, max(map(abs, axis.get_ylim()))))
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0) if share else plain)
+    # At a place of its own: to look for a free one costs a tenth of drawing the frame.
+    axis.xaxis.set_label_coords(0.5, -0.16)
+    axis.yaxis.set_label_coords(-0.1, 0.5)
+
+
+class Line(NamedTuple):
+    """The line of one column."""
+
+    artist: Any
+    key: str
+    right: bool  # on the second axis
+    shade: Any  # the area from least to greatest, where the line shows means; None: there is none
 
 
 class Chart:
@@ -52,7 +66,7 @@ class Chart:
     Args:
         axis: of matplotlib.
         title: what is drawn, with its unit.
-        right: label of a second axis on the right; empty: there is none.
+        right: with a second axis on the right.
         share: the left axis goes from 0 to 1; `right_share`: the right one does.
         peaks: a lone peak may leave the scale, so that it does not flatten all the rest.
         legend_rows: rows that the legend takes between title and axis.
@@ -64,53 +78,37 @@ class Chart:
         axis: Any,
         title: str,
         *,
-        right: str = "",
+        right: bool = False,
         share: bool = False,
         right_share: bool = False,
         peaks: bool = False,
         legend_rows: int = 1,
         points: int = 2 * MAX_POINTS // 5,
     ) -> None:
-        from matplotlib.ticker import MaxNLocator, PercentFormatter
+        from matplotlib.ticker import MaxNLocator
 
         style(axis)
         self.axis, self.share, self.right_share, self.peaks, self.points = axis, share, right_share, peaks, points
         self.right = axis.twinx() if right else None
-        self.lines: list[tuple[Any, str]] = []  # (artist, key) on the left
-        self.shades: dict[str, Any] = {}  # key of a line -> the area from its least to its greatest
-        self.right_lines: list[tuple[Any, str]] = []
+        self.axes = [axis, self.right] if right else [axis]
+        self.lines: list[Line] = []
         self.stacks: list[tuple[list[Any], list[str]]] = []
         self.bands: list[tuple[Any, str, str]] = []
-        self._legend: Any = None
-        self.title = title
-        self.head(legend_rows)
-        self.axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-        self.axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-        if share:
-            self.axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-        else:
-            _plain_ticks(axis)
-        if self.right is not None:
-            self.right.spines[["top"]].set_visible(False)
-            self.right.tick_params(labelsize=7, colors=GREY)
-            self.right.spines["right"].set_color("#cccccc")
-            self.right.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-            if right_share:
-                self.right.yaxis.set_major_formatter(PercentFormatter(1.0))
-            else:
-                _plain_ticks(self.right)
-        for each in (axis, *([self.right] if self.right is not None else [])):
-            # As for the title.
-            each.xaxis.set_label_coords(0.5, -0.16)
-            each.yaxis.set_label_coords(-0.1, 0.5)
-        self._peak = axis.text(
-            0.99, 0.97, "", fontsize=7, color=GREY, ha="right", va="top", transform=axis.transAxes, animated=True
-        )
         self.extra: list[Any] = []  # artists that somebody else keeps up to date
+        self.title, self.shown_legend = title, None
+        self.head(legend_rows)
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        _ticks(axis, share)
+        if self.right is not None:
+            self.right.spines["top"].set_visible(False)
+            self.right.spines["right"].set_color("#cccccc")
+            self.right.tick_params(labelsize=7, colors=GREY)
+            _ticks(self.right, right_share)
+        look = {"fontsize": 7, "color": GREY, "ha": "right", "va": "top", "animated": True}
+        self.peak = axis.text(0.99, 0.97, "", transform=axis.transAxes, **look)
 
     def head(self, legend_rows: int) -> None:
         """Place the title above a legend of so many rows."""
-        # At a place of its own: to look for a free one costs a tenth of drawing the frame.
         self.axis.set_title(self.title, fontsize=9, loc="left", y=1.0, pad=6 + 11 * legend_rows)
 
     # -- curves ------------------------------------------------------------------------------------------------------
@@ -121,17 +119,15 @@ class Chart:
             right: on the second axis.
             shade: where it shows means, with a faint area from the least to the greatest.
         """
+        area = self._area(colour, 0.22) if shade else None
         axis = self.right if right else self.axis
-        if shade:
-            self.shades[key] = self._area(colour, 0.22)
         (artist,) = axis.plot([], [], color=colour, label=label, animated=True, **look)
-        (self.right_lines if right else self.lines).append((artist, key))
+        self.lines.append(Line(artist, key, right, area))
         return artist
 
     def _area(self, colour: str, alpha: float, label: str | None = None) -> Any:
-        return self.axis.fill_between(
-            [0, 1], [0, 0], [0, 0], color=colour, alpha=alpha, linewidth=0, label=label, animated=True
-        )
+        look = {"color": colour, "alpha": alpha, "linewidth": 0, "label": label, "animated": True}
+        return self.axis.fill_between([0, 1], [0, 0], [0, 0], **look)
 
     def stack(self, *parts: tuple[str, str, str], alpha: float = 0.45) -> list[Any]:
         """Add areas on top of one another: (column, label, colour) each."""
@@ -141,68 +137,61 @@ class Chart:
 
     def band(self, low: str, high: str, label: str, colour: str) -> None:
         """Add a faint area between two columns."""
-        area = self._area(colour, 0.15, label)
-        self.bands.append((area, low, high))
+        self.bands.append((self._area(colour, 0.15, label), low, high))
 
     def legend(self, artists: Sequence[Any] | None = None, columns: int = 4) -> Any:
         """A legend between title and axis; artists: in this order, None: all that have a label."""
-        axes = [self.axis, *([self.right] if self.right is not None else [])]
         if artists is None:
-            artists = [handle for axis in axes for handle in axis.get_legend_handles_labels()[0]]
-        if self._legend is not None:
-            self._legend.remove()
-        self._legend = self.axis.legend(
+            artists = [handle for axis in self.axes for handle in axis.get_legend_handles_labels()[0]]
+        if self.shown_legend is not None:
+            self.shown_legend.remove()
+        self.shown_legend = self.axis.legend(
             artists, [artist.get_label() for artist in artists], fontsize=7, frameon=False, ncols=columns,
             loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.2, borderpad=0.2, handlelength=1.3,
             handletextpad=0.5, columnspacing=1.1,
         )  # fmt: skip
-        return self._legend
+        return self.shown_legend
 
     # -- drawing -----------------------------------------------------------------------------------------------------
     def fill(self, steps: np.ndarray, history: History, most_x: float) -> tuple[Any, ...]:
         """Give the artists the history as it is now; returns what the frame depends on."""
-        heights, depths, right_heights = [0.0], [0.0], [0.0]
-        for artist, key in self.lines:
-            found = self._envelope(steps, history, key)
-            artist.set_data(found.x, found.mean)
-            shade = self.shades.get(key)
-            if shade is not None:
-                _fill_between(shade, found.x, found.low, found.high)
-            # Where the shade is not drawn, what it would show needs no room.
-            heights.append(_greatest(found.high if shade is not None else found.mean))
-            depths.append(_greatest(-(found.low if shade is not None else found.mean)))
-        for artist, key in self.right_lines:
-            found = self._envelope(steps, history, key)
-            artist.set_data(found.x, found.mean)
-            right_heights.append(_greatest(found.mean))
+
+        def column(key: str) -> Envelope:
+            return envelope(steps, history[key], self.points)
+
+        height = depth = right_height = 0.0
+        for line in self.lines:
+            found = column(line.key)
+            line.artist.set_data(found.x, found.mean)
+            # Where no shade is drawn, what it would show needs no room.
+            low, high = (found.mean, found.mean) if line.shade is None else (found.low, found.high)
+            if line.shade is not None:
+                _fill_between(line.shade, found.x, low, high)
+            if line.right:
+                right_height = max(right_height, _greatest(high))
+            else:
+                height, depth = max(height, _greatest(high)), max(depth, _greatest(-low))
         for areas, keys in self.stacks:
-            found = [self._envelope(steps, history, key) for key in keys]
-            heights.append(_fill_stack(areas, found))
-        for area, low, high in self.bands:
-            below, above = self._envelope(steps, history, low), self._envelope(steps, history, high)
-            _fill_between(area, below.x, below.low, above.high)
-            heights.append(_greatest(above.high))
-        top = self._within_scale(steps, history, max(heights))
-        limits = (
-            (0.0, 1.0)
-            if self.share
-            else (-round_up(_ROOM * max(depths)) if max(depths) > 0 else 0.0, round_up(_ROOM * top))
-        )
+            height = max(height, _fill_stack(areas, [column(key) for key in keys]))
+        for area, below, above in self.bands:
+            lower, upper = column(below), column(above)
+            _fill_between(area, lower.x, lower.low, upper.high)
+            height = max(height, _greatest(upper.high))
+        top = self._within_scale(steps, history, height)
+        limits = (-round_up(_ROOM * depth) if depth > 0 else 0.0, round_up(_ROOM * top))
+        limits = (0.0, 1.0) if self.share else limits
+        right_limits = (0.0, 1.0) if self.right_share else (0.0, round_up(_ROOM * right_height))
         self.axis.set_xlim(0, most_x)
         self.axis.set_ylim(*limits)
-        right_limits = (0.0, 1.0) if self.right_share else (0.0, round_up(_ROOM * max(right_heights)))
         if self.right is not None:
             self.right.set_ylim(*right_limits)
         return most_x, limits, right_limits
 
-    def _envelope(self, steps: np.ndarray, history: History, key: str) -> Envelope:
-        return envelope(steps, history[key], self.points)
-
     def _within_scale(self, steps: np.ndarray, history: History, top: float) -> float:
-        self._peak.set_text("")
+        self.peak.set_text("")
         if not self.peaks or top <= 0:
             return top
-        columns = [history[key] for _, key in self.lines]
+        columns = [history[line.key] for line in self.lines if not line.right]
         columns += [np.nansum([history[key] for key in keys], axis=0) for _, keys in self.stacks]
         for values in columns:
             there = values[~np.isnan(values)]
@@ -211,21 +200,21 @@ class Chart:
             usual = float(np.percentile(there, 99))
             if usual > 0 and there.max() > _PEAK * usual:
                 place = steps[int(np.nanargmax(values))]
-                self._peak.set_text(f"peak {there.max():.3g} at step {place:.0f}, off the scale")
+                self.peak.set_text(f"peak {there.max():.3g} at step {place:.0f} (off the scale)")
                 top = 1.5 * usual
         return top
 
     def moving(self) -> list[Any]:
         """The artists that are drawn over the frame, from the back to the front."""
-        areas = [area for areas, _ in self.stacks for area in areas]
+        left = [line.artist for line in self.lines if not line.right]
         return [
             *(area for area, _, _ in self.bands),
-            *areas,
-            *self.shades.values(),
-            *(artist for artist, _ in self.right_lines),
-            *(artist for artist, _ in reversed(self.lines)),
+            *(area for areas, _ in self.stacks for area in areas),
+            *(line.shade for line in self.lines if line.shade is not None),
+            *(line.artist for line in self.lines if line.right),
+            *reversed(left),
             *self.extra,
-            self._peak,
+            self.peak,
         ]
 
 

@@ -7,6 +7,7 @@ trains.
 from __future__ import annotations
 
 import html
+import os
 import threading
 from collections import deque
 from typing import Any
@@ -15,15 +16,15 @@ from workbench.errors import WorkbenchError
 from workbench.run.control_file import send
 from workbench.run.directory import RunDirectory
 from workbench.run.state import RunState
-from workbench.views.marks import change_text
+from workbench.views.history import change_text
 from workbench.views.tables import PRE, plain
-from workbench.views.widgets import buttons_work, view_of
 
+WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 BY = "panel"
-MOST_SAID = 6  # answers that are shown, the newest first
+MOST_ANSWERS = 6  # that are shown, the newest first
 MOST_FUNCTIONS = 24  # that have a line of their own
 _LONGEST_ANSWER = 400  # characters
-_GREEN, _RED, _GREY = "#1e8449", "#c0392b", "#7f8c8d"
+GREEN, RED, MUTED = "#1e8449", "#c0392b", "#5d6d7e"
 _BUTTONS = (
     ("stop", "Stop", "ends after the step in flight, with a checkpoint"),
     ("pause", "Pause", "waits at the step boundary, holding the GPU memory"),
@@ -31,6 +32,54 @@ _BUTTONS = (
     ("sample", "Sample", "writes completions of a few prompts to samples.jsonl"),
     ("reload", "Reload rewards", "loads the edited task file's reward functions"),
 )
+
+
+def buttons_work(in_cell: bool) -> tuple[bool, str]:
+    """(whether a click is seen while the run trains, a sentence that says how that is here).
+
+    It depends on the front end, the kernel, and on whether a cell is busy.
+
+    Args:
+        in_cell: the run trains in a cell of this kernel, which is busy then; else in a process of its own.
+    """
+    if os.environ.get(WIDGETS) == "0":
+        return False, f"There are no buttons ({WIDGETS}=0)."
+    try:
+        import ipywidgets  # noqa: F401
+    except ImportError:
+        return False, "There are no buttons: ipywidgets is not installed."
+    if not in_cell:
+        return True, "The run has its own process, so buttons work in every front end while this kernel is idle."
+    instead = (
+        "Interrupt the cell instead: once stops after the step and saves, twice aborts. For everything else, run "
+        "`workbench control` in a terminal, or train in a separate process: start(recipe)."
+    )
+    # Kaggle's image is Colab's, variables included.
+    if "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
+        return False, f"In Colab a click waits until the cell is done. {instead}"
+    if any(name in os.environ for name in ("VSCODE_PID", "VSCODE_CWD")):
+        return False, f"In VS Code a click waits until the cell is done. {instead}"
+    kernel = _kernel_version()
+    # Measured: 7.0 to 7.3 handle a click on a thread beside the cell; 7.4 sends it to the busy one again.
+    if (7, 0) <= kernel < (7, 4):
+        return True, "In JupyterLab these buttons work while the cell trains; elsewhere, interrupt the cell to stop."
+    return False, f"With ipykernel {'.'.join(map(str, kernel))} a click waits until the cell is done. {instead}"
+
+
+def _kernel_version() -> tuple[int, int]:
+    try:
+        import ipykernel
+
+        major, minor = ipykernel.__version__.split(".")[:2]
+        return int(major), int(minor)
+    except (ImportError, ValueError):
+        return 0, 0
+
+
+def widget_view(widget: Any) -> dict[str, Any]:
+    """A widget as a mime bundle. ipywidgets 8 makes it itself, 7 (Colab's) only displays."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view}
 
 
 class Controls:
@@ -41,68 +90,51 @@ class Controls:
     Args:
         run: to steer.
         in_cell: it trains in a cell of this kernel.
-        state: what is in force, kept up to date by whoever calls `answered`; None: read here, and kept by `event`.
+        state: what is in force, kept up to date by whoever calls `answered`; None: read here, once.
     """
 
     def __init__(self, run: RunDirectory, in_cell: bool = False, state: RunState | None = None) -> None:
         self.run = run
-        self.state: RunState = RunState.of(run) if state is None else state
-        self._put_before: dict[str, Any] = {}
+        self.state = RunState.of(run) if state is None else state
         self.works, self.sentence = buttons_work(in_cell)
         self.asked: dict[str, str] = {}  # id of a request without an answer -> what was asked
-        self.said: deque[str] = deque(maxlen=MOST_SAID)
+        self.answers: deque[str] = deque(maxlen=MOST_ANSWERS)
         self._lock = threading.Lock()
         self._over = ""
         self._functions: dict[str, tuple[Any, Any]] = {}  # function -> (weight field, mute box)
+        self._shown: dict[str, Any] = {}  # what this class wrote into each field
         self._quiet = False  # a field that is set by an answer asks for nothing
-        self.widget = self._build()
+        self.widget = self._build() if self.works else None  # a button that cannot work is worse than none
 
     # -- widgets -----------------------------------------------------------------------------------------------------
     def _build(self) -> Any:
-        # A button that cannot work is worse than none.
-        if not self.works:
-            return None
-        import ipywidgets
+        import ipywidgets as kit
 
-        self._kit = kit = ipywidgets
         self.buttons: dict[str, Any] = {}
         for action, label, tooltip in _BUTTONS:
-            button = kit.Button(
-                description=label, tooltip=tooltip, button_style="danger" if action == "stop" else "",
-                layout=kit.Layout(width="auto", min_width="84px"),
-            )  # fmt: skip
+            style = "danger" if action == "stop" else ""
+            layout = kit.Layout(width="auto", min_width="84px")
+            button = kit.Button(description=label, tooltip=tooltip, button_style=style, layout=layout)
             button.add_class(f"workbench-{action}")
             button.on_click(lambda _, action=action: self._clicked(action))
             self.buttons[action] = button
         self._rows = kit.VBox([])
-        self._numbers = {
-            "beta": self._number_field("beta", self.state.beta),
-            "learning_rate": self._number_field("learning_rate", self.state.learning_rate),
-        }
-        self._said_widget, self._sentence_widget = kit.HTML(), kit.HTML()
-        self._said_widget.add_class("workbench-answers")
-        self._sentence_widget.value = _line(self.sentence, _GREY)
+        self._numbers = {action: self._number_field(action) for action in ("beta", "learning_rate")}
+        self._answers_widget, self._sentence_widget = kit.HTML(), kit.HTML(_line(self.sentence, MUTED))
+        self._answers_widget.add_class("workbench-answers")
         self._fill_functions()
         self._show_state()
-        return kit.VBox(
-            [
-                kit.HBox(list(self.buttons.values()), layout=kit.Layout(flex_flow="row wrap")),
-                self._rows,
-                kit.HBox(
-                    [part for pair in self._numbers.values() for part in pair], layout=kit.Layout(flex_flow="row wrap")
-                ),
-                self._said_widget,
-                self._sentence_widget,
-            ]
-        )
+        wrap = kit.Layout(flex_flow="row wrap")
+        fields = [part for pair in self._numbers.values() for part in pair]
+        buttons, fields = kit.HBox(list(self.buttons.values()), layout=wrap), kit.HBox(fields, layout=wrap)
+        return kit.VBox([buttons, self._rows, fields, self._answers_widget, self._sentence_widget])
 
-    def _number_field(self, action: str, value: float | None) -> tuple[Any, Any]:
+    def _number_field(self, action: str) -> tuple[Any, Any]:
         # A text, so that 1e-5 can be typed, and what is no number is answered and not swallowed.
-        kit = self._kit
-        field = kit.Text(
-            value=_written(value), description=action, continuous_update=False,
-            style={"description_width": "initial"}, layout=kit.Layout(width="190px"),
-        )  # fmt: skip
+        import ipywidgets as kit
+
+        layout, style = kit.Layout(width="190px"), {"description_width": "initial"}
+        field = kit.Text(description=action, continuous_update=False, style=style, layout=layout)
         field.add_class(f"workbench-{action}")
         button = kit.Button(description="Apply", layout=kit.Layout(width="auto", margin="2px 16px 2px 2px"))
         button.add_class(f"workbench-apply-{action}")
@@ -110,29 +142,24 @@ class Controls:
         return field, button
 
     def _fill_functions(self) -> None:
-        kit = self._kit
-        self._functions, self._put_before, lines = {}, {}, []
+        import ipywidgets as kit
+
+        self._functions, self._shown, lines = {}, {}, []
         for name in list(self.state.weights)[:MOST_FUNCTIONS]:
             label = kit.HTML(_line(name), layout=kit.Layout(width="240px", overflow="hidden"))
-            field = kit.FloatText(value=self._weight(name), step=0.1, layout=kit.Layout(width="100px"))
+            field = kit.FloatText(step=0.1, layout=kit.Layout(width="100px"))
             apply = kit.Button(description="Apply", layout=kit.Layout(width="auto"))
-            mute = kit.Checkbox(
-                value=name in self.state.muted, description="mute", indent=False, layout=kit.Layout(width="90px")
-            )
+            mute = kit.Checkbox(description="mute", indent=False, layout=kit.Layout(width="90px"))
             for widget, part in ((field, "weight"), (apply, "apply"), (mute, "mute")):
                 widget.add_class(f"workbench-{part}-{_class(name)}")
             apply.on_click(lambda _, name=name, field=field: self.ask("weight", function=name, value=field.value))
             mute.observe(lambda change, name=name: self._muted(name, change["new"]), "value")
             self._functions[name] = (field, mute)
             lines.append(kit.HBox([label, field, apply, mute]))
-        head = kit.HTML(_line("weight of each reward function; a muted one is still scored and drawn", _GREY))
+        head = kit.HTML(_line("Weight of each reward function; a muted one is still scored and plotted.", MUTED))
         more = len(self.state.weights) - len(lines)
-        tail = [kit.HTML(_line(f"{more} more: `workbench control`", _GREY))] if more > 0 else []
+        tail = [kit.HTML(_line(f"{more} more: `workbench control`", MUTED))] if more > 0 else []
         self._rows.children = [head, *lines, *tail]
-
-    def _weight(self, name: str) -> float:
-        # Of a muted function, the weight that it will get back.
-        return float(self.state.muted.get(name, self.state.weights[name]))
 
     def _clicked(self, action: str) -> None:
         self.ask("resume" if action == "pause" and self.state.paused else action)
@@ -143,7 +170,7 @@ class Controls:
 
     # -- asking and answers ------------------------------------------------------------------------------------------
     def ask(self, action: str, **details: Any) -> str | None:
-        """Ask the run for something. What is wrong with it is said in the panel; nothing is raised.
+        """Ask the run for something. What is wrong with the request is shown in the panel; nothing is raised.
 
         Returns:
             The request's id; None if it was not sent.
@@ -152,34 +179,24 @@ class Controls:
         try:
             identity = send(self.run, action, by=BY, **details)
         except WorkbenchError as error:
-            self._say(f"not sent: {words}: {error.value}; {error.remedy}", _RED)
-        except Exception as error:  # a full disk, a folder that is gone: said, and the panel stays
-            self._say(f"not sent: {words}: {type(error).__name__}: {error}", _RED)
+            self._say(f"not sent: {words}: {error.value}; {error.remedy}", RED)
+        except Exception as error:  # a full disk, a folder that is gone: the panel stays
+            self._say(f"not sent: {words}: {type(error).__name__}: {error}", RED)
         else:
             with self._lock:
                 self.asked[identity] = words
-            self._show_said()
+            self._show_answers()
             return identity
         self._show_fields()
         return None
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Take note of one event of the run."""
-        self.state.apply(event)
-        self.answered(event)
-
-    def answered(self, event: dict[str, Any], state: RunState | None = None) -> None:
-        """Show one event that is in the state already: an answer, a change that somebody else made, a stage.
-
-        Args:
-            state: what is in force, if it is another object than before.
-        """
-        self.state = state or self.state
+    def answered(self, event: dict[str, Any]) -> None:
+        """Show one event that is in the state already: an answer, a change that somebody else made, a stage."""
         if event.get("event") == "control":
             with self._lock:
                 self.asked.pop(event.get("id", ""), None)
             if event.get("by") != "adaptive":  # these are marked in the picture, and would push out the answers
-                self._say(answer_line(event), _GREEN if event.get("applied") else _RED)
+                self._say(answer_line(event), GREEN if event.get("applied") else RED)
         if event.get("event") in ("control", "stage", "continued"):
             self._show_state()
 
@@ -190,14 +207,14 @@ class Controls:
 
     def _say(self, text: str, colour: str) -> None:
         with self._lock:
-            self.said.appendleft(_line(text[:_LONGEST_ANSWER], colour))
-        self._show_said()
+            self.answers.appendleft(_line(text[:_LONGEST_ANSWER], colour))
+        self._show_answers()
 
-    def _show_said(self) -> None:
+    def _show_answers(self) -> None:
         if self.works:
             with self._lock:
-                waiting = [_line(f"asked: {words} …", _GREY) for words in list(self.asked.values())[-MOST_SAID:]]
-                self._said_widget.value = "".join([*waiting, *self.said])
+                waiting = [_line(f"requested: {words} …", MUTED) for words in list(self.asked.values())[-MOST_ANSWERS:]]
+                self._answers_widget.value = "".join([*waiting, *self.answers])
 
     def _show_state(self) -> None:
         if not self.works:
@@ -212,8 +229,8 @@ class Controls:
             for widget in _parts(self.widget):
                 if hasattr(widget, "disabled"):
                     widget.disabled = True
-            self._sentence_widget.value = _line(f"{self._over}: nothing is left to steer.", _GREY)
-        self._show_said()
+            self._sentence_widget.value = _line(f"{self._over}: nothing is left to steer.", MUTED)
+        self._show_answers()
 
     def _show_fields(self) -> None:
         # What is in force; a field that somebody is writing in would lose what was typed, so only changes are written.
@@ -221,7 +238,8 @@ class Controls:
         try:
             for name, (field, mute) in self._functions.items():
                 if name in self.state.weights:
-                    self._put(field, self._weight(name), f"weight {name}")
+                    # Of a muted function, the weight that it will get back.
+                    self._put(field, float(self.state.muted.get(name, self.state.weights[name])), f"weight {name}")
                     mute.value = name in self.state.muted
             for action, (field, _) in self._numbers.items():
                 self._put(field, _written(getattr(self.state, action)), action)
@@ -229,18 +247,18 @@ class Controls:
             self._quiet = False
 
     def _put(self, field: Any, value: Any, what: str) -> None:
-        if self._put_before.get(what) != value:
-            self._put_before[what] = field.value = value
+        if self._shown.get(what) != value:
+            self._shown[what] = field.value = value
 
     # -- shown -------------------------------------------------------------------------------------------------------
     def __repr__(self) -> str:
-        return f"{self.sentence} {instead_line(self.run)}"
+        return (
+            f"{self.sentence} In a terminal: workbench control {self.run.name} stop, pause, weight FUNCTION VALUE, ..."
+        )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        bundle = {"text/plain": repr(self), "text/html": _line(repr(self), _GREY)}
-        if self.widget is None:
-            return bundle
-        return {**bundle, **view_of(self.widget)}
+        bundle = {"text/plain": repr(self), "text/html": _line(repr(self), MUTED)}
+        return bundle if self.widget is None else {**bundle, **widget_view(self.widget)}
 
     def close(self) -> None:
         """Take the widgets away."""
@@ -248,20 +266,15 @@ class Controls:
             self.widget.close()
 
 
-def instead_line(run: RunDirectory) -> str:
-    """How a run is steered without buttons."""
-    return f"In a terminal: workbench control {run.name} stop, pause, weight FUNCTION VALUE, ..."
-
-
 def answer_line(event: dict[str, Any], own: str = BY) -> str:
     """One answer of the trainer, in a line.
 
     Args:
-        own: who reads it; what others asked for is said to be theirs.
+        own: who reads it; requests of others are marked as theirs.
     """
     words = [str(event.get("action", "")), *(_written(event[key]) for key in ("function", "value") if key in event)]
     change = change_text(event) if event.get("applied") else None
-    by = "" if event.get("by") == own else f" (asked by {event.get('by', '?')})"
+    by = "" if event.get("by") == own else f" (requested by {event.get('by', '?')})"
     why = " ".join(str(event.get("why", "")).split())
     if not event.get("applied"):
         return f"refused: {' '.join(words)}{by}: {why}"

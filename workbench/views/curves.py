@@ -8,43 +8,41 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from workbench.run import metrics
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import (
-    ALL_RIGHT,
-    ALL_WRONG,
-    CLIPPED,
-    DEAD,
-    ENTROPY,
-    GENERATE_S,
-    GROUP_STD,
-    KL,
-    MEAN_LENGTH,
-    MIXED,
-    REWARD,
-    REWARD_S,
-    REWARD_STD,
-    STEP_S,
-    TRAIN_S,
-    per_function,
-)
+from workbench.run.state import RunState
 from workbench.views.chart import Chart, round_up
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, bare_figure, drawn_png
+from workbench.views.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SERIES,
+    bare_figure,
+    drawn_png,
+    image_bundle,
+)
 from workbench.views.history import (
+    ADAPTIVE,
+    CHECKPOINT,
     KL_PER_COMPLETION,
     MAX_LENGTH,
     MAX_POINTS,
     MIN_LENGTH,
     History,
+    Mark,
+    add_mark,
     weighted,
 )
-from workbench.views.marks import ADAPTIVE, CHECKPOINT, Mark, add_mark
-from workbench.views.tables import short_name
-
-__all__ = ["KL_UNMEASURED", "MAX_POINTS", "History", "RunFigure", "run_figure", "show_run"]
+from workbench.views.tables import cut, short_name
 
 MOST_MARKS = 60  # vertical lines
 MOST_NUMBERS = 8  # of them that are numbered and explained
@@ -53,9 +51,9 @@ _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
 # Pixels of the words over the charts at the top, under any chart, and left of the second and third column.
 _OVER, _UNDER, _BESIDE = 85, 34, (40, 46)
-NO_ENTROPY = "not logged by this trainer\n(Unsloth's on a GPU logs no entropy)"
+NO_ENTROPY = "not logged by this trainer\n(Unsloth's GPU trainer never logs it)"
 KL_UNMEASURED = (
-    "KL is not measured: beta = 0,\nso no reference model is consulted.\n\n"
+    "KL is not measured: beta = 0,\nso there is no reference model.\n\n"
     "To measure it, set beta in the recipe,\nfor example grpo.beta = 0.001."
 )
 
@@ -73,83 +71,86 @@ class RunFigure:
     def __init__(self, name: str = "", weights: Iterable[str] = (), beta: float = 0.0, total: int = 0) -> None:
         self.name, self.beta, self.total = name, beta, total
         self.figure = bare_figure(10, 7.6)
-        grid = self.figure.add_gridspec(
-            3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33
-        )  # fmt: skip
-        place = {
-            "reward": grid[0, :2], "raw": grid[0, 2], "std": grid[1, 0], "groups": grid[1, 1], "kl": grid[1, 2],
-            "length": grid[2, 0], "entropy": grid[2, 1], "time": grid[2, 2],
-        }  # fmt: skip
-        axes = {key: self.figure.add_subplot(spot) for key, spot in place.items()}
-        self._title = self.figure.text(0.052, 0.985, name, fontsize=11, va="top", weight="bold", animated=True)
-        self._note = self.figure.text(0.052, 0.96, "", fontsize=8.5, va="top", linespacing=1.35, animated=True)
-        self._key = self.figure.text(0.052, 0.012, "", fontsize=7.5, va="bottom", color="#444444", animated=True)
+        text = partial(self.figure.text, s="", va="top", animated=True)
+        self._title = text(0.052, 0.985, fontsize=11, weight="bold")
+        self._note = text(0.052, 0.96, fontsize=8.5, linespacing=1.35)
+        self._key = text(0.052, 0.012, fontsize=7.5, va="bottom", color="#444444")
         # Changes seldom, and to draw words takes long: part of the frame.
-        self._reduced = self.figure.text(0.955, 0.985, "", fontsize=7.5, va="top", ha="right", color=GREY)
+        self._reduced = text(0.955, 0.985, fontsize=7.5, ha="right", color=GREY, animated=False)
         self._lines: dict[str, tuple[Any, Any]] = {}  # function -> (weighted line, raw line)
         self._shown_frame: dict[str, Any] = {}  # what each chart of the kept frame was drawn for, and the frame
         self._frame: Any = None
-        self.charts = self._make_charts(axes)
+        self.charts = self._make_charts()
         self._marks = _Marks(self.charts)
-        for name_ in weights:
-            self._add_function(name_)
+        for function in weights:
+            self._add_function(function)
         self._named: tuple[str, ...] | None = None  # what the legend says
 
-    def _make_charts(self, axes: Mapping[str, Any]) -> dict[str, Chart]:
-        self.reward = Chart(
-            axes["reward"], "reward: total, and what each function adds to it", points=4 * MAX_POINTS // 5
+    def _make_charts(self) -> dict[str, Chart]:
+        spots = self.figure.add_gridspec(
+            3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33
         )
-        self.reward.line(REWARD, "total", BLACK, linewidth=2, shade=True)
-        self.raw = Chart(axes["raw"], "mean of each function\nbefore its weight, colours as left", legend_rows=0)
-        self.std = Chart(axes["std"], "spread of the rewards", legend_rows=2)
-        self.std.line(GROUP_STD, "within groups (drives learning)", BLUE, linewidth=2, shade=True)
-        self.std.line(REWARD_STD, "whole batch (TRL's reward_std)", GREY, linewidth=1, linestyle=":")
+
+        def chart(row: int, column: Any, title: str, labelled: bool = True, **options: Any) -> Chart:
+            axis = self.figure.add_subplot(spots[row, column])
+            if labelled:
+                axis.set_xlabel("step", fontsize=8, labelpad=1)
+            else:
+                axis.tick_params(labelbottom=False)  # as in the row beneath
+            return Chart(axis, title, **options)
+
+        def words(chart: Chart, text: str) -> Any:
+            centred = {"ha": "center", "va": "center", "transform": chart.axis.transAxes}
+            return chart.axis.text(0.5, 0.5, text, fontsize=8, color=GREY, visible=False, **centred)
+
+        title = "reward: total, and the weighted mean of each function"
+        self.reward = chart(0, slice(0, 2), title, points=4 * MAX_POINTS // 5)
+        self.reward.line(metrics.REWARD, "total", BLACK, linewidth=2, shade=True)
+        self.raw = chart(0, 2, "mean of each function,\nunweighted; colours as on the left", legend_rows=0)
+        self.std = chart(1, 0, "reward std", False, legend_rows=2)
+        self.std.line(metrics.GROUP_STD, "within groups (drives learning)", BLUE, linewidth=2, shade=True)
+        self.std.line(metrics.REWARD_STD, "whole batch (TRL's reward_std)", GREY, linewidth=1, linestyle=":")
         self.std.legend(columns=1)
-        self.groups = Chart(axes["groups"], "groups", share=True, legend_rows=2)
-        self.groups.stack((ALL_RIGHT, "all right", GREEN), (MIXED, "mixed", BLUE), (ALL_WRONG, "all wrong", RED))
-        self.groups.line(DEAD, "dead: same score", BLACK, linewidth=1.2, linestyle="--")
+        self.groups = chart(1, 1, "groups", False, share=True, legend_rows=2)
+        self.groups.stack(
+            (metrics.ALL_RIGHT, "all right", GREEN),
+            (metrics.MIXED, "mixed", BLUE),
+            (metrics.ALL_WRONG, "all wrong", RED),
+        )
+        self.groups.line(metrics.DEAD, "dead (zero variance)", BLACK, linewidth=1.2, linestyle="--")
         self.groups.legend(columns=2)
         title = "KL from the reference model, nats"
-        self.kl = Chart(axes["kl"], title, right="per completion", peaks=True, legend_rows=2)
+        self.kl = chart(1, 2, title, False, right=True, peaks=True, legend_rows=2)
         self._kl_lines = [
-            self.kl.line(KL, "per token", ORANGE, linewidth=2, shade=True),
+            self.kl.line(metrics.KL, "per token", ORANGE, linewidth=2, shade=True),
             self.kl.line(KL_PER_COMPLETION, "per completion (right)", GREY, right=True, linewidth=1, linestyle=":"),
         ]
-        self._unmeasured = axes["kl"].text(
-            0.5, 0.5, KL_UNMEASURED, ha="center", va="center", fontsize=8, color=GREY, transform=axes["kl"].transAxes
-        )
-        self.length = Chart(axes["length"], "completion length, tokens", right="cut", right_share=True)
+        self._unmeasured = words(self.kl, KL_UNMEASURED)
+        self.length = chart(2, 0, "completion length, tokens", right=True, right_share=True)
         self.length.band(MIN_LENGTH, MAX_LENGTH, "min to max", BLUE)
-        self.length.line(MEAN_LENGTH, "mean", BLUE, linewidth=2)
-        self.length.line(CLIPPED, "clipped (right)", RED, right=True, linewidth=1.2, linestyle="--")
+        self.length.line(metrics.MEAN_LENGTH, "mean", BLUE, linewidth=2)
+        self.length.line(metrics.CLIPPED, "clipped (right)", RED, right=True, linewidth=1.2, linestyle="--")
         self.length.legend()
-        self.entropy = Chart(axes["entropy"], "entropy, nats per token", legend_rows=0)
-        self.entropy.line(ENTROPY, "entropy", PURPLE, linewidth=1.5, shade=True)
-        self._no_entropy = axes["entropy"].text(
-            0.5, 0.5, NO_ENTROPY, ha="center", va="center", fontsize=8, color=GREY, transform=axes["entropy"].transAxes,
-            visible=False,
-        )  # fmt: skip
-        self.time = Chart(axes["time"], "wall time of a step, s", peaks=True, legend_rows=2)
-        self._parts = self.time.stack(
-            (GENERATE_S, "generate", BLUE), (REWARD_S, "rewards", ORANGE), (TRAIN_S, "forward + backward", GREEN),
-            alpha=0.6,
-        )  # fmt: skip
-        self._whole = self.time.line(STEP_S, "whole step", BLACK, linewidth=0.8)
-        for key in ("std", "groups", "kl"):
-            axes[key].tick_params(labelbottom=False)  # as in the row beneath
-        for key in ("reward", "raw", "length", "entropy", "time"):
-            axes[key].set_xlabel("step", fontsize=8, labelpad=1)
-        return {
-            "reward": self.reward, "raw": self.raw, "std": self.std, "groups": self.groups, "kl": self.kl,
-            "length": self.length, "entropy": self.entropy, "time": self.time,
-        }  # fmt: skip
+        self.entropy = chart(2, 1, "entropy, nats per token", legend_rows=0)
+        self.entropy.line(metrics.ENTROPY, "entropy", PURPLE, linewidth=1.5, shade=True)
+        self._no_entropy = words(self.entropy, NO_ENTROPY)
+        self.time = chart(2, 2, "wall time per step, s", peaks=True, legend_rows=2)
+        stages = (
+            (metrics.GENERATE_S, "generate", BLUE),
+            (metrics.REWARD_S, "rewards", ORANGE),
+            (metrics.TRAIN_S, "forward + backward", GREEN),
+        )
+        self._parts = self.time.stack(*stages, alpha=0.6)
+        self._whole = self.time.line(metrics.STEP_S, "whole step", BLACK, linewidth=0.8)
+        names = ("reward", "raw", "std", "groups", "kl", "length", "entropy", "time")
+        return {name: getattr(self, name) for name in names}
 
     def _add_function(self, function: str) -> None:
         colour = SERIES[len(self._lines) % len(SERIES)]
         look = {"linewidth": 1.0, "linestyle": ("-", "--", ":", "-.")[len(self._lines) // len(SERIES) % 4]}
         self._lines[function] = (
             self.reward.line(weighted(function), function, colour, **look),
-            self.raw.line(per_function(function), function, colour, **look),
+            self.raw.line(metrics.per_function(function), function, colour, **look),
         )
 
     # -- drawing -----------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class RunFigure:
         for function in history.functions:
             if function not in self._lines:
                 self._add_function(function)
-        self._title.set_text(_cut(title or self.name, 118 if len(history) <= self.std.points else 72))
+        self._title.set_text(cut(title or self.name, 118 if len(history) <= self.std.points else 72))
         self._note.set_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …")))
         steps = np.array(history.steps)
         limit = self._most_x(history.step)
@@ -175,11 +176,11 @@ class RunFigure:
         depends["entropy"].append(self._fit_entropy(history))
         # One point is no line. After the legends were made, which would keep the dots.
         for chart in self.charts.values():
-            for artist, _ in (*chart.lines, *chart.right_lines):
-                artist.set_marker("." if len(steps) == 1 else "")
+            for line in chart.lines:
+                line.artist.set_marker("." if len(steps) == 1 else "")
         self._key.set_text(self._marks.fill(marks, limit))
         size = -(-len(steps) // self.reward.points)
-        told = f"lines are means of up to {-(-len(steps) // self.std.points)} steps, shades from min to max"
+        told = f"lines: means of up to {-(-len(steps) // self.std.points)} steps; shading: min to max"
         self._reduced.set_text(told if size > 1 else "")
         self._paint(depends | {"": self._reduced.get_text()})
         return drawn_png(self.figure)
@@ -195,24 +196,24 @@ class RunFigure:
 
     def _fit_kl(self, history: History) -> Any:
         # A run may begin without a reference model and get one in a later stage, or the other way about.
-        measured = bool(self.beta) or bool((~np.isnan(history[KL])).any())
+        measured = bool(self.beta) or bool((~np.isnan(history[metrics.KL])).any())
         self._unmeasured.set_visible(not measured)
-        for axis in (self.kl.axis, self.kl.right):
+        for axis in self.kl.axes:
             axis.tick_params(labelleft=measured and axis is self.kl.axis, labelright=measured and axis is self.kl.right)
         label = f"per token (beta {self.beta:.3g})" if self.beta else "per token"
-        if measured and (self.kl._legend is None or self._kl_lines[0].get_label() != label):
+        if measured and (self.kl.shown_legend is None or self._kl_lines[0].get_label() != label):
             self._kl_lines[0].set_label(label)
             self.kl.legend(self._kl_lines, columns=1)
         return measured, label
 
     def _fit_entropy(self, history: History) -> Any:
-        missing = len(history) > 0 and bool(np.isnan(history[ENTROPY]).all())
+        missing = len(history) > 0 and bool(np.isnan(history[metrics.ENTROPY]).all())
         self._no_entropy.set_visible(missing)
         return missing
 
     def _fit_time(self, history: History) -> Any:
-        split = bool((~np.isnan(history[TRAIN_S])).any())
-        if self.time._legend is None or split != (len(self.time._legend.get_texts()) > 1):
+        split = bool((~np.isnan(history[metrics.TRAIN_S])).any())
+        if self.time.shown_legend is None or split != (len(self.time.shown_legend.get_texts()) > 1):
             self.time.legend([*self._parts, self._whole] if split else [self._whole], columns=2)
         return split
 
@@ -220,14 +221,14 @@ class RunFigure:
         names = []
         for function, (line, _) in self._lines.items():
             weight = history.weights.get(function, 1.0)
-            short = _cut(short_name(function), _LONGEST_NAME)
+            short = cut(short_name(function), _LONGEST_NAME)
             names.append(short if weight == 1 else f"{short} x {weight:.3g}")
             line.set_label(names[-1])
         if len(names) > MOST_NAMED:
             names = [*names[: MOST_NAMED - 1], f"and {len(names) - MOST_NAMED + 1} more"]
         if tuple(names) != self._named:
             self._named = tuple(names)
-            shown = [self.reward.lines[0][0], *(line for line, _ in self._lines.values())][: MOST_NAMED + 1]
+            shown = [self.reward.lines[0].artist, *(line for line, _ in self._lines.values())][: MOST_NAMED + 1]
             legend = self.reward.legend(shown, columns=_LEGEND_COLUMNS)
             for text, name in zip(legend.get_texts()[1:], names, strict=True):
                 text.set_text(name)
@@ -245,14 +246,14 @@ class RunFigure:
             canvas.restore_region(self._frame)
             for chart in (self.charts[key] for key in changed):  # to lay out the words of all takes four times as long
                 np.asarray(canvas.buffer_rgba())[self._cell(chart)] = 255
-                for axis in filter(None, (chart.axis, chart.right)):
+                for axis in chart.axes:
                     self.figure.draw_artist(axis)
         if changed:
             self._frame, self._shown_frame = canvas.copy_from_bbox(self.figure.bbox), depends
         for chart in self.charts.values():
             for artist in chart.moving():
                 chart.axis.draw_artist(artist)
-        self.reward.axis.draw_artist(self.reward._legend)
+        self.reward.axis.draw_artist(self.reward.shown_legend)
         for text in (self._title, self._note, self._key):
             self.figure.draw_artist(text)
 
@@ -275,26 +276,17 @@ class _Marks:
     def __init__(self, charts: Mapping[str, Chart]) -> None:
         self._lines = []
         for key, chart in charts.items():
-            (line,) = chart.axis.plot(
-                [], [], color="#555555", linewidth=0.8, alpha=0.9 if key == "reward" else 0.35, animated=True,
-                transform=chart.axis.get_xaxis_transform(),
-            )  # fmt: skip
-            chart.extra.append(line)
-            self._lines.append(line)
+            look = {"color": "#555555", "linewidth": 0.8, "alpha": 0.9 if key == "reward" else 0.35, "animated": True}
+            self._lines += chart.axis.plot([], [], transform=chart.axis.get_xaxis_transform(), **look)
+            chart.extra.append(self._lines[-1])
         reward = charts["reward"]
-        look = {"linestyle": "none", "animated": True, "transform": reward.axis.get_xaxis_transform(), "clip_on": False}
-        (self._checkpoints,) = reward.axis.plot([], [], marker="^", markersize=4, color=GREEN, **look)
-        (self._adaptive,) = reward.axis.plot(
-            [], [], marker="|", markersize=7, markeredgewidth=1.2, color="#444444", **look
-        )
+        look = {"animated": True, "transform": reward.axis.get_xaxis_transform()}
+        plot = partial(reward.axis.plot, [], [], linestyle="none", clip_on=False, **look)
+        (self._checkpoints,) = plot(marker="^", markersize=4, color=GREEN)
+        (self._adaptive,) = plot(marker="|", markersize=7, markeredgewidth=1.2, color="#444444")
         ring = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": "#777777", "linewidth": 0.6}
-        self._numbers = [
-            reward.axis.text(
-                0, 1, "", fontsize=7, ha="center", va="center", transform=reward.axis.get_xaxis_transform(),
-                animated=True, bbox=ring,
-            )
-            for _ in range(MOST_NUMBERS)
-        ]  # fmt: skip
+        text = partial(reward.axis.text, 0, 1, "", fontsize=7, ha="center", va="center", bbox=ring, **look)
+        self._numbers = [text() for _ in range(MOST_NUMBERS)]
         reward.extra += [self._checkpoints, self._adaptive, *self._numbers]
 
     def fill(self, marks: Sequence[Mark], limit: float) -> str:
@@ -328,34 +320,33 @@ class _Marks:
             before = step
             text.set_text(str(number))
             text.set_position((step, 0.94 - 0.11 * level))
-            words.append(f"({number}) step {step}: {_cut(', '.join(by_step[step]), 44)}")
+            words.append(f"({number}) step {step}: {cut(', '.join(by_step[step]), 44)}")
         return "\n".join(textwrap.wrap("   ".join(words), 195, max_lines=2, placeholder=" …"))
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+class RunCurves:
+    """A recorded run's curves, as a picture: leave it as the last line of a cell.
 
+    Args:
+        run: that trains or has ended.
+    """
 
-def run_figure(run: RunDirectory) -> tuple[RunFigure, History, list[Mark]]:
-    """The figure, the history and the marks of a recorded run, ready to `draw`."""
-    manifest = run.manifest()
-    weights = manifest["rewards"]["weights"]
-    history = History(weights)
-    for row in run.metrics():
-        history.add(row["step"], row)
-    beta = manifest.get("settings", {}).get("in_force", {}).get("beta") or 0.0
-    marks: list[Mark] = []
-    for event in run.events():
-        add_mark(marks, event)
-    return RunFigure(run.name, weights, beta, history.step), history, marks
+    def __init__(self, run: RunDirectory) -> None:
+        state = RunState.begun(run.manifest())
+        self.history, self.marks = History(state.weights), []
+        for row in run.metrics():
+            self.history.add(row["step"], row)
+        for event in run.events():
+            add_mark(self.marks, event)
+        self.figure = RunFigure(run.name, state.weights, state.beta or 0.0, self.history.step)
+        self.title = f"{run.name}: {len(self.history)} steps"
 
+    def png(self) -> bytes:
+        """The picture."""
+        return self.figure.draw(self.history, self.title, marks=self.marks)
 
-def show_run(run: RunDirectory) -> None:
-    """Show a recorded run's curves in the notebook."""
-    from IPython.display import display
+    def __repr__(self) -> str:
+        return self.title
 
-    from workbench.views.figure import image_bundle
-
-    figure, history, marks = run_figure(run)
-    title = f"{run.name}: {len(history)} steps"
-    display(image_bundle(figure.draw(history, title, marks=marks), title), raw=True)
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return image_bundle(self.png(), self.title)

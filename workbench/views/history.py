@@ -1,4 +1,4 @@
-"""The columns of a run that are drawn: flat arrays that grow by a row a step, and their reduction to buckets."""
+"""What a run's figure draws: columns that grow by a row per step, their reduction to buckets, and marks of what happened."""
 
 from __future__ import annotations
 
@@ -8,40 +8,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.run.metrics import (
-    ALL_RIGHT,
-    ALL_WRONG,
-    CLIPPED,
-    DEAD,
-    ENTROPY,
-    GENERATE_S,
-    GROUP_STD,
-    KL,
-    MEAN_LENGTH,
-    MIXED,
-    REWARD,
-    REWARD_S,
-    REWARD_STD,
-    STEP_S,
-    TRAIN_S,
-    function_names,
-    per_function,
-    weight_of,
-)
+from workbench.run import metrics
+from workbench.views.tables import cut, short_name
 
 MAX_POINTS = 300  # of a line that is as wide as the figure
 MIN_LENGTH, MAX_LENGTH = "completions/min_length", "completions/max_length"  # logged by TRL
 KL_PER_COMPLETION = "kl x completions/mean_length"  # nats; the sum that one completion's tokens add up to
 _COLUMNS = (
-    REWARD, REWARD_STD, GROUP_STD, MIXED, ALL_RIGHT, ALL_WRONG, DEAD, KL, KL_PER_COMPLETION, ENTROPY, MEAN_LENGTH,
-    MIN_LENGTH, MAX_LENGTH, CLIPPED, STEP_S, GENERATE_S, REWARD_S, TRAIN_S,
+    metrics.REWARD, metrics.REWARD_STD, metrics.GROUP_STD, metrics.MIXED, metrics.ALL_RIGHT, metrics.ALL_WRONG,
+    metrics.DEAD, metrics.KL, KL_PER_COMPLETION, metrics.ENTROPY, metrics.MEAN_LENGTH, MIN_LENGTH, MAX_LENGTH,
+    metrics.CLIPPED, metrics.STEP_S, metrics.GENERATE_S, metrics.REWARD_S, metrics.TRAIN_S,
 )  # fmt: skip
 _RECENT = 20  # steps that tell how long the next ones will take
 
 
 def weighted(function: str) -> str:
     """The column of what one function adds to the reward: its mean times the weight that it had in that step."""
-    return f"{per_function(function)} x weight"
+    return f"{metrics.per_function(function)} x weight"
 
 
 class History:
@@ -62,23 +45,23 @@ class History:
 
     def _grow(self, function: str) -> None:
         self.functions.append(function)
-        for key in (per_function(function), weighted(function)):
+        for key in (metrics.per_function(function), weighted(function)):
             self.columns[key] = array("d", [float("nan")]) * len(self.steps)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one row of metrics. A run that was continued goes back to its checkpoint: what came after it is dropped."""
         self._back_to(step)
-        for name in function_names(set(values)):
+        for name in metrics.function_names(set(values)):
             if name not in self.functions:
                 self._grow(name)
         row = dict(values)
-        kl, length = _number(row.get(KL)), _number(row.get(MEAN_LENGTH))
+        kl, length = _number(row.get(metrics.KL)), _number(row.get(metrics.MEAN_LENGTH))
         row[KL_PER_COMPLETION] = kl * length
         for name in self.functions:
-            weight = _number(row.get(weight_of(name)))
+            weight = _number(row.get(metrics.weight_of(name)))
             if weight == weight:
                 self.weights[name] = weight
-            row[weighted(name)] = _number(row.get(per_function(name))) * self.weights.get(name, 1.0)
+            row[weighted(name)] = _number(row.get(metrics.per_function(name))) * self.weights.get(name, 1.0)
         self.steps.append(step)
         for key, column in self.columns.items():
             column.append(_number(row.get(key)))
@@ -106,7 +89,7 @@ class History:
 
     def recent_step_s(self) -> float | None:
         """Median wall time of the latest steps, in seconds: a slow first step (compilation) soon counts no more."""
-        recent = np.array(self.columns[STEP_S][-_RECENT:])
+        recent = np.array(self.columns[metrics.STEP_S][-_RECENT:])
         recent = recent[~np.isnan(recent)]
         return float(np.median(recent)) if len(recent) else None
 
@@ -138,3 +121,71 @@ def envelope(x: np.ndarray, y: np.ndarray, buckets: int) -> Envelope:
     # Steps ascend, and the last bucket may be a short one.
     middle = (x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2
     return Envelope(middle, low, mean, high)
+
+
+# -- marks ---------------------------------------------------------------------------------------------------------------
+
+CHANGE, ADAPTIVE, STAGE, CHECKPOINT = "change", "adaptive", "stage", "checkpoint"
+_LONGEST = 34  # characters of a mark's words
+
+
+class Mark(NamedTuple):
+    """One event at one step: a change that somebody made, one that the recipe made by itself, a stage, a checkpoint."""
+
+    step: int
+    kind: str
+    text: str
+    after: int = 0  # the event's own step: what is changed after step 5 counts from step 6
+
+
+def mark_of(event: dict[str, Any]) -> Mark | None:
+    """The mark of one event; None if it leaves none."""
+    kind, after = event.get("event"), int(event.get("step") or 0)
+    step = event.get("from_step") or after
+    if kind == "checkpoint":
+        return Mark(int(step), CHECKPOINT, "checkpoint", after)
+    if kind == "stage":
+        # The stage that a run begins with is no change.
+        return Mark(int(step) + 1, STAGE, cut(f"stage {event.get('stage', '')}", _LONGEST), after) if step else None
+    if kind == "continued":
+        return Mark(int(step) + 1, STAGE, "continued", after)
+    if kind != "control" or not event.get("applied"):
+        return None
+    text = change_text(event)
+    if text is None:
+        return None
+    by_itself = str(event.get("by", "")).startswith("adaptive")
+    return Mark(int(step), ADAPTIVE if by_itself else CHANGE, cut(text, _LONGEST), after)
+
+
+def add_mark(marks: list[Mark], event: dict[str, Any]) -> None:
+    """Append the mark of an event. A run that is continued goes back to its checkpoint: later changes are dropped.
+
+    A change that was made after the checkpoint's own step is in the checkpoint, though it counts from the step after.
+    """
+    mark = mark_of(event)
+    if event.get("event") == "continued":
+        marks[:] = [before for before in marks if before.after <= (event.get("step") or 0)]
+    # A stage that a continued run begins again is one stage.
+    if mark is not None and not (mark.kind == STAGE and mark in marks):
+        marks.append(mark)
+
+
+def change_text(event: dict[str, Any]) -> str | None:
+    """A change to a run's settings in few words (`correctness x 2 → x 0.5`); None for what changes none of them."""
+    action, function = event.get("action"), short_name(str(event.get("function", "")))
+    before, after = event.get("before"), event.get("after")
+    if action in ("weight", "unmute"):
+        sides = [side.get(event.get("function")) if isinstance(side, dict) else side for side in (before, after)]
+        return f"{function} x {_value(sides[0])} → x {_value(sides[1])}"
+    if action == "mute":
+        return f"{function} muted"
+    if action == "reload":
+        return "rewards reloaded"
+    if action in ("beta", "learning_rate"):
+        return f"{action} {_value(before)} → {_value(after)}"
+    return None
+
+
+def _value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else "?"

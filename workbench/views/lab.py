@@ -30,10 +30,10 @@ from workbench.rewards.groups import ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.views.audit import Report
+from workbench.views.controls import WIDGETS, widget_view
 from workbench.views.groups import group_tables
 from workbench.views.highlight import highlighted
 from workbench.views.tables import PRE, Table, plain, short_name
-from workbench.views.widgets import WIDGETS, view_of
 from workbench.workspace import shown
 
 MOST_PROMPTS = 100  # offered in the list
@@ -234,7 +234,7 @@ class Lab:
         if self.widget is None:
             return bundle
         self._watch()
-        return {**bundle, **view_of(self.widget)}
+        return {**bundle, **widget_view(self.widget)}
 
     @staticmethod
     def _fold(report: Any) -> str:

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import group_starts, whole_groups
+from workbench.run.rollouts import read_part
 from workbench.views.tables import PRE, plain, short_name
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
 _LONGEST_COMPLETION, _LONGEST_PROMPT, _LONGEST_BEFORE = (600, 14), (800, 14), (240, 4)  # characters, lines
 _CELL = "padding:2px 8px;vertical-align:top;text-align:right;white-space:nowrap"
-_TEXTS = ("prompt", "completion", "finish_reason")
-_PLACE = ("total", "advantage", "length_tokens")
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,12 @@ class LatestGroup:
     def messages(self) -> list[tuple[str, str]]:
         """(role, text) of the prompt, in order; a prompt that is plain text has the role ""."""
         prompt = self.rows[0]["prompt"]
-        # The record keeps a chat as JSON; a text may look like JSON and stays what it is.
+        # A chat may still be the record's JSON; a text may look like JSON and stays what it is.
         try:
-            return [(str(message["role"]), str(message["content"])) for message in json.loads(prompt)] or [("", prompt)]
+            messages = json.loads(prompt) if isinstance(prompt, str) else prompt
+            return [(str(message["role"]), str(message["content"])) for message in messages] or [("", prompt)]
         except (ValueError, TypeError, KeyError):
-            return [("", prompt)]
+            return [("", str(prompt))]
 
 
 def newest_part(run: RunDirectory) -> Path | None:
@@ -68,26 +68,32 @@ def read_group(part: Path, number: int | None = None) -> LatestGroup | None:
     Returns:
         The group; None if the part is not (or no longer) there, or is no whole Parquet file.
     """
-    import pyarrow.parquet as pq
-
     try:
-        names = pq.read_schema(part).names
-        functions = [name.removeprefix("score.") for name in names if name.startswith("score.")]
-        columns = [*_TEXTS, *_PLACE]
-        columns += [f"{kind}.{name}" for name in functions for kind in ("score", "weight", "error")]
-        table = next(iter(whole_groups(part, [name for name in columns if name in names], about=None)))
-    except (RunError, OSError, StopIteration, ValueError):
+        batch = next(read_part(part), None)
+    except RunError:
         return None
-    starts = [*group_starts(table).tolist(), len(table)]
-    groups = len(starts) - 1
-    if not groups:
+    if batch is None:
         return None
-    step = table.column("step")[0].as_py()
-    chosen = (step if number is None else number) % groups
-    rows = table.slice(starts[chosen], starts[chosen + 1] - starts[chosen]).to_pylist()
-    # A function that has never scored anything in this stage is a column of another one.
-    functions = [name for name in functions if any(row.get(f"weight.{name}") is not None for row in rows)]
-    return LatestGroup(step, chosen, groups, functions, rows)
+    chosen = (batch.step if number is None else number) % batch.group_count
+    return LatestGroup(batch.step, chosen, batch.group_count, batch.names, _rows_of(batch.group(chosen)))
+
+
+def _rows_of(batch: ScoredBatch) -> list[dict[str, Any]]:
+    rows = []
+    for index, completion in enumerate(batch.completions):
+        row = {
+            "prompt": batch.prompts[index],
+            "completion": completion,
+            "finish_reason": "stop" if batch.finished[index] else "length",
+            "total": float(batch.groups.totals[index]),
+            "advantage": float(batch.groups.advantages[index]),
+            "length_tokens": int(batch.lengths[index]),
+        }
+        for number, name in enumerate(batch.names):
+            row[f"score.{name}"], row[f"weight.{name}"] = float(batch.scores[index, number]), batch.weights[number]
+            row[f"error.{name}"] = batch.errors.get(name, {}).get(index)
+        rows.append(row)
+    return rows
 
 
 def group_html(group: LatestGroup) -> str:

@@ -32,8 +32,7 @@ class Table:
         )
         body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in self.rows)
         # A caption may quote a prompt, and MathJax would set what stands between two dollars outside of <pre>.
-        said = html.escape(printable(self.caption))
-        caption = f"<pre style='{PRE};margin:6px 0;font-weight:bold'>{said}</pre>" if self.caption else ""
+        caption = pre(self.caption, "margin:6px 0;font-weight:bold") if self.caption else ""
         table = f"<table style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"{caption}<div style='overflow-x:auto'>{table}</div>"
 
@@ -49,6 +48,26 @@ class Table:
 
 class Verbatim(str):
     """Text written by a model or taken from a dataset: shown in `<pre>`."""
+
+
+def pre(text: str, style: str = "") -> str:
+    """HTML of text as it is, in `<pre>`: neither markup in it nor a formula between two dollars runs."""
+    return f"<pre style='{PRE}{';' if style else ''}{style}'>{html.escape(plain(text))}</pre>"
+
+
+def cut(text: str, most: int) -> str:
+    """`text` in at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def one_line(text: str, most: int) -> str:
+    """`text` in one line of at most so many characters, with line breaks and what is invisible made visible."""
+    return cut(plain(text.replace("\n", "⏎")), most)
+
+
+def number(value: Any, form: str = ".3g") -> str:
+    """A number as text; "-" for None and NaN."""
+    return "-" if value is None or value != value else format(value, form)
 
 
 def short_name(function: str) -> str:

@@ -21,7 +21,7 @@ from rich.progress import (
 from workbench.printable import Guarded, printable, unguarded
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
-from workbench.views.tables import plain
+from workbench.views.tables import number, plain
 
 
 class _Text(TextColumn):
@@ -77,33 +77,19 @@ def counter(unit: str) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-class TerminalProgress:
-    """Watches a run with a progress bar: reward, within-group std, KL and dead groups beside it."""
-
-    def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None:
-        self.bar = progress_bar("steps", numbers=True)
-        self.bar.start()
-        self.task = self.bar.add_task(run.name, total=total_steps, numbers="")
-
-    def update(self, step: int, values: dict[str, Any]) -> None:
-        self.bar.update(self.task, completed=step, numbers=numbers(values))
-        # A log file has no line to draw over: it gets a line now and then.
-        if step % 10 == 0 and not self.bar.console.is_terminal:
-            print(f"step {step}: {numbers(values)}", file=sys.stderr, flush=True)
-
-    def end(self, message: str) -> None:
-        if hasattr(self, "bar"):
-            self.bar.stop()
-            print(message, file=sys.stderr)
-
-
 class TerminalWatch:
-    """A run of another process, followed on standard error: a bar with its numbers, and above it what happens to it."""
+    """A run on standard error: a bar with its numbers, and above it what happens to it.
 
-    def __init__(self, name: str, total: int) -> None:
-        self.bar = progress_bar("steps", numbers=True, remaining=False)
+    Args:
+        total: steps; 0: not known.
+        remaining: with the time left as the bar expects it.
+        every: where there is no terminal to draw in, there is a line for each step that is a multiple of this.
+    """
+
+    def __init__(self, name: str, total: int, remaining: bool = False, every: int = 1) -> None:
+        self.bar = progress_bar("steps", numbers=True, remaining=remaining)
         self.task = self.bar.add_task(name, total=total or None, numbers="")
-        self._step = 0
+        self._step, self._every = 0, every
 
     def __enter__(self) -> TerminalWatch:
         self.bar.start()
@@ -113,9 +99,9 @@ class TerminalWatch:
         self.bar.stop()
 
     def show(self, step: int, values: str, total: int = 0) -> None:
-        """Bring the bar to a step; where there is no terminal to draw in, say it in a line."""
+        """Bring the bar to a step."""
         self.bar.update(self.task, completed=step, numbers=values, **({"total": total} if total else {}))
-        if not self.bar.console.is_terminal and step != self._step:
+        if not self.bar.console.is_terminal and step != self._step and step % self._every == 0:
             print(f"step {step}: {values}", file=sys.stderr, flush=True)
         self._step = step
 
@@ -124,11 +110,27 @@ class TerminalWatch:
         self.bar.console.print(plain(text), soft_wrap=True)
 
 
+class TerminalProgress:
+    """Watches a run in the terminal that trains it; pass it to `train(..., watchers=[TerminalProgress()])`."""
+
+    watch: TerminalWatch | None = None
+
+    def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None:
+        self.watch = TerminalWatch(run.name, total_steps, remaining=True, every=10).__enter__()
+
+    def update(self, step: int, values: dict[str, Any]) -> None:
+        self.watch.show(step, numbers(values))
+
+    def end(self, message: str) -> None:
+        if self.watch is not None:
+            self.watch.bar.stop()
+            print(message, file=sys.stderr)
+
+
+_NUMBERS = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead", DEAD, ".0%"))
+
+
 def numbers(values: dict[str, Any]) -> str:
-    """The numbers of a step, as text."""
-    shown = []
-    columns = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead", DEAD, ".0%"))
-    for label, key, form in columns:
-        value = values.get(key)
-        shown.append(f"{label} {value:{form}}" if isinstance(value, (int, float)) else f"{label} -")
-    return "  ".join(shown)
+    """The numbers of a step, as text: reward, within-group std, KL and share of dead groups."""
+    found = ((label, values.get(key), form) for label, key, form in _NUMBERS)
+    return "  ".join(f"{label} {number(value, form)}" for label, value, form in found)

@@ -1,0 +1,400 @@
+"""A training script (TRL, with Unsloth or plain transformers) read into a recipe. The script is parsed and never run.
+
+Read are the keywords of GRPOConfig, of the model's loader and of the adapter, where their values are literals, or names bound
+once to literals. Everything else is left out with a note. Reward functions and data are code: they belong in a task file.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import sys
+import textwrap
+import warnings
+from collections import Counter
+from typing import Any, NamedTuple
+
+from workbench.errors import RecipeError
+from workbench.recipe import SEVEN_PROJECTIONS, Recipe
+from workbench.training import plan
+from workbench.training.plan.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, nearest
+
+_LONGEST, _DEEPEST = 200_000, 40  # characters of a script; expressions in expressions
+_DOTS = r",\s*\.\.\.\s*(?=[,)])|(?<=\()\s*\.\.\.\s*,"  # `...` among arguments
+_PASTE = "paste the part that builds the config and loads the model"
+_RUN = "its value is known only when the script runs"
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+# Keywords of loaders, adapters and BitsAndBytesConfig -> recipe field.
+_FIELDS = MOVED | {
+    "pretrained_model_name_or_path": "policy.name",
+    "bnb_4bit_compute_dtype": "policy.dtype",
+    "load_in_16bit": "policy.load_in_4bit",
+    "use_gradient_checkpointing": "grpo.gradient_checkpointing",
+}
+# Those without a field -> why they are left out.
+_WHY = LEFT_OUT | {
+    "token": "set HF_TOKEN, which keeps it out of recipes",
+    **dict.fromkeys(("load_in_8bit", "load_in_fp8"), "frozen weights have 4 or 16 bits (policy.load_in_4bit)"),
+    "full_finetuning": "an adapter is trained (recipe field lora)",
+    "eval_dataset": "a run only trains; notebook 04 evaluates",
+    "callbacks": "they are code; a run records, watches its health and saves without them",
+}
+# Values that ask for what is done anyway.
+_AS_IT_IS = {
+    "bias": "none", "task_type": "CAUSAL_LM", "inference_mode": False, "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True, "load_in_8bit": False, "load_in_fp8": False, "full_finetuning": False,
+    "trust_remote_code": False, "use_rslora": False, "use_dora": False,
+}  # fmt: skip
+_TRAINER = ("model", "reward_funcs", "args", "train_dataset")  # in order
+_CODE = re.compile(r"model|args|reward_func\w*|(train_)?dataset|processing_class|tokenizer|\w+_config")
+_UNSLOTH = r"Fast(?:Language|Vision|Text)?Model"
+_SEES = r"FastVisionModel|AutoModelFor(?:ImageTextToText|Vision2Seq|MultimodalLM)|\w+ForConditionalGeneration"
+_LOADER = rf"(?:{_UNSLOTH}|AutoModelForCausalLM|\w+ForCausalLM|{_SEES})\.from_pretrained"
+_TASKS = {"gsm8k": "gsm8k", "openai/gsm8k": "gsm8k"}
+# Names of constants that are a model's or a dataset's.
+_MODEL_WORDS = ("model_name", "model_id", "base_model", "model_name_or_path", "model_path")
+_DATA_WORDS = ("dataset_name", "dataset_id", "dataset")
+
+
+class Pasted(NamedTuple):
+    """What a script asks for."""
+
+    recipe: Recipe
+    notes: list[str]  # one line for each thing that is not in the recipe as it stands in the script
+    named: bool = True  # policy.name comes from the script
+    tasked: bool = True  # so does task
+
+
+def read_script(text: str, source: str = "script", fields: set[str] | None = None) -> Pasted:
+    """Read a training script into a recipe, without running it. What cannot be read is left out, with a note.
+
+    Args:
+        text: Python source. A notebook's `!pip` and `%cd`, Markdown fences and `...` among arguments are skipped.
+        source: what errors call it.
+        fields: names of the installed GRPOConfig's fields; None: look them up, which imports the libraries.
+
+    Raises:
+        RecipeError: if it is not Python, or calls nothing that is read here.
+    """
+    try:
+        reader = _Reader(_parsed(text, source))
+        reader.read_calls()
+    except (RecursionError, MemoryError) as error:
+        raise RecipeError(f"{source}: nested too deeply", rule="a person wrote the script", remedy=_PASTE) from error
+    if fields is None:
+        from workbench.training.policy import trainer_classes
+
+        # Only now: the backend is known, and importing Unsloth cannot be undone.
+        fields = plan.field_names(trainer_classes(reader.content["policy"].get("backend", "unsloth"))[0])
+    reader.read_constants(fields)
+    if not (reader.configs or reader.trainers or reader.loaders or {*reader.stated} - {"policy.backend"}):
+        others = [f"line {one.line}: {one.full_name}" for one in reader.all_calls if "GRPO" in one.name]
+        raise RecipeError(
+            f"{source}, {others[0]}" if others else source,
+            rule="a script is read by its calls of TRL's GRPOConfig and GRPOTrainer, and of a model's loader",
+            remedy=f"{_PASTE}; a task file is named in a recipe, as its `task:`",
+        )
+    reader.read_task()
+    reader.drop_unknown(fields)
+    recipe, renamed = plan.renamed(Recipe.of(reader.content, source), fields)
+    recipe, unsaid = reader.fill_in(recipe)
+    notes = [*reader.notes, *renamed, *unsaid]
+    return Pasted(recipe, notes, "policy.name" in reader.stated, "task" in reader.content)
+
+
+def _parsed(text: str, source: str) -> ast.Module:
+    # A notebook's own lines become `pass`, for the `if` that one may stand in; continued lines go with them.
+    plain = re.sub(r"(?m)^([ \t]*)[!%](?:.*\\\n)*.*$", r"\1pass", re.sub(r"(?m)^[ \t]*```.*$", "", text))
+    plain = textwrap.dedent(plain)
+    last: Exception = ValueError(f"{len(text):,} characters; at most {_LONGEST:,} are read")
+    for attempt in (text, plain, re.sub(_DOTS, "", plain)) if len(text) <= _LONGEST else ():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about the script's style
+                return ast.parse(attempt)
+        except (SyntaxError, ValueError) as error:
+            last = error
+    at = f", line {last.lineno}: {(last.text or '').strip()}" if isinstance(last, SyntaxError) else ""
+    rule = f"a script is Python {sys.version_info[0]}.{sys.version_info[1]} ({getattr(last, 'msg', last)})"
+    raise RecipeError(source + at, rule=rule, remedy=_PASTE) from None
+
+
+class Call(NamedTuple):
+    """One call in the source."""
+
+    name: str  # as its library has it: GRPOConfig, FastLanguageModel.from_pretrained
+    full_name: str  # with the module that it is imported from
+    line: int
+    positional: list[ast.expr]
+    keywords: dict[str, ast.expr]
+    unpacked: list[ast.expr]  # what stands behind `**`
+    bound_to: set[str]  # names that its result goes into
+
+
+class _Reader:
+    """One pass over a script: what its calls ask for goes into `content`, what cannot be read into `notes`."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.content: dict[str, Any] = {"policy": {}, "lora": {}, "grpo": {}}
+        self.notes: list[str] = []
+        self.stated: dict[str, tuple[Any, int]] = {}  # recipe field -> (value, line of the script)
+        self.unread: set[str] = set()  # settings of GRPOConfig whose values cannot be read
+        self.modules: dict[str, str] = {}  # imported name -> its full name
+        self.used: set[str] = set()  # names that stand as values
+        self.assigned: list[tuple[int, str]] = []  # (line, target) for attributes
+        into: dict[int, set[str]] = {}  # id of a value -> its targets
+        values: dict[str, ast.expr] = {}
+        times: Counter[str] = Counter()  # how often a name is bound, by `=` or otherwise
+        nodes = sorted(ast.walk(tree), key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)))
+        for node in nodes:
+            match node:
+                case ast.Import(names=names) | ast.ImportFrom(names=names):
+                    module = f"{node.module}." if getattr(node, "module", None) else ""
+                    self.modules |= {one.asname or one.name: module + one.name for one in names}
+                case ast.Assign(targets=targets, value=value):
+                    values |= {one.id: value for one in targets if isinstance(one, ast.Name)}
+                    into[id(value)] = {ast.unparse(part) for one in targets for part in getattr(one, "elts", [one])}
+                case ast.Name(id=name, ctx=ast.Load()):
+                    self.used.add(name)
+                case ast.Name(id=name) | ast.arg(arg=name):
+                    times[name] += 1
+                case ast.Attribute(ctx=ast.Store()):
+                    self.assigned.append((node.lineno, ast.unparse(node)))
+        self.bound = {name: value for name, value in values.items() if times[name] == 1 and name not in self.modules}
+        self.all_calls = [self._call(node, into) for node in nodes if isinstance(node, ast.Call)]
+        self.configs, self.trainers, self.loaders = map(self._calls, ("GRPOConfig", "GRPOTrainer", _LOADER))
+
+    def _call(self, node: ast.Call, into: dict[int, set[str]]) -> Call:
+        written = ast.unparse(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
+        first, dot, rest = written.partition(".")
+        full = self.modules.get(first, first) + dot + rest
+        name = re.sub(r"^(?:trl|peft|unsloth|transformers|datasets)\.(?:[a-z_0-9]+\.)*", "", full)
+        positional = [one for one in node.args if not (isinstance(one, ast.Constant) and one.value is Ellipsis)]
+        keywords = {word.arg: word.value for word in node.keywords if word.arg}
+        if name == "GRPOTrainer":
+            keywords = dict(zip(_TRAINER, positional, strict=False)) | keywords
+        unpacked = [word.value for word in node.keywords if not word.arg]
+        return Call(name, full, node.lineno, positional, keywords, unpacked, into.get(id(node), set()))
+
+    def _calls(self, pattern: str) -> list[Call]:
+        return [call for call in self.all_calls if re.fullmatch(pattern, call.name)]
+
+    def _value(self, node: ast.AST) -> Any:
+        """What an expression stands for; the expression itself where only running the script would tell."""
+        try:
+            return self._literal(node)
+        except (ValueError, TypeError, ArithmeticError):
+            return node
+
+    def _literal(self, node: ast.AST, depth: int = 0) -> Any:
+        def inner(one: ast.AST) -> Any:
+            return self._literal(one, depth + 1)
+
+        match node:
+            case ast.Constant(value=str() | int() | float() | None as value):
+                return value
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                return [inner(part) for part in parts]
+            case ast.Dict(keys=keys, values=values) if None not in keys:
+                return {inner(key): inner(value) for key, value in zip(keys, values, strict=True)}
+            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words) if all(word.arg for word in words):
+                return {word.arg: inner(word.value) for word in words}
+            case ast.Name(id=name) if name in self.bound and depth < _DEEPEST:
+                return inner(self.bound[name])
+            case ast.Attribute(value=ast.Name(id="torch" | "TaskType"), attr=name):
+                return name
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -inner(operand)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+                sides = inner(left), inner(right)
+                if all(isinstance(side, (int, float)) for side in sides):
+                    return _OPERATIONS[type(op)](*sides)
+        raise ValueError(node)
+
+    def read_calls(self) -> None:
+        """Read the config, the loader, the adapter and the trainer."""
+        given = [pair for call in self.trainers for pair in call.keywords.items()]
+        models = [node for name, node in given if name == "model"]
+        for call in self._chosen(self.configs, self.configs[::-1], {ast.unparse(node) for _, node in given}):
+            self._read(call, ("output_dir",))
+        by_name = any(isinstance(self._value(node), str) for node in models)
+        last = max((call.line for call in self.trainers), default=sys.maxsize)
+        before = [] if by_name else [call for call in self.loaders if call.line <= last] or self.loaders
+        for call in self._chosen(self.loaders, before, {ast.unparse(node) for node in models}):
+            unsloth = re.match(rf"{_UNSLOTH}\.", call.name)
+            self._put("policy.backend", "unsloth" if unsloth else "transformers", call.line)
+            self._read(call, ("model_name", "max_seq_length", "dtype", "load_in_4bit") if unsloth else ("model_name",))
+            if re.match(rf"(?:{_SEES})\.", call.name):
+                self._note(call.line, f"images are left out: {call.name} also reads them, and only text is trained")
+        for call in self._calls("BitsAndBytesConfig"):
+            self._read(call)
+        adapters = self._calls(rf"LoraConfig|{_UNSLOTH}\.get_peft_model")
+        for call in adapters:
+            self._read(call, ("r",) if call.name == "LoraConfig" else ("model", "r"))
+        for call in self.trainers:
+            self._read_trainer(call)
+        if self.trainers and "peft_config" not in dict(given) and not self._calls(r"LoraConfig|(.*\.)?get_peft_model"):
+            self._note(self.trainers[0].line, "no adapter in the script; here one is trained (recipe field lora)")
+        if len(self.trainers) > 1:
+            self._note(self.trainers[1].line, "a second trainer: `stages:` of one recipe go on with the same adapter")
+        libraries = {name.split(".")[0] for name in self.modules.values()}
+        if "policy.backend" not in self.stated and libraries & {"trl", "transformers"} and "unsloth" not in libraries:
+            self._put("policy.backend", "transformers", 1)
+        if self.content["policy"].get("backend") == "transformers":
+            bits = 4 if self.content["policy"].setdefault("load_in_4bit", "load_in_4bit" in self.unread) else 16
+            self.notes.append(f"Unsloth loads no model here: policy.backend = 'transformers', {bits}-bit weights")
+        for line, target in self.assigned:
+            holder = target.rpartition(".")[0]
+            if holder.endswith(".args") or any(holder in call.bound_to for call in [*self.configs, *adapters]):
+                self._note(line, f"{target} = ... is left out: only keywords of the calls are read")
+
+    def _chosen(self, calls: list[Call], eligible: list[Call], names: set[str]) -> list[Call]:
+        # At most one: the one whose result goes by one of these names, else the first.
+        chosen = ([call for call in eligible if call.bound_to & names] or eligible)[:1]
+        for call in calls:
+            if call not in chosen:
+                self._note(call.line, f"this {call.name} is left out: the run uses another one")
+        return chosen
+
+    def _read_trainer(self, call: Call) -> None:
+        for name, node in [*call.keywords.items(), *(("**", node) for node in call.unpacked)]:
+            value = self._value(node)
+            if not _CODE.fullmatch(name) and value not in (None, [], {}, [None, None]):
+                self._left_out(call.line, name, value)
+        model = self._value(call.keywords.get("model", ast.Constant(None)))
+        if isinstance(model, str) and model.startswith(("your_", "your-", "<")):
+            self._note(call.line, f"model = {model!r} is left out: it is a placeholder; set policy.name")
+        elif isinstance(model, str):
+            self._put("policy.name", model, call.line)
+            self._put("policy.backend", "transformers", call.line)
+        elif isinstance(model, ast.Attribute):
+            self._left_out(call.line, "model", model)
+        if "peft_config" in call.keywords and self.content["policy"].get("backend") == "unsloth":
+            self._note(call.line, "peft_config is left out: Unsloth makes the adapter when the policy is loaded")
+
+    def _read(self, call: Call, positional: tuple[str, ...] = ()) -> None:
+        of_config = call.name == "GRPOConfig"
+        given = [*zip(positional, call.positional, strict=False), *call.keywords.items()]
+        pairs = [(name, self._value(node)) for name, node in given]
+        for node in call.unpacked:
+            value = self._value(node)
+            pairs += value.items() if isinstance(value, dict) else [("**", node)]
+        for name, value in pairs:
+            where = f"grpo.{name}" if of_config else _FIELDS.get(name)
+            if isinstance(value, ast.AST):
+                several = {"learning_rate", "max_steps", "max_completion_length"}  # any of them may be behind `**`
+                self.unread |= several if name == "**" else {ALIASES.get(name, name)}
+                if name not in ("model", "quantization_config"):
+                    self._left_out(call.line, name, value)
+            elif of_config:
+                self._put(where, value, call.line, name)
+            elif where is None:
+                if value not in (None, [], {}) and (name not in _AS_IT_IS or _AS_IT_IS[name] != value):
+                    self._left_out(call.line, name, value)
+            elif (new := _as_recipe(name, where, value)) is Ellipsis:
+                self._left_out(call.line, name, value)
+            elif new is not None and self._put(where, new, call.line, name) and new != value:
+                self._note(call.line, f"{name} = {value!r} becomes {where} = {new!r}")
+
+    def _put(self, where: str, value: Any, line: int, name: str = "") -> bool:
+        # The first value stays; whether it is this one.
+        today = _today(where)
+        first, at = self.stated.setdefault(today, (value, line))
+        if first != value:
+            self._note(line, f"{name or where} = {value!r} is left out: {today} is {first!r} in line {at}")
+        elif at == line or today == where:
+            part, _, leaf = where.rpartition(".")
+            (self.content[part] if part else self.content)[leaf] = value
+        return first == value
+
+    def read_constants(self, fields: set[str]) -> None:
+        """Names in capitals that nothing uses: scripts keep settings there for a call in another file."""
+        settings = {*fields, *ALIASES, *MOVED, *_MODEL_WORDS} - {*_DATA_WORDS}
+        for name in [name for name in self.bound if name.isupper() and len(name) > 1 and name not in self.used]:
+            value, line, word = self._value(self.bound[name]), self.bound[name].lineno, name.lower()
+            where = "policy.name" if word in _MODEL_WORDS else f"grpo.{word}"
+            if word in settings and not isinstance(value, ast.AST) and _today(where) not in self.stated:
+                self._note(line, f"{name} is taken as {where} = {value!r}")
+                self._put(where, value, line)
+
+    def read_task(self) -> None:
+        """The task, where the dataset is one that ships; else a note."""
+        if "policy.name" not in self.stated:
+            self.notes.append(f"no model name could be read in the script: policy.name stays {Recipe().policy.name!r}")
+        given = [pair for call in self.trainers for pair in call.keywords.items()]
+        funcs = [getattr(node, "elts", [node]) for name, node in given if name.startswith("reward_func")]
+        code = [", ".join(dict.fromkeys(ast.unparse(part) for parts in funcs for part in parts))] if funcs else []
+        data = [call.positional[0] for call in self._calls("load_dataset") if call.positional]
+        data += [node for name, node in self.bound.items() if name.lower() in _DATA_WORDS]
+        dataset = next((value for node in data if isinstance(value := self._value(node), str)), "data")
+        if dataset in _TASKS:
+            self.content["task"] = _TASKS[dataset]
+            self.notes.append(f"dataset {dataset!r}: task = {_TASKS[dataset]!r}, with its own prompts and rewards")
+        elif data:
+            code.append(repr(dataset))
+        if code:
+            self.notes.append(
+                f"reward functions and data are left out ({', '.join(code)}): they are code; put them into a task file "
+                f"(notebook 02 writes one), and name it in `task:`, now {self.content.get('task', Recipe().task)!r}"
+            )
+
+    def drop_unknown(self, fields: set[str]) -> None:
+        """Leave out settings that no GRPOConfig field, old name or recipe field stands for."""
+        for name in [*self.content["grpo"]]:
+            if name in ELSEWHERE or name not in {*fields, *ALIASES, *MOVED, *LEFT_OUT}:
+                value, near = self.content["grpo"].pop(name), nearest(name, fields)
+                line, likely = self.stated[f"grpo.{name}"][1], f"; the nearest is {near!r}" if near else ""
+                why = ELSEWHERE.get(name, f"the installed GRPOConfig has no field of that name{likely}")
+                self._note(line, f"{name} = {value!r} is left out: {why}")
+
+    def fill_in(self, recipe: Recipe) -> tuple[Recipe, list[str]]:
+        """The recipe with a context that holds what is asked for; and a line for each default that decides much."""
+        said, ours, notes = {*recipe.grpo, *self.unread}, plan.DEFAULTS, []
+        if self.configs and "max_completion_length" not in said:
+            recipe.grpo["max_completion_length"] = 512
+            notes.append("max_completion_length is not in the script: 512, TRL's default")
+        completion = recipe.grpo.get("max_completion_length", ours["max_completion_length"])
+        if "policy.max_seq_length" not in self.stated and isinstance(completion, int):
+            prompt = recipe.max_prompt_length or 512
+            policy = recipe.policy.model_copy(update={"max_seq_length": prompt + completion})
+            recipe = recipe.model_copy(update={"policy": policy})
+            notes.append(f"policy.max_seq_length = {prompt + completion}: {prompt} for the prompt + {completion}")
+        said |= {"max_steps"} if "num_train_epochs" in said else set()
+        for name, trls in (("learning_rate", "1e-06, for full fine-tuning"), ("max_steps", "3 epochs")):
+            if self.configs and name not in said:
+                notes.append(f"{name} is not in the script: {ours[name]}, the workbench's default (TRL: {trls})")
+        unread = [name for name in ours if name in self.unread - {*recipe.grpo}]
+        return recipe, notes + [f"{name} could not be read: {ours[name]}, the workbench's default" for name in unread]
+
+    def _left_out(self, line: int, name: str, value: Any) -> None:
+        unknown = isinstance(value, ast.AST)
+        text = ast.unparse(value) if unknown else repr(value)
+        text = "..." if name.endswith("token") else text if len(text) <= 60 else f"{text[:57]}..."  # a secret
+        why = _WHY.get(name, _RUN if unknown else "a recipe has no field for it")
+        self._note(line, f"{name}{'' if name == '**' else ' = '}{text} is left out: {why}")
+
+    def _note(self, line: int, text: str) -> None:
+        if f"line {line}: {text}" not in self.notes:
+            self.notes.append(f"line {line}: {text}")
+
+
+def _as_recipe(name: str, where: str, value: Any) -> Any:
+    # A library's value as the recipe's field has it; None: it asks for nothing; `...`: there is no such value.
+    if name == "load_in_16bit":
+        return False if value else None
+    if where == "grpo.gradient_checkpointing":
+        return bool(value)
+    if where == "policy.dtype":
+        word = str(value).removeprefix("torch.")
+        return {"half": "float16", "float": "float32", "auto": None, "None": None}.get(word, word)
+    if where == "lora.target_modules" and isinstance(value, str):
+        return list(SEVEN_PROJECTIONS) if value == "all-linear" else ...
+    return value
+
+
+def _today(where: str) -> str:
+    # A recipe field under its own name: grpo.kl_coef is grpo.beta, and grpo.max_seq_length policy.max_seq_length.
+    part, _, leaf = where.rpartition(".")
+    return MOVED.get(leaf, f"grpo.{ALIASES.get(leaf, leaf)}") if part == "grpo" else where
