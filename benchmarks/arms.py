@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,10 @@ def by_trl(recipe: Any, task: Any, **over: Any) -> Run:
     from datasets import Dataset
     from transformers import TrainerCallback
 
-    from workbench.training.policy import adapter_in_float32, trainer_classes
+    from workbench.training.policy import trainer_classes
+    from workbench.training.precision import adapter_in_float32
+    from workbench.training.prepare import prepare
     from workbench.training.session import build_config
-    from workbench.training.stages import planned_stages
 
     run = Run()
 
@@ -110,8 +111,8 @@ def by_trl(recipe: Any, task: Any, **over: Any) -> Run:
     with _quiet(), tempfile.TemporaryDirectory() as folder:
         policy = _policy(recipe)
         config_class, trainer_class = trainer_classes(recipe.policy.backend)
-        [stage] = planned_stages(recipe, task, config_class)
-        stage.settings |= over
+        [stage] = prepare(recipe, task, policy=policy).stages
+        stage = replace(stage, settings={**stage.settings, **over})
         trainer = trainer_class(
             model=policy.model,
             processing_class=policy.tokenizer,
@@ -120,7 +121,6 @@ def by_trl(recipe: Any, task: Any, **over: Any) -> Run:
             train_dataset=Dataset.from_list(list(task.rows)),
             callbacks=[Clock()],
         )
-        stage.suite.close()
         adapter_in_float32(policy.model)
         _time_generation(trainer, run)
         trainer.train()

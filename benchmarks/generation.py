@@ -49,7 +49,8 @@ def measure(in_4bit: bool, prompt_tokens: int, prompts: int, longest: int, round
     import torch
 
     from workbench.tiny.task import task
-    from workbench.training.policy import adapter_in_float32, load_policy
+    from workbench.training.policy import load_policy
+    from workbench.training.precision import adapter_in_float32
 
     policy = load_policy("tiny", load_in_4bit=in_4bit, max_seq_length=512)
     from transformers import GenerationConfig  # unsloth has to come first

@@ -206,11 +206,11 @@ def test_a_policy_that_is_not_there_is_found_before_torch_is_imported(tmp_path):
     script = """
 import sys
 from workbench.checking import check_source
-from workbench.planning import plan_run
+import workbench as wb
 from workbench.recipe import Recipe
 from workbench.training.trainer import train
 recipe = Recipe.of({"policy": {"name": "./nosuch"}})
-for call in (lambda: plan_run(recipe), lambda: train(recipe), lambda: check_source("arithmetic", policy="nosuch")):
+for call in (lambda: wb.plan(recipe), lambda: train(recipe), lambda: check_source("arithmetic", policy="nosuch")):
     try:
         call()
     except Exception as error:

@@ -113,7 +113,7 @@ def _check_target(target: Path | None, *inputs: Any) -> Path | None:
 
 
 def _measured(rows: Iterable[Row], policy: str, kwargs: dict[str, Any]) -> tuple[Iterator[Row], Sequence[int]]:
-    from workbench.training.policy import load_tokenizer
+    from workbench.training.loading import load_tokenizer
 
     lengths = array("L")
     tokenizer = load_tokenizer(policy, kwargs)

@@ -174,11 +174,11 @@ def plan(
     Examples: `workbench plan small_gpu --vram 16`, `workbench plan train.py --out recipe.yaml`,
     `workbench plan recipe.yaml --set learning_rate=1e-5`.
     """
-    from workbench.planning import memory_on, plan_run
+    from workbench.training.prepare import plan as plan_run
 
     text = sys.stdin.read() + "\n" if source == "-" else source
     with _output_to_stderr():
-        found = plan_run(text, memory=memory_on(vram), said=said or [], steps=steps)
+        found = plan_run(text, vram_gb=vram, said=said or [], steps=steps)
     if out:
         found.recipe.save(out)
     print(_json(found.found()) if as_json else found)

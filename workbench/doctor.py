@@ -71,7 +71,7 @@ def _policy() -> Finding:
 
 
 def _bf16() -> Finding:
-    from workbench.training.policy import native_bf16
+    from workbench.training.precision import native_bf16
 
     native = native_bf16()
     detail = "native" if native else "not native here; float32 (CPU) or float16 (GPU) is used instead"

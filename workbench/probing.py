@@ -32,7 +32,7 @@ def probe_task(
     loaded = task if isinstance(task, Task) else load_task(task)
     tokenizer = None
     if policy is not None:
-        from workbench.training.policy import load_tokenizer
+        from workbench.training.loading import load_tokenizer
 
         tokenizer = load_tokenizer(policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
     with progress_bar("functions") as bar:

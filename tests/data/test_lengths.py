@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import workbench
+import workbench as wb
 from workbench.checking import check_source
 from workbench.data.lengths import (
     check_budget,
@@ -25,7 +26,6 @@ from workbench.errors import DataError, RecipeError
 from workbench.exporting.merge import merge_16bit
 from workbench.exporting.proof import prove
 from workbench.inspection.evaluation import evaluate
-from workbench.planning import plan_run
 from workbench.probing import probe_task
 from workbench.recipe import Recipe
 from workbench.rewards.formats import think_answer_format_reward
@@ -33,10 +33,10 @@ from workbench.run.control_file import send
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.training import fitting, trainer
-from workbench.training.policy import load_policy, load_tokenizer, trainer_classes
+from workbench.training.loading import load_tokenizer
+from workbench.training.policy import load_policy
+from workbench.training.prepare import prepare, settled
 from workbench.training.profiling import profile_difficulty
-from workbench.training.stages import planned_stages
 from workbench.training.trainer import train
 
 
@@ -180,9 +180,7 @@ def test_whatever_reads_a_prompt_reads_the_trainers(home, thinker, reads):
     assert set(reads["sampled"]) == held_out, "a sample while it trains"
     assert {prompt_text(row["prompt"], policy.tokenizer) for row in task.rows} == trained
     assert run.manifest()["prompts"]["longest_tokens"] == max(ids)
-    assert plan_run(recipe, task=task).longest_tokens == max(ids)
-    [stage] = planned_stages(recipe, task, trainer_classes("transformers")[0])
-    assert fitting._longest_prompt_tokens(stage) == max(ids), "for the memory estimate"
+    assert wb.plan(recipe, task=task).longest_tokens == max(ids)
     assert template_card(policy.tokenizer, task.rows[0]["prompt"]).prefilled == "think"
 
     reads["sampled"].clear()
@@ -204,15 +202,15 @@ def test_whatever_reads_a_prompt_reads_the_trainers(home, thinker, reads):
 
 def test_a_policy_loaded_for_a_recipe_and_a_tokenizer_alone_carry_them(home, thinker):
     task, recipe = arithmetic(4, 2), quiet_recipe(thinker)
-    [stage] = planned_stages(recipe, task, trainer_classes("transformers")[0])
-    loaded = trainer.load_recipe_policy(recipe, stage.settings)
+    made = prepare(recipe, task)
+    loaded = load_policy(made)
     tokenizer = load_tokenizer(thinker, QUIET)
     prompt = task.rows[0]["prompt"]
     assert prompt_text(prompt, loaded.tokenizer) == prompt_text(prompt, tokenizer)
     assert prompt_text(prompt, tokenizer).endswith(OPENING)
-    assert trainer._ready([stage], loaded) == []
+    assert settled(made, loaded).notes == made.notes
     loaded.tokenizer.chat_template_kwargs = {}
-    [note] = trainer._ready([stage], loaded)
+    [note] = settled(made, loaded).notes[len(made.notes) :]
     assert (
         note == "chat_template_kwargs = {'enable_thinking': False}, as the recipe says; the policy was loaded with {}"
     )
@@ -249,7 +247,7 @@ def test_each_stage_has_its_own(home, thinker):
 )
 def test_arguments_that_cannot_be_are_refused_before_anything_is_loaded(thinker, value, said):
     with pytest.raises(RecipeError, match=f"(?s){said}"):
-        planned_stages(quiet_recipe(thinker, value), arithmetic(4, 2), trainer_classes("transformers")[0])
+        prepare(quiet_recipe(thinker, value), arithmetic(4, 2))
 
 
 def test_arguments_that_reach_no_prompt_are_said():

@@ -8,7 +8,7 @@ from workbench.data.lengths import prompt_lengths_tokens
 from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT
 from workbench.data.template import tags_in, template_card
 from workbench.errors import DataError
-from workbench.training.policy import load_tokenizer
+from workbench.training.loading import load_tokenizer
 from workbench.views.template import CardView
 
 PROMPT = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "What is 1 + 1?"}]

@@ -389,7 +389,7 @@ def precision() -> Any:
     """Two steps as the card has it by itself: what is in force, and what the plan said would be."""
     import torch
 
-    from workbench.planning import memory_on, plan_run
+    import workbench as wb
     from workbench.recipe import Recipe
     from workbench.tiny.task import task as arithmetic
 
@@ -397,7 +397,7 @@ def precision() -> Any:
 
     def planned(**asked: Any) -> dict[str, Any]:
         policy = {"load_in_4bit": False, "backend": BACKEND, **asked.pop("policy", {})}
-        found = plan_run(Recipe.of({"policy": policy, "grpo": {**GRPO, **asked}}), task=task, memory=memory_on())
+        found = wb.plan(Recipe.of({"policy": policy, "grpo": {**GRPO, **asked}}), task=task)
         rows = {row.name: row.in_force for row in found.rows if row.name in ("bf16", "fp16")}
         memory = getattr(found.memory, "verdict", None)
         return {

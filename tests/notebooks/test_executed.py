@@ -127,7 +127,7 @@ def test_the_report_is_one_to_hand_on(demo):
     assert f"<title>{gain}" in html
     assert re.search(f"<h1[^>]*>{re.escape(gain)}", html)
     assert html.index("<h1") < html.index("held-out prompts") < html.index("The curves")
-    for code in ("RunDirectory", "load_recipe_policy", "You will", "05_export"):
+    for code in ("RunDirectory", "load_policy", "You will", "05_export"):
         assert code not in html
 
 

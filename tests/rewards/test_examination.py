@@ -25,7 +25,7 @@ from workbench.tasks.exercises import (
 )
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
-from workbench.training.policy import load_tokenizer
+from workbench.training.loading import load_tokenizer
 
 QUESTIONS = [("What is 15 + 27?", "42"), ("How many pens are in 125 boxes of 8?", "1000"), ("What is 9 - 4?", "5")]
 SHIPPED = ("arithmetic", "countdown", "csv_qa", "json")

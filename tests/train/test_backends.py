@@ -15,7 +15,10 @@ from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.training import precision
 from workbench.training.loading import random_kept
-from workbench.training.policy import Policy, adapter_in_float32, config_overrides, load_policy, trainer_classes
+from workbench.training.plan.device import Machine
+from workbench.training.policy import Policy, load_policy, trainer_classes
+from workbench.training.precision import adapter_in_float32, config_overrides
+from workbench.training.prepare import one_gpu
 from workbench.training.trainer import train
 
 GRPO = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24, "learning_rate": 1e-3}
@@ -24,16 +27,17 @@ WITHOUT_UNSLOTH = """
 import sys
 from datasets import Dataset
 from workbench.tiny.task import REWARD_FUNCS, task
-from workbench.training.policy import (
-    adapter_in_float32, config_overrides, load_policy, load_tokenizer, native_bf16, trainer_classes,
-)
+from workbench.training.loading import load_tokenizer
+from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.precision import adapter_in_float32, config_overrides, native_bf16
 from workbench.training.sampling import sample
 load_tokenizer("tiny"), native_bf16()
 policy = load_policy("tiny", backend="transformers", gradient_checkpointing=True)
 Config, Trainer = trainer_classes("transformers")
 settings = dict(max_steps=2, num_generations=4, per_device_train_batch_size=8, max_completion_length=24,
                 learning_rate=1e-3, report_to="none", save_strategy="no", gradient_checkpointing=True, beta=0.01)
-config = Config(**settings, **config_overrides(policy, settings), output_dir=sys.argv[1], disable_tqdm=True)
+more = config_overrides("transformers", policy.compute_dtype, settings, cuda=False)
+config = Config(**settings, **more, output_dir=sys.argv[1], disable_tqdm=True)
 rows = task(16, 4).rows
 trainer = Trainer(model=policy.model, processing_class=policy.tokenizer, reward_funcs=list(REWARD_FUNCS), args=config,
                   train_dataset=Dataset.from_list(list(rows)))
@@ -119,24 +123,21 @@ CPU = {"use_cpu": True, "dataloader_pin_memory": False}
 @pytest.mark.parametrize(
     ("backend", "computes_in", "gpu", "asked", "added"),
     [
-        ("Unsloth 2026.10.9", "bfloat16", False, {}, {}),
-        ("Unsloth 2026.10.9", "bfloat16", True, {}, {}),
-        ("transformers 5.17.0 + PEFT", "float32", False, {}, {"bf16": False, "fp16": False, **CPU}),
-        ("transformers 5.17.0 + PEFT", "bfloat16", False, {}, {"bf16": True, "fp16": False, **CPU}),
-        ("transformers 5.17.0 + PEFT", "float32", False, {"bf16": True}, {"fp16": False, **CPU}),
-        ("transformers 5.17.0 + PEFT", "float32", False, {"use_cpu": True}, {"bf16": False, "fp16": False} | {
+        ("unsloth", "bfloat16", False, {}, {}),
+        ("unsloth", "bfloat16", True, {}, {}),
+        ("transformers", "float32", False, {}, {"bf16": False, "fp16": False, **CPU}),
+        ("transformers", "bfloat16", False, {}, {"bf16": True, "fp16": False, **CPU}),
+        ("transformers", "float32", False, {"bf16": True}, {"fp16": False, **CPU}),
+        ("transformers", "float32", False, {"use_cpu": True}, {"bf16": False, "fp16": False} | {
             "dataloader_pin_memory": False}),
-        ("transformers 5.17.0 + PEFT", "bfloat16", True, {}, {"bf16": True, "fp16": False}),
-        ("transformers 5.17.0 + PEFT", "float16", True, {}, {"bf16": False, "fp16": True}),
-        ("transformers 5.17.0 + PEFT", "bfloat16", True, {"fp16": True}, {"bf16": False}),
-        ("transformers 5.17.0 + PEFT", "float32", True, {}, {"bf16": False, "fp16": False}),
+        ("transformers", "bfloat16", True, {}, {"bf16": True, "fp16": False}),
+        ("transformers", "float16", True, {}, {"bf16": False, "fp16": True}),
+        ("transformers", "bfloat16", True, {"fp16": True}, {"bf16": False}),
+        ("transformers", "float32", True, {}, {"bf16": False, "fp16": False}),
     ],
 )  # fmt: skip
-def test_the_trainer_is_told_what_the_policy_computes_in(monkeypatch, backend, computes_in, gpu, asked, added):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert config_overrides(policy_of(backend, computes_in), asked) == added
+def test_the_trainer_is_told_what_the_policy_computes_in(backend, computes_in, gpu, asked, added):
+    assert config_overrides(backend, computes_in, asked, cuda=gpu) == added
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_a_run_on_a_machine_with_two_gpus_trains_on_one_with_the_batch_that_was_
     run = train(
         Recipe.of({"policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": grpo}), task=arithmetic(64, 8)
     )
-    [(config, counted)] = seen
+    config, counted = seen[-1]  # the plan builds one, too
     assert (counted, config.n_gpu, config.train_batch_size) == (16, 1, 8)
     rows = query(run.rollouts)
     assert len(rows) == 8
@@ -234,12 +235,14 @@ def test_a_run_on_a_machine_with_two_gpus_trains_on_one_with_the_batch_that_was_
     assert run.metrics()[0]["num_tokens"] > 0
 
 
-def test_several_gpus_are_said_and_how_to_choose_one():
-    [line] = precision.one_of("transformers", 2, {})
+def test_several_gpus_are_said_and_how_to_choose_one(monkeypatch):
+    two = Machine(cuda=True, bf16=True, gpus=2)
+    [line] = one_gpu("transformers", two)
     assert line.startswith("2 GPUs, and a run trains on one, the first that it sees. CUDA_VISIBLE_DEVICES=1")
-    assert "Unsloth spreads over all" in precision.one_of("unsloth", 2, {})[0]
-    assert precision.one_of("unsloth", 1, {}) == []
-    assert precision.one_of("transformers", 2, {"LOCAL_RANK": "1"}) == []  # accelerate launch, torchrun
+    assert "Unsloth spreads over all" in one_gpu("unsloth", two)[0]
+    assert one_gpu("unsloth", two._replace(gpus=1)) == []
+    monkeypatch.setenv("LOCAL_RANK", "1")  # accelerate launch, torchrun
+    assert one_gpu("transformers", two) == []
 
 
 def test_native_bf16_is_what_unsloth_finds(monkeypatch):

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench import memory
+import workbench as wb
 from workbench.memory import Choice, Trained, choose_checkpointing, estimate, idle_checkpointing
-from workbench.planning import memory_on, plan_run
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.training import fitting
-from workbench.training.fitting import choose_for, settle_checkpointing
+from workbench.training.fitting import memory_on
+from workbench.training.loading import load_tokenizer
+from workbench.training.plan.device import Machine
 from workbench.training.plan.values import DEFAULTS
+from workbench.training.prepare import prepare
 from workbench.training.trainer import continue_run, train
 
 SIZES = {"max_completion_length": 512, "per_device_train_batch_size": 8, "num_generations": 8}
@@ -83,24 +84,17 @@ def test_asked_for_and_not_needed_is_said():
 
 # Who decides.
 
-
-def stage_of(rows=4, **grpo) -> SimpleNamespace:
-    one = trained(**grpo)
-    task = arithmetic(rows, 1)
-    return SimpleNamespace(recipe=one.recipe, settings=dict(one.settings), rows=task.with_ids(task.rows))
+GPU = Machine(cuda=True, bf16=True, card_gb=16)
+choose = memory_on(estimates=False)
 
 
-@pytest.fixture
-def small_card(monkeypatch):
-    monkeypatch.setattr(memory, "card", lambda: ("a card", 16 * 10**9))
-    monkeypatch.setattr(fitting, "_longest_prompt_tokens", lambda stage: None)
-
-
-def test_the_card_decides_for_all_stages(small_card):
-    stages = [stage_of(max_completion_length=64), stage_of()]
-    [line] = settle_checkpointing(stages)
+def test_the_card_decides_for_all_stages():
+    parts = [tuple(trained(max_completion_length=64)), tuple(trained())]
+    on, [line], _ = choose(parts, GPU, None)
+    assert on
     assert "by the memory estimate" in line
-    assert [stage.settings["gradient_checkpointing"] for stage in stages] == [True, True]
+    assert choose(parts, GPU, False) == (False, [], None), "decided already"
+    assert choose(parts, GPU._replace(cuda=False, card_gb=None), None) == (False, [], None)
 
 
 @pytest.mark.parametrize(("asked", "begun_with", "loaded_with", "found"), [
@@ -112,38 +106,22 @@ def test_the_card_decides_for_all_stages(small_card):
     (None, None, False, False),
 ])  # fmt: skip
 def test_before_the_card_come_the_recipe_what_the_run_began_with_and_a_given_policy(
-    small_card, asked, begun_with, loaded_with, found
+    tmp_path, asked, begun_with, loaded_with, found
 ):
-    stage = stage_of(**({} if asked is None else {"gradient_checkpointing": asked}))
-    lines = settle_checkpointing([stage], SimpleNamespace(gradient_checkpointing=loaded_with), begun_with)
-    assert stage.settings["gradient_checkpointing"] is found
+    """The policy is what `prepare` reads of one; the run, its manifest."""
+    recipe = Recipe(grpo={} if asked is None else {"gradient_checkpointing": asked})
+    policy = SimpleNamespace(
+        gradient_checkpointing=loaded_with, backend_name="unsloth", chat_template_kwargs={}, fast_inference=False,
+        tokenizer=load_tokenizer(), max_seq_length=256,
+    )  # fmt: skip
+    kept = {"settings": {"in_force": {"gradient_checkpointing": begun_with}}}
+    run = None if begun_with is None else SimpleNamespace(manifest=lambda: kept, path=tmp_path)
+    always = lambda parts, machine, on: (on is None or on, ["looked at"] * (on is None), None)  # noqa: E731
+    made = prepare(recipe, arithmetic(16, 4), policy=policy, run=run, memory=always)
+    assert [stage.settings["gradient_checkpointing"] for stage in made.stages] == [found]
+    assert "looked at" not in made.notes
     said = asked is None and begun_with is None and loaded_with
-    assert lines == (["gradient_checkpointing = True: the policy was loaded with it"] if said else [])
-
-
-def test_without_a_gpu_nothing_is_looked_at(monkeypatch):
-    monkeypatch.setattr(fitting, "choose_for", lambda *_: pytest.fail("looked at"))
-    stage = stage_of()
-    assert settle_checkpointing([stage]) == []
-    assert stage.settings["gradient_checkpointing"] is False
-
-
-def test_prompts_are_measured_only_where_their_length_can_matter(monkeypatch):
-    measured = []
-    monkeypatch.setattr(fitting, "_longest_prompt_tokens", lambda stage: measured.append(stage) or 1)
-    assert choose_for([stage_of()], 100) == Choice(False)
-    assert measured == []
-    assert choose_for([stage_of()], 16) == choose_checkpointing([trained(longest=1)], 16)
-    assert len(measured) == 1
-
-
-def test_the_longest_prompt_is_the_longest_that_is_trained_on():
-    stage = stage_of(rows=32)
-    stage.recipe = Recipe()
-    longest = fitting._longest_prompt_tokens(stage)
-    stage.recipe = Recipe(max_prompt_length=longest - 1)
-    assert 10 < fitting._longest_prompt_tokens(stage) < longest
-    assert fitting._longest_prompt_tokens(stage_of()) is None, "its tokenizer is not here"
+    assert ("gradient_checkpointing = True: the policy was loaded with it" in made.notes) == said
 
 
 # In a run, and in a plan.
@@ -155,11 +133,11 @@ GRPO = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 16,
 def test_a_run_is_trained_as_it_was_planned_and_goes_on_as_it_began(home, monkeypatch, capsys):
     recipe = Recipe.of({"run_name": "c", "grpo": {**GRPO, "save_steps": 1}, "policy": {"load_in_4bit": False}})
     task = arithmetic(16, 4)
-    here = plan_run(recipe, task=task)
+    here = wb.plan(recipe, task=task)
     assert here.settings["gradient_checkpointing"] is False, "there is no card here"
     one = Trained(recipe, here.settings, here.longest_tokens)
     vram = (training(one, False).high + training(one, True).high) / 2e9  # it fits with it, and only with it
-    planned = plan_run(recipe, task=task, memory=memory_on(vram))
+    planned = wb.plan(recipe, task=task, vram_gb=vram)
     [line] = [
         note for note in planned.notes if note.startswith("gradient_checkpointing = True, by the memory estimate")
     ]
@@ -168,7 +146,8 @@ def test_a_run_is_trained_as_it_was_planned_and_goes_on_as_it_began(home, monkey
     assert planned.settings["gradient_checkpointing"] is True
     assert planned.memory.asked[1]["gradient_checkpointing"] is True
 
-    monkeypatch.setattr(memory, "card", lambda: ("a card", round(vram * 1e9)))
+    here_now = Machine.here()
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls, for_vllm=False: here_now._replace(card_gb=vram)))
     run = train(recipe, task=task)
     assert line in capsys.readouterr().out
     manifest = run.manifest()
@@ -178,36 +157,31 @@ def test_a_run_is_trained_as_it_was_planned_and_goes_on_as_it_began(home, monkey
     assert (row["in_force"], row["by"]) == (True, "changed by the workbench")
     assert "gradient_checkpointing" not in run.recipe().grpo
 
-    monkeypatch.setattr(memory, "card", lambda: ("a large card", 10**12))
-    loaded = []
-    real = fitting.settle_checkpointing
-    monkeypatch.setattr(
-        "workbench.training.trainer.settle_checkpointing",
-        lambda stages, *more: (real(stages, *more), loaded.append(stages[0].settings["gradient_checkpointing"]))[0],
-    )
-    assert continue_run(run, task=task, steps=1).result()["steps"] == 3
-    assert loaded == [True]
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls, for_vllm=False: here_now._replace(card_gb=1000)))
+    gone_on = continue_run(run, task=task, steps=1)
+    assert gone_on.result()["steps"] == 3
+    assert prepare(gone_on.recipe(), task, run=gone_on).settings["gradient_checkpointing"] is True
 
 
 def test_a_plan_for_a_card_looks_at_every_stage_and_advises_where_it_is_not_needed():
     stages = [{"name": "a", "steps": 1}, {"name": "b", "steps": 1, "grpo": {"max_completion_length": 100}}]
     asked = {"grpo": {**GRPO}, "stages": stages}
-    longer = plan_run(Recipe.of(asked), task=arithmetic(16, 4), memory=memory_on(1))
+    longer = wb.plan(Recipe.of(asked), task=arithmetic(16, 4), vram_gb=1)
     assert longer.settings["gradient_checkpointing"] is False
-    [line] = plan_run(
+    [line] = wb.plan(
         Recipe.of({**asked, "grpo": {**GRPO, "gradient_checkpointing": True}}),
         task=arithmetic(16, 4),
-        memory=memory_on(4),
+        vram_gb=4,
     ).notes[-1:]
     assert line.startswith("gradient_checkpointing = True, and by the estimate training fits without it")
 
 
 def test_memory_is_estimated_with_vllm_where_it_is_asked_for_and_that_is_said():
     recipe = Recipe.of({"policy": {"fast_inference": True, "gpu_memory_utilization": 0.25}, "grpo": GRPO})
-    found = plan_run(recipe, task=arithmetic(16, 4), memory=memory_on(16))
+    found = wb.plan(recipe, task=arithmetic(16, 4), vram_gb=16)
     [vllm] = [part for part in found.memory.parts if part.name == "vLLM"]
     assert 0.24 * 16e9 < vllm.bytes < 0.25 * 16e9
     assert found.settings["use_vllm"] is False
     assert "memory is estimated as on a GPU where vLLM is installed, since the recipe asks for it" in found.notes
-    unknown = plan_run(recipe, task=arithmetic(16, 4), memory=memory_on())
+    unknown = wb.plan(recipe, task=arithmetic(16, 4))
     assert "vLLM" not in {part.name for part in unknown.memory.parts}, "how much it takes depends on the card"

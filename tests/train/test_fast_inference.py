@@ -7,25 +7,28 @@ import importlib.util
 import inspect
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import workbench as wb
 from workbench import doctor
 from workbench.errors import PolicyError, RecipeError
-from workbench.planning import plan_run
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training import plan
 from workbench.training import policy as policies
-from workbench.training.fast_inference import COST, NOT_INSTALLED, agree, missing, why_not
+from workbench.training.fast_inference import COST, NOT_INSTALLED, missing, why_not
 from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.prepare import prepare
+from workbench.training.stages import settled_vllm
 from workbench.training.trainer import train
 
-GPU = plan.Device(cuda=True, native_bf16=True, vllm=True)
-BARE_GPU = plan.Device(cuda=True, native_bf16=True, vllm=False)
-CPU = plan.Device(cuda=False, native_bf16=True, vllm=True)
+GPU = plan.Machine(cuda=True, bf16=True, vllm=True)
+BARE_GPU = plan.Machine(cuda=True, bf16=True, vllm=False)
+CPU = plan.Machine(cuda=False, bf16=True, vllm=True)
 ENGINE = ("fast_inference", "max_lora_rank", "gpu_memory_utilization")
 
 
@@ -160,7 +163,9 @@ def test_a_share_without_vllm_is_said():
 
 def test_vllm_is_imported_for_a_plan_only_if_it_is_asked_for(monkeypatch):
     seen = []
-    monkeypatch.setattr(plan.Device, "here", classmethod(lambda cls, for_vllm=False: seen.append(for_vllm) or BARE_GPU))
+    monkeypatch.setattr(
+        plan.Machine, "here", classmethod(lambda cls, for_vllm=False: seen.append(for_vllm) or BARE_GPU)
+    )
     planned(None, bf16=True)
     planned(None, fast=True)
     assert seen == [False, True]
@@ -176,7 +181,7 @@ def test_why_it_cannot_be():
 def test_it_is_the_whole_runs():
     recipe = Recipe.of({"stages": [{"name": "late", "steps": 1, "grpo": {"use_vllm": True}}]})
     with pytest.raises(RecipeError, match="(?s)late.grpo.use_vllm = True.*vLLM and trackers are the whole run's"):
-        plan_run(recipe, task=arithmetic(16, 4))
+        wb.plan(recipe, task=arithmetic(16, 4))
 
 
 # Handed to the loader.
@@ -236,9 +241,9 @@ def test_a_loader_that_goes_on_without_it_is_seen(loader):
     [note] = policy.notes
     assert note.startswith("fast_inference = True becomes False: Unsloth loads this model, or on this GPU, without it")
     assert COST in note
-    stage = SimpleNamespace(settings={"use_vllm": True})
-    assert agree([stage], policy) == [note]
-    assert stage.settings == {"use_vllm": False}
+    [stage] = prepare(Recipe(), arithmetic(16, 4)).stages
+    [stage], lines = settled_vllm([replace(stage, settings={"use_vllm": True})], policy)
+    assert (lines, stage.settings) == ([note], {"use_vllm": False})
 
 
 def test_an_engine_that_does_not_start_is_an_error_with_the_remedy(loader):
@@ -284,13 +289,14 @@ def test_these_are_parameters_of_unsloths_loaders():
 )
 def test_a_given_policy_decides_for_all_stages_with_one_line(asked, has, found, line):
     policy = SimpleNamespace(backend_name="unsloth", fast_inference=has, notes=[])
-    stages = [SimpleNamespace(settings={} if asked is None else {"use_vllm": asked}) for _ in range(2)]
-    assert agree(stages, policy) == ([line] if line else [])
-    assert [stage.settings.get("use_vllm") for stage in stages] == [found, found]
+    [stage] = prepare(Recipe(), arithmetic(16, 4)).stages
+    stages = [replace(stage, settings={} if asked is None else {"use_vllm": asked})] * 2
+    settled, lines = settled_vllm(stages, policy)
+    assert lines == ([line] if line else [])
+    assert [one.settings.get("use_vllm") for one in settled] == [found, found]
     plain = SimpleNamespace(backend_name="transformers", fast_inference=False, notes=[])
-    own = SimpleNamespace(settings={"use_vllm": True})
-    assert agree([own], plain) == []
-    assert own.settings == {"use_vllm": True}, "TRL's own vLLM is its trainer's"
+    own = replace(stage, settings={"use_vllm": True})
+    assert settled_vllm([own], plain) == ([own], []), "TRL's own vLLM is its trainer's"
 
 
 def test_on_a_machine_without_a_gpu_a_run_trains_all_the_same_and_says_so_once(home, capsys):

@@ -11,12 +11,12 @@ from workbench.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, PolicyPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training import plan
-from workbench.training.plan.device import Device
+from workbench.training.plan.device import Machine
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.script import read_script
 from workbench.training.trainer import train
 
-CPU = Device(cuda=False, native_bf16=False, vllm=False)
+CPU = Machine(cuda=False, bf16=False, vllm=False)
 PROJECTIONS = '["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]'
 
 # Configurations as they are passed around, keyword by keyword.

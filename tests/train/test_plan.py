@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import workbench as wb
 from workbench.errors import RecipeError
-from workbench.planning import plan_run
 from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny.task import task
 from workbench.training.plan import (
@@ -19,7 +19,7 @@ from workbench.training.plan import (
     MOVED,
     Arithmetic,
     Batch,
-    Device,
+    Machine,
     arithmetic,
     batch,
     check_in_force,
@@ -37,9 +37,9 @@ from workbench.training.plan import (
 from workbench.training.policy import trainer_classes
 from workbench.training.trainer import train
 
-CPU = Device(cuda=False, native_bf16=False, vllm=False)
-T4 = Device(cuda=True, native_bf16=False, vllm=False)
-AMPERE = Device(cuda=True, native_bf16=True, vllm=True)
+CPU = Machine(cuda=False, bf16=False, vllm=False)
+T4 = Machine(cuda=True, bf16=False, vllm=False)
+AMPERE = Machine(cuda=True, bf16=True, vllm=True)
 FIELDS = {
     *DEFAULTS, "num_train_epochs", "loss_type", "steps_per_generation", "generation_batch_size", "top_p", "bf16", "fp16",
     "use_vllm", "num_iterations", "mask_truncated_completions", "epsilon", "epsilon_high", "eval_strategy",
@@ -467,7 +467,7 @@ def test_in_words(grpo, prompts, words):
         (T4, {}, {"bf16": True}, {}, "bf16 = True is left out.*only emulates bfloat16"),
         (T4, {"backend": "transformers"}, {"bf16": True}, {"fp16": True}, "bf16 = True becomes fp16 = True"),
         (CPU, {}, {"bf16": True}, {}, "bf16 = True is left out: this CPU only emulates bfloat16"),
-        (CPU._replace(native_bf16=True), {}, {"bf16": True}, {"bf16": True}, None),
+        (CPU._replace(bf16=True), {}, {"bf16": True}, {"bf16": True}, None),
         (AMPERE, {"dtype": "float16"}, {"bf16": True}, {}, "policy.dtype = 'float16' says otherwise"),
         (T4, {}, {"fp16": True}, {"fp16": True}, None),
         (CPU, {}, {"fp16": True}, {}, "fp16 = True is left out: float16 is for GPUs"),
@@ -528,7 +528,7 @@ def test_what_the_device_cannot_do_is_changed_and_said(device, policy, asked, fo
 )
 def test_the_plan_says_the_precision_that_unsloths_trainer_puts_in_force(device, dtype, asked, bf16, fp16):
     recipe = Recipe(policy=PolicyPart(dtype=dtype, load_in_4bit=False), grpo=asked)
-    found = plan_run(recipe, device=device, task=task(16, 2))
+    found = wb.plan(recipe, machine=device, task=task(16, 2))
     rows = {row.name: row for row in found.rows}
     assert (rows["bf16"].in_force, rows["fp16"].in_force) == (bf16, fp16)
     for name, value in asked.items():
@@ -560,12 +560,12 @@ def test_both_precisions_are_an_error():
 
 
 def test_the_device_is_looked_at_only_if_a_setting_depends_on_it(monkeypatch):
-    monkeypatch.setattr(Device, "here", classmethod(lambda cls: pytest.fail("looked at")))
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls: pytest.fail("looked at")))
     settings(Recipe(grpo={"beta": 0.1}), FIELDS)
 
 
 def test_this_machine():
-    assert Device.here().cuda is __import__("torch").cuda.is_available()
+    assert Machine.here().cuda is __import__("torch").cuda.is_available()
 
 
 # Advice: lines, never errors.
@@ -792,7 +792,7 @@ def test_every_switch_of_grpoconfig_is_refused_by_plan_or_trains(home):
     accepted = []
     for name in switches:
         try:
-            plan_run(asked([name]), task=task(4, 2))
+            wb.plan(asked([name]), task=task(4, 2))
             accepted.append(name)
         except RecipeError as refused:
             assert name in str(refused)  # noqa: PT017 - either is right

@@ -12,10 +12,10 @@ import pytest
 from workbench.errors import PolicyError, RecipeError
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
-from workbench.training.policy import _without_noise, find_model, linear4bit_layers, load_policy, load_tokenizer
+from workbench.training.loading import find_model, linear4bit_layers, load_tokenizer
+from workbench.training.policy import load_policy
 from workbench.training.sampling import sample
 from workbench.training.session import save_adapter
-from workbench.training.trainer import load_recipe_policy
 
 PROMPT = [{"role": "user", "content": "What is 15 + 27?"}]
 
@@ -63,26 +63,12 @@ def test_the_line_says_what_where_how_and_how_many(tiny_policy, backend):
     assert len(line.splitlines()) == 1
 
 
-def test_a_recipes_policy_is_loaded_on_the_recipes_backend_without_unsloths_lines(backend, tmp_path, capsys):
+def test_a_recipes_policy_is_loaded_on_the_recipes_backend(backend, tmp_path):
     recipe = Recipe.of({"policy": {"backend": backend, "load_in_4bit": False, "max_seq_length": 128}, "seed": 3})
-    made = load_recipe_policy(recipe)
+    made = load_policy(recipe)
     assert (made.backend_name, made.linear4bit, made.max_seq_length) == (backend, 0, 128)
-    trained = load_recipe_policy(recipe, adapter=save_adapter(made, tmp_path / "final"))
+    trained = load_policy(recipe, adapter=save_adapter(made, tmp_path / "final"))
     assert (trained.backend_name, trained.trainable) == (backend, 0)
-    assert "chunked CE" not in capsys.readouterr().out
-
-
-def test_no_other_line_of_unsloths_is_kept_out(capsys):
-    with _without_noise():
-        print(
-            "Unsloth 2026.10.9: no GPU found, training on CPU (x86_64). CPU training; supported: text LoRA with SFTTrainer."
-        )
-        print("Unsloth (CPU): LlamaForCausalLM on 2 CPU threads. dtype = float32, 4-bit = True, chunked CE = True.")
-        print("Unsloth (CPU): bitsandbytes 4-bit does not work on this CPU, loading 16-bit weights instead.")
-        print("half a line", end="")
-    print(" and its end")
-    said = "Unsloth (CPU): bitsandbytes 4-bit does not work on this CPU, loading 16-bit weights instead.\n"
-    assert capsys.readouterr().out == f"{said}half a line and its end\n"
 
 
 def test_a_type_is_named_as_in_a_recipe_or_by_torch_and_any_other_is_refused(backend):

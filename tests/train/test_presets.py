@@ -9,21 +9,22 @@ import sys
 
 import pytest
 
+import workbench as wb
 from workbench.errors import DataError, PolicyError, RecipeError, TaskError
-from workbench.planning import memory_on, plan_run, read_source
 from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training import plan
-from workbench.training.plan.device import Device
+from workbench.training.plan.device import Machine
 from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.prepare import read_source
 from workbench.training.presets import FOLDER, find_recipe, preset_names
 from workbench.training.trainer import train
 
 NAMES = [
     "blog", "blog_math", "course", "course_vllm", "cpu", "gemma", "gpu_24gb", "gpu_80gb", "large_gpu", "small_gpu", "t4",
 ]  # fmt: skip
-GPU = Device(cuda=True, native_bf16=True, vllm=True)
+GPU = Machine(cuda=True, bf16=True, vllm=True)
 
 
 @pytest.fixture(scope="module")
@@ -124,15 +125,15 @@ def test_a_name_that_is_neither_is_refused_with_the_nearest(home):
 def test_what_stands_in_for_a_scripts_own_is_named_and_measured_nowhere(home):
     script = home / "own.py"
     script.write_text("from trl import GRPOTrainer\nGRPOTrainer(model=args.name, train_dataset=rows, reward_funcs=f)\n")
-    found = plan_run(script, device=Device(cuda=False, native_bf16=True, vllm=False))
+    found = wb.plan(script, machine=Machine(cuda=False, bf16=True, vllm=False))
     assert "task not read (arithmetic stands in), policy not read (tiny stands in) through transformers" in str(found)
     assert (found.prompts, found.longest_tokens) == (None, None)
     assert "epoch" not in found.words
 
 
 def test_a_plan_of_the_embedded_policy_knows_everything():
-    found = plan_run("cpu", device=Device(cuda=False, native_bf16=True, vllm=False))
-    assert found.notes == []
+    found = wb.plan("cpu", machine=Machine(cuda=False, bf16=True, vllm=False))
+    assert found.notes == ()
     assert found.words == (
         "45 steps; each learns from 64 completions (8 prompts x 8). 64 completions (8 prompts x 8) are generated at once; a "
         "forward pass takes 64. 2000 prompts give 250 steps an epoch: 45 steps are 0.18 epochs"
@@ -154,7 +155,7 @@ def test_a_plan_of_the_embedded_policy_knows_everything():
 def test_a_model_of_no_shipped_shape_is_planned_without_the_hub(monkeypatch, caplog):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     asked = {"task": "arithmetic", "policy": {"name": "nobody/nothing-135M"}, "grpo": {"max_steps": 2}}
-    found = plan_run(Recipe.of(asked), memory=memory_on(24))
+    found = wb.plan(Recipe.of(asked), vram_gb=24)
     assert found.memory is None
     why = "policy 'nobody/nothing-135M': the hub cannot be reached (OfflineModeIsEnabled)"
     assert [line for line in found.notes if line.startswith("not ")] == [
@@ -167,10 +168,10 @@ def test_a_model_of_no_shipped_shape_is_planned_without_the_hub(monkeypatch, cap
 
 def test_memory_is_not_estimated_of_a_model_that_the_script_does_not_name():
     script = "from trl import GRPOConfig\nargs = GRPOConfig(max_steps=5, max_completion_length=64)\n"
-    found = plan_run(script, memory=memory_on(24))
+    found = wb.plan(script, vram_gb=24)
     assert found.memory is None
     assert found.notes[-1] == "not estimated: memory, as the script says no model's name that can be read"
-    named = plan_run(script + "GRPOTrainer('tiny', args=args)\n", memory=memory_on(24))
+    named = wb.plan(script + "GRPOTrainer('tiny', args=args)\n", vram_gb=24)
     assert named.memory.fits
 
 
@@ -184,14 +185,14 @@ def test_memory_is_not_estimated_of_a_model_that_the_script_does_not_name():
     ],
 )
 def test_the_seed_is_whose_it_is(asked, row):
-    [found] = [one for one in plan_run(Recipe.of(asked)).rows if one.name == "seed"]
+    [found] = [one for one in wb.plan(Recipe.of(asked)).rows if one.name == "seed"]
     assert found[1:] == row
 
 
 @pytest.mark.parametrize("name", ["small_gpu", "course"])
 def test_without_the_hub_the_rest_is_planned_and_that_is_said(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = plan_run(name)
+    found = wb.plan(name)
     unknown = [line for line in found.notes if line.startswith("not checked: ")]
     assert len(unknown) == 2
     assert all("the hub cannot be reached" in line for line in unknown)
@@ -207,7 +208,7 @@ def test_a_script_is_planned_as_text_and_as_a_file(home):
     )
     (home / "train.py").write_text(script)
     for source in (script, "train.py"):
-        found = plan_run(source)
+        found = wb.plan(source)
         assert found.settings["gradient_accumulation_steps"] == 8
         assert "kl_coef is called beta in this version: beta = 0.01" in found.notes
         rows = {row.name: row for row in found.rows}
@@ -233,12 +234,12 @@ def test_a_script_is_planned_as_text_and_as_a_file(home):
 )
 def test_what_would_stop_the_training_stops_the_plan(recipe, error, said):
     with pytest.raises(error, match=f"(?s){said}"):
-        plan_run(Recipe.of(recipe))
+        wb.plan(Recipe.of(recipe))
 
 
 def test_stages_are_planned_one_by_one():
     stages = [{"name": "a", "steps": 3}, {"name": "b", "steps": 4, "grpo": {"kl_coef": 0.01}}]
-    found = plan_run(Recipe.of({"stages": stages}))
+    found = wb.plan(Recipe.of({"stages": stages}))
     assert re.search(r"stage 'a': 3 steps; .*stage 'b': 4 steps; ", found.words)
     assert found.recipe.stages[1].grpo == {"beta": 0.01}
 
@@ -260,7 +261,7 @@ def test_stages_are_planned_one_by_one():
 def test_the_steps_of_the_stages_decide_and_that_is_said(grpo, steps, line):
     stages = [{"name": f"s{number}", "steps": each} for number, each in enumerate(steps)]
     recipe = Recipe.of({"stages": stages, "grpo": grpo})
-    found = plan_run(recipe)
+    found = wb.plan(recipe)
     assert [note for note in found.notes if "decide" in note or "max_steps" in note] == ([line] if line else [])
     assert plan.stages_decide(recipe) == ([line] if line else [])
     rows = {row.name: row for row in found.rows}
@@ -271,11 +272,13 @@ def test_the_steps_of_the_stages_decide_and_that_is_said(grpo, steps, line):
 
 def test_memory_is_asked_with_what_is_known():
     seen = []
-    found = plan_run("cpu", memory=lambda *known: seen.append(known) or {"gb": 0.1})
+    found = wb.plan("cpu", memory=lambda *known: seen.append(known) or (True, ["told"], {"gb": 0.1}))
     assert found.found()["memory"] == {"gb": 0.1}
     assert "{'gb': 0.1}" in str(found)
-    [(recipe, settings, longest)] = seen
+    assert (found.settings["gradient_checkpointing"], found.notes) == (True, ("told",))
+    [([(recipe, settings, longest)], machine, decided)] = seen
     assert (recipe.run_name, settings["num_generations"], longest) == ("arithmetic", 8, found.longest_tokens)
+    assert (machine, decided) == (found.machine, None)
 
 
 def test_a_file_that_is_neither_is_refused(home):
@@ -287,7 +290,7 @@ def test_a_file_that_is_neither_is_refused(home):
 @pytest.mark.slow
 def test_the_plain_backend_is_planned_without_unsloth():
     script = (
-        "import sys\nfrom workbench.planning import plan_run\nfound = plan_run('course')\n"
+        "import sys\nimport workbench as wb\nfound = wb.plan('course')\n"
         "assert 'unsloth' not in sys.modules\nprint(found.settings['num_generations'])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -11,7 +11,8 @@ import pytest
 
 from workbench.errors import RecipeError
 from workbench.training import tracker_guard
-from workbench.training.policy import config_overrides, load_policy, trainer_classes
+from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.precision import config_overrides
 from workbench.training.trackers import planned_trackers, tracker_callbacks
 
 TRACKERS = [name for name in ("tensorboard", "trackio", "wandb") if importlib.util.find_spec(name)]
@@ -59,6 +60,7 @@ def run(policy, folder, report_to, name="r", stages=1, callbacks=None):
         "max_steps": 2, "num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8,
         "report_to": "none", "save_strategy": "no", "logging_steps": 1, "gradient_checkpointing": False,
     }  # fmt: skip
+    more = config_overrides("transformers", policy.compute_dtype, settings, cuda=False)
     rows = [{"prompt": [{"role": "user", "content": f"What is {n} + 1?"}]} for n in range(8)]
     notes = []
     if callbacks is None:
@@ -69,8 +71,7 @@ def run(policy, folder, report_to, name="r", stages=1, callbacks=None):
         for stage in range(stages):
             trainer = trainer_class(
                 model=policy.model, processing_class=policy.tokenizer, reward_funcs=[short_reward, silent_reward],
-                args=config_class(**settings, **config_overrides(policy, settings), output_dir=str(folder),
-                                  disable_tqdm=True),
+                args=config_class(**settings, **more, output_dir=str(folder), disable_tqdm=True),
                 train_dataset=Dataset.from_list(rows),
             )  # fmt: skip
             trainer.remove_callback(PrinterCallback)

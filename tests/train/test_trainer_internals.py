@@ -15,8 +15,8 @@ import workbench.training
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.prepare import prepare
 from workbench.training.session import build_config, build_trainer
-from workbench.training.stages import fit, planned_stages
 
 # Under plan/ a "trainer" is a call in somebody's script.
 SOURCES = [p for p in sorted(Path(workbench.training.__file__).parent.rglob("*.py")) if p.parent.name != "plan"]
@@ -45,8 +45,7 @@ def trainer(tmp_path_factory):
     config_class, trainer_class = trainer_classes("unsloth")
     policy = load_policy("tiny")
     grpo = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16}
-    [stage] = planned_stages(Recipe.of({"grpo": grpo}), arithmetic(16, 2), config_class)
-    fit(stage, policy.tokenizer, policy.max_seq_length)
+    [stage] = prepare(Recipe.of({"grpo": grpo}), arithmetic(16, 2), policy=policy).stages
     yield build_trainer(
         trainer_class, build_config(config_class, stage, tmp_path_factory.mktemp("out"), policy), stage, policy
     )
@@ -100,7 +99,7 @@ def watched(self, inputs):
     trained.extend(found["advantages"].tolist())
     return found
 trainer_class._generate_and_score_completions = watched
-from workbench.planning import plan_run
+import workbench as wb
 from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task
@@ -113,7 +112,7 @@ recorded = sorted(query(run.rollouts)["advantage"])  # a step's order is shuffle
 assert max(abs(a - b) for a, b in zip(recorded, sorted(trained), strict=True)) < 1e-5, (recorded, trained)
 assert any(recorded), recorded
 assert run.manifest()["settings"]["in_force"]["scale_rewards"] == "group"
-[row] = [row for row in plan_run(recipe, task=task(8, 4)).rows if row.name == "scale_rewards"]
+[row] = [row for row in wb.plan(recipe, task=task(8, 4)).rows if row.name == "scale_rewards"]
 assert (row.asked, row.in_force, row.by) == ("group", "group", "you")
 """
 

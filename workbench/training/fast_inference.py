@@ -10,13 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from workbench.training.policy import Policy
-    from workbench.training.stages import Stage
 
 NOT_INSTALLED = "vLLM is not installed here"
 # trl#3162; other published figures go from 14 times as fast (unsloth#5108) to 40 % slower (unsloth#3457).
@@ -71,25 +65,3 @@ def why_not(backend: str, *, cuda: bool, missing: str) -> str:
     if backend != "unsloth":
         return "it is Unsloth's, and the backend is transformers (grpo.use_vllm: true is TRL's own vLLM)"
     return missing if cuda else "this machine has no GPU"
-
-
-def agree(stages: Sequence[Stage], policy: Policy) -> list[str]:
-    """Make `use_vllm` of every stage what the policy was loaded with; one line where that is not what was asked.
-
-    Unsloth's trainer generates with the engine that came with the model. Told to use vLLM without one it would start a
-    second, which cannot be given a 4-bit policy's weights.
-    """
-    if policy.backend_name != "unsloth":
-        return []
-    lines = []
-    for stage in stages:
-        asked = bool(stage.settings.get("use_vllm"))
-        if asked == policy.fast_inference:
-            continue
-        stage.settings["use_vllm"] = policy.fast_inference
-        if asked:
-            said = [note for note in policy.notes if note.startswith(NOT_IN_FORCE)]
-            lines += said or [f"use_vllm = True becomes False: the policy was loaded without vLLM; {COST}"]
-        else:
-            lines.append("use_vllm becomes True: the policy was loaded with vLLM (fast_inference), which generates")
-    return list(dict.fromkeys(lines))

@@ -10,62 +10,59 @@ from dataclasses import asdict
 from typing import Any
 
 from workbench import memory
-from workbench.data.lengths import prompt_lengths_tokens
-from workbench.errors import PolicyError, RecipeError, WorkbenchError
+from workbench.errors import RecipeError, WorkbenchError
 from workbench.run.directory import RunDirectory
-from workbench.training.policy import Policy, load_tokenizer
-from workbench.training.stages import Stage
+from workbench.training import plan
+from workbench.training.plan.device import Machine
+from workbench.training.policy import trainer_classes
+from workbench.training.stages import Memory, Part, Stage
 
 
-def settle_checkpointing(
-    stages: Sequence[Stage], policy: Policy | None = None, begun_with: bool | None = None
-) -> list[str]:
-    """Put gradient checkpointing, on or off for the whole run, into every stage's settings, before the policy is loaded.
+def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory:
+    """For `prepare(memory=...)`: what follows from the memory of a card, of so many GB or that of the machine.
 
-    What the recipe says wins; then what the run began with; then what a given policy was loaded with; then the estimate for
-    this machine's GPU. Without a GPU it stays as it is.
+    On a machine without a GPU the estimate is of a card all the same, and the settings are taken as it would run them.
 
     Args:
-        policy: one that is loaded already; None: it is yet to be.
-        begun_with: for a run that goes on: what its manifest has.
-
-    Returns:
-        At most one line to show.
+        estimates: return the estimate, too; False: only the choice of gradient checkpointing, and nothing without a card.
     """
-    if "gradient_checkpointing" in stages[0].recipe.grpo:
-        return []
-    if begun_with is not None:
-        choice = memory.Choice(begun_with)
-    elif policy is not None:
-        on = policy.gradient_checkpointing
-        choice = memory.Choice(on, "gradient_checkpointing = True: the policy was loaded with it" if on else "")
-    elif (card := memory.card()) is not None:
-        choice = choose_for(stages, card[1] / 1e9)
-    else:
-        return []
-    for stage in stages:
-        stage.settings["gradient_checkpointing"] = choice.on
-    return [choice.line] if choice.line else []
+
+    def look(parts: Sequence[Part], machine: Machine, on: bool | None) -> tuple[bool, list[str], Any]:
+        room = vram_gb or machine.card_gb
+        if room is None and not estimates:
+            return bool(on), [], None
+        there = parts if machine.cuda else [_on_a_gpu(part, vllm=room is not None) for part in parts]
+        trained = [memory.Trained(*part) for part in there]
+        lines = []
+        if room is not None and any("gradient_checkpointing" in one.recipe.grpo for one in trained):
+            lines.append(memory.idle_checkpointing(trained, room))
+        elif room is not None and on is None:
+            on, line = memory.choose_checkpointing(trained, room)
+            lines.append(line)
+        if not estimates:
+            return bool(on), [line for line in lines if line], None
+        made = [
+            memory.estimate(
+                one.recipe,
+                {**one.settings, "gradient_checkpointing": bool(on)},
+                longest_prompt_tokens=one.longest_prompt_tokens,
+                vram_gb=room,
+            )
+            for one in trained
+        ]
+        if any(one[1].get("use_vllm") and not part[1].get("use_vllm") for one, part in zip(there, parts, strict=True)):
+            lines.append("memory is estimated as on a GPU where vLLM is installed, since the recipe asks for it")
+        return bool(on), [line for line in lines if line], max(made, key=lambda one: one.peak.high)
+
+    return look
 
 
-def choose_for(stages: Sequence[Stage], vram_gb: float) -> memory.Choice:
-    """The choice for planned stages on a card of so many GB. Prompts are measured only where their length can matter."""
-    choice = memory.choose_checkpointing([memory.Trained(one.recipe, one.settings, None) for one in stages], vram_gb)
-    if choice.clear:
-        return choice
-    measured = [memory.Trained(one.recipe, one.settings, _longest_prompt_tokens(one)) for one in stages]
-    return memory.choose_checkpointing(measured, vram_gb)
-
-
-def _longest_prompt_tokens(stage: Stage) -> int | None:
-    # Before the policy is there, and so with the tokenizer as it is stored.
-    try:
-        tokenizer = load_tokenizer(stage.recipe.policy.name, stage.recipe.chat_template_kwargs)
-    except PolicyError:
-        return None
-    most = stage.recipe.max_prompt_length
-    lengths = prompt_lengths_tokens(stage.rows, tokenizer)
-    return max((length for length in lengths if most is None or length <= most), default=None)
+def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
+    recipe, _, longest = part
+    # How much vLLM takes is a share of the card, so without one it is left out.
+    imagined = Machine(cuda=True, bf16=True, vllm=vllm)
+    fields = plan.field_names(trainer_classes(recipe.policy.backend)[0])
+    return recipe, plan.normalised(recipe, fields, imagined)[1], longest
 
 
 class Fit:

@@ -11,17 +11,16 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import PolicyError
-from workbench.recipe import LoraPart, PolicyPart
+from workbench.recipe import LoraPart, Recipe
 from workbench.training import plain
 from workbench.training.fast_inference import COST, NOT_IN_FORCE, missing, why_not
 from workbench.training.loading import (
@@ -33,25 +32,13 @@ from workbench.training.loading import (
     find_adapter,
     find_model,
     linear4bit_layers,
-    load_tokenizer,
     quiet_imports,
     random_kept,
 )
-from workbench.training.precision import adapter_in_float32, choose_dtype, config_overrides, device_name, native_bf16
+from workbench.training.precision import choose_dtype, device_name, native_bf16
 
-__all__ = [
-    "Policy",
-    "adapter_in_float32",
-    "bars_for",
-    "config_overrides",
-    "find_model",
-    "linear4bit_layers",
-    "load_policy",
-    "load_tokenizer",
-    "native_bf16",
-    "quiet_imports",
-    "trainer_classes",
-]
+if TYPE_CHECKING:
+    from workbench.training.prepare import Plan
 
 
 @dataclass
@@ -128,82 +115,79 @@ class Policy:
 
 
 def load_policy(
-    name: str | Path = "tiny",
+    source: str | Path | Recipe | Plan = "tiny",
     *,
-    backend: str = "unsloth",
-    load_in_4bit: bool = True,
-    max_seq_length: int = 256,
-    dtype: str | None = None,
-    lora: LoraPart | None = None,
     adapter: str | Path | None = None,
     gradient_checkpointing: bool = False,
-    fast_inference: bool = False,
-    gpu_memory_utilization: float = PolicyPart().gpu_memory_utilization,
-    chat_template_kwargs: dict[str, Any] | None = None,
-    seed: int = 0,
+    **fields: Any,
 ) -> Policy:
     """Load a policy with a LoRA adapter on it, ready for `GRPOTrainer`.
 
+        policy = wb.load_policy(plan)  # as the plan trains it
+        policy = wb.load_policy(run.recipe(), adapter=run.adapter)  # what a run trained, to measure with
+        policy = wb.load_policy("tiny", load_in_4bit=False)
+
     Args:
-        name: "tiny" (the embedded policy), a hub name such as "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a folder.
-        backend: "unsloth", or "transformers" for plain transformers and PEFT.
-        load_in_4bit: keep the frozen weights in NF4.
-        max_seq_length: tokens of prompt and completion together.
-        dtype: compute type, "float16", "bfloat16" or "float32"; None: chosen for the device.
-        lora: shape of a new adapter; None: the default one.
+        source: a plan; a recipe; or a name: "tiny" (the embedded policy), a hub name such as
+            "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a folder.
         adapter: folder of a trained adapter to put on instead of a new one (then not trainable).
-        gradient_checkpointing: recompute activations in the backward pass: less memory, slower.
-        fast_inference: start vLLM on the same frozen weights, to generate with. Where that cannot be, the policy is loaded
-            without it, and a note says why.
-        gpu_memory_utilization: vLLM's share of the GPU's free memory, from 0 to 1, the weights included.
-        chat_template_kwargs: what its template is rendered with, as in the recipe: {"enable_thinking": False}.
-        seed: initialises the adapter.
+        gradient_checkpointing: recompute activations in the backward pass: less memory, slower. A plan decides it itself.
+        fields: for a name: what a recipe's `policy` says (`backend`, `load_in_4bit`, `max_seq_length`, `dtype`,
+            `fast_inference`, `gpu_memory_utilization`), and `lora`, `chat_template_kwargs` and `seed`.
+
+    With `fast_inference` vLLM starts on the same frozen weights, to generate with. Where that cannot be, the policy is loaded
+    without it, and a note says why.
 
     Raises:
         PolicyError: if the name or `dtype` is unknown, the folder holds no model, the hub cannot be reached, 4-bit was asked
             for and is not what was loaded, vLLM does not start, or the plain backend is asked for where unsloth has patched
             the libraries.
     """
-    _check_backend(backend)
-    loads = _BACKENDS[backend]
-    dtype = None if dtype is None else str(dtype).removeprefix("torch.")
-    if dtype not in (None, "float16", "bfloat16", "float32"):
-        raise PolicyError(
-            f"dtype {dtype!r}: unknown",
-            rule="a policy computes in float16, bfloat16 or float32",
-            remedy="choose one of them, or None: chosen for the device",
-        )
+    if isinstance(source, Recipe):
+        # vLLM and checkpointing serve training, which a plan is for.
+        recipe, fast_inference = source, False
+    elif isinstance(source, (str, Path)):
+        recipe = _recipe_for(str(source), **fields)
+        fast_inference = recipe.policy.fast_inference
+    else:
+        recipe, gradient_checkpointing = source.recipe, bool(source.settings["gradient_checkpointing"])
+        fast_inference = bool(source.settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
+    asked = recipe.policy
+    name, loads = asked.name, _BACKENDS[asked.backend]
     source = find_model(name)
     check_tokenizer_files(source, name)
     trained = None if adapter is None else find_adapter(adapter)
     version = loads.version()  # imports what must come before trl, transformers and peft
-    if backend == "transformers":
+    if asked.backend == "transformers":
         _check_not_replaced()
     started = time.perf_counter()
-    without = _without_vllm(backend) if fast_inference else ""
-    engine = _engine(lora or LoraPart(), gpu_memory_utilization) if fast_inference and not without else {}
+    without = _without_vllm(asked.backend) if fast_inference else ""
+    engine = {}
+    if fast_inference and not without:
+        # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
+        share = asked.gpu_memory_utilization
+        engine = {"fast_inference": True, "max_lora_rank": recipe.lora.r, "gpu_memory_utilization": share}
+    how = {"load_in_4bit": asked.load_in_4bit, "max_seq_length": asked.max_seq_length, "dtype": asked.dtype}
     try:
         with bars_for(source):
-            model, tokenizer, notes = loads.load_base(
-                source, load_in_4bit=load_in_4bit, max_seq_length=max_seq_length, dtype=dtype, **engine
-            )
+            model, tokenizer, notes = loads.load_base(source, **how, **engine)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         if engine:
             raise PolicyError(
-                f"policy {str(name)!r} with fast_inference: {type(error).__name__}: {error}",
+                f"policy {name!r} with fast_inference: {type(error).__name__}: {error}",
                 rule="vLLM starts when the policy is loaded, within its share of the GPU's free memory "
-                f"(gpu_memory_utilization = {gpu_memory_utilization:g})",
+                f"(gpu_memory_utilization = {asked.gpu_memory_utilization:g})",
                 remedy="correct what it names, or set policy.fast_inference: false, which generates with the policy itself",
             ) from error
         raise PolicyError(
-            f"policy {str(name)!r}: {type(error).__name__}: {error}",
+            f"policy {name!r}: {type(error).__name__}: {error}",
             rule="a policy is a causal language model that transformers can read",
             remedy="check the folder or the hub name; `workbench doctor` tells what works on this machine",
         ) from error
-    tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
-    notes += check_4bit(model, name, load_in_4bit)
+    tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
+    notes += check_4bit(model, name, asked.load_in_4bit)
     if trained is None:
-        model = loads.add_lora(model, lora or LoraPart(), gradient_checkpointing=gradient_checkpointing, seed=seed)
+        model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
     else:
         from peft import PeftModel
 
@@ -214,11 +198,11 @@ def load_policy(
         notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
     linear4bit = len(linear4bit_layers(model))
     return Policy(
-        name=str(name),
+        name=name,
         source=source,
         model=model,
         tokenizer=tokenizer,
-        max_seq_length=max_seq_length,
+        max_seq_length=asked.max_seq_length,
         device=device_name(),
         backend=version,
         precision="nf4" if linear4bit else str(model.dtype).removeprefix("torch."),
@@ -231,6 +215,27 @@ def load_policy(
         fast_inference=started_vllm,
         notes=notes,
     )
+
+
+def _recipe_for(
+    name: str,
+    lora: LoraPart | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+    dtype: Any = None,
+    **policy: Any,
+) -> Recipe:
+    _check_backend(policy.get("backend", "unsloth"))
+    dtype = None if dtype is None else str(dtype).removeprefix("torch.")
+    if dtype not in (None, "float16", "bfloat16", "float32"):
+        raise PolicyError(
+            f"dtype {dtype!r}: unknown",
+            rule="a policy computes in float16, bfloat16 or float32",
+            remedy="choose one of them, or None: chosen for the device",
+        )
+    policy = {"name": name, "dtype": dtype, **policy}
+    kwargs = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
+    return Recipe.of({"policy": policy, "lora": lora or LoraPart(), "grpo": kwargs, "seed": seed}, "load_policy")
 
 
 def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
@@ -284,44 +289,11 @@ def _without_vllm(backend: str) -> str:
     return why_not(backend, cuda=cuda, missing=missing(imports=cuda))
 
 
-def _engine(lora: LoraPart, gpu_memory_utilization: float) -> dict[str, Any]:
-    # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
-    return {"fast_inference": True, "max_lora_rank": lora.r, "gpu_memory_utilization": gpu_memory_utilization}
-
-
 def _count(number: int) -> str:
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.2f} {unit}"
     return str(number)
-
-
-# What Unsloth prints on a CPU: that it supports SFTTrainer, as if GRPO were not, and what the policy's own line says better.
-_NOISE = re.compile(
-    r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU threads\..*chunked CE"
-)
-
-
-@contextlib.contextmanager
-def _without_noise() -> Iterator[None]:
-    """Keep these two lines out of what is printed meanwhile, and nothing else."""
-
-    class Sieve:
-        kept_out = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(stream, name)
-
-        def write(self, text: str) -> int:
-            its_end = self.kept_out and text == "\n"  # print writes a line and its end one after the other
-            self.kept_out = _NOISE.match(text) is not None
-            return len(text) if its_end or self.kept_out else stream.write(text)
-
-    stream, sys.stdout = sys.stdout, Sieve()
-    try:
-        yield
-    finally:
-        sys.stdout = stream
 
 
 def _unsloth() -> Any:
@@ -332,7 +304,7 @@ def _unsloth() -> Any:
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
         os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
-        with quiet_imports(), _without_noise():
+        with quiet_imports():
             import unsloth
     import unsloth
 
@@ -354,14 +326,13 @@ def _unsloth_base(
     import torch
 
     chosen, notes = choose_dtype(dtype, "unsloth", cuda=torch.cuda.is_available(), bf16=native_bf16())
-    with _without_noise():
-        model, tokenizer = loader.from_pretrained(
-            model_name=source,
-            max_seq_length=max_seq_length,
-            dtype=getattr(torch, chosen) if chosen else None,  # on a GPU it knows two of the three by their names
-            load_in_4bit=load_in_4bit,
-            **engine,
-        )
+    model, tokenizer = loader.from_pretrained(
+        model_name=source,
+        max_seq_length=max_seq_length,
+        dtype=getattr(torch, chosen) if chosen else None,  # on a GPU it knows two of the three by their names
+        load_in_4bit=load_in_4bit,
+        **engine,
+    )
     return model, tokenizer, notes
 
 

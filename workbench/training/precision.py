@@ -6,12 +6,7 @@ CPU and slow emulation on an old GPU.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from workbench.training.policy import Policy
+from typing import Any
 
 
 def device_name() -> str:
@@ -68,38 +63,27 @@ def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) 
     return asked if any(asked.values()) else {"bf16": in_bf16, "fp16": not in_bf16 and dtype != "float32"}
 
 
-def one_of(backend: str, gpus: int | None = None, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A line for a machine with several GPUs (None: this one); none where a launcher started a process for each of them."""
-    import torch
-
-    gpus = torch.cuda.device_count() if gpus is None else gpus
-    if gpus < 2 or "LOCAL_RANK" in environment:
-        return []
-    spread = "; Unsloth spreads over all of them a model that leaves too little room on one" * (backend == "unsloth")
-    return [
-        f"{gpus} GPUs, and a run trains on one, the first that it sees{spread}. CUDA_VISIBLE_DEVICES=1, set before torch is "
-        "imported, lets it see the second alone"
-    ]
-
-
-def config_overrides(policy: Policy, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of GRPOConfig that this policy's backend and device need, and that were not asked otherwise.
+def config_overrides(
+    backend: str, compute_dtype: str | None, settings: dict[str, Any], *, cuda: bool
+) -> dict[str, Any]:
+    """Settings of GRPOConfig that a backend and device need, and that were not asked otherwise.
 
     Empty with Unsloth, whose own config sees to it.
 
     Args:
+        backend: "unsloth" or "transformers".
+        compute_dtype: what the frozen weights compute in: "bfloat16", "float16" or "float32".
         settings: what GRPOConfig would be built with. Nothing that is in it is changed.
+        cuda: there is a GPU.
     """
-    import torch
-
-    if policy.backend_name != "transformers":
+    if backend != "transformers":
         return {}
     # Mixed precision in the type that the frozen weights compute in; TRL's own default is bf16 everywhere.
     needed = {
-        "bf16": policy.compute_dtype == "bfloat16" and not settings.get("fp16"),
-        "fp16": policy.compute_dtype == "float16" and not settings.get("bf16"),
+        "bf16": compute_dtype == "bfloat16" and not settings.get("fp16"),
+        "fp16": compute_dtype == "float16" and not settings.get("bf16"),
     }
-    if not torch.cuda.is_available():
+    if not cuda:
         needed |= {"use_cpu": True, "dataloader_pin_memory": False}
     return {name: value for name, value in needed.items() if name not in settings}
 

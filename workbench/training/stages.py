@@ -6,8 +6,8 @@ found when the second has trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,23 @@ from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
 from workbench.training import plan
 from workbench.training.adaptive import AdaptiveWeights
+from workbench.training.fast_inference import COST, NOT_IN_FORCE
+from workbench.training.plan.device import Machine
+from workbench.training.plan.values import check_trackers
+from workbench.training.policy import Policy
 from workbench.workspace import find, shown
 
 ONLY_STAGE = "1"
+# What is trained at a time: (recipe, settings, longest prompt in tokens or None).
+Part = tuple[Recipe, dict[str, Any], int | None]
+# Called with the parts, the machine, and gradient checkpointing where that is decided already (else None); returns
+# gradient checkpointing, lines to show and an estimate (or None).
+Memory = Callable[[Sequence[Part], Machine, bool | None], tuple[bool, list[str], Any]]
 # What is decided when the policy is loaded, or is counted over the whole run.
 _NOT_BY_STAGE = ("gradient_checkpointing", "use_vllm", "max_steps", "num_train_epochs", "bf16", "fp16", "report_to")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Stage:
     """One stage, checked: everything that its trainer is built from."""
 
@@ -51,20 +60,27 @@ class Stage:
         """Steps that the stage trains; -1 where that follows from epochs."""
         return self.settings["max_steps"]
 
+    def fresh(self) -> Stage:
+        """The same stage, with settings and reward functions that nothing else changes: each trainer gets its own."""
+        return replace(self, settings=dict(self.settings), suite=_suite(self.task, self.recipe, self.settings))
 
-def planned_stages(recipe: Recipe, task: Task, config_class: type, begun: RunDirectory | None = None) -> list[Stage]:
+
+def planned_stages(
+    recipe: Recipe, task: Task, config_class: type, machine: Machine | None = None, begun: RunDirectory | None = None
+) -> list[Stage]:
     """The recipe's stages, in order, checked as far as can be without a policy.
 
     Args:
+        recipe: under today's names.
+        machine: what it trains on; None: this one.
         begun: the run that goes on: its stages' tasks are those that it was begun with; None: as they are now.
 
     Raises:
         RecipeError, TaskError, RewardError: naming the stage, where there are several.
     """
     if not recipe.stages:
-        [only] = [_stage(recipe, task, config_class, ONLY_STAGE, 0, recipe.adaptive_weights)]
-        only.source = _edited(recipe.task, task)
-        return [only]
+        only = _stage(recipe, task, config_class, machine, ONLY_STAGE, 0, recipe.adaptive_weights)
+        return [replace(only, source=_edited(recipe.task, task))]
     stages: list[Stage] = []
     for number, part in enumerate(recipe.stages):
         own_task = task
@@ -74,14 +90,14 @@ def planned_stages(recipe: Recipe, task: Task, config_class: type, begun: RunDir
             _for_stage(recipe, part, own_task),
             own_task,
             config_class,
+            machine,
             part.name,
             number,
             {**_of(recipe.adaptive_weights, own_task), **part.adaptive_weights},
             part.prompts,
         )
-        stage.source = _edited(part.task or recipe.task, own_task)
-        stage.offset = stages[-1].offset + stages[-1].steps if stages else 0
-        stages.append(stage)
+        offset = stages[-1].offset + stages[-1].steps if stages else 0
+        stages.append(replace(stage, source=_edited(part.task or recipe.task, own_task), offset=offset))
     return stages
 
 
@@ -192,6 +208,7 @@ def _stage(
     recipe: Recipe,
     task: Task,
     config_class: type,
+    machine: Machine | None,
     name: str,
     number: int,
     adaptive: dict[str, AdaptivePart],
@@ -202,21 +219,10 @@ def _stage(
         raise RecipeError(
             f"{where}task {task.name!r}: 0 prompts", rule="training needs prompts", remedy="give the task rows"
         )
-    recipe, settings, notes = plan.normalised(recipe, plan.field_names(config_class))
-    planned = plan.batch(settings)
-    plan.check_values(settings, plan.field_kinds(config_class))
-    plan.check_lengths(recipe, settings)
+    settings, planned, notes = checked_settings(recipe, config_class, machine)
     rows = _chosen(task.with_ids(task.rows), prompts or {}, where)
     plan.check_prompts(len(rows), planned)
-    suite = RewardSuite(
-        task,
-        planned.num_generations,
-        recipe.reward_weights,
-        settings["scale_rewards"],
-        settings.get("multi_objective_aggregation", "sum_then_normalize"),
-        deadline_s=recipe.rewards.deadline_s,
-        on_error=recipe.rewards.on_error,
-    )
+    suite = _suite(task, recipe, settings)
     unknown = sorted(set(adaptive) - set(suite.names))
     if unknown:
         raise RecipeError(
@@ -225,8 +231,39 @@ def _stage(
             remedy=f"choose from {', '.join(suite.names)}",
         )
     AdaptiveWeights(adaptive, suite)  # says what cannot adapt
-    suite.rehearse(rows)
+    try:
+        suite.rehearse(rows)
+    finally:
+        suite.close()
     return Stage(name, number, recipe, task, rows, settings, planned, suite, adaptive, notes)
+
+
+def checked_settings(
+    recipe: Recipe, config_class: type, machine: Machine | None
+) -> tuple[dict[str, Any], plan.Batch, list[str]]:
+    """(what GRPOConfig is built from, its generation batch, one line for each thing that is not as it was asked).
+
+    Raises:
+        RecipeError: for a value that cannot work.
+    """
+    _, settings, notes = plan.normalised(recipe, plan.field_names(config_class), machine)
+    planned = plan.batch(settings)
+    plan.check_values(settings, plan.field_kinds(config_class))
+    plan.check_lengths(recipe, settings)
+    check_trackers(settings["report_to"])
+    return settings, planned, notes
+
+
+def _suite(task: Task, recipe: Recipe, settings: dict[str, Any]) -> RewardSuite:
+    return RewardSuite(
+        task,
+        settings["num_generations"],
+        recipe.reward_weights,
+        settings["scale_rewards"],
+        settings.get("multi_objective_aggregation", "sum_then_normalize"),
+        deadline_s=recipe.rewards.deadline_s,
+        on_error=recipe.rewards.on_error,
+    )
 
 
 def _chosen(rows: Sequence[Row], wanted: dict[str, Any], where: str) -> list[Row]:
@@ -250,8 +287,8 @@ def _chosen(rows: Sequence[Row], wanted: dict[str, Any], where: str) -> list[Row
     return list(rows)
 
 
-def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> None:
-    """Leave out the prompts that are longer than the recipe allows, and check the rest against the context.
+def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
+    """The stage without the prompts that are longer than the recipe allows, the rest checked against the context.
 
     The tokenizer carries the stage's `chat_template_kwargs` from here on.
 
@@ -259,17 +296,32 @@ def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> None:
         RecipeError, DataError: if too few are left, or prompt and completion do not fit.
     """
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
-    stage.notes += template_notes(stage.rows, tokenizer)
-    lengths = prompt_lengths_tokens(stage.rows, tokenizer)
-    longest = stage.recipe.max_prompt_length
+    notes, rows = template_notes(stage.rows, tokenizer), stage.rows
+    lengths = prompt_lengths_tokens(rows, tokenizer)
+    longest, longer = stage.recipe.max_prompt_length, []
     if longest is not None:
-        stage.rows, longer = keep_within(stage.rows, lengths, longest)
-        stage.left_out_too_long = len(longer)
+        rows, longer = keep_within(rows, lengths, longest)
         lengths = [length for length in lengths if length <= longest]
         if longer:
-            stage.notes.append(
-                f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(stage.rows)} kept"
-            )
-        plan.check_prompts(len(stage.rows), stage.planned)
+            notes.append(f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(rows)} kept")
+        plan.check_prompts(len(rows), stage.planned)
     check_budget(max(lengths), stage.settings["max_completion_length"], max_seq_length, min(lengths))
-    stage.lengths_tokens = lengths
+    left_out = stage.left_out_too_long + len(longer)
+    notes = [*stage.notes, *(note for note in notes if note not in stage.notes)]
+    return replace(stage, rows=rows, left_out_too_long=left_out, lengths_tokens=lengths, notes=notes)
+
+
+def settled_vllm(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], list[str]]:
+    """The stages with `use_vllm` as the policy was loaded, and one line where that is not what was asked.
+
+    Unsloth's trainer generates with the engine that came with the model. Told to use vLLM without one it would start a
+    second, which cannot be given a 4-bit policy's weights.
+    """
+    asked = {bool(stage.settings.get("use_vllm")) for stage in stages}
+    if policy.backend_name != "unsloth" or asked == {policy.fast_inference}:
+        return list(stages), []
+    settled = [replace(stage, settings={**stage.settings, "use_vllm": policy.fast_inference}) for stage in stages]
+    if policy.fast_inference:
+        return settled, ["use_vllm becomes True: the policy was loaded with vLLM (fast_inference), which generates"]
+    said = [note for note in policy.notes if note.startswith(NOT_IN_FORCE)]
+    return settled, said or [f"use_vllm = True becomes False: the policy was loaded without vLLM; {COST}"]

@@ -11,14 +11,13 @@ do not here. Every completion of every step is in the run's `rollouts/`.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import RecipeError
+from workbench.training.plan.values import check_trackers
 from workbench.training.tracker_guard import PROJECT, guarded
 from workbench.workspace import shown
 
@@ -45,24 +44,11 @@ def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], 
     Raises:
         RecipeError: for a name that transformers knows no tracker by.
     """
-    from transformers.integrations.integration_utils import (
-        INTEGRATION_TO_CALLBACK,
-        get_available_reporting_integrations,
-    )
+    from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-    several = isinstance(report_to, (list, tuple))
-    asked = list(report_to) if several else [] if report_to is None else [report_to]
+    asked = check_trackers(report_to)
     found, notes = [], []
-    for name in get_available_reporting_integrations() if asked == ["all"] else dict.fromkeys(asked):
-        if name == "none":
-            continue
-        if name not in INTEGRATION_TO_CALLBACK:
-            near = difflib.get_close_matches(str(name), [*INTEGRATION_TO_CALLBACK, "none", "all"], n=1)
-            raise RecipeError(
-                f"grpo.report_to = {name!r}",
-                rule=f"a tracker is one of {', '.join(INTEGRATION_TO_CALLBACK)}; or none, or all that are installed",
-                remedy=f"did you mean {near[0]!r}?" if near else "choose one; the run's own files are written anyway",
-            )
+    for name in get_available_reporting_integrations() if asked == ["all"] else asked:
         modules = _MODULES.get(name, (name,))
         if modules and not any(importlib.util.find_spec(module) for module in modules):
             notes.append(

@@ -2,7 +2,7 @@
 
 from workbench.training.plan.advice import stages_decide
 from workbench.training.plan.batches import Arithmetic, Batch, arithmetic, batch, check_prompts, in_words
-from workbench.training.plan.device import Device
+from workbench.training.plan.device import Machine
 from workbench.training.plan.in_force import STAGES, Row, asked_of, built, check_in_force, in_force_table
 from workbench.training.plan.names import ALIASES, ELSEWHERE, MOVED, nearest, renamed, translated
 from workbench.training.plan.overrides import overridden
@@ -18,7 +18,7 @@ __all__ = [
     "STAGES",
     "Arithmetic",
     "Batch",
-    "Device",
+    "Machine",
     "Row",
     "arithmetic",
     "asked_of",

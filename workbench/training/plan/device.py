@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from workbench.errors import RecipeError
 from workbench.recipe import Recipe
 from workbench.training.fast_inference import COST, NOT_INSTALLED, missing, why_not
-from workbench.training.precision import choose_dtype, unsloths_choice
+from workbench.training.precision import choose_dtype, native_bf16, unsloths_choice
 
 CPU_OPTIMISER = "adamw_torch_fused"
 # bitsandbytes' 8-bit and paged optimisers, and Apex's, have no CPU kernels.
@@ -19,25 +19,27 @@ _TRLS_ENGINE = (
 )  # fmt: skip
 
 
-class Device(NamedTuple):
-    """What settings depend on."""
+class Machine(NamedTuple):
+    """What settings depend on: looked at once, or said for a machine that is elsewhere."""
 
     cuda: bool
-    native_bf16: bool
-    vllm: bool  # whether it can be imported
+    bf16: bool  # computed natively, without emulation
+    vllm: bool = False  # whether it can be imported
     no_vllm: str = NOT_INSTALLED  # the reason, where it cannot
+    card_gb: float | None = None  # memory of the GPU, in 10^9 bytes
+    gpus: int = 0
 
     @classmethod
-    def here(cls, *, for_vllm: bool = False) -> Device:
-        """This machine. Imports torch, so it is asked only when a setting depends on it; and `for_vllm` vLLM."""
-        from workbench.training.policy import native_bf16
-
+    def here(cls, *, for_vllm: bool = False) -> Machine:
+        """This machine. Imports torch, and `for_vllm` vLLM where there is a GPU for it."""
         bf16 = native_bf16()
         import torch
 
+        gpus = torch.cuda.device_count()
         cuda = torch.cuda.is_available()
         reason = missing(imports=for_vllm and cuda)
-        return cls(cuda, bf16, not reason, reason)
+        card_gb = torch.cuda.get_device_properties(0).total_memory / 1e9 if cuda else None
+        return cls(cuda, bf16, not reason, reason, card_gb, gpus)
 
 
 def asks_for_vllm(settings: dict[str, Any], recipe: Recipe) -> bool:
@@ -56,7 +58,7 @@ def depends(settings: dict[str, Any], recipe: Recipe) -> bool:
     )
 
 
-def fitted(settings: dict[str, Any], recipe: Recipe, device: Device) -> tuple[dict[str, Any], list[str]]:
+def fitted(settings: dict[str, Any], recipe: Recipe, machine: Machine) -> tuple[dict[str, Any], list[str]]:
     """Settings that this device can train with.
 
     Returns:
@@ -67,11 +69,11 @@ def fitted(settings: dict[str, Any], recipe: Recipe, device: Device) -> tuple[di
     """
     found, notes = dict(settings), []
     for fit in (_precision, _vllm, _optimiser):
-        notes += fit(found, recipe, device)
+        notes += fit(found, recipe, machine)
     return found, notes
 
 
-def _precision(found: dict[str, Any], recipe: Recipe, device: Device) -> list[str]:
+def _precision(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
     if found.get("bf16") and found.get("fp16"):
         raise RecipeError(
             "grpo.bf16 = True and grpo.fp16 = True",
@@ -79,20 +81,25 @@ def _precision(found: dict[str, Any], recipe: Recipe, device: Device) -> list[st
             remedy="keep one, or neither: it is chosen for the device",
         )
     policy = recipe.policy
-    chosen, notes = choose_dtype(policy.dtype, policy.backend, cuda=device.cuda, bf16=device.native_bf16)
+    chosen, notes = choose_dtype(policy.dtype, policy.backend, cuda=machine.cuda, bf16=machine.bf16)
     dtype = chosen if policy.dtype else None
     word = next((word for word in ("bf16", "fp16") if found.get(word)), None)
-    why = word and _unfit(word, dtype, policy.backend, device)
+    why = word and _unfit(word, dtype, policy.backend, machine)
     if why:
         del found[word]
-        if word == "bf16" and device.cuda and policy.backend == "transformers":
-            # TRL defaults to bf16 where neither is set, and this GPU only emulates it.
-            found["fp16"] = True
-            return [*notes, f"bf16 = True becomes fp16 = True: {why}"]
-        notes.append(
-            f"{word} = True is left out: {why}; computed in: {_computed_in(dtype, found, policy.backend, device)}"
-        )
-    elif policy.dtype == "float32" and not word and _computed_in(dtype, found, policy.backend, device) == "bfloat16":
+    unsloth = unsloths_choice(dtype, found, bf16=machine.bf16) if machine.cuda and policy.backend == "unsloth" else {}
+    if why and word == "bf16" and machine.cuda and policy.backend == "transformers":
+        # TRL defaults to bf16 where neither is set, and this GPU only emulates it.
+        found["fp16"] = True
+        notes.append(f"bf16 = True becomes fp16 = True: {why}")
+    elif why:
+        here = "bfloat16" if unsloth.get("bf16") else "float16" if unsloth.get("fp16") else "float32"
+        if not machine.cuda and machine.bf16:
+            here = "bfloat16 or float32, as the CPU has it"
+        elif machine.cuda and policy.backend == "transformers":
+            here = chosen
+        notes.append(f"{word} = True is left out: {why}; computed in: {here}")
+    elif policy.dtype == "float32" and not word and unsloth.get("bf16"):
         notes.append(
             "policy.dtype = 'float32' is how the weights are kept: on this GPU Unsloth's trainer puts bf16 = True in force and "
             "computes in bfloat16; backend: transformers computes in float32"
@@ -100,42 +107,33 @@ def _precision(found: dict[str, Any], recipe: Recipe, device: Device) -> list[st
     return notes
 
 
-def _computed_in(dtype: str | None, found: dict[str, Any], backend: str, device: Device) -> str:
-    if not device.cuda:
-        return "bfloat16 or float32, as the CPU has it" if device.native_bf16 else "float32"
-    if backend == "transformers":
-        return dtype or ("bfloat16" if device.native_bf16 else "float16")
-    chosen = unsloths_choice(dtype, found, bf16=device.native_bf16)
-    return "bfloat16" if chosen["bf16"] else "float16" if chosen["fp16"] else "float32"
-
-
-def _unfit(word: str, dtype: str | None, backend: str, device: Device) -> str | None:
+def _unfit(word: str, dtype: str | None, backend: str, machine: Machine) -> str | None:
     other = {"bf16": "float16", "fp16": "bfloat16"}[word]
-    if word == "bf16" and not device.native_bf16:
-        return f"this {'GPU (a T4, for one, computes in float16)' if device.cuda else 'CPU'} only emulates bfloat16"
+    if word == "bf16" and not machine.bf16:
+        return f"this {'GPU (a T4, for one, computes in float16)' if machine.cuda else 'CPU'} only emulates bfloat16"
     if dtype == other:
         return f"policy.dtype = {dtype!r} says otherwise"
     if word == "bf16":
         return None
-    if not device.cuda:
+    if not machine.cuda:
         return "float16 is for GPUs"
-    if device.native_bf16 and backend == "unsloth" and dtype is None:
+    if machine.bf16 and backend == "unsloth" and dtype is None:
         return 'Unsloth loads in bfloat16 on this GPU and refuses float16 beside it (policy.dtype = "float16" for that)'
     return None
 
 
-def _vllm(found: dict[str, Any], recipe: Recipe, device: Device) -> list[str]:
+def _vllm(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
     if not asks_for_vllm(found, recipe):
         return []
     fast, trls = recipe.policy.fast_inference, bool(found.get("use_vllm"))
-    missing = "" if device.vllm else device.no_vllm
+    missing = "" if machine.vllm else machine.no_vllm
     if recipe.policy.backend == "unsloth":
-        return _unsloths_vllm(found, recipe, why_not("unsloth", cuda=device.cuda, missing=missing))
+        return _unsloths_vllm(found, recipe, why_not("unsloth", cuda=machine.cuda, missing=missing))
     lines = []
     if fast:
-        why = why_not(recipe.policy.backend, cuda=device.cuda, missing=missing)
+        why = why_not(recipe.policy.backend, cuda=machine.cuda, missing=missing)
         lines.append(f"policy.fast_inference = True is left out: {why}" + ("" if trls else f"; {COST}"))
-    why = missing if device.cuda else "this machine has no GPU"
+    why = missing if machine.cuda else "this machine has no GPU"
     if trls and why:
         found["use_vllm"] = False
         lines.append(f"use_vllm = True becomes False: {why}; {COST}")
@@ -174,8 +172,8 @@ def _gpu_optimiser(settings: dict[str, Any]) -> bool:
     return any(part in str(settings.get("optim", "")) for part in _GPU_ONLY)
 
 
-def _optimiser(found: dict[str, Any], recipe: Recipe, device: Device) -> list[str]:
-    if device.cuda or not _gpu_optimiser(found):
+def _optimiser(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
+    if machine.cuda or not _gpu_optimiser(found):
         return []
     asked, found["optim"] = found["optim"], CPU_OPTIMISER
     return [f"optim = {asked!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's states are small"]

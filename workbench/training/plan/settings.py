@@ -14,7 +14,7 @@ from workbench.errors import RecipeError
 from workbench.recipe import Recipe
 from workbench.training.plan.advice import advice
 from workbench.training.plan.batches import whole_groups
-from workbench.training.plan.device import Device, asks_for_vllm, depends, fitted
+from workbench.training.plan.device import Machine, asks_for_vllm, depends, fitted
 from workbench.training.plan.names import MOVED, renamed
 from workbench.training.plan.values import DEFAULTS
 
@@ -22,7 +22,7 @@ CISPO_EPSILON_HIGH = 5.0  # epsilon_max of the ScaleRL paper
 
 
 def normalised(
-    recipe: Recipe, fields: set[str], device: Device | None = None, processes: int = 1
+    recipe: Recipe, fields: set[str], machine: Machine | None = None, processes: int = 1
 ) -> tuple[Recipe, dict[str, Any], list[str]]:
     """A recipe under today's names, and the settings that GRPOConfig is built from.
 
@@ -31,7 +31,7 @@ def normalised(
     Args:
         recipe: what was asked; it is not changed.
         fields: names of the installed GRPOConfig's fields: `field_names(config_class)`.
-        device: what the machine can do; None: this one, looked at only if a setting depends on it.
+        machine: what it can do; None: this one, looked at only if a setting depends on it.
         processes: how many train together, one a GPU.
 
     Returns:
@@ -54,18 +54,18 @@ def normalised(
     found, said = whole_groups(found, asked, processes)
     notes += said
     if depends(found, recipe):
-        found, said = fitted(found, recipe, device or Device.here(for_vllm=asks_for_vllm(found, recipe)))
+        found, said = fitted(found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe)))
         notes += said
     return recipe, found, notes + advice(recipe, found)
 
 
-def settings(recipe: Recipe, fields: set[str], device: Device | None = None) -> tuple[dict[str, Any], list[str]]:
+def settings(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[dict[str, Any], list[str]]:
     """Only the settings and the lines of `normalised`, for a recipe in which nothing has to be moved out of `grpo`.
 
     Raises:
         RecipeError: as `normalised`, and for a setting that belongs elsewhere in the recipe: it would be said and not done.
     """
-    new, found, notes = normalised(recipe, fields, device)
+    new, found, notes = normalised(recipe, fields, machine)
     for name, value in recipe.grpo.items():
         where = "reward_weights" if name == "reward_weights" else MOVED.get(name)
         if where and value is not None and new.model_dump(exclude={"grpo"}) != recipe.model_dump(exclude={"grpo"}):

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from workbench.errors import RecipeError
+from workbench.errors import RecipeError, nearest
 from workbench.recipe import template_kwargs
 
 # Stated, not inherited: stock TRL and Unsloth's GPU class have different defaults for most of these.
@@ -138,6 +138,29 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             allowed, words = _RULES[name]
             if not allowed(value):
                 raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")
+
+
+def check_trackers(report_to: Any) -> list[str]:
+    """The trackers that `report_to` names, "all" among them; starts none.
+
+    Args:
+        report_to: "none", a name, several names, or "all" that are installed.
+
+    Raises:
+        RecipeError: for a name that transformers knows no tracker by.
+    """
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    asked = list(report_to) if isinstance(report_to, (list, tuple)) else [] if report_to is None else [report_to]
+    for name in asked:
+        if name not in INTEGRATION_TO_CALLBACK and name != "none" and asked != ["all"]:
+            choices = [*INTEGRATION_TO_CALLBACK, "none", "all"]
+            raise RecipeError(
+                f"grpo.report_to = {name!r}",
+                rule=f"a tracker is one of {', '.join(INTEGRATION_TO_CALLBACK)}; or none, or all that are installed",
+                remedy=nearest(str(name), choices, "choose one; the run's own files are written anyway"),
+            )
+    return [name for name in dict.fromkeys(asked) if name != "none"]
 
 
 def _fits(value: Any, wanted: set[type]) -> bool:

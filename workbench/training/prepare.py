@@ -1,0 +1,426 @@
+"""One `prepare` for what is shown and what is trained: a recipe, checked as far as can be without loading its policy.
+
+`plan` shows a `Plan` and `train` trains one, so what the first accepts the second accepts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import DataError, PolicyError, RecipeError
+from workbench.recipe import Recipe
+from workbench.run.directory import RunDirectory, check_name
+from workbench.task import Task, load_task
+from workbench.training import plan as settings_of
+from workbench.training.generation import expected, in_words
+from workbench.training.loading import load_tokenizer, local_model
+from workbench.training.plan.batches import Batch
+from workbench.training.plan.device import Machine, asks_for_vllm
+from workbench.training.plan.in_force import STAGES, Row
+from workbench.training.policy import trainer_classes
+from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
+from workbench.training.presets import find_recipe
+from workbench.training.stages import (
+    ONLY_STAGE,
+    Memory,
+    Stage,
+    begun_task,
+    checked_settings,
+    fit,
+    planned_stages,
+    settled_vllm,
+)
+from workbench.workspace import find, shown
+
+if TYPE_CHECKING:
+    from workbench.training.policy import Policy
+
+REFUSALS = (TypeError, ValueError, ImportError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is: made by `prepare`, shown by `plan`, trained by `train`. It displays its table in a notebook cell."""
+
+    recipe: Recipe  # under today's names
+    task: Task | None  # None: it stands in for a script's, or its hub cannot be reached
+    machine: Machine
+    stages: tuple[Stage, ...]  # checked, with the prompts that fit; empty without a task
+    settings: dict[str, Any]  # what GRPOConfig is built from, in the first stage
+    batch: Batch
+    notes: tuple[str, ...]  # whatever is not exactly as it was asked, and what could not be checked
+    words: str  # the batch arithmetic
+    generation: str  # who generates, as far as that can be told
+    rows: tuple[Row, ...]  # requested, default, effective, and set by whom
+    memory: Any = None  # an estimate, if one was asked for
+    source: str = "recipe"
+    stand_ins: tuple[str, ...] = ()  # "task", "policy": not read from a script, so the workbench's own are named
+
+    @property
+    def prompts(self) -> int | None:
+        """How many different ones are trained on; None: not known."""
+        return len({row["prompt_id"] for stage in self.stages for row in stage.rows}) or None
+
+    @property
+    def longest_tokens(self) -> int | None:
+        """Of the prompts; None: not measured."""
+        return max((length for stage in self.stages for length in stage.lengths_tokens), default=None)
+
+    @property
+    def table(self) -> Any:
+        """Requested beside effective, as a table."""
+        from workbench.views.tables import Table
+
+        body = [[row.name, *map(_word, (row.asked, row.default, row.in_force)), row.by] for row in self.rows]
+        return Table(["setting", "requested", "default", "effective", "set by"], body)
+
+    def found(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "source": self.source,
+            "recipe": self.recipe.model_dump(mode="json"),
+            "settings": {name: _jsonable(value) for name, value in self.settings.items()},
+            "notes": list(self.notes),
+            "words": self.words,
+            "generation": self.generation,
+            "in_force": [{name: _jsonable(value) for name, value in row._asdict().items()} for row in self.rows],
+            "prompts": self.prompts,
+            "longest_prompt_tokens": self.longest_tokens,
+            "memory": self.memory.found() if hasattr(self.memory, "found") else self.memory,
+        }
+
+    def __str__(self) -> str:
+        policy = self.recipe.policy
+        task, name = (
+            f"{part} not read ({name} stands in)" if part in self.stand_ins else f"{part} {name}"
+            for part, name in (("task", self.recipe.task), ("policy", policy.name))
+        )
+        lines = [
+            f"{self.source}: {task}, {name} through {policy.backend}, {'4-bit' if policy.load_in_4bit else '16-bit'}, "
+            f"{policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
+            f"{self.words}.",
+            f"{self.generation}.",
+            *(f"  note: {note}" for note in self.notes),
+        ]
+        return "\n".join([*lines, *([str(self.memory)] if self.memory is not None else []), "", str(self.table)])
+
+
+def prepare(
+    recipe: Recipe,
+    task: Task | None = None,
+    machine: Machine | None = None,
+    *,
+    policy: Policy | None = None,
+    run: RunDirectory | None = None,
+    memory: Memory | None = None,
+    offline: bool = False,
+    with_task: bool = True,
+) -> Plan:
+    """Check everything that can be checked without loading the policy, and say what the run will be.
+
+    Args:
+        recipe: what to do; it is not changed.
+        task: a task object; None: the recipe's is loaded, or that of `run`.
+        machine: what it trains on; None: this one.
+        policy: one that is loaded already, which then decides on backend, context, checkpointing and vLLM.
+        run: the run that goes on.
+        memory: decides on gradient checkpointing where nothing else does, and estimates.
+        offline: a hub that cannot be reached is a note instead of an error.
+        with_task: False: the recipe's task only stands in for one that is not known, so no prompt is looked at.
+
+    Raises:
+        RecipeError, TaskError, DataError, PolicyError, RewardError: what would stop the training, with the remedy.
+    """
+    check_name(recipe.run_name)
+    if policy is None:
+        local_model(recipe.policy.name)  # a slip in a path is found before torch and Unsloth are imported
+    task, unread = (task, []) if task is not None or not with_task else _task(recipe, run, offline)
+    backend = policy.backend_name if policy else recipe.policy.backend
+    config_class, _ = trainer_classes(backend)
+    recipe, notes = settings_of.renamed(recipe, settings_of.field_names(config_class))
+    machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
+    stages = [] if task is None else planned_stages(recipe, task, config_class, machine, run)
+    notes += settings_of.stages_decide(recipe)
+    stages, measured = _measured(recipe, stages, offline) if policy is None else _as_loaded(stages, policy)
+    if stages:
+        settings, planned = dict(stages[0].settings), stages[0].planned
+    else:
+        settings, planned, lines = checked_settings(recipe, config_class, machine)
+        notes += lines
+    if recipe.stages:
+        settings["max_steps"] = sum(stage.steps for stage in recipe.stages)
+    on, chosen, estimate = _memory(recipe, stages, settings, machine, policy, run, memory)
+    settings["gradient_checkpointing"] = on
+    stages = [replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages]
+    given, built = _built(config_class, recipe, settings, machine, policy)
+    for stage in stages if recipe.stages else ():
+        _built(config_class, stage.recipe, stage.settings, machine, policy)
+    reasons = [expected(*one, machine.cuda) for one in _parts(recipe, stages, settings)]
+    notes += [*_of_stages(stages), *unread, *measured, *chosen, *_of_task(task), *one_gpu(backend, machine)]
+    return Plan(
+        recipe=recipe,
+        task=task,
+        machine=machine,
+        stages=tuple(stages),
+        settings=settings,
+        batch=planned,
+        notes=(*notes, *settings_of.check_in_force(given, built)),
+        words=_words(stages, settings, planned),
+        generation=". ".join(dict.fromkeys(in_words(reason, planned.num_generations) for reason in reasons)),
+        rows=tuple(_rows(recipe, built, given)),
+        memory=estimate,
+    )
+
+
+def plan(
+    source: str | Path | Recipe,
+    task: Task | None = None,
+    *,
+    machine: Machine | None = None,
+    vram_gb: float | None = None,
+    memory: Memory | None = None,
+    said: Sequence[str] = (),
+    steps: int | None = None,
+) -> Plan:
+    """What a run would be, checked as far as can be without loading the policy, memory on the GPU included.
+
+        plan = wb.plan(wb.Recipe(grpo={"max_steps": 20, "num_generations": 4}))
+        print(plan.words)
+        plan  # in a cell: its table
+
+    Args:
+        source: a recipe, a recipe file, a preset's name, or a Python script (a `.py` file, or its text), which is read and
+            never run.
+        task: a task object; None: the recipe's is loaded.
+        machine: what it trains on; None: this one.
+        vram_gb: GPU memory to plan for, in 10^9 bytes; None: that of the machine's card. On a machine without a GPU the
+            settings stay those of the machine, and the estimate is of a card.
+        memory: as for `prepare`; None: the workbench's own estimate.
+        said, steps: as for `overridden`: what `--set` and `--steps` say.
+
+    Raises:
+        RecipeError, TaskError, DataError, PolicyError, RewardError: what would stop the training, with the remedy. A hub
+            that cannot be reached is a note, and so is memory that cannot be estimated.
+    """
+    from workbench.training.fitting import memory_on
+
+    called, recipe, notes, named, tasked = read_source(source)
+    recipe = settings_of.overridden(recipe, said, steps)
+    memory = (memory or memory_on(vram_gb)) if named else None
+    # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
+    made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)
+    if not named:
+        notes = [*notes, "not estimated: memory, as the script says no model's name that can be read"]
+    return replace(
+        made,
+        source=called,
+        notes=(*notes, *(line for line in made.notes if line not in notes)),
+        stand_ins=tuple(name for name, own in (("task", tasked), ("policy", named)) if not own),
+    )
+
+
+def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool, bool]:
+    """What a recipe file, a preset's name, a script or a recipe asks for.
+
+    Returns:
+        (what to call it, the recipe, lines about what a script had otherwise, whether policy.name was asked for, and a task).
+    """
+    from workbench.training.script import read_script
+
+    if isinstance(source, Recipe):
+        return "recipe", source, [], True, True
+    if isinstance(source, str) and "\n" in source:
+        return "script", *read_script(source)
+    if Path(source).suffix in (".yaml", ".yml") or not find(source).is_file():
+        file = find_recipe(source)
+        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True, True
+    file = find(source)
+    if file.suffix != ".py":
+        raise RecipeError(
+            f"{shown(file)}: neither YAML nor Python",
+            rule="a plan is made of a recipe (.yaml), a preset or a training script (.py)",
+            remedy="paste a notebook's cells into one .py file; rows belong to a task, which a recipe names as its `task:`",
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so") from error
+    return shown(file), *read_script(text, shown(file))
+
+
+def settled(made: Plan, policy: Policy) -> Plan:
+    """The plan as this loaded policy trains it, with settings and reward functions that belong to one trainer alone.
+
+    What the policy was loaded with decides on vLLM and gradient checkpointing. Prompts are measured again where its
+    tokenizer or its context is not what they were measured with.
+
+    Raises:
+        RecipeError, DataError: as `prepare`.
+    """
+    stages, notes = _as_loaded([stage.fresh() for stage in made.stages], policy)
+    if policy.trained_in:
+        notes.append(
+            f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there"
+        )
+    notes = [*made.notes, *notes, *_of_stages(stages)]
+    return replace(made, stages=tuple(stages), notes=tuple(dict.fromkeys(notes)))
+
+
+def _task(recipe: Recipe, run: RunDirectory | None, offline: bool) -> tuple[Task | None, list[str]]:
+    if run is not None:
+        return begun_task(run, recipe), []
+    try:
+        return load_task(recipe.task), []
+    except DataError as error:
+        if not (error.network and offline):
+            raise
+        return None, [f"not checked: {error.value}; so its prompts were neither counted nor measured"]
+
+
+def _measured(recipe: Recipe, stages: list[Stage], offline: bool) -> tuple[list[Stage], list[str]]:
+    try:
+        tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
+    except PolicyError as error:
+        if not (error.network and offline):
+            raise
+        return stages, [f"not checked: {error.value}; so no prompt was measured with its tokenizer"]
+    return [fit(stage, tokenizer, recipe.policy.max_seq_length) for stage in stages], []
+
+
+def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], list[str]]:
+    notes, before = [], policy.chat_template_kwargs
+    if stages and before != (own := stages[0].recipe.chat_template_kwargs):
+        notes.append(f"chat_template_kwargs = {own}, as the recipe says; the policy was loaded with {before}")
+    stages, vllm = settled_vllm(stages, policy)
+    return [fit(stage, policy.tokenizer, policy.max_seq_length) for stage in stages], [*notes, *vllm]
+
+
+def _parts(recipe: Recipe, stages: Sequence[Stage], settings: dict[str, Any]) -> list[tuple[Recipe, dict[str, Any]]]:
+    return [(one.recipe, one.settings) for one in stages] or [(recipe, settings)]
+
+
+def _memory(
+    recipe: Recipe,
+    stages: Sequence[Stage],
+    settings: dict[str, Any],
+    machine: Machine,
+    policy: Policy | None,
+    run: RunDirectory | None,
+    memory: Memory | None,
+) -> tuple[bool, list[str], Any]:
+    """Gradient checkpointing, for the whole run: as the recipe says, else as the run began, as the policy was loaded, as it
+    fits. (on, lines, estimate).
+    """
+    on, lines = settings["gradient_checkpointing"], []
+    decided = "gradient_checkpointing" in recipe.grpo
+    begun = None if run is None else run.manifest()["settings"]["in_force"].get("gradient_checkpointing")
+    if not decided and begun is not None:
+        on, decided = begun, True
+    elif not decided and policy is not None:
+        on, decided = policy.gradient_checkpointing, True
+        lines = ["gradient_checkpointing = True: the policy was loaded with it"] * on
+    if memory is None:
+        return on, lines, None
+    longest = [max(stage.lengths_tokens, default=None) for stage in stages] or [None]
+    parts = [(*part, tokens) for part, tokens in zip(_parts(recipe, stages, settings), longest, strict=True)]
+    try:
+        on, more, estimate = memory(parts, machine, on if decided else None)
+    except PolicyError as error:
+        return on, [*lines, f"not estimated: memory; {error.value}"], None
+    return on, [*lines, *more], estimate
+
+
+def _built(
+    config_class: type, recipe: Recipe, settings: dict[str, Any], machine: Machine, policy: Policy | None
+) -> tuple[dict[str, Any], Any]:
+    """(what GRPOConfig is given, the config that it makes of it)."""
+    asked = recipe.policy
+    backend = policy.backend_name if policy else asked.backend
+    computes, _ = choose_dtype(asked.dtype, backend, cuda=machine.cuda, bf16=machine.bf16)
+    given = {**settings, **config_overrides(backend, computes, settings, cuda=machine.cuda)}
+    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
+        try:
+            built = settings_of.built(config_class, given, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
+        except REFUSALS as error:
+            raise refused(error) from error
+    if machine.cuda and backend == "unsloth":  # its trainer decides, when it is made
+        vars(built).update(unsloths_choice(asked.dtype, given, bf16=machine.bf16))
+    return given, built
+
+
+def refused(error: Exception) -> RecipeError:
+    """The error for settings that the libraries refuse together."""
+    return RecipeError(
+        f"grpo: {error}",
+        rule="GRPOConfig and GRPOTrainer accept these settings together",
+        remedy="change the setting that it names",
+    )
+
+
+def _rows(recipe: Recipe, built: Any, given: dict[str, Any]) -> list[Row]:
+    asked = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
+    rows = settings_of.in_force_table(asked, built, {**given, "seed": recipe.seed})
+    if not recipe.stages:
+        return rows
+    return [row._replace(by=STAGES) if row.name == "max_steps" else row for row in rows]
+
+
+def _words(stages: Sequence[Stage], settings: dict[str, Any], planned: Batch) -> str:
+    if not stages:
+        return settings_of.in_words(planned, settings, None)
+    return ". ".join(
+        (f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else "")
+        + settings_of.in_words(stage.planned, stage.settings, len(stage.rows))
+        for stage in stages
+    )
+
+
+def _of_stages(stages: Sequence[Stage]) -> list[str]:
+    """What the stages say: once what all of them say, with a stage's name what is its own."""
+    said = {stage.name: [*stage.notes, *stage.suite.notes] for stage in stages}
+    return list(
+        dict.fromkeys(
+            line if all(line in others for others in said.values()) else f"stage {name}: {line}"
+            for name, lines in said.items()
+            for line in lines
+        )
+    )
+
+
+def _of_task(task: Task | None) -> list[str]:
+    warned = []
+    if task is not None and task.right_by is None:
+        warned.append(
+            f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
+            "(the first function); this decides nothing but the groups panel and the measurement in 04"
+        )
+    if task is not None and not len(task.held_out):
+        warned.append(
+            "WARNING: the task has no held_out prompts: what training gained cannot be measured afterwards (notebook 04)"
+        )
+    return warned
+
+
+def one_gpu(backend: str, machine: Machine) -> list[str]:
+    """A line for a machine with several GPUs; none where a launcher started a process for each of them."""
+    if machine.gpus < 2 or "LOCAL_RANK" in os.environ:
+        return []
+    spread = "; Unsloth spreads over all of them a model that leaves too little room on one" * (backend == "unsloth")
+    return [
+        f"{machine.gpus} GPUs, and a run trains on one, the first that it sees{spread}. CUDA_VISIBLE_DEVICES=1, set before "
+        "torch is imported, lets it see the second alone"
+    ]
+
+
+def _word(value: Any) -> str:
+    # A table shows None as a dash, and 1e-05 in full: these are settings, not measurements.
+    return "-" if value is None else str(value)
+
+
+def _jsonable(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str, list, dict)) else str(value)
