@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from workbench.training import watchers
+
 # Type of a result -> the function or class that makes its view. A view has `_repr_mimebundle_`, `_repr_html_` or both.
 VIEWS: dict[str, str] = {
     "workbench.data.report.Report": "",  # as its text
@@ -22,6 +24,8 @@ def register(shell: Any = None) -> None:
     shell = shell or get_ipython()
     if shell is None:
         return
+    if getattr(shell, "kernel", None) is not None:  # a notebook: a run that trains in it is drawn there
+        watchers.unasked[:] = [lambda: _made("workbench.views.live.LivePlot")()]
     for typed, view in VIEWS.items():
         if view:
             module, _, name = typed.rpartition(".")

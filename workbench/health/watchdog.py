@@ -71,5 +71,7 @@ class Watchdog:
         functions: dict[str, list[str]] = {}
         for each in self.verdicts:
             if each.state in (ALARM, WARNING):
-                functions.setdefault(f"{each.state}: {NAMES[each.name]}", []).extend([each.function] * bool(each.function))
+                functions.setdefault(f"{each.state}: {NAMES[each.name]}", []).extend(
+                    [each.function] * bool(each.function)
+                )
         return ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items())

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from workbench.health.summary import summarise
 from workbench.health.watchdog import Watchdog
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
-from workbench.rewards.groups import advantages
+from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite
@@ -122,7 +122,7 @@ def _check(trainer: Any, plan: Plan | None) -> None:
     kinds = [kind.__name__ for kind in type(trainer).__mro__]
     if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(trainer, "_calculate_rewards"):
         raise RunError(
-            f"attach({getattr(trainer, '__name__', type(trainer).__name__)})",
+            f"attach({type(trainer).__name__})",
             rule="the workbench attaches to a GRPOTrainer of TRL or Unsloth",
             remedy="hand over the trainer itself: run = wb.attach(trainer), before trainer.train()",
         )
@@ -167,9 +167,9 @@ def _wait(session: Session) -> None:
     first, process = session.trainer, os.getpid()
     session.at_end = lambda: _attached.pop(first, None)
 
-    def forgotten(run: RunDirectory = session.run) -> None:
+    def forgotten() -> None:
         if os.getpid() == process and first in _attached and not session.begun:
-            run.release() if session.point else run.discard()
+            session.forget()
 
     atexit.register(forgotten)
 
@@ -177,7 +177,7 @@ def _wait(session: Session) -> None:
 def _recorder(run: RunDirectory, tokenizer: Any, watchers: Sequence[Watcher] | None) -> Recorder:
     watchers = [make() for make in shows.unasked] if watchers is None else watchers
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of text and images holds one
-    return Recorder(run, tokenizer.eos_token_id, watchers, summarise=summarise)
+    return Recorder(run, tokenizer.eos_token_id, watchers, summarise=summarise, in_background=True)
 
 
 def _watchdog(live: LiveRun) -> Watchdog:
@@ -237,31 +237,15 @@ class TheirRewards(RewardSuite):
         self.hashes = {name: _hash(function) for name, function in zip(self.names, task.reward_funcs, strict=True)}
         self.functions = SimpleNamespace(places=dict.fromkeys(self.names, "their trainer"), close=lambda: None)
 
-    def batch(self, scores: np.ndarray, inputs: list[dict[str, Any]], step: int, **own: Any) -> ScoredBatch:
-        """The batch that the trainer has just scored."""
-        groups = advantages(scores, self.weights, self.num_generations, self.scale_rewards, self.aggregation)
-        columns = {
-            name: [row.get(name) for row in inputs]
-            for name in inputs[0]
-            if name not in {"prompt", *RESERVED_COLUMNS}
-        }
-        if "prompt_id" not in columns:
-            columns["prompt_id"] = [prompt_key(prompt)[:12] for prompt in own["prompts"]]
-        return ScoredBatch(
-            step=step,
-            names=list(self.names),
-            weights=list(self.weights),
-            num_generations=self.num_generations,
-            lengths=np.array([len(tokens) for tokens in own["completion_ids"]]),
-            columns=columns,
-            scores=scores,
-            groups=groups,
-            right=scores[:, 0] > 0,
-            scale_rewards=self.scale_rewards,
-            aggregation=self.aggregation,
-            reward_hash=self.hash,
-            **own,
-        )
+    def batch(self, scores: Any, completions: list[str], inputs: list[dict[str, Any]], **more: Any) -> ScoredBatch:
+        """The batch that the trainer has just scored; `inputs` are its rows, one per completion."""
+        names = [name for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}]
+        columns = {name: [row.get(name) for row in inputs] for name in names}
+        columns.setdefault("prompt_id", [prompt_key(prompt)[:12] for prompt in more["prompts"]])
+        return batch_of(
+            self.names, self.weights, scores, completions, scores[:, 0] > 0, self.num_generations, self.scale_rewards,
+            self.aggregation, columns=columns, reward_hash=self.hash, **more,
+        )  # fmt: skip
 
 
 def _to_theirs(
@@ -269,7 +253,9 @@ def _to_theirs(
 ) -> RunDirectory:
     args, model = trainer.args, trainer.model
     names = [run_name, getattr(args, "run_name", None), Path(args.output_dir).name, "attached"]
-    called = next(name for name in (re.sub(r"[^\w.-]+|^[^A-Za-z0-9]+", "-", name or "").strip("-") for name in names) if name)
+    called = next(
+        name for name in (re.sub(r"[^\w.-]+|^[^A-Za-z0-9]+", "-", name or "").strip("-") for name in names) if name
+    )
     task = _task_of(trainer)
     policy = _policy_of(trainer)
     recipe = _recipe_of(trainer, run_name or called, policy, task)
@@ -308,20 +294,18 @@ def _record_rewards(session: Session, suite: TheirRewards) -> None:
         return scores
 
     @session.safe
-    def record(
-        scores: Any, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, seconds: float
-    ) -> None:
-        session.recorder.batch(
-            suite.batch(
-                scores.detach().double().cpu().numpy(),
-                inputs,
-                trainer.state.global_step + 1,
-                prompts=list(prompts),
-                completions=[completion_text(completion) for completion in completions],
-                completion_ids=[list(ids) for ids in completion_ids],
-                seconds={suite.names[0] if len(suite.names) == 1 else "all functions": seconds},
-            )
+    def record(scores: Any, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, seconds: float) -> None:
+        batch = suite.batch(
+            scores.detach().double().cpu().numpy(),
+            [completion_text(completion) for completion in completions],
+            inputs,
+            step=trainer.state.global_step + 1,
+            prompts=list(prompts),
+            completion_ids=[list(ids) for ids in completion_ids],
+            lengths=np.array([len(ids) for ids in completion_ids]),
+            seconds={suite.names[0] if len(suite.names) == 1 else "all functions": seconds},
         )
+        session.recorder.batch(batch)
 
     session.replace("_calculate_rewards", calculated)
 

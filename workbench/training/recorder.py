@@ -42,7 +42,7 @@ class Recorder:
         watchers: Sequence[Watcher] = (),
         *,
         summarise: Callable[[ScoredBatch], Any],
-        in_background: bool = True,
+        in_background: bool = False,
     ) -> None:
         self.run, self.eos_token_id, self.watchers, self.summarise = run, eos_token_id, list(watchers), summarise
         self.state = RunState.of(run)

@@ -98,6 +98,10 @@ class Session:
             step = max(self.begun_at, self.trainer.state.global_step)
             self._close(status, step, time.monotonic() - started, details)
 
+    def forget(self) -> None:
+        """It never trained: leave nothing of it."""
+        self.run.discard()
+
     # -- what a plan's session does more of ----------------------------------------------------------------------------
     _is_last = True
 
@@ -317,6 +321,9 @@ class StagedSession(Session):
             raise explained from error
         finally:
             self.live.suite.close()
+
+    def forget(self) -> None:
+        self.run.discard() if self.point is None else self.run.release()
 
     def _generates(self, why_not: str | None) -> None:
         step = self.trainer.state.global_step + 1

@@ -171,7 +171,10 @@ def continue_run(
     result = run.manifest().get("result")
     run.reopen(point.step)
     try:
-        news = [*changed_since_begun(run, left), f"{run.name} goes on after step {point.step}, from {point.folder.name}"]
+        news = [
+            *changed_since_begun(run, left),
+            f"{run.name} goes on after step {point.step}, from {point.folder.name}",
+        ]
         go_on(run, trainer, point, watchers, news)
         if steps:
             recipe.save(run.path / "recipe.yaml")
