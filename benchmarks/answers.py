@@ -78,7 +78,7 @@ def measure(arm: str, count: int) -> dict:
     """Seconds and verdicts of one arm for each mix, in this process."""
     started = time.perf_counter()
     if arm.startswith("workbench"):
-        from workbench.rewards.mathematics import same_answers
+        from workbench.rewards.compare import same_answers
 
         def judge(pairs: list[Pair]) -> list:
             return same_answers([given for given, _ in pairs], [right for _, right in pairs], deadline_s=300)

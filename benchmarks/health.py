@@ -29,7 +29,7 @@ def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
         grpo: settings over the recipe's.
     """
     import workbench.tiny
-    from workbench.health import diagnose, facts_of, worsened
+    from workbench.health import config_of, diagnose, worsened
     from workbench.health.summary import summaries_of
     from workbench.recipe import Recipe
     from workbench.tiny.task import task as arithmetic
@@ -39,11 +39,11 @@ def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
     changes = {"run_name": f"healthy-{seed}", "seed": seed, "grpo": {**recipe.grpo, "max_steps": steps, **grpo}}
     task = arithmetic()
     run = train(recipe.model_copy(update=changes), policy=fresh(), task=task)
-    summaries, rows, facts = summaries_of(run), run.metrics(), facts_of(run, task)
+    summaries, rows, config = summaries_of(run), run.metrics(), config_of(run, task)
     raised, found, costs = [], [], []
     for step in range(1, len(summaries) + 1):
         before, started = found, time.process_time()
-        found = diagnose(summaries[:step], rows[:step], facts)
+        found = diagnose(summaries[:step], rows[:step], config)
         costs.append(time.process_time() - started)
         raised += [f"step {step}: {verdict}" for verdict in worsened(before, found)]
     return {

@@ -67,15 +67,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> None:
     """What a function is given by default suits people, 5 or 10 s; a machine that stands still for a while is no finding."""
-    from workbench import probing
     from workbench.audit import examination
-    from workbench.rewards import answers, mathematics
+    from workbench.rewards import compare
     from workbench.views import lab
 
-    mathematics.DEADLINE_S = lab._DEADLINE_S = 120.0
-    answers.same_answer.__defaults__ = mathematics.verdicts.__defaults__ = (120.0,)
-    for function in (examination.audit_rewards, probing.probe_task):
-        function.__kwdefaults__["deadline_s"] = 120.0
+    compare.DEADLINE_S = lab._DEADLINE_S = 120.0
+    compare.same_answer.__defaults__ = compare.verdicts.__defaults__ = (120.0,)
+    examination.audit_rewards.__kwdefaults__["deadline_s"] = 120.0
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from workbench.errors import PolicyError, TaskError
-from workbench.probing import probe_task
+from workbench.audit.examination import audit_rewards
+from workbench.errors import TaskError
 
 FLAWED = """
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
@@ -50,14 +50,14 @@ def test_a_sound_task_with_a_policy_exits_with_0(home):
     result = workbench("arithmetic", "--policy", "tiny", home=home)
     assert result.returncode == 0, result.stderr
     assert "nothing is wrong" in result.stdout
-    assert "asked for: <reasoning> <answer>; 6 prompts" in result.stdout
+    assert "expected format: <reasoning> <answer>; 6 prompts" in result.stdout
     assert "What each function pays" in result.stdout
 
 
 def test_a_flawed_task_exits_with_1_and_names_function_and_cheat(flawed):
     result = workbench("flawed.py", home=flawed)
     assert result.returncode == 1, result.stderr
-    assert "error: format_reward: a cheat earns 1, an honest answer 1: 'empty tags'" in result.stdout
+    assert "error: format_reward: an exploit earns 1, the reference completion 1: 'empty tags'" in result.stdout
     assert "loading" not in result.stdout
     assert "scoring" not in result.stdout + result.stderr
 
@@ -66,7 +66,7 @@ def test_json_and_nothing_else(flawed):
     result = workbench("flawed.py", "--json", "--prompts", "2", home=flawed)
     assert result.returncode == 1
     found = json.loads(result.stdout)
-    assert (found["task"], found["ok"], found["rows"], found["parse_format"]) == (
+    assert (found["task"], found["ok"], found["rows"], found["format"]) == (
         "flawed",
         False,
         2,
@@ -74,10 +74,10 @@ def test_json_and_nothing_else(flawed):
     )
     [error] = [finding for finding in found["findings"] if finding["severity"] == "error"]
     assert (error["kind"], error["function"]) == ("hackable", "format_reward")
-    assert found["cheats"][0]["share"] == 1.0
-    assert found["cheats"][0]["name"] == "empty tags"
+    assert found["probes"][0]["share"] == 1.0
+    assert found["probes"][0]["name"] == "empty tags"
     [function] = found["functions"]
-    assert (function["honest"], function["lowest"], function["highest"]) == (1.0, 0.0, 1.0)
+    assert (function["reference"], function["lowest"], function["highest"]) == (1.0, 0.0, 1.0)
 
 
 def test_a_weight_can_make_it_fail(home):
@@ -90,12 +90,17 @@ def test_cases_are_checked(home):
     (home / "golden.jsonl").write_text('{"completion": "", "expected": 1}\n')
     result = workbench("arithmetic", "--cases", "golden.jsonl", home=home)
     assert result.returncode == 1
-    assert "error: golden case, line 1 ((empty)): total is 0, expected 1" in result.stdout
+    assert "error: regression case, line 1 ((empty)): total is 0, expected 1" in result.stdout
 
 
 @pytest.mark.slow
 def test_what_cannot_be_probed_is_three_lines_and_exit_code_2(home):
-    for arguments in (("none.py",), ("arithmetic", "--weight", "lenght=1"), ("arithmetic", "--cases", "none.jsonl")):
+    for arguments in (
+        ("none.py",),
+        ("arithmetic", "--weight", "lenght=1"),
+        ("arithmetic", "--cases", "none.jsonl"),
+        ("arithmetic", "--policy", "tinny"),
+    ):
         result = workbench(*arguments, home=home)
         assert (result.returncode, result.stdout) == (2, ""), arguments
         assert "rule:" in result.stderr
@@ -104,9 +109,7 @@ def test_what_cannot_be_probed_is_three_lines_and_exit_code_2(home):
 
 
 def test_from_python_by_name_or_file_with_the_same_errors(flawed):
-    assert probe_task("arithmetic", rows=2).ok
-    assert not probe_task(flawed / "flawed.py").ok
+    assert audit_rewards("arithmetic", rows=2).ok
+    assert not audit_rewards(flawed / "flawed.py").ok
     with pytest.raises(TaskError, match="no such file"):
-        probe_task("none.py")
-    with pytest.raises(PolicyError, match="unknown"):
-        probe_task("arithmetic", policy="tinny")
+        audit_rewards("none.py")

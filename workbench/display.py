@@ -12,7 +12,19 @@ from workbench.training import watchers
 
 # Type of a result -> the function or class that makes its view. A view has `_repr_mimebundle_`, `_repr_html_` or both.
 VIEWS: dict[str, str] = {
-    "workbench.data.report.Report": "",  # as its text
+    "workbench.audit.examination.RewardAudit": "workbench.views.audit.AuditView",
+    "workbench.audit.regression_cases.CaseResults": "",
+    "workbench.replaying.Replay": "workbench.views.replay.ReplayView",
+    "workbench.health.diagnosis.Verdicts": "workbench.views.health.HealthReport",
+    "workbench.data.sources.Rows": "workbench.views.dataset.rows_table",
+    "workbench.data.template.TemplateCard": "workbench.views.template.CardView",
+    "workbench.data.lengths.PromptLengths": "workbench.views.dataset.lengths_picture",
+    "workbench.data.difficulty.Profile": "workbench.views.dataset.difficulty_picture",
+    "workbench.inspection.reading.Steps": "workbench.views.results.steps_table",
+    "workbench.inspection.reading.RecordedGroup": "workbench.views.results.group_view",
+    "workbench.inspection.evaluation.Evaluation": "workbench.views.results.evaluation_picture",
+    "workbench.inspection.evaluation.Examples": "workbench.views.results.examples_table",
+    "workbench.exporting.proof.Proof": "workbench.views.results.proof_table",
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
 }
 

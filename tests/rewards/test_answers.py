@@ -21,13 +21,10 @@ from workbench.rewards.answers import (
     completion_text,
     extract_answer,
     find_answer,
-    quick_same,
-    same_answer,
 )
-from workbench.rewards.countdown import evaluate, numbers_used_reward, solves
-from workbench.rewards.formats import THINK_TAGS, format_share, think_answer_format_reward
-from workbench.rewards.shaping import number_of, repetition_reward
-from workbench.rewards.structured import json_of
+from workbench.rewards.compare import quick_same, same_answer
+from workbench.rewards.library import THINK_TAGS, format_share, number_of, repetition_reward, think_answer_format_reward
+from workbench.rewards.verifiers import evaluate, json_of, numbers_used_reward, solves
 from workbench.tiny.task import REWARD_FUNCS
 
 PIECES = [
@@ -252,7 +249,7 @@ def test_hostile_numbers_are_only_text(hostile):
 
 
 def test_import_is_light():
-    script = "import sys, workbench.rewards.answers, workbench.rewards.mathematics; print(*sys.modules)"
+    script = "import sys, workbench.rewards.answers, workbench.rewards.compare; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"sympy", "math_verify", "numpy", "latex2sympy2_extended", "antlr4"} & set(loaded)
 

@@ -26,6 +26,7 @@ from workbench.tasks.exercises import (
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.training.loading import load_tokenizer
+from workbench.workspace import to_json
 
 QUESTIONS = [("What is 15 + 27?", "42"), ("How many pens are in 125 boxes of 8?", "1000"), ("What is 9 - 4?", "5")]
 SHIPPED = ("arithmetic", "countdown", "csv_qa", "json")
@@ -55,9 +56,7 @@ def found_in(task: Task, **options) -> dict[str, list[str]]:
     return said
 
 
-NEVER_2 = (
-    r"correctness_reward: cannot pay: an honest completion .* earns 0 of 2.*exercises.py:\d+: `2.0` in `return \[2.0 if"
-)
+NEVER_2 = r"correctness_reward: cannot pay: a reference completion .* earns 0 of 2.*exercises.py:\d+: `2.0` in `return \[2.0 if"
 # By number of the recipes' rewards: exercise, the columns that the data have, and what is found, by kind.
 KNOWN_FLAWS = {
     "R0": ("template", (), {"raises": "error: reward_function_name: raised NameError: name 'compute_score'"}),
@@ -66,25 +65,28 @@ KNOWN_FLAWS = {
         (),
         {
             "cannot_pay": NEVER_2,
-            "hackable": "a cheat earns 2, an honest answer 0: 'the answer alone'",
+            "hackable": "an exploit earns 2, the reference completion 0: 'the answer alone'",
             "spelling": r"written 42.0 or \$42 or 42.",
         },
     ),
     "R2": (
         "format",
         (),
-        {"hackable": "a cheat earns 1, an honest answer 1: 'empty tags'.*'a wrong answer, in few words'"},
+        {"hackable": "an exploit earns 1, the reference completion 1: 'empty tags'.*'a wrong answer, in few words'"},
     ),
     "R3": (
         "incremental_format",
         (),
-        {"hackable": "a cheat earns 1, an honest answer 1", "unbounded": "warning: .* falls without a bound"},
+        {
+            "hackable": "an exploit earns 1, the reference completion 1",
+            "unbounded": "warning: .* falls without a bound",
+        },
     ),
     "R4": (
         "length",
         (),
         {
-            "hackable": r"a cheat earns 2048, an honest answer 36\.6667: 'very long, cut at the limit'",
+            "hackable": r"an exploit earns 2048, the reference completion 36\.6667: 'very long, cut at the limit'",
             "unit": "counts characters; GRPO's own lengths are in tokens",
             "unbounded": "rises without a bound",
         },
@@ -108,7 +110,7 @@ KNOWN_FLAWS = {
         {
             "unit": "counts characters, best at 20 of those tried .about 5 tokens., and speaks of tokens",
             "unbounded": "falls without a bound",
-            "hackable": "a cheat earns .*'prompt echo'",
+            "hackable": "an exploit earns .*'prompt echo'",
         },
     ),
     "R7": (
@@ -125,13 +127,13 @@ KNOWN_FLAWS = {
             "hackable": "'the answer alone'",
         },
     ),
-    "R8": ("think_content", (), {"hackable": "a cheat earns 1, an honest answer 1: 'a wrong answer'"}),
+    "R8": ("think_content", (), {"hackable": "an exploit earns 1, the reference completion 1: 'a wrong answer'"}),
     "R9": (
         "worked_maths",
         (),
         {
             "signature": r"is written as \(prompts, responses\)",
-            "hackable": "a cheat earns 0.6, an honest answer 0.6: 'a wrong answer'",
+            "hackable": "an exploit earns 0.6, the reference completion 0.6: 'a wrong answer'",
         },
     ),
     "R11": ("debug", (), {"constant": r"cannot pay: 1 for each of \d+ completions, right, wrong or empty"}),
@@ -139,20 +141,24 @@ KNOWN_FLAWS = {
         "combination",
         (),
         {
-            "overlap": "format_reward: ranks the cheats much as incremental_format_reward does",
+            "overlap": "format_reward: ranks the probes much as incremental_format_reward does",
             "cannot_pay": NEVER_2,
-            "hackable": "a cheat earns 2, an honest answer 2",
+            "hackable": "an exploit earns 2, the reference completion 2",
         },
     ),
     "R16 accuracy": ("trl_accuracy", (), {"needs_column": "accuracy_reward: needs 'solution'"}),
-    "R16 format": ("trl_think_format", (), {"hackable": "a cheat earns 1, an honest answer 1: 'empty tags'"}),
+    "R16 format": (
+        "trl_think_format",
+        (),
+        {"hackable": "an exploit earns 1, the reference completion 1: 'empty tags'"},
+    ),
     "strict and soft": (
         "strict_and_soft",
         (),
         {
             "cannot_pay": r"strict_format_reward_func: .*only with its reasoning on one line and a newline at the end; "
             r"never reached: exercises.py:\d+: `0.5` in `return \[0.5 if re.match",
-            "hackable": "soft_format_reward_func: a cheat earns 0.5, an honest answer 0: 'empty tags'",
+            "hackable": "soft_format_reward_func: an exploit earns 0.5, the reference completion 0: 'empty tags'",
         },
     ),
     "xml count": (
@@ -174,7 +180,7 @@ def test_a_well_known_flaw_is_found(which):
     for kind, words in expected.items():
         assert re.search(words, said.get(kind, "")), (kind, said)
     assert not examination.ok or set(expected) <= {"chat_plain"}
-    json.dumps(examination.found(), allow_nan=False)
+    json.dumps(to_json(examination.found()), allow_nan=False)
 
 
 @pytest.mark.timing
@@ -217,7 +223,7 @@ def test_r16_trls_accuracy_with_its_column_is_sound_and_with_words_says_nothing(
     [function] = trl_exercises()["trl_accuracy"].functions
     examination = audit_rewards(Task("words", words, [function], answer_column="solution"))
     assert not examination.ok
-    assert "on 3 of 3 prompts no function says anything" in str(examination.findings[0])
+    assert "on 3 of 3 prompts no function applies" in str(examination.findings[0])
 
 
 # --- the tasks that ship ----------------------------------------------------------------------------------------
@@ -228,13 +234,13 @@ def test_r16_trls_accuracy_with_its_column_is_sound_and_with_words_says_nothing(
 def test_a_task_that_ships_is_sound(name):
     examination = audit_rewards(load_task(name))
     assert examination.ok, examination.findings
-    assert examination.best_cheat.share < 0.75
+    assert examination.best_exploit.share < 0.75
     assert examination.verdict.endswith("nothing is wrong")
     assert examination.rows == 6
     for function in examination.functions:
         assert function.highest == function.maximum
-        assert function.honest == pytest.approx(function.maximum, abs=0.01)
-    json.dumps(examination.found(), allow_nan=False)
+        assert function.reference == pytest.approx(function.maximum, abs=0.01)
+    json.dumps(to_json(examination.found()), allow_nan=False)
 
 
 def generous_reward(completions, **kwargs):
@@ -273,7 +279,7 @@ def test_it_is_not_once_its_correctness_is_left_out():
     examination = audit_rewards(Task("broken", arithmetic(40, 4).rows, kept))
     assert [finding.kind for finding in examination.findings if finding.severity == "error"] == ["hackable"]
     assert "a wrong answer" in examination.findings[0].text
-    assert examination.best_cheat.share >= 1
+    assert examination.best_exploit.share >= 1
 
 
 def test_a_function_that_only_prints_may_have_the_weight_0():
@@ -325,7 +331,7 @@ def test_a_template_that_opens_the_thought_takes_the_tag_away():
 def test_an_honest_completion_has_to_fit():
     assert "cut" not in found_in(SOUND, tokenizer=load_tokenizer())
     [said] = found_in(SOUND, tokenizer=load_tokenizer(), max_completion_length=8)["cut"]
-    assert re.search(r"error: an honest completion takes \d+ tokens, and 8 fit", said)
+    assert re.search(r"error: a reference completion takes \d+ tokens, and 8 fit", said)
 
 
 # --- functions that fail ----------------------------------------------------------------------------------------
@@ -387,7 +393,7 @@ def test_a_function_without_kwargs_is_named_and_the_others_are_examined():
     examination = audit_rewards(Task("closed", SYSTEM_ROWS, [closed_reward, strict_format_reward]))
     assert examination.findings[0].kind == "signature"
     assert "does not accept" in examination.findings[0].text
-    assert {function.name: function.honest for function in examination.functions} == {
+    assert {function.name: function.reference for function in examination.functions} == {
         "closed_reward": None,
         "strict_format_reward": 1.0,
     }
@@ -399,7 +405,7 @@ def test_a_function_that_pays_silence_is_named():
         return [max(0.0, 1 - len(completion[0]["content"]) / 1000) for completion in completions]
 
     said = found_in(Task("brief", SYSTEM_ROWS, [sound_correctness_reward, strict_format_reward, brevity_reward]))
-    assert "brevity_reward: an empty completion earns 1 from it, an honest one" in said["silence"][0]
+    assert "brevity_reward: an empty completion earns 1 from it, the reference completion" in said["silence"][0]
     assert "hackable" not in said
 
 
@@ -413,7 +419,7 @@ def test_ones_own_probe_is_tried_and_can_be_the_one_that_pays():
     own = {"digits": lambda row: f"0{row['answer']}0 is 5 times more"}
     examination = audit_rewards(Task("own", SYSTEM_ROWS, [lenient], probes=own))
     assert next(cheat for cheat in examination.probes if cheat.name == "digits").own
-    assert examination.best_cheat.share == 1
+    assert examination.best_exploit.share == 1
 
 
 @pytest.mark.parametrize(
@@ -437,7 +443,7 @@ def test_ideal_is_what_has_to_pay():
     asked = [{"prompt": to_messages("A haiku about rain.")}]
     assert not audit_rewards(Task("haiku", asked, [haiku_reward])).ok
     written = functools.partial(lambda row, lines: "\n".join(lines), lines=["a", "b", "c", "d", "e"])
-    assert audit_rewards(Task("haiku", asked, [haiku_reward], ideal=written)).honest_total == 1.0
+    assert audit_rewards(Task("haiku", asked, [haiku_reward], ideal=written)).reference_total == 1.0
     assert "cannot_pay" not in found_in(Task("haiku", asked, [haiku_reward], ideal=written))
 
 
@@ -450,7 +456,7 @@ def test_a_golden_case_that_does_not_hold_is_an_error(tmp_path):
         lines.write('{"completion": "42", "expected": {"correctness_reward": 2.0}, "name": "bare"}\n')
     examination = audit_rewards(SOUND, cases=str(file))
     assert not examination.ok
-    assert examination.findings[0].text == "golden case, line 2 (bare): correctness_reward is 0, expected 2"
+    assert examination.findings[0].text == "regression case, line 2 (bare): correctness_reward is 0, expected 2"
 
 
 def test_a_golden_case_on_which_a_function_fails_is_an_error_too(tmp_path):
@@ -463,7 +469,7 @@ def test_a_golden_case_on_which_a_function_fails_is_an_error_too(tmp_path):
     file = tmp_path / "cases.jsonl"
     file.write_text('{"completion": "odd", "expected": 0}\n')
     [said] = found_in(Task("odd", SYSTEM_ROWS, [odd_reward]), cases=str(file))["case"]
-    assert "golden case, line 1 (odd): odd_reward returned nan for 'odd'" in said
+    assert "regression case, line 1 (odd): odd_reward returned nan for 'odd'" in said
 
 
 def test_progress_and_the_number_of_prompts():
@@ -474,6 +480,6 @@ def test_progress_and_the_number_of_prompts():
 
 
 def test_found_is_json_even_where_nothing_could_be_scored():
-    found = json.loads(json.dumps(audit_rewards(task_of("template")).found(), allow_nan=False))
-    assert (found["ok"], found["honest"]["total"], found["cheats"]) == (False, 0.0, [])
-    assert found["functions"][0]["honest"] is None
+    found = json.loads(json.dumps(to_json(audit_rewards(task_of("template")).found()), allow_nan=False))
+    assert (found["ok"], found["reference_total"], found["probes"]) == (False, 0.0, [])
+    assert found["functions"][0]["reference"] is None

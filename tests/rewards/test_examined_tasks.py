@@ -116,8 +116,8 @@ def test_an_answer_column_of_another_name_is_used_and_said():
 def test_prompts_about_which_no_function_says_anything_are_an_error():
     examination = audit_rewards(table(TAGGED, ["42", "7", "42", "7"], half_reward))
     assert not examination.ok
-    assert "on 2 of 4 prompts no function says anything" in str(examination.findings)
-    assert examination.honest_total == 1.0  # of those that are scored
+    assert "on 2 of 4 prompts no function applies" in str(examination.findings)
+    assert examination.reference_total == 1.0  # of those that are scored
 
 
 def test_a_score_that_does_not_repeat_is_said():

@@ -30,7 +30,7 @@ def said(found: RewardAudit, kind: str) -> list[str]:
     return [str(finding) for finding in found.findings if finding.kind == kind]
 
 
-# --- the answer stands nowhere in the honest completion ---------------------------------------------------------
+# --- the answer stands nowhere in the reference completion ---------------------------------------------------------
 
 
 def program_reward(completions, **kwargs):
@@ -97,10 +97,10 @@ def steps_reward(completions, **kwargs):
 def test_a_line_break_that_the_prompt_does_not_show_is_a_warning():
     found = audit_rewards(Task("t", rows(NAMED, "42", "7"), [answer_reward, break_between_reward]))
     assert found.ok, found.findings
-    assert "</think>\n<answer>" in found.honest
+    assert "</think>\n<answer>" in found.reference
     [warning] = said(found, "layout")
     assert (
-        "break_between_reward: pays an honest completion only when it is written with a line break between" in warning
+        "break_between_reward: pays a reference completion only when it is written with a line break between" in warning
     )
 
 
@@ -121,7 +121,7 @@ def test_a_format_alone_is_hackable_in_whatever_layout_it_pays():
 def test_steps_are_written_where_they_are_paid_and_their_words_alone_are_a_cheat():
     found = audit_rewards(Task("t", rows(SHOWN, "42", "7"), [steps_reward]))
     assert not said(found, "cannot_pay") + said(found, "constant")
-    assert "Step 1:" in found.honest
+    assert "Step 1:" in found.reference
     [error] = said(found, "hackable")
     assert "'words of steps and nothing else'" in error
     assert audit_rewards(Task("t", rows(SHOWN, "42", "7"), [answer_reward, steps_reward])).ok
@@ -140,7 +140,7 @@ def test_a_function_that_pays_no_honest_completion_is_named_by_what_it_does_pay(
     found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "17"), [first_number_reward, answer_reward]))
     [error] = said(found, "cannot_pay")
     assert (
-        "first_number_reward: cannot pay: an honest completion in the format that the prompt asks for earns -1.5 of 3.5"
+        "first_number_reward: cannot pay: a reference completion in the format that the prompt asks for earns -1.5 of 3.5"
         in error
     )
     assert re.search("'[^']+' earns 3.5", error)
@@ -189,7 +189,7 @@ def test_repetitions_are_no_characters_and_are_not_blamed_for_what_another_funct
 
     found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [repetition_penalty, lenient_reward]))
     assert not any("repetition_penalty" in each for each in said(found, "unit"))
-    assert "lenient_reward: a cheat earns" in said(found, "hackable")[0]
+    assert "lenient_reward: an exploit earns" in said(found, "hackable")[0]
 
 
 def slow_to_start_reward(completions, answer, **kwargs):
@@ -244,5 +244,6 @@ def longer_reward(completions, answer, **kwargs):
 def test_the_headline_holds_the_padded_answer_that_earns_more():
     found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [longer_reward]))
     assert re.search(
-        r"the best cheat \(.*\) earns \d\d% of an honest answer, a padded one \(.*\) 1\d\d%; 1 error", found.verdict
+        r"the best exploit \(.*\) earns \d\d% of the reference completion, a padded one \(.*\) 1\d\d%; 1 error",
+        found.verdict,
     )

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.audit.prompt_format import parse_format
-from workbench.audit.reference_completion import (
-    CompletionBuilder,
-    answer_of,
-    reasoning_for,
-    reference_completions,
-    wrong_answer,
-)
+from workbench.audit.reference_completion import CompletionBuilder, answer_of, reasoning_for, wrong_answer
 from workbench.data.prompts import SYSTEM_PROMPTS, to_messages
 from workbench.errors import TaskError
 from workbench.tasks import countdown, csv_qa, structured
@@ -22,6 +16,10 @@ GEMMA = (
     "You are given a problem. Place your working between <start_working_out> and <end_working_out>.\n"
     "Then, provide your solution between <SOLUTION></SOLUTION>"
 )
+
+
+def references(row, **options) -> dict[str, str]:
+    return CompletionBuilder(row, **options).reference_completions()
 
 
 def row(system: str, question="What is 15 + 27?", answer="42", **columns) -> dict:
@@ -75,7 +73,7 @@ def test_the_format_that_a_prompt_asks_for(system, asked, honest):
     found = parse_format(row(system))
     assert str(found) == asked
     if honest is not None:
-        assert reference_completions(row(system))[0] == ("as asked", honest)
+        assert next(iter(references(row(system)).items())) == ("as asked", honest)
 
 
 def test_tags_in_a_question_are_not_asked_for_where_the_system_message_asks():
@@ -89,25 +87,25 @@ def test_plain_prompts_ask_too():
         "prompt": "Question: What is 15 + 27?\nSolve it and give the final answer after ####.\nAnswer:",
         "answer": "42",
     }
-    assert reference_completions(asked)[0].text == "Step by step:\n41 + 1 = 42\n#### 42"
+    assert CompletionBuilder(asked).reference == "Step by step:\n41 + 1 = 42\n#### 42"
 
 
 def test_a_schema_is_answered_with_json_alone():
     [first, *_] = structured.task(20).rows
     found = parse_format(first)
     assert (str(found), found.json, found.answer_tag) == ("JSON", True, None)
-    assert reference_completions(first)[0].text == answer_of(first)
+    assert CompletionBuilder(first).reference == answer_of(first)
 
 
 @pytest.mark.parametrize("make", [lambda: countdown.task(40), csv_qa.task])
 def test_the_tasks_that_ship_ask_for_tags(make):
     [first, *_] = make().rows
     assert str(parse_format(first)) == "<reasoning> <answer>"
-    assert reference_completions(first)[0].text.endswith(f"<answer>\n{first['answer']}\n</answer>")
+    assert CompletionBuilder(first).reference.endswith(f"<answer>\n{first['answer']}\n</answer>")
 
 
 def test_the_other_honest_completions_differ_in_white_space_only():
-    found = {ideal.name: ideal.text for ideal in reference_completions(row(SYSTEM_PROMPTS["tags"]))}
+    found = references(row(SYSTEM_PROMPTS["tags"]))
     assert list(found) == [
         "as asked",
         "with a newline at the end",
@@ -120,7 +118,7 @@ def test_the_other_honest_completions_differ_in_white_space_only():
 
 
 def test_without_a_format_an_answer_may_stand_alone_or_in_a_sentence():
-    assert [ideal.text for ideal in reference_completions(row(""))][1:] == [
+    assert list(references(row("")).values())[1:] == [
         "42",
         "It is 42",
         "Step by step: 41 + 1 = 42\nAnswer: 42",
@@ -128,14 +126,14 @@ def test_without_a_format_an_answer_may_stand_alone_or_in_a_sentence():
 
 
 def test_what_the_task_says_itself_counts():
-    found = reference_completions(row(SYSTEM_PROMPTS["tags"]), ideal=lambda row: f"It is {row['answer']}!")
-    assert [ideal.text for ideal in found] == ["It is 42!", "It is 42!\n"]
+    found = references(row(SYSTEM_PROMPTS["tags"]), ideal=lambda row: f"It is {row['answer']}!")
+    assert list(found.values()) == ["It is 42!", "It is 42!\n"]
 
 
 def test_without_an_answer_something_is_written():
     assert (
         "<answer>\nwhat was asked for\n</answer>"
-        in reference_completions({"prompt": to_messages("?", SYSTEM_PROMPTS["tags"])})[0].text
+        in CompletionBuilder({"prompt": to_messages("?", SYSTEM_PROMPTS["tags"])}).reference
     )
 
 
@@ -189,7 +187,7 @@ def test_wrong_answers_are_of_the_same_kind_and_wrong(answer, others, wrong, wro
 def test_what_the_prompt_has_opened_is_not_opened_again():
     asking = "Think in <think> </think>, then answer in <answer> </answer>.\nAssistant: <think>"
     assert (
-        CompletionBuilder({"prompt": asking, "answer": "42"}).honest
+        CompletionBuilder({"prompt": asking, "answer": "42"}).reference
         == "Step by step:\n41 + 1 = 42</think><answer>42</answer>"
     )
 
@@ -203,7 +201,7 @@ def test_tags_that_are_named_in_words_are_thought_first():
 
 
 def test_tags_may_be_of_any_script():
-    assert CompletionBuilder({"prompt": "<思考>…</思考><答案>…</答案>", "answer": "42"}).honest.endswith(
+    assert CompletionBuilder({"prompt": "<思考>…</思考><答案>…</答案>", "answer": "42"}).reference.endswith(
         "<答案>42</答案>"
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.audit.probes import probes, spellings
-from workbench.audit.reference_completion import reference_completions
+from workbench.audit.probes import Probe, probes, spellings
+from workbench.audit.reference_completion import CompletionBuilder
 from workbench.data.prompts import MARK_PROMPT, SYSTEM_PROMPT, to_messages
 from workbench.errors import TaskError
 from workbench.rewards.answers import extract_answer
-from workbench.rewards.formats import keeps_strict_format
+from workbench.rewards.library import keeps_strict_format
 from workbench.tasks import structured
 
 QUESTION = "What is 15 + 27?"
@@ -19,8 +19,12 @@ FREE_ROW = {"prompt": to_messages(QUESTION), "answer": "42"}
 OPEN_ROW = {"prompt": to_messages("Write a poem.", SYSTEM_PROMPT)}
 
 
+def made(row=ROW, ideal=None, **options) -> list[Probe]:
+    return probes(CompletionBuilder(row, ideal=ideal), **options)
+
+
 def texts(row=ROW, **options) -> dict[str, str]:
-    return {probe.name: probe.text for probe in probes(row, **options)}
+    return {probe.name: probe.text for probe in made(row, **options)}
 
 
 @pytest.mark.parametrize(
@@ -57,11 +61,11 @@ def test_a_cheat_to_the_letter(name, text):
 
 def test_the_other_cheats_are_what_their_names_say():
     found = texts()
-    honest = reference_completions(ROW)[0].text
+    reference = CompletionBuilder(ROW).reference
     assert found["white space"].strip() == ""
     assert len(found["white space"]) == 600
-    assert found["text after the answer"].startswith(honest)
-    assert found["text before the answer"].endswith(honest)
+    assert found["text after the answer"].startswith(reference)
+    assert found["text before the answer"].endswith(reference)
     assert "<\u200breasoning>" in found["zero-width characters in the tags"]
     assert "<reasoning>" not in found["zero-width characters in the tags"]
     assert extract_answer(found["a list of numbers"]).split() == [str(number) for number in range(101)]
@@ -74,20 +78,20 @@ def test_the_other_cheats_are_what_their_names_say():
 
 def test_none_is_the_honest_completion_and_none_is_there_twice():
     for row in (ROW, MARK_ROW, FREE_ROW, OPEN_ROW, structured.task(20).rows[0]):
-        found = probes(row)
-        assert reference_completions(row)[0].text not in [probe.text for probe in found]
+        found = made(row)
+        assert CompletionBuilder(row).reference not in [probe.text for probe in found]
         assert len({probe.text for probe in found}) == len({probe.name for probe in found}) == len(found)
 
 
 def test_what_is_right_but_wasteful_is_marked():
-    assert {probe.name for probe in probes(ROW) if probe.right} == {
+    assert {probe.name for probe in made(ROW) if probe.right} == {
         "reasoning repeated",
         "digits of full width",
         "text before the answer",
         "text after the answer",
     }
     wordy = {"text before the answer", "text after the answer"}
-    assert {probe.name for probe in probes(MARK_ROW) if probe.right} >= wordy
+    assert {probe.name for probe in made(MARK_ROW) if probe.right} >= wordy
 
 
 def test_only_what_fits_the_format_is_tried():
@@ -117,7 +121,7 @@ def test_an_ideal_that_does_not_look_at_the_answer_gets_another_one_put_in():
 
 
 def test_ones_own_come_last_and_may_look_at_the_row():
-    found = probes(ROW, own={"fixed": "yes", "made": lambda row: row["answer"] * 2})
+    found = made(ROW, own={"fixed": "yes", "made": lambda row: row["answer"] * 2})
     assert [(probe.name, probe.text) for probe in found if probe.own] == [("fixed", "yes"), ("made", "4242")]
     assert [probe.own for probe in found[-3:]] == [False, True, True]
 
@@ -132,7 +136,7 @@ def test_ones_own_come_last_and_may_look_at_the_row():
 )
 def test_a_probe_of_ones_own_that_is_no_text_is_named(make, said):
     with pytest.raises(TaskError, match=f"(?s){said}.*rule:.*remedy:"):
-        probes(ROW, own={"mine": make})
+        made(ROW, own={"mine": make})
 
 
 @pytest.mark.parametrize(

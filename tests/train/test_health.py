@@ -8,7 +8,7 @@ import statistics
 import pytest
 from ill_runs import GRPO, RUNS, Fresh, run_ill
 
-from workbench.health import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict, diagnose, examine_run, facts_of, worsened
+from workbench.health import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict, config_of, diagnose, examine_run, worsened
 from workbench.health.summary import summaries_of
 from workbench.recipe import Recipe
 from workbench.run.rollouts import query
@@ -223,9 +223,9 @@ def test_a_healthy_run_gets_no_alarm_at_any_step(home, fresh, seed, capsys):
     recipe = Recipe.of({"run_name": f"healthy-{seed}", "grpo": {**GRPO, **HEALTHY}, "seed": seed})
     task = arithmetic(400, 8)
     run = train(recipe, policy=fresh(), task=task)
-    summaries, rows, facts = summaries_of(run), run.metrics(), facts_of(run, task)
+    summaries, rows, config = summaries_of(run), run.metrics(), config_of(run, task)
     for step in range(1, 11):
-        found = diagnose(summaries[:step], rows[:step], facts)
+        found = diagnose(summaries[:step], rows[:step], config)
         assert worsened([], found) == []
     by_name = {verdict.name: verdict.state for verdict in found}
     # Silent because it looked, not because it could not.

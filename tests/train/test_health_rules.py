@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Facts, Verdict, diagnose, worsened
+from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, worsened
 from workbench.health.rules import RULES
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import change_of_share, share, slope, steps_to_tell
 from workbench.rewards.groups import DEAD_KINDS
 
-FACTS = Facts(
+CONFIG = RunConfig(
     weights={"right": 1.0, "format": 1.0},
     best={"right": 2.0, "format": 1.0},
     num_generations=8,
@@ -61,8 +61,8 @@ def row(step: int, **values) -> dict:
     return {key: value for key, value in {**usual, **values}.items() if value is not ...}
 
 
-def verdicts(batches, rows=None, facts=FACTS) -> dict[str, Verdict]:
-    found = diagnose(batches, [row(own.step) for own in batches] if rows is None else rows, facts)
+def verdicts(batches, rows=None, config=CONFIG) -> dict[str, Verdict]:
+    found = diagnose(batches, [row(own.step) for own in batches] if rows is None else rows, config)
     return {verdict.name: verdict for verdict in reversed(found)}
 
 
@@ -82,7 +82,7 @@ def test_a_healthy_record_is_all_well():
 
 
 def test_without_any_data_everything_is_skipped_and_the_missing_key_named():
-    found = diagnose([], [], FACTS)
+    found = diagnose([], [], CONFIG)
     assert len(found) == len(RULES)
     assert {verdict.state for verdict in found} == {SKIPPED}
     assert {verdict.evidence["missing"] for verdict in found} == {"metrics.jsonl", "rollouts", "kl", "grad_norm"}
@@ -130,9 +130,9 @@ def test_a_reward_that_nothing_applied_to_is_not_broken():
 def test_one_that_passed_is_a_warning_and_that_of_a_scaler_a_note():
     rows = [row(1, grad_norm="inf"), row(2, grad_norm="inf"), *(row(step) for step in range(3, 8))]
     assert verdicts(batches(7), rows)["non_finite"].state == WARNING
-    assert verdicts(batches(7), rows, replace(FACTS, fp16=True))["non_finite"].state == NOTE
+    assert verdicts(batches(7), rows, replace(CONFIG, fp16=True))["non_finite"].state == NOTE
     stuck = [row(step, grad_norm="inf") for step in range(1, 8)]
-    assert verdicts(batches(7), stuck, replace(FACTS, fp16=True))["non_finite"].state == ALARM
+    assert verdicts(batches(7), stuck, replace(CONFIG, fp16=True))["non_finite"].state == ALARM
 
 
 def test_an_infinite_total_in_the_rollouts_is_seen_too():
@@ -168,7 +168,7 @@ def test_kl_by_its_height_and_by_its_growth(kl, state):
 
 
 def test_a_kl_of_zero_with_beta_zero_is_no_measurement():
-    found = verdicts(batches(5), [row(step, kl=0.0) for step in range(1, 6)], replace(FACTS, beta=0.0))
+    found = verdicts(batches(5), [row(step, kl=0.0) for step in range(1, 6)], replace(CONFIG, beta=0.0))
     assert (found["kl_not_measured"].state, found["kl_runaway"].state) == (NOTE, SKIPPED)
 
 
@@ -191,8 +191,8 @@ def paying(value: float, trend: float = 0.0):
     ],
 )
 def test_a_function_that_always_pays_the_same(value, best, state, said):
-    facts = replace(FACTS, best={"right": 2.0, "format": best})
-    found = verdicts(batches(4, functions=paying(value)), facts=facts)["reward_cannot_pay"]
+    config = replace(CONFIG, best={"right": 2.0, "format": best})
+    found = verdicts(batches(4, functions=paying(value)), config=config)["reward_cannot_pay"]
     assert found.state == state
     assert said in found.line
 
@@ -333,7 +333,7 @@ def test_progress(trend, count, kl, state, said):
 
 def test_a_run_that_is_too_short_to_tell_is_told_so():
     rows = [row(step + 1) for step in range(30)]
-    found = verdicts(wavering(0.0, 30), rows, replace(FACTS, total_steps=40))["slow_learning"]
+    found = verdicts(wavering(0.0, 30), rows, replace(CONFIG, total_steps=40))["slow_learning"]
     assert "more than this run's 40 steps" in found.line
 
 
@@ -377,11 +377,11 @@ def test_only_what_got_worse_is_news():
 def test_two_hundred_batches_are_examined_in_a_moment():
     """3 ms were measured on two cores; a shared machine may take longer."""
     many, rows = batches(200), [row(step + 1) for step in range(200)]
-    diagnose(many, rows, FACTS)  # the first brings in a library
+    diagnose(many, rows, CONFIG)  # the first brings in a library
     costs = []
     for _ in range(20):
         started = time.process_time()
-        diagnose(many, rows, FACTS)
+        diagnose(many, rows, CONFIG)
         costs.append(time.process_time() - started)
     assert min(costs) < 0.02
 

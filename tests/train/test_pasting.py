@@ -145,14 +145,23 @@ TRAINED = {
             TRL_LENGTH,
             context(512, 512),
             TRL_RATE,
-        ]
-        + [accumulation(2), LOGGING],
+            accumulation(2),
+            LOGGING,
+        ],
         {"name": "tiny", "gradient_accumulation_steps": 2},
     ),
     "course": (
         COURSE,
-        [NO_MODEL, "num_generation is called num_generations", OUTPUT, TRL_LENGTH, context(512, 512), NO_VLLM]
-        + [accumulation(2), LOGGING],
+        [
+            NO_MODEL,
+            "num_generation is called num_generations",
+            OUTPUT,
+            TRL_LENGTH,
+            context(512, 512),
+            NO_VLLM,
+            accumulation(2),
+            LOGGING,
+        ],
         {"num_generations": 4, "use_vllm": False, "max_completion_length": 512},
     ),
     "blog": (
@@ -163,14 +172,29 @@ TRAINED = {
             BETA,
             "max_new_tokens is called max_completion_length",
             "output_dir = './grpo-output' is left out",
-        ]
-        + ["max_prompt_length = 512", context(512, 256), BF16, MUCH_BETA, accumulation(8)],
+            "max_prompt_length = 512",
+            context(512, 256),
+            BF16,
+            MUCH_BETA,
+            accumulation(8),
+        ],
         {"beta": 0.05, "max_completion_length": 256, "max_prompt_length": 512, "gradient_checkpointing": True},
     ),
     "blog, maths": (
         BLOG_TRAINER.replace("CONFIG", MATHS),
-        [NO_MODEL, CODE, BETA, "max_completion_length = 300", "output_dir = './grpo-math-output' is left out"]
-        + [context(512, 300), accumulation(16, 18), BF16, "learning_rate = 5e-07", MUCH_BETA, LOGGING],
+        [
+            NO_MODEL,
+            CODE,
+            BETA,
+            "max_completion_length = 300",
+            "output_dir = './grpo-math-output' is left out",
+            context(512, 300),
+            accumulation(16, 18),
+            BF16,
+            "learning_rate = 5e-07",
+            MUCH_BETA,
+            LOGGING,
+        ],
         {"num_generations": 6, "gradient_accumulation_steps": 18, "per_device_train_batch_size": 1},
     ),
     "constants": (
@@ -191,8 +215,9 @@ TRAINED = {
             "line 3: attn_implementation = 'flash_attention_2' is left out",
             "line 3: device_map = 'auto' is left out",
             PLAIN,
-        ]
-        + [CODE, context(512, 96)],
+            CODE,
+            context(512, 96),
+        ],
         {"backend": "transformers", "load_in_4bit": False, "dtype": "bfloat16", "r": 16, "lora_alpha": 32}
         | {"lora_dropout": 0.05, "name": "Qwen/Qwen2.5-1.5B-Instruct"},
     ),
@@ -204,8 +229,18 @@ TRAINED = {
     ),
     "Unsloth with the small GPU's config": (
         UNSLOTH.replace("...", "args=args, peft_config=peft_config") + f"args = {SMALL}",
-        [*UNSLOTH_LINES, "line 6: peft_config is left out", WARMUP, EPOCHS, OUTPUT, "max_prompt_length = 256"]
-        + [accumulation(4, 8), BF16, "policy.fast_inference = True becomes False", OPTIM],
+        [
+            *UNSLOTH_LINES,
+            "line 6: peft_config is left out",
+            WARMUP,
+            EPOCHS,
+            OUTPUT,
+            "max_prompt_length = 256",
+            accumulation(4, 8),
+            BF16,
+            "policy.fast_inference = True becomes False",
+            OPTIM,
+        ],
         {"max_seq_length": 1024, "max_prompt_length": 256, "r": 32},
     ),
     "two stages": (

@@ -16,7 +16,7 @@ SMALL = {"num_generations": 4, "max_completion_length": 64, "batch": 4}
 
 def test_the_embedded_policy_is_right_sometimes(home, tiny_policy):
     task = arithmetic(64, 8)
-    profile = profile_difficulty(tiny_policy, task, task.rows[:16], "d.jsonl", **SMALL)
+    profile = profile_difficulty(tiny_policy, task.rows[:16], "d.jsonl", task=task, **SMALL)
     assert len(profile.solved) == 16
     assert profile.shares["sometimes"] > 0.3
     rate = sum(s.right for s in profile.solved.values()) / 64
@@ -36,18 +36,18 @@ def test_interrupted_and_resumed_it_is_the_same_profile(home, tiny_policy, monke
             raise KeyboardInterrupt
         return sample(*args, **kwargs)
 
-    whole = profile_difficulty(tiny_policy, task, task.rows[:16], "whole.jsonl", **SMALL)
+    whole = profile_difficulty(tiny_policy, task.rows[:16], "whole.jsonl", task=task, **SMALL)
     monkeypatch.setattr(profiling, "sample", interrupted)
-    part = profile_difficulty(tiny_policy, task, task.rows[:16], "part.jsonl", **SMALL)
+    part = profile_difficulty(tiny_policy, task.rows[:16], "part.jsonl", task=task, **SMALL)
     assert len(part.solved) == 8
-    resumed = profile_difficulty(tiny_policy, task, task.rows[:16], "part.jsonl", **SMALL)
+    resumed = profile_difficulty(tiny_policy, task.rows[:16], "part.jsonl", task=task, **SMALL)
     assert resumed.solved == whole.solved == load_profile("part.jsonl").solved
 
 
 def test_right_is_what_the_tasks_own_function_says(home, tiny_policy):
     task = arithmetic(64, 8)
     [row] = task.rows[:1]
-    profile = profile_difficulty(tiny_policy, task, [row], "d.jsonl", seed=3, **SMALL)
+    profile = profile_difficulty(tiny_policy, [row], "d.jsonl", task=task, seed=3, **SMALL)
     [solved] = profile.solved.values()
     own_seed = 3 + int(row_key(row)[:6], 16)
     [group] = sample(tiny_policy, [row["prompt"]], num_generations=4, max_completion_length=64, seed=own_seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.health import Facts, Verdict
+from workbench.health import RunConfig, Verdict
 from workbench.health.summary import summarise
 from workbench.health.watchdog import Watchdog
 from workbench.recipe import Recipe
@@ -26,7 +26,7 @@ def test_a_kl_that_nobody_measured_is_not_recorded_as_zero(home, measures_kl, ro
 
 
 def test_the_end_line_names_the_functions(home):
-    watchdog = Watchdog(Facts)
+    watchdog = Watchdog(RunConfig)
     kinds = [("reward_cannot_pay", "tag"), ("reward_cannot_pay", "right"), ("kl_runaway", ""), ("length_drift", "")]
     states = ["warning", "warning", "warning", "ok"]
     watchdog.verdicts = [

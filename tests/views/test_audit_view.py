@@ -11,7 +11,7 @@ from workbench.audit.examination import audit_rewards
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.rewards.library import correctness_reward, length_reward, strict_format_reward
 from workbench.task import Task
-from workbench.views.audit import Report, cheats_table, functions_table, leaderboard_chart
+from workbench.views.audit import AuditView, functions_table, leaderboard_chart, probes_table
 
 HOSTILE = "<script>alert(1)</script> $x$ \u202egnp"
 ROWS = [{"prompt": to_messages(f"What is {n} + 27?", SYSTEM_PROMPT), "answer": str(n + 27)} for n in range(3)]
@@ -32,13 +32,13 @@ def sound():
 
 
 def test_as_text_the_verdict_comes_first_then_the_findings_then_the_tables(flawed):
-    text = str(Report(flawed))
+    text = str(AuditView(flawed))
     order = [
         flawed.verdict,
-        "asked for: <reasoning> <answer>",
+        "expected format: <reasoning> <answer>",
         "error: ",
         "What each function pays",
-        "What cheats earn",
+        "What exploits earn",
     ]
     places = [text.index(word) for word in order]
     assert places == sorted(places)
@@ -46,7 +46,7 @@ def test_as_text_the_verdict_comes_first_then_the_findings_then_the_tables(flawe
 
 
 def test_as_html_everything_is_escaped_and_completions_stand_in_pre(flawed):
-    page = Report(flawed, cheats=40)._repr_html_()
+    page = AuditView(flawed, most=40)._repr_html_()
     assert "<script" not in page
     assert "<i>mine" not in page
     assert "<b>flawed" not in page
@@ -59,7 +59,7 @@ def test_as_html_everything_is_escaped_and_completions_stand_in_pre(flawed):
 
 def test_a_cheats_name_with_mathematics_in_it_cannot_run_as_such():
     found = audit_rewards(Task("t", ROWS, [tag_reward], probes={"$y$": "x"}))
-    page = Report(found, cheats=40)._repr_html_()
+    page = AuditView(found, most=40)._repr_html_()
     assert "$y$" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
 
 
@@ -72,9 +72,9 @@ def test_the_functions_and_what_they_pay(sound):
 
 
 def test_the_cheats_under_the_honest_answer(sound):
-    table = cheats_table(sound, 3)
+    table = probes_table(sound, 3)
     assert table.header == ["completion", "earns", "share", "correctness", "strict_format", "for example"]
-    assert table.rows[0][:5] == ["(an honest answer)", 3.0, "100%", 2.0, 1.0]
+    assert table.rows[0][:5] == ["(the reference completion)", 3.0, "100%", 2.0, 1.0]
     assert len(table.rows) == 4
     assert [row[1] for row in table.rows[1:]] == sorted((row[1] for row in table.rows[1:]), reverse=True)
     assert f"({len(sound.probes) - 3} more earn less)" in table.caption
@@ -86,9 +86,9 @@ def test_without_scores_there_are_no_tables_of_them_and_no_error():
         raise RuntimeError("never")
 
     found = audit_rewards(Task("t", ROWS, [failing_reward]))
-    report = Report(found)
+    report = AuditView(found)
     assert "raised RuntimeError: never" in str(report)
-    assert "What cheats earn" not in str(report)
+    assert "What exploits earn" not in str(report)
     assert "raised RuntimeError: never" in report._repr_html_()
 
 
@@ -98,9 +98,9 @@ def test_the_chart_has_a_bar_for_each_and_a_line_for_honesty(which, request):
     figure = leaderboard_chart(found, 5)
     [axis] = figure.axes
     labels = [label.get_text() for label in axis.get_yticklabels()]
-    assert labels == ["an honest answer", *(cheat.name for cheat in found.probes[:5])]
+    assert labels == ["the reference completion", *(cheat.name for cheat in found.probes[:5])]
     assert len(axis.patches) == 6 * len(found.functions)
-    assert axis.get_lines()[0].get_xdata()[0] == pytest.approx(found.honest_total)
+    assert axis.get_lines()[0].get_xdata()[0] == pytest.approx(found.reference_total)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     assert picture.getvalue().startswith(b"\x89PNG")

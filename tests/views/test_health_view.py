@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from workbench.health import ALARM, NOTE, OK, SKIPPED, WARNING, Facts, Verdict, diagnose
+from workbench.health import ALARM, NOTE, OK, SKIPPED, WARNING, RunConfig, Verdict, diagnose
 from workbench.health.verdicts import NAMES
 from workbench.views.health import HealthReport, verdict_lines
 
@@ -37,7 +37,7 @@ def test_as_text_the_worst_comes_first_and_the_well_in_one_line():
 
 
 def test_every_illness_has_a_name_for_people():
-    found = diagnose([], [], Facts())
+    found = diagnose([], [], RunConfig())
     assert {verdict.name for verdict in found} == set(NAMES)
     assert not [verdict.title for verdict in found if "_" in verdict.title]
 

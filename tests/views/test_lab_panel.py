@@ -13,8 +13,7 @@ from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.errors import RecipeError, TaskError
 from workbench.rewards.library import correctness_reward
 from workbench.task import Task
-from workbench.views.highlight import highlighted
-from workbench.views.lab import Bench, Lab
+from workbench.views.lab import Bench, Lab, highlighted
 
 SYSTEM = "Answer as <answer>\n[answer]\n</answer>"
 ROWS = [
@@ -160,7 +159,7 @@ def test_without_widgets_the_same_as_tables(file, monkeypatch):
     assert lab.widget is None
     bundle = lab._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain"}
-    for words in ("15 + 27", "2.25", "0.25", "What cheats earn", "decided this group"):
+    for words in ("15 + 27", "2.25", "0.25", "What exploits earn", "decided this group"):
         assert words in bundle["text/plain"]
         assert words in bundle["text/html"]
     lab.close()
@@ -169,7 +168,7 @@ def test_without_widgets_the_same_as_tables(file, monkeypatch):
 def test_a_saved_notebook_keeps_the_tables_beside_the_widget(lab):
     data = lab._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
-    assert "What cheats earn" in data["text/html"]
+    assert "What exploits earn" in data["text/html"]
 
 
 def test_a_prompt_that_is_not_there_is_named(file):
@@ -276,7 +275,7 @@ def test_odd_arguments_are_named_or_understood(file):
         Lab(Task("t", ROWS, [correctness_reward], ideal=lambda row: row["nothing"]))
     for opened in (Lab(file, []), Lab(file, "one text"), Lab(file, scale_rewards=False)):
         assert opened.texts in ([], ["one text"]) or opened._scale.value == "none"
-        assert "What cheats earn" in repr(opened)
+        assert "What exploits earn" in repr(opened)
         opened.close()
 
 
@@ -285,8 +284,8 @@ def test_a_save_while_the_panel_looks_changes_nothing_that_is_shown(lab, file):
 
     before = reward_hash(lab.bench.task.reward_funcs[1])
     write(file, "[0.5")  # not looked at yet
-    lab.bench._examination = None
+    vars(lab.bench).pop("audit", None)
     lab.refresh(everything=True)
     assert "Error" not in lab._verdict.value + lab._status.value
-    assert "What cheats earn" in lab._report.value
+    assert "What exploits earn" in lab._report.value
     assert reward_hash(lab.bench.task.reward_funcs[1]) == before

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import html
-import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from running import HOSTILE, Running
 
 from workbench.health.verdicts import Verdict
+from workbench.rewards.groups import batch_of
 from workbench.run.metrics import GROUP_STD, REWARD, STEP_S
 from workbench.views import live, run_view
 from workbench.views.curves import RunFigure
+from workbench.views.group_view import ShownGroup, group_html, group_of, group_text
 from workbench.views.run_view import RunView
 
 
@@ -140,7 +142,7 @@ def test_hostile_completions_are_text(running, cell):
         running.step()
     plot.end("finished")
     page = cell[-1].html
-    shown = {row["completion"] for row in plot.view.group.rows}
+    shown = plot.view.group.batch.completions
     assert any(HOSTILE in text for text in shown)
     assert "<img" not in page
     assert "<script" not in page
@@ -148,41 +150,46 @@ def test_hostile_completions_are_text(running, cell):
     assert "\u202e" not in page
 
 
-def test_a_prompt_is_shown_in_its_order_and_says_what_it_leaves_out():
-    from workbench.views.latest import LatestGroup, group_html, group_text
+def group(prompt, completions: list[str], totals: list[float], names: tuple[str, ...] = (), **more) -> ShownGroup:
+    count = len(completions)
+    scores = np.tile(np.array(totals, dtype=float)[:, None], (1, max(1, len(names))))
+    names = list(names) or ["a_reward"]
+    right = [total > 0 for total in totals]
+    options = {"step": 7, "prompts": [prompt] * count, **more}
+    return group_of(batch_of(names, [2.0] * len(names), scores, completions, right, count, "none", **options), 0)
 
+
+def test_a_prompt_is_shown_in_its_order_and_says_what_it_leaves_out():
     chat = [
         {"role": "system", "content": "\n".join(f"rule {n}" for n in range(1, 8))},
         {"role": "user", "content": "2 + 2?"},
     ]
-    row = {"prompt": json.dumps(chat), "completion": "4", "finish_reason": "stop", "length_tokens": 2}
-    row |= {"total": 1.0, "advantage": 0.0}
-    group = LatestGroup(7, 0, 1, [], [row])
-    shown = html.unescape(group_html(group))
+    shown = html.unescape(group_html(group(chat, ["4"], [1.0])))
     assert "[system]\nrule 1\nrule 2\nrule 3\n… (3 lines) …\nrule 7\n[user]\n2 + 2?</pre>" in shown
     assert "overflow-y" not in shown  # nothing is hidden without a sign
-    assert group_text(group).startswith("step 7, group 1 of 1: 2 + 2?")
-    plain = LatestGroup(7, 0, 1, [], [{**row, "prompt": "[1, 2]"}])
-    assert "'>[1, 2]</pre>" in html.unescape(group_html(plain))
+    assert group_text(group(chat, ["4"], [1.0])).startswith("step 7, group 1 of 1: 2 + 2?")
+    assert "'>[1, 2]</pre>" in html.unescape(group_html(group("[1, 2]", ["4"], [1.0])))
 
 
 def test_long_completions_are_cut_in_the_middle_and_many_are_left_out():
-    from workbench.views.latest import LatestGroup, group_html
-
-    rows = [
-        {
-            "prompt": "p" * 5000, "completion": f"<first {n}>" + "&" * 100_000 + "<last>", "finish_reason": "length",
-            "length_tokens": 9, "total": n, "advantage": n, "score.a_reward": n, "weight.a_reward": 2.0, "error.a_reward": None,
-        }
-        for n in range(64)
-    ]  # fmt: skip
-    page = group_html(LatestGroup(7, 0, 1, ["a_reward"], rows))
+    texts = [f"<first {n}>" + "&" * 100_000 + "<last>" for n in range(64)]
+    page = group_html(group("p" * 5000, texts, list(range(64)), finished=np.zeros(64, bool)))
     assert len(page) < 60_000
-    assert "&lt;first 63&gt;" in page
-    assert "&lt;first 0&gt;" in page
-    assert "&lt;last&gt;" in page
-    assert "56 between the best and the worst left out" in page
-    assert "a<br>x 2" in page
+    for words in (
+        "&lt;first 63&gt;",
+        "&lt;first 0&gt;",
+        "&lt;last&gt;",
+        "56 between the best and the worst",
+        "a<br>x 2",
+        "length<",
+    ):
+        assert words in page
+
+
+def test_what_a_function_did_instead_of_scoring_stands_in_its_place():
+    page = group_html(group("p", ["x", "y"], [1.0, np.nan], errors={"a_reward": {1: "raised <b>KeyError</b>"}}))
+    assert "raised &lt;b&gt;KeyError" in page
+    assert ">1</td>" in page
 
 
 class Clocked:

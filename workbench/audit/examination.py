@@ -1,22 +1,24 @@
-"""Can this reward pay, and what do cheats earn? Everything that can be said about a task's rewards before any training."""
+"""Can these rewards pay, and what do exploits earn? Everything that can be said about a task's rewards before any training."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
-import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from workbench.audit import findings as rules
 from workbench.audit.findings import (
-    HONEST,
     PROBE,
+    REFERENCE,
     RIGHT,
     SPELLING,
     WRONG,
@@ -24,30 +26,25 @@ from workbench.audit.findings import (
     ProbeResult,
     ScoreTable,
     Text,
-    hackable,
-    leaderboard,
+    finding,
     mean_of_known,
-    overlaps,
-    paying,
-    spelling,
 )
 from workbench.audit.lengths import growth, length_findings
-from workbench.audit.probes import probes_by, spellings
-from workbench.audit.prompt_format import parse_format
+from workbench.audit.probes import probes, spellings
 from workbench.audit.reference_completion import AS_ASKED, CompletionBuilder, answer_of
-from workbench.audit.regression_cases import Case, load_cases, missed_cases
+from workbench.audit.regression_cases import Case, failed_cases, load_cases
 from workbench.audit.tokens import token_findings
 from workbench.data.columns import ANSWER_ALIASES
 from workbench.errors import RewardError, TaskError
 from workbench.rewards.calls import OWN, UNJUDGED
+from workbench.rewards.library import max_score_of
 from workbench.rewards.shapes import is_chat
-from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite
-from workbench.rewards.tracing import Trace, Unreached, broad_handlers, calls_of, unreached
-from workbench.task import Row, Task
+from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
+from workbench.task import Row, Task, load_task
 
 DEADLINE_S = 10.0
-SLOW_S = 0.05  # a completion, from which a function is worth a word
+SLOW_S = 0.05  # per completion, from which a function is worth a word
 ROWS = 6
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
@@ -58,83 +55,71 @@ class FunctionReport:
 
     name: str
     weight: float
-    maximum: float | None  # as it states; None: it states none
-    honest: float | None  # mean over the rows of what an honest completion earns; None: does not apply, or failed
+    maximum: float | None  # as it declares; None: it declares none
+    reference: float | None  # mean over the rows of what a reference completion earns; None: does not apply, or failed
     lowest: float | None
     highest: float | None
     unit: str  # that it counts lengths in
     hash: str
-    seconds: float  # for all completions of the examination
+    seconds: float  # for all completions of the audit
 
 
 @dataclass(frozen=True)
 class RewardAudit:
-    """What was found out about a task's rewards."""
+    """What an audit found out about a task's rewards. A cell shows it as a chart, the findings and two tables."""
 
     task: str
-    asked: str  # the format that the first prompt asks for
+    format: str  # that the first prompt asks for
     rows: int
     completions: int
-    honest: str  # the honest completion of the first row
-    honest_total: float
+    reference: str  # the reference completion of the first row
+    reference_total: float
     functions: list[FunctionReport]
-    probes: list[ProbeResult]  # cheats, best paid first
+    probes: list[ProbeResult]  # best paid first
     findings: list[Finding]  # errors first
     cases: int
     seconds: float
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: every function can pay, no cheat earns as much as an honest answer, every case holds."""
+        """Whether nothing is wrong: every function can pay, no exploit earns as much as the reference, every case holds."""
         return not any(finding.severity == "error" for finding in self.findings)
 
     @property
-    def best_cheat(self) -> ProbeResult | None:
+    def best_exploit(self) -> ProbeResult | None:
         """The best paid completion that does not do what is asked."""
-        return next((cheat for cheat in self.probes if not cheat.right), None)
+        return next((probe for probe in self.probes if not probe.right), None)
 
     @property
     def verdict(self) -> str:
-        """One line: what the best cheat earns, and what is wrong."""
-        best = self.best_cheat
+        """One line: what the best exploit earns, and what is wrong."""
+        best = self.best_exploit
         if best is None:
-            cheats = "no cheat could be tried"
+            earned = "no exploit could be tried"
         elif best.share is None:
-            cheats = f"an honest answer earns {self.honest_total:g}, the best cheat {best.total:g} ({best.name})"
+            earned = f"the reference completion earns {self.reference_total:g}, the best exploit {best.total:g} ({best.name})"
         else:
-            cheats = f"the best cheat ({best.name}) earns {best.share:.0%} of an honest answer"
-        waste = next((each for each in self.probes if each.right), None)
-        if waste is not None and waste.total > self.honest_total + 1e-6 and (best is None or waste.total > best.total):
-            cheats += f", a padded one ({waste.name}) " + (f"{waste.share:.0%}" if waste.share else f"{waste.total:g}")
+            earned = f"the best exploit ({best.name}) earns {best.share:.0%} of the reference completion"
+        waste = next((probe for probe in self.probes if probe.right), None)
+        if (
+            waste is not None
+            and waste.total > self.reference_total + 1e-6
+            and (best is None or waste.total > best.total)
+        ):
+            earned += f", a padded one ({waste.name}) " + (f"{waste.share:.0%}" if waste.share else f"{waste.total:g}")
         errors = sum(finding.severity == "error" for finding in self.findings)
-        return f"{cheats}; " + ("nothing is wrong" if not errors else f"{errors} error{'s' if errors > 1 else ''}")
+        return f"{earned}; " + ("nothing is wrong" if not errors else f"{errors} error{'s' if errors > 1 else ''}")
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.task}: {self.verdict}", *map(str, self.findings)])
 
     def found(self) -> dict[str, Any]:
-        """For `--json`: plain values, NaN as None."""
-        return {
-            "task": self.task,
-            "ok": self.ok,
-            "verdict": self.verdict,
-            "parse_format": self.asked,
-            "rows": self.rows,
-            "completions": self.completions,
-            "honest": {"completion": self.honest, "total": _plain(self.honest_total)},
-            "functions": [_plain(vars(function)) for function in self.functions],
-            "cheats": [_plain(cheat._asdict()) for cheat in self.probes],
-            "findings": [vars(finding) for finding in self.findings],
-            "cases": self.cases,
-            "seconds": self.seconds,
-        }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        """For `--json`: plain values."""
+        return {"ok": self.ok, "verdict": self.verdict, **dataclasses.asdict(self)}
 
 
 def audit_rewards(
-    task: Task,
+    task: Task | str | Path,
     *,
     rows: int = ROWS,
     weights: dict[str, float] | None = None,
@@ -144,137 +129,131 @@ def audit_rewards(
     deadline_s: float = DEADLINE_S,
     progress: Callable[[int, int], None] | None = None,
 ) -> RewardAudit:
-    """Score honest completions and cheats of a task's prompts, and say what is wrong.
+    """Score reference completions and exploits of a task's prompts, and say what is wrong.
 
     Args:
+        task: a `Task`, a task file, or the name of a task that ships.
         rows: prompts to try, spread over the task's.
         weights: by function, where they differ from the task's.
         tokenizer: the policy's; None: what it makes of a completion is not looked at.
-        max_completion_length: tokens; the probe that never comes to an end is cut there.
-        cases: file of golden cases; None: where the task says.
+        max_completion_length: tokens; the probe that never ends is cut there.
+        cases: file of regression cases; None: where the task says.
         deadline_s: for one function and one batch of completions.
         progress: called with (functions done, functions).
 
     Raises:
         TaskError: if the task has no rows, or one of its probes or cases cannot be read.
+
+    >>> audit_rewards("arithmetic").verdict  # doctest: +SKIP
+    'the best exploit (a wrong answer, in few words) earns 58% of the reference completion; nothing is wrong'
     """
     started = time.monotonic()
+    task = task if isinstance(task, Task) else load_task(task)
     if not len(task.rows):
         raise TaskError(
             f"task {task.name!r}: 0 prompts", rule="probes are made from prompts", remedy="give the task rows"
         )
     suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip", keep_state=False)
     try:
-        return _Examiner(task, suite, rows, tokenizer, max_completion_length, cases, progress).run(started)
+        audit = _Audit(task, suite, _spread(task.rows, rows), tokenizer, max_completion_length)
+        return audit.run(cases, progress or (lambda done, of: None), started)
     finally:
         suite.close()
 
 
-class _Examiner:
-    def __init__(
-        self,
-        task: Task,
-        suite: RewardSuite,
-        rows: int,
-        tokenizer: Any,
-        max_completion_length: int,
-        cases: str | None,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
-        self.task, self.suite, self.tokenizer, self.limit, self.cases = (
-            task,
-            suite,
-            tokenizer,
-            max_completion_length,
-            cases,
-        )
-        self.progress = progress or (lambda done, total: None)
-        self.findings: list[Finding] = []
-        self.seconds: dict[str, float] = {}
-        self.late: set[str] = set()
-        self.rows = _spread(task.rows, rows)
-        self.writers = writers(task, self.rows)
-        if (column := self.writers[0].column) != task.answer_column:
-            text = f"the answers were taken from the column {column!r}; the task says {task.answer_column!r}, and no row has it"
-            self.findings.append(Finding("answer_column", "warning", "", text, f"Task(answer_column={column!r})"))
-        self.texts: list[Text] = []
+@dataclass
+class _Audit:
+    task: Task
+    suite: RewardSuite
+    rows: list[Row]
+    tokenizer: Any
+    limit: int
+    findings: list[Finding] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # by function
+    late: set[str] = field(default_factory=set)
 
-    def _texts(self, number: int, writer: CompletionBuilder) -> list[Text]:
-        found = [Text(number, HONEST, ideal.name, ideal.text) for ideal in writer.reference_completions()]
-        for probe in probes_by(writer, self.task.probes, self.limit):
-            found.append(Text(number, PROBE, probe.name, probe.text, probe.right, probe.own))
-        if self.task.ideal is None:
-            answer = writer.answer
-            for compact in (False, True) if spellings(answer) else ():
-                # In the layouts of two honest completions, so that nothing but the answer differs.
-                both = ((RIGHT, answer), (WRONG, writer.wrong))
-                for name, other in (*both, *((each, each) for each in spellings(answer))):
-                    reasoning = writer.reasoning(answer, 1 if compact else 2)
-                    found.append(Text(number, SPELLING, name, writer.write(reasoning, other, compact=compact)))
-        return found
+    def __post_init__(self) -> None:
+        self.builders = builders(self.task, self.rows)
+        self.first = self.builders[0]
+        if self.first.column != self.task.answer_column:
+            self._add("answer_column", column=self.first.column, named=self.task.answer_column)
 
-    def run(self, started: float) -> RewardAudit:
+    def _add(self, rule: str, function: str = "", severity: str | None = None, **values: Any) -> None:
+        self.findings.append(finding(rule, function, severity, **values))
+
+    def run(self, cases: str | None, progress: Callable[[int, int], None], started: float) -> RewardAudit:
         usable = [name for name in self.suite.names if self._fits(name)]
         there = _files_here()
         self.suite.readings(self.rows)  # starts the worker, whose imports are no function's seconds
-        self._choose_manner(usable)
-        self.texts = [text for number, writer in enumerate(self.writers) for text in self._texts(number, writer)]
+        self._choose_style(usable)
+        self.texts = [text for number, builder in enumerate(self.builders) for text in self._texts(number, builder)]
         columns = {}
         for done, name in enumerate(usable):
-            self.progress(done, len(usable))
-            scored = self._scored(name)
-            if scored is not None:
+            progress(done, len(usable))
+            if (scored := self._scored(name)) is not None:
                 columns[name] = scored
-        self.progress(len(usable), len(usable))
+        progress(len(usable), len(usable))
+        weights = dict(zip(self.suite.names, self.suite.weights, strict=True))
         names = list(columns)
-        weight = dict(zip(self.suite.names, self.suite.weights, strict=True))
-        sheet = ScoreTable(
+        table = ScoreTable(
             self.texts,
             names,
             np.array([columns[name] for name in names], dtype=float).T.reshape(len(self.texts), len(names)),
-            np.array([weight[name] for name in names], dtype=float),
-            [maximum_of(self.suite.functions[name]) for name in names],
-            guessed=self.writers[0].guessed,
-            shown=self.writers[0].asked.shown,
+            np.array([weights[name] for name in names], dtype=float),
+            [max_score_of(self.suite.functions[name]) for name in names],
+            guessed=self.first.guessed,
+            shown=self.first.format.shown,
         )
-        if self.writers[0].free and names:
-            sheet = self._best_guess(sheet)
-        units = {name: self._look(name, sheet) for name in names}
-        self._shapes(names)
+        if self.first.free and names:
+            table = self._best_guess(table)
+        units = {name: self._look(name, table) for name in names}
+        self._input_formats(names)
         if names:
-            self.findings += hackable(sheet) + overlaps(sheet)
-            self._silent(sheet)
-            if self.tokenizer is not None:
-                self.findings += self._tokens(names)
-        self._one_function(weight)
-        if names:
-            self._right(sheet)
-        known = load_cases(self.task, self.cases)
+            self.findings += [*rules.hackable(table), *rules.overlaps(table)]
+            self._unscored_prompts(table)
+            self._through_the_tokenizer(names)
+        self._only_function(weights)
+        self._right_by(table)
+        known = load_cases(self.task, cases)
         if len(usable) == len(self.suite.names) == len(names):
-            self.findings += self._cases(known)
+            self._regression_cases(known)
         if new := sorted(_files_here() - there):
-            text = f"{', '.join(map(repr, new[:3]))} appeared in the working directory: the functions were called, and wrote it"
-            self.findings.append(Finding("writes", "note", "", text, "delete it, or let them write elsewhere"))
-        honest = next(text.text for text in self.texts if text.kind == HONEST and text.name == AS_ASKED)
+            self._add("writes", files=", ".join(map(repr, new[:3])))
         return RewardAudit(
             task=self.task.name,
-            asked=str(parse_format(self.rows[0])),
+            format=str(self.first.format),
             rows=len(self.rows),
             completions=len(self.texts),
-            honest=honest,
-            honest_total=sheet.honest_total if names else 0.0,
-            functions=[self._report(name, weight[name], sheet, units.get(name, "")) for name in self.suite.names],
-            probes=leaderboard(sheet) if names else [],
+            reference=next(t.text for t in self.texts if t.kind == REFERENCE and t.name == AS_ASKED),
+            reference_total=table.reference_total if names else 0.0,
+            functions=[self._report(name, weights[name], table, units.get(name, "")) for name in self.suite.names],
+            probes=rules.leaderboard(table) if names else [],
             findings=sorted(self.findings, key=lambda finding: _ORDER[finding.severity]),
             cases=len(known),
             seconds=time.monotonic() - started,
         )
 
-    def _choose_manner(self, names: list[str]) -> None:
+    # --- the completions and their scores ---
+
+    def _texts(self, number: int, builder: CompletionBuilder) -> list[Text]:
+        found = [Text(number, REFERENCE, *each) for each in builder.reference_completions().items()]
+        for probe in probes(builder, self.task.probes, self.limit):
+            found.append(Text(number, PROBE, probe.name, probe.text, probe.right, probe.own))
+        if self.task.ideal is None:
+            answer = builder.answer
+            others = [(each, each) for each in spellings(answer)]
+            for compact in (False, True) if others else ():
+                # In the layouts of two reference completions, so that nothing but the answer differs.
+                for name, other in ((RIGHT, answer), (WRONG, builder.wrong), *others):
+                    reasoning = builder.reasoning(answer, 1 if compact else 2)
+                    found.append(Text(number, SPELLING, name, builder.write(reasoning, other, compact=compact)))
+        return found
+
+    def _choose_style(self, names: list[str]) -> None:
         # What a prompt leaves open (line breaks around tags that are only named, numbered steps) is written as it pays.
-        writer = self.writers[0]
-        manners = writer.manners()
-        texts = [writer.in_manner(manner) for manner in manners]
+        styles = self.first.styles()
+        texts = [self.first.in_style(style) for style in styles]
         scores = {}
         for name in names if len(texts) > 1 else ():
             with contextlib.suppress(RewardError):  # it is named when all texts are scored
@@ -284,72 +263,29 @@ class _Examiner:
         if not woken:
             return
         chosen = int(np.argmax(sum(woken.values())))  # of equals the first, which is nearest to the prompt
-        for each in self.writers:
-            each.adopt(manners[chosen])
+        for builder in self.builders:
+            builder.adopt(styles[chosen])
         for name in (name for name, paid in woken.items() if paid[chosen]):
-            text = f"pays an honest completion only when it is written {manners[chosen].name}, and the prompt does not say so"
-            remedy = "show the format in the prompt just as it has to be written, or let the pattern allow more (\\s*)"
-            self.findings.append(Finding("layout", "warning", name, text, remedy))
+            self._add("layout", name, style=styles[chosen].name)
 
-    def _best_guess(self, sheet: ScoreTable) -> ScoreTable:
-        # Where no format is asked for, the way of answering that is paid best stands for the honest one.
-        totals = {
-            ideal.name: mean_of_known(sheet.totals[sheet.at(HONEST, ideal.name)])
-            for ideal in self.writers[0].reference_completions()
-        }
+    def _best_guess(self, table: ScoreTable) -> ScoreTable:
+        # Where no format is asked for, the way of answering that is paid best stands for the reference.
+        names = list(self.first.reference_completions())
+        totals = {name: mean_of_known(table.totals[table.at(REFERENCE, name)]) for name in names}
         best = max(totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED))
-        names = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
+        other = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
         self.texts = [
-            text._replace(name=names.get(text.name, text.name)) if text.kind == HONEST else text for text in self.texts
+            text._replace(name=other.get(text.name, text.name)) if text.kind == REFERENCE else text
+            for text in self.texts
         ]
-        return replace(sheet, texts=self.texts)
-
-    def _silent(self, sheet: ScoreTable) -> None:
-        said = ~np.isnan(sheet.scores[:, sheet.weights != 0]).all(axis=1)
-        rows = np.array([text.row for text in self.texts])
-        silent = [number for number in range(len(self.rows)) if not said[rows == number].any()]
-        if silent:
-            row = {key: value for key, value in self.rows[silent[0]].items() if key != "prompt"}
-            text = f"on {len(silent)} of {len(self.rows)} prompts no function says anything (None for each), as for {row!r:.200}"
-            remedy = "return a number where it has something to say; does it look for another value than the rows have?"
-            self.findings.append(Finding("constant", "error", "", text, remedy))
-
-    def _right(self, sheet: ScoreTable) -> None:
-        # The groups panel and the measurement afterwards take this function's word for what is right.
-        name = self.task.right_function
-        if name not in sheet.names:
-            return
-        wrong = sheet.column(name)[sheet.at(PROBE, "a wrong answer")]
-        chosen = "right_by" if self.task.right_by else "no right_by, so the first function"
-        if wrong.size and np.nan_to_num(wrong, nan=0.0).max() > 0:
-            text = f"says that a wrong answer is right: it earns {np.nanmax(wrong):g}, and above 0 counts as right ({chosen})"
-            self.findings.append(
-                Finding("right_by", "warning", name, text, "name the function that judges the answer: right_by=")
-            )
-
-    def _tokens(self, names: list[str]) -> list[Finding]:
-        try:
-            return token_findings(self.suite, self.writers, names, self.tokenizer, self.limit)
-        except RewardError as error:
-            return [Finding("returns", "error", "", error.value, error.remedy)]
-
-    def _cases(self, known: list[Case]) -> list[Finding]:
-        try:
-            # Totals are stated for the task's own weights.
-            suite = self.suite if self.suite.weights == self.task.weights else None
-            missed = missed_cases(self.task, known, suite, quiet=True)
-        except RewardError as error:
-            return [Finding("case", "error", "", error.value, error.remedy)]
-        return [
-            Finding("case", "error", "", f"golden case, {each}", "mend the function, or the case") for each in missed
-        ]
+        return replace(table, texts=self.texts)
 
     def _fits(self, name: str) -> bool:
         try:
             self.suite.check_signature(name, self.task.rows)
         except TaskError as error:
-            kind = "signature" if "does not accept" in error.value else "needs_column"
-            self.findings.append(Finding(kind, "error", name, error.value.removeprefix(f"{name} "), error.remedy))
+            rule = "signature" if "does not accept" in error.value else "needs_column"
+            self._add(rule, name, value=error.value.removeprefix(f"{name} "), remedy=error.remedy)
             return False
         return True
 
@@ -359,162 +295,93 @@ class _Examiner:
         try:
             scored = self.suite.score_each(rows, [text.text for text in self.texts], names=[name], quiet=True)[name]
         except RewardError as error:
-            self.findings.append(Finding("returns", "error", name, error.value.removeprefix(f"{name} "), error.remedy))
+            self._add("returns", name, value=error.value.removeprefix(f"{name} "), remedy=error.remedy)
             return None
         self.seconds[name] = time.perf_counter() - began
         if scored.errors:
             first = min(scored.errors)
-            returned = scored.errors[first].startswith("returned ")
-            late = any(said in scored.errors[first] for said in ("not back", "not asked", "in time", "blocks"))
-            text = self.texts[first]
-            if late:
+            error, text = scored.errors[first], self.texts[first]
+            rule = "returns.value" if error.startswith("returned ") else "raises"
+            if any(words in error for words in ("not back", "not asked", "in time", "blocks")):
+                rule = "late"
                 self.late.add(name)
-            self.findings.append(
-                Finding(
-                    "late" if late else "returns" if returned else "raises",
-                    "warning" if scored.errors[first] == UNJUDGED else "error",
-                    name,
-                    (
-                        f"{len(scored.errors)} of {len(self.texts)} completions were not scored in time "
-                        f"({self.suite.deadline_s:g} s for all of them)"
-                        if late
-                        else f"{scored.errors[first]}, on {len(scored.errors)} of {len(self.texts)} completions"
-                    )
-                    + f"; the first is {text.name!r}: {text.text[:80]!r}",
-                    "does it hang (a pattern that backtracks)? give it less freedom, or cut the text first; is it only slow "
-                    "(a judge)? give it longer: --deadline"
-                    if late
-                    else "return a finite number, or None where the function does not apply"
-                    if returned
-                    else "return a low score or None where there is nothing to read; an exception ends the run",
-                )
+            self._add(
+                rule,
+                name,
+                "warning" if error == UNJUDGED else None,
+                error=error,
+                failed=len(scored.errors),
+                tried=len(self.texts),
+                deadline=self.suite.deadline_s,
+                name=text.name,
+                text=text.text[:80],
             )
             if len(scored.errors) == len(self.texts):
                 return None
         return scored.scores
 
-    def _look(self, name: str, sheet: ScoreTable) -> str:
-        writer, function = self.writers[0], self.suite.functions[name]
-        row, unit = writer.row, ""
+    # --- one function ---
+
+    def _look(self, name: str, table: ScoreTable) -> str:
+        first, function, unit = self.first, self.suite.functions[name], ""
         try:
-            if name not in self.late and self._repeats(name, sheet):
-                grown = growth(self.suite, name, row, writer.asked, writer.answer)
+            if name not in self.late and self._repeats(name, table):
+                grown = growth(self.suite, name, first.row, first.format, first.answer)
                 self.findings += length_findings(name, function, grown)
                 unit = grown.unit
         except RewardError:
             pass
-        found = paying(sheet, name, self._unreached, bool(unit))
-        if any(finding.kind == "cannot_pay" for finding in found) and not isinstance(row.get(writer.column, ""), str):
-            kind = type(row[writer.column]).__name__
-            found.append(
-                Finding("cannot_pay", "note", name, f"the answers are of type {kind}, and what a policy writes is text")
-            )
-        if not sheet.weights[sheet.names.index(name)]:  # it decides nothing, so it need not pay
-            found = [replace(finding, severity="note") for finding in found]
+        found = list(rules.paying(table, name, self._unreached, bool(unit)))
+        kinds, right = {each.kind for each in found}, first.row.get(first.column, "")
+        if "cannot_pay" in kinds and not isinstance(right, str):
+            found.append(finding("cannot_pay.type", name, type=type(right).__name__))
+        if not table.weights[table.names.index(name)]:  # it decides nothing, so it need not pay
+            found = [replace(each, severity="note") for each in found]
         self.findings += found
-        if not any(finding.kind in ("cannot_pay", "constant") for finding in found) and maximum_of(function) is None:
+        if not kinds & {"cannot_pay", "constant"} and max_score_of(function) is None:
             for branch in self._unreached(name):
                 if branch.pays > 0:
-                    self.findings.append(
-                        Finding("unreached", "note", name, f"no honest completion that was tried reaches {branch}")
-                    )
-        self.findings += spelling(sheet, name) + self._hidden(name) + self._endless(name)
+                    self._add("unreached", name, branch=branch)
+        self.findings += rules.spelling(table, name)
+        for place in calls_of(function, ("eval", "exec")):
+            self._add("evaluates", name, place=place)
+        for place in broad_handlers(function):
+            self._add("swallows", name, place=place)
+        place = self.suite.functions.places[name]
+        if place != OWN and place.startswith("here: "):
+            self._add("no_deadline", name, reason=place.removeprefix("here: "))
         for method in vars(type(function)) if _has_state(function) else ():
             if not method.startswith("_") and callable(getattr(function, method)):
-                self.findings.append(
-                    Finding("state", "note", name, f"nothing calls its method {method!r} during a run")
-                )
+                self._add("state", name, method=method)
         if (each := self.seconds[name] / len(self.texts)) > SLOW_S:
-            text = f"takes {each:.2g} s a completion: a step of 64 waits {64 * each:.0f} s for it"
-            self.findings.append(Finding("slow", "note", name, text, "make it faster, or a coroutine"))
+            self._add("slow", name, each=each, step=64 * each)
         return unit
 
-    def _repeats(self, name: str, sheet: ScoreTable) -> bool:
+    def _repeats(self, name: str, table: ScoreTable) -> bool:
         first = [number for number, text in enumerate(self.texts) if text.row == 0]
         texts = [self.texts[number].text for number in first]
         again = self.suite.score_each([self.rows[0]] * len(texts), texts, names=[name], quiet=True)[name].scores
-        if np.array_equal(sheet.column(name)[first], np.array(again, dtype=float), equal_nan=True):
-            return True
-        text = "does not repeat: the same completions score differently when they are scored again, or among others"
-        remedy = "a score that depends on chance or on what came before teaches chance; what is said below may be chance, too"
-        self.findings.append(Finding("random", "warning", name, text, remedy))
-        return False
-
-    def _endless(self, name: str) -> list[Finding]:
-        place = self.suite.functions.places[name]
-        if place == OWN or not place.startswith("here: "):
-            return []
-        reason = place.removeprefix("here: ")
-        return [Finding("no_deadline", "note", name, f"runs without a deadline, in this process: {reason}")]
-
-    def _hidden(self, name: str) -> list[Finding]:
-        evaluates = [
-            Finding(
-                "evaluates",
-                "warning",
-                name,
-                f"{place}: runs what a model wrote as Python, with all the rights of this process",
-                "read it with a parser (workbench.rewards.countdown.evaluate), or in a sandbox",
-            )
-            for place in calls_of(self.suite.functions[name], ("eval", "exec"))
-        ]
-        return evaluates + [
-            Finding(
-                "swallows",
-                "warning",
-                name,
-                f"{place}: an exception becomes a score there, and nobody sees it",
-                "catch only what you expect of a completion, such as ValueError from float(...)",
-            )
-            for place in broad_handlers(self.suite.functions[name])
-        ]
+        same = np.array_equal(table.column(name)[first], np.array(again, dtype=float), equal_nan=True)
+        if not same:
+            self._add("random", name)
+        return same
 
     def _unreached(self, name: str) -> list[Unreached]:
         if name in self.late:
             return []
-        texts = [text for text in self.texts if text.kind == HONEST and text.row == 0 and text.name == AS_ASKED]
-        trace: Trace | None = self.suite.trace(name, [self.rows[0]] * len(texts), [text.text for text in texts])
+        texts = [t.text for t in self.texts if t.kind == REFERENCE and t.row == 0 and t.name == AS_ASKED]
+        trace = self.suite.trace(name, [self.rows[0]] * len(texts), texts)
         return unreached(self.suite.functions[name], trace) if trace is not None else []
 
-    def _shapes(self, names: Sequence[str]) -> None:
-        chat, readings = is_chat(self.rows[0]["prompt"]), self.suite.readings(self.rows)
-        fitting = "chat" if chat else "text"
-        for name in names:
-            found = readings[name]
-            # Messages for messages: there is nothing to do. One that reads text alone fails once the prompts are chat.
-            if found.note and not (chat and found.shape == fitting):
-                wrong = found.shape not in ("either", fitting)
-                remedy = "the workbench hands it what it reads; TRL itself does not" if wrong else ""
-                self.findings.append(Finding("chat_plain", "warning" if wrong else "note", name, found.note, remedy))
-        for note in self.suite.notes:
-            name, _, rest = note.partition(" is written as ")
-            if rest:
-                self.findings.append(
-                    Finding("signature", "warning", name, f"is written as {rest}", "TRL itself calls by keyword")
-                )
-
-    def _one_function(self, weight: dict[str, float]) -> None:
-        paid = [name for name, value in weight.items() if value]
-        if len(paid) == 1 and (weight[paid[0]] != 1 or _has_state(self.suite.functions[paid[0]])):
-            self.findings.append(
-                Finding(
-                    "scale",
-                    "note",
-                    paid[0],
-                    "is the only function: multiplying its scores, or its weight, changes no advantage (they are divided by "
-                    "the group's std unless scale_rewards is none)",
-                )
-            )
-
-    def _report(self, name: str, weight: float, sheet: ScoreTable, unit: str) -> FunctionReport:
-        scored = name in sheet.names and not np.isnan(sheet.column(name)).all()
-        scores = sheet.column(name) if scored else np.array([np.nan])
-        honest = scores[sheet.at(HONEST, AS_ASKED)] if scored else scores
+    def _report(self, name: str, weight: float, table: ScoreTable, unit: str) -> FunctionReport:
+        scored = name in table.names and not np.isnan(table.column(name)).all()
+        scores = table.column(name) if scored else np.array([np.nan])
+        reference = mean_of_known(scores[table.at(REFERENCE, AS_ASKED)] if scored else scores)
         return FunctionReport(
             name,
             weight,
-            maximum_of(self.suite.functions[name]),
-            float(np.nanmean(honest)) if np.isfinite(honest).any() else None,
+            max_score_of(self.suite.functions[name]),
+            reference if np.isfinite(reference) else None,
             float(np.nanmin(scores)) if scored else None,
             float(np.nanmax(scores)) if scored else None,
             unit,
@@ -522,19 +389,62 @@ class _Examiner:
             self.seconds.get(name, 0.0),
         )
 
+    # --- all functions ---
 
-def _files_here() -> set[str]:
-    try:
-        return set(os.listdir())
-    except OSError:
-        return set()
+    def _input_formats(self, names: Sequence[str]) -> None:
+        chat, readings = is_chat(self.rows[0]["prompt"]), self.suite.readings(self.rows)
+        fitting = "chat" if chat else "text"
+        for name in names:
+            found = readings[name]
+            # Messages for messages: there is nothing to do. One that reads text alone fails once the prompts are chat.
+            if found.note and not (chat and found.shape == fitting):
+                fits = found.shape in ("either", fitting)
+                self._add("chat_plain" if fits else "chat_plain.wrong", name, note=found.note)
+        for note in self.suite.notes:
+            name, _, style = note.partition(" is written as ")
+            if style:
+                self._add("signature.style", name, style=style)
+
+    def _unscored_prompts(self, table: ScoreTable) -> None:
+        applied = ~np.isnan(table.scores[:, table.weights != 0]).all(axis=1)
+        rows = np.array([text.row for text in self.texts])
+        silent = [number for number in range(len(self.rows)) if not applied[rows == number].any()]
+        if silent:
+            row = {key: value for key, value in self.rows[silent[0]].items() if key != "prompt"}
+            self._add("constant.none", silent=len(silent), rows=len(self.rows), row=repr(row))
+
+    def _through_the_tokenizer(self, names: list[str]) -> None:
+        if self.tokenizer is None:
+            return
+        try:
+            self.findings += token_findings(self.suite, self.builders, names, self.tokenizer, self.limit)
+        except RewardError as error:
+            self._add("returns", value=error.value, remedy=error.remedy)
+
+    def _only_function(self, weights: dict[str, float]) -> None:
+        paid = [name for name, weight in weights.items() if weight]
+        if len(paid) == 1 and (weights[paid[0]] != 1 or _has_state(self.suite.functions[paid[0]])):
+            self._add("scale", paid[0])
+
+    def _right_by(self, table: ScoreTable) -> None:
+        # The groups panel and the measurement afterwards take this function's word for what is right.
+        name = self.task.right_function
+        wrong = table.column(name)[table.at(PROBE, "a wrong answer")] if name in table.names else np.zeros(0)
+        if wrong.size and np.nan_to_num(wrong, nan=0.0).max() > 0:
+            chosen = "right_by" if self.task.right_by else "no right_by, so the first function"
+            self._add("right_by", name, score=np.nanmax(wrong), chosen=chosen)
+
+    def _regression_cases(self, known: list[Case]) -> None:
+        try:
+            # Totals are expected for the task's own weights.
+            suite = self.suite if self.suite.weights == self.task.weights else None
+            for failure in failed_cases(self.task, known, suite, quiet=True):
+                self._add("case", case=failure)
+        except RewardError as error:
+            self._add("case.fails", value=error.value, remedy=error.remedy)
 
 
-def _has_state(function: Callable[..., Any]) -> bool:
-    return not inspect.isroutine(function) and not isinstance(function, functools.partial)
-
-
-def writers(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
+def builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
     """How an honest policy writes for each of these rows of a task; each takes its wrong answers from the other rows.
 
     Raises:
@@ -555,3 +465,14 @@ def _spread(rows: Sequence[Row], count: int) -> list[Row]:
     if len(rows) <= count:
         return list(rows)
     return [rows[round(index * (len(rows) - 1) / max(1, count - 1))] for index in range(count)]
+
+
+def _files_here() -> set[str]:
+    try:
+        return set(os.listdir())
+    except OSError:
+        return set()
+
+
+def _has_state(function: Callable[..., Any]) -> bool:
+    return not inspect.isroutine(function) and not isinstance(function, functools.partial)

@@ -1,27 +1,27 @@
-"""What is wrong with a task's rewards, read off the scores of its honest completions and its cheats.
+"""What is wrong with a task's rewards, read off the scores of its reference completions and its probes.
 
-Each rule looks at one table of scores and says what it finds, with the remedy. Errors are what a run would die of or
-learn the wrong thing from; warnings are what is probably not meant; notes are worth knowing.
+Each rule looks at one table of scores and says what it finds, with the remedy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from workbench.audit.probes import AROUND
 from workbench.audit.reference_completion import AS_ASKED
+from workbench.audit.texts import TEXTS
 from workbench.rewards.tracing import Unreached
 
-HONEST, PROBE, SPELLING = "honest", "probe", "spelling"
+REFERENCE, PROBE, SPELLING = "reference", "probe", "spelling"
 RIGHT, WRONG = "right", "wrong"  # among the spellings
 _CLOSE = 1e-6
-_ALIKE = 0.8  # rank correlation over the cheats, from which two functions pay for one thing
+_ALIKE = 0.8  # rank correlation over the probes, from which two functions pay for one thing
 _POOR = 0.5  # of the way to the highest score of all
-_PAID = 0.9  # of the way from the lowest score to the highest honest one, where a function states no maximum
+_PAID = 0.9  # of the way from the lowest score to the reference's highest, where a function declares no maximum
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,7 @@ class Finding:
     """One thing that is wrong, or worth knowing.
 
     Args:
-        kind: a word for scripts: cannot_pay, constant, hackable, padding, raises, late, returns, needs_column, signature,
-            answer_column, chat_plain, layout, writes, unit, unbounded, spelling, sometimes, silence, unreached, overlap,
-            scale, state, random, slow, right_by, evaluates, swallows, no_deadline, tokenizer, cut, case.
+        kind: a word for scripts: the part before the dot of a key of `workbench.audit.texts.TEXTS`.
         severity: "error", "warning" or "note".
         function: the reward function; empty: the task as a whole.
     """
@@ -47,11 +45,21 @@ class Finding:
         return f"{self.severity}: {name}{self.text}" + (f"\n  -> {self.remedy}" if self.remedy else "")
 
 
+def finding(rule: str, function: str = "", severity: str | None = None, **values: Any) -> Finding:
+    """The finding of a rule of `TEXTS`, its text filled with these values.
+
+    Args:
+        severity: another than the table's.
+    """
+    usual, text, remedy = TEXTS[rule]
+    return Finding(rule.partition(".")[0], severity or usual, function, text.format(**values), remedy.format(**values))
+
+
 class Text(NamedTuple):
     """One completion of the table."""
 
     row: int
-    kind: str  # HONEST, PROBE or SPELLING
+    kind: str  # REFERENCE, PROBE or SPELLING
     name: str
     text: str
     right: bool = True
@@ -66,9 +74,9 @@ class ScoreTable:
     names: list[str]  # functions
     scores: np.ndarray  # [N, F], NaN where a function did not apply or failed
     weights: np.ndarray  # [F]
-    maxima: list[float | None]  # [F], as stated
+    maxima: list[float | None]  # [F], as declared
     guessed: bool = (
-        False  # the honest completions are a guess: the prompt says neither format nor answer, or one of them
+        False  # the reference completions are a guess: the prompt says neither format nor answer, or one of them
     )
     shown: bool = True  # the prompt shows where the lines of the format break
 
@@ -79,9 +87,9 @@ class ScoreTable:
         return np.where(silent, np.nan, np.nansum(self.scores * self.weights, axis=1))
 
     @property
-    def honest_total(self) -> float:
-        """Mean total of the honest completions; NaN if nothing applied to them."""
-        return mean_of_known(self.totals[self.at(HONEST, AS_ASKED)])
+    def reference_total(self) -> float:
+        """Mean total of the reference completions; NaN if nothing applied to them."""
+        return mean_of_known(self.totals[self.at(REFERENCE, AS_ASKED)])
 
     def at(self, kind: str, name: str | None = None) -> np.ndarray:
         """[N] which texts are of a kind (and name)."""
@@ -93,146 +101,78 @@ class ScoreTable:
 
 
 def paying(
-    sheet: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool
-) -> list[Finding]:
-    """Whether an honest completion earns what the function has to give.
+    table: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool
+) -> Iterator[Finding]:
+    """Whether a reference completion earns what the function has to give.
 
     Args:
-        unreached: a function's name -> the branches that no honest completion reaches.
-        varies: its score goes with the length, so a difference between honest completions says nothing.
+        unreached: a function's name -> the branches that no reference completion reaches.
+        varies: its score goes with the length, so a difference between reference completions says nothing.
     """
-    scores, stated = sheet.column(function), sheet.maxima[sheet.names.index(function)]
-    known = scores[~np.isnan(scores)]
-    honest = scores[sheet.at(HONEST, AS_ASKED)]
-    if not known.size or np.isnan(honest).all():
-        return [Finding("sometimes", "note", function, "does not apply to the prompts that were tried (None for each)")]
+    scores, declared = table.column(function), table.maxima[table.names.index(function)]
+    at, known = table.at(REFERENCE, AS_ASKED), scores[~np.isnan(scores)]
+    earned, first = scores[at], table.texts[0].text[:80]
+    if not known.size or np.isnan(earned).all():
+        yield finding("sometimes.never", function)
+        return
     if known.max() - known.min() < _CLOSE:
         branches = unreached(function)
-        if (
-            branches
-            and not any(branch.pays > 0 for branch in branches)
-            and any(branch.takes < 0 for branch in branches)
-        ):
-            return [
-                Finding(
-                    "constant",
-                    "warning",
-                    function,
-                    f"never strikes: {known[0]:g} for each of {known.size} completions" + _never(branches),
-                    "add a completion that it is there for to the task's probes",
-                )
-            ]
-        if sheet.guessed and any(branch.pays > 0 for branch in branches):
-            return [
-                Finding(
-                    "constant",
-                    "warning",
-                    function,
-                    f"{known[0]:g} for each of {known.size} completions, of which the honest one had to be guessed "
-                    f"({sheet.texts[0].text[:80]!r})" + _never(branches),
-                    "say how an honest completion looks: Task(ideal=lambda row: ...), and answer_column= if there are answers",
-                )
-            ]
-        return [
-            Finding(
-                "constant",
-                "error",
-                function,
-                f"cannot pay: {known[0]:g} for each of {known.size} completions, right, wrong or empty; from equal scores "
-                "nothing is learnt" + _never(branches),
-                "score what differs between completions; a function that only prints gets the weight 0",
-            )
-        ]
-    honest_rows = [
-        text.row for text, is_honest in zip(sheet.texts, sheet.at(HONEST, AS_ASKED), strict=True) if is_honest
-    ]
-    targets = [_target(sheet, scores, row, stated, known.min(), varies) for row in honest_rows]
-    paid = [np.isnan(score) or score >= target for score, target in zip(honest, targets, strict=True)]
+        could_pay = any(branch.pays > 0 for branch in branches)
+        penalty = not could_pay and any(branch.takes < 0 for branch in branches)
+        rule = "constant.penalty" if penalty else "constant.guessed" if table.guessed and could_pay else "constant"
+        yield finding(rule, function, score=known[0], tried=known.size, reference=first, never=_never(branches))
+        return
+    rows = [text.row for text, is_reference in zip(table.texts, at, strict=True) if is_reference]
+    targets = [_target(table, scores, row, declared, known.min(), varies) for row in rows]
+    paid = [np.isnan(score) or score >= target for score, target in zip(earned, targets, strict=True)]
     if not any(paid):
-        return [_cannot_pay(sheet, function, scores, honest, stated, targets, unreached)]
-    found = []
+        yield _cannot_pay(table, function, scores, float(np.nanmean(earned)), declared, targets[0], unreached)
+        return
     if not all(paid):
         index = paid.index(False)
-        found.append(
-            Finding(
-                "sometimes",
-                "warning",
-                function,
-                f"pays an honest completion in full on {sum(paid)} of {len(paid)} prompts; on prompt {honest_rows[index]} it "
-                f"earns {honest[index]:g}",
-                "look at that prompt and its answer: can it be earned there?",
-            )
-        )
-    silence = mean_of_known(scores[sheet.at(PROBE, "empty")])
-    if silence > np.nanmean(honest) + _CLOSE:
-        found.append(
-            Finding(
-                "silence",
-                "warning",
-                function,
-                f"an empty completion earns {silence:g} from it, an honest one {np.nanmean(honest):g}",
-                "pay nothing to a completion without an answer, or weigh it far below the right answer",
-            )
-        )
-    return found
+        yield finding("sometimes", function, paid=sum(paid), rows=len(paid), row=rows[index], earned=earned[index])
+    empty, mean = mean_of_known(scores[table.at(PROBE, "empty")]), float(np.nanmean(earned))
+    if empty > mean + _CLOSE:
+        yield finding("silence", function, empty=empty, reference=mean)
 
 
 def _target(
-    sheet: ScoreTable, scores: np.ndarray, row: int, stated: float | None, lowest: float, varies: bool
+    table: ScoreTable, scores: np.ndarray, row: int, declared: float | None, lowest: float, varies: bool
 ) -> float:
-    if stated is not None:
-        return stated - _CLOSE
-    if varies:
-        return -np.inf
-    mine = [text.row == row and text.kind in (HONEST, SPELLING) for text in sheet.texts]
-    if np.isnan(scores[mine]).all():
-        return -np.inf  # does not apply to this prompt
+    if declared is not None:
+        return declared - _CLOSE
+    mine = [text.row == row and text.kind in (REFERENCE, SPELLING) for text in table.texts]
+    if varies or np.isnan(scores[mine]).all():
+        return -np.inf  # nothing can be said, or it does not apply to this prompt
     best = np.nanmax(scores[mine])
-    any_text = np.nanmax(scores[[text.row == row for text in sheet.texts]])
+    any_text = np.nanmax(scores[[text.row == row for text in table.texts]])
     if best < lowest + _POOR * (any_text - lowest):  # what pays is not what an honest policy writes
         best = any_text
     return lowest + _PAID * (best - lowest) if best > lowest else lowest + _CLOSE
 
 
 def _cannot_pay(
-    sheet: ScoreTable,
+    table: ScoreTable,
     function: str,
     scores: np.ndarray,
-    honest: np.ndarray,
-    stated: float | None,
-    targets: list[float],
+    earned: float,
+    declared: float | None,
+    target: float,
     unreached: Callable[[str], Sequence[Unreached]],
 ) -> Finding:
-    of = stated if stated is not None else np.nanmax(scores)
-    would = [
-        text.name
-        for text, score in zip(sheet.texts, scores, strict=True)
-        if text.row == sheet.texts[0].row and text.kind == HONEST and text.name != AS_ASKED and score >= targets[0]
-    ]
-    only = f"; it pays only {' or '.join(would)}" if would else "; it pays no honest completion that was tried"
-    cheats = [
-        text.name
-        for text, score in zip(sheet.texts, scores, strict=True)
-        if text.row == sheet.texts[0].row and text.kind == PROBE and not text.right and score >= of - _CLOSE
-    ]
-    also = f"; {cheats[0]!r} earns {of:g}" if cheats else ""
-    earns, never = f"{np.nanmean(honest):g} of {of:g}", _never(unreached(function))
-    if sheet.guessed and not would and not cheats:
-        return Finding(
-            "cannot_pay",
-            "warning",
-            function,
-            f"the honest completion had to be guessed ({sheet.texts[0].text[:80]!r}), and it earns {earns}{never}",
-            "say how an honest completion looks: Task(ideal=lambda row: ...), and answer_column= if there are answers",
-        )
-    return Finding(
-        "cannot_pay",
-        "error" if sheet.shown or not would else "warning",  # which of its layouts a policy writes is open
-        function,
-        f"cannot pay: an honest completion in the format that the prompt asks for earns {earns}" + only + also + never,
-        "compare the pattern with that completion, character by character: line breaks (re.DOTALL), white space around the "
-        "answer, numbers against text",
-    )
+    most = declared if declared is not None else np.nanmax(scores)
+    of_first = [each for each in zip(table.texts, scores, strict=True) if each[0].row == table.texts[0].row]
+    would = [t.name for t, score in of_first if t.kind == REFERENCE and t.name != AS_ASKED and score >= target]
+    exploits = [t.name for t, score in of_first if t.kind == PROBE and not t.right and score >= most - _CLOSE]
+    only = f"; it pays only {' or '.join(would)}" if would else "; it pays no reference completion that was tried"
+    also = f"; {exploits[0]!r} earns {most:g}" if exploits else ""
+    rule = "cannot_pay"
+    if table.guessed and not would and not exploits:
+        rule = "cannot_pay.guessed"
+    elif would and not table.shown:
+        rule = "cannot_pay.layout"  # which of its layouts a policy writes is open
+    values = {"earned": earned, "most": most, "only": only, "also": also, "never": _never(unreached(function))}
+    return finding(rule, function, reference=table.texts[0].text[:80], **values)
 
 
 def _never(branches: Sequence[Unreached]) -> str:
@@ -240,57 +180,73 @@ def _never(branches: Sequence[Unreached]) -> str:
     return f"; never reached: {paid[0]}" if paid else ""
 
 
-def hackable(sheet: ScoreTable) -> list[Finding]:
-    """The cheats that earn as much as an honest answer, and the right but wasteful ones that earn more."""
-    honest, lowest = sheet.honest_total, float(np.nanmin(sheet.totals)) if np.isfinite(sheet.totals).any() else np.nan
-    if not np.isfinite(honest) or (sheet.guessed and honest <= lowest + _CLOSE):
-        return []  # what an honest answer would be is not known
-    standing = leaderboard(sheet)
-    # What the worst earns is no pay, though an honest one earns no more.
-    paid = max(honest, lowest + 2 * _CLOSE)
-    cheats = [cheat for cheat in standing if not cheat.right and cheat.total >= paid - _CLOSE]
-    waste = [cheat for cheat in standing if cheat.right and cheat.total > honest + _CLOSE]
-    found = []
-    for kind, these in (("a cheat", cheats), ("a padded answer", waste)):
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one probe earns. Scores are means over the rows."""
+
+    name: str
+    total: float
+    share: float | None  # of the reference completion's total; None where that is not above 0
+    scores: dict[str, float]  # by function, unweighted; NaN where none applied
+    right: bool  # it holds the right answer, padded: no exploit unless it earns more than the reference
+    own: bool  # the user's
+    example: str
+
+
+def leaderboard(table: ScoreTable) -> list[ProbeResult]:
+    """Every probe, the best paid first, and of equals the shortest."""
+    reference, found = table.reference_total, []
+    for name in dict.fromkeys(text.name for text in table.texts if text.kind == PROBE):
+        at = table.at(PROBE, name)
+        total, first = mean_of_known(table.totals[at]), table.texts[int(at.argmax())]
+        scores = {function: mean_of_known(table.column(function)[at]) for function in table.names}
+        share = total / reference if reference > _CLOSE else None
+        found.append(ProbeResult(name, total, share, scores, first.right, first.own, first.text))
+    return sorted(
+        found, key=lambda probe: (-round(probe.total, 9) if probe.total == probe.total else np.inf, len(probe.example))
+    )
+
+
+def hackable(table: ScoreTable) -> Iterator[Finding]:
+    """The exploits that earn as much as the reference completion, and the right but padded answers that earn more."""
+    reference, totals = table.reference_total, table.totals
+    lowest = float(np.nanmin(totals)) if np.isfinite(totals).any() else np.nan
+    if not np.isfinite(reference) or (table.guessed and reference <= lowest + _CLOSE):
+        return  # what a reference completion would be is not known
+    probes = leaderboard(table)
+    # What the worst earns is no pay, though a reference completion earns no more.
+    paid = max(reference, lowest + 2 * _CLOSE)
+    exploits = [probe for probe in probes if not probe.right and probe.total >= paid - _CLOSE]
+    padded = [probe for probe in probes if probe.right and probe.total > reference + _CLOSE]
+    for what, these in (("an exploit", exploits), ("a padded answer", padded)):
         if these:
-            best = these[0]
-            others = f" (and no less than that honest answer: {_listed([cheat.name for cheat in these[1:]])})"
-            found.append(
-                Finding(
-                    "hackable",
-                    "error",
-                    _payer(sheet, best),
-                    f"{kind} earns {best.total:g}, an honest answer {honest:g}: {best.name!r}"
-                    + (others if len(these) > 1 else ""),
-                    "pay only for what an honest answer has and this one has not",
-                )
+            others = _listed([probe.name for probe in these[1:]])
+            yield finding(
+                "hackable",
+                _payer(table, these[0]),
+                what=what,
+                earned=these[0].total,
+                reference=reference,
+                name=these[0].name,
+                others=f" (and no less: {others})" if others else "",
             )
-    around = [cheat.name for cheat in standing if cheat.name in AROUND and abs(cheat.total - honest) <= _CLOSE]
-    if around and not cheats and honest > lowest + _CLOSE:
-        found.append(
-            Finding(
-                "padding",
-                "warning",
-                "",
-                f"{_listed(around)} earns as much as the honest answer alone: no function minds what stands around it",
-                "if the format is to be kept strictly, pay for it (strict_format_reward), or for being short",
-            )
-        )
-    return found
+    around = [probe.name for probe in probes if probe.name in AROUND and abs(probe.total - reference) <= _CLOSE]
+    if around and not exploits and reference > lowest + _CLOSE:
+        yield finding("padding", names=_listed(around))
 
 
-def _payer(sheet: ScoreTable, probe: ProbeResult) -> str:
-    # The function that pays a cheat most; where none does, or it is right, the one that pays it most beyond an honest one.
-    if len(sheet.names) == 1:
-        return sheet.names[0]
-    paid = _paid(sheet, sheet.at(PROBE, probe.name))
-    more = paid - _paid(sheet, sheet.at(HONEST, AS_ASKED))
+def _payer(table: ScoreTable, probe: ProbeResult) -> str:
+    # The function that pays an exploit most; where none does, or it is right, the one that pays it most beyond the reference.
+    if len(table.names) == 1:
+        return table.names[0]
+    paid = _paid(table, table.at(PROBE, probe.name))
+    more = paid - _paid(table, table.at(REFERENCE, AS_ASKED))
     chosen = more if probe.right or paid.max() <= _CLOSE else paid + _CLOSE * np.sign(more)
-    return sheet.names[int(chosen.argmax())] if chosen.max() > 0 else ""
+    return table.names[int(chosen.argmax())] if chosen.max() > 0 else ""
 
 
-def _paid(sheet: ScoreTable, which: np.ndarray) -> np.ndarray:
-    weighted = sheet.scores[which] * sheet.weights
+def _paid(table: ScoreTable, which: np.ndarray) -> np.ndarray:
+    weighted = table.scores[which] * table.weights
     return np.nan_to_num([mean_of_known(column) for column in weighted.T], nan=0.0)
 
 
@@ -299,49 +255,21 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-class ProbeResult(NamedTuple):
-    """One cheat on the leaderboard. Scores are means over the rows."""
-
-    name: str
-    total: float
-    share: float | None  # of an honest answer's total; None where that is not above 0
-    scores: dict[str, float]  # by function, unweighted; NaN where none applied
-    right: bool
-    own: bool
-    example: str
-
-
-def leaderboard(sheet: ScoreTable) -> list[ProbeResult]:
-    """Every cheat, the best paid first, and of equals the shortest."""
-    honest = sheet.honest_total
-    found = []
-    for name in dict.fromkeys(text.name for text in sheet.texts if text.kind == PROBE):
-        mine = sheet.at(PROBE, name)
-        total = mean_of_known(sheet.totals[mine])
-        first = next(text for text in sheet.texts if text.kind == PROBE and text.name == name)
-        scores = {function: mean_of_known(sheet.column(function)[mine]) for function in sheet.names}
-        share = total / honest if honest > _CLOSE else None
-        found.append(ProbeResult(name, total, share, scores, first.right, first.own, first.text))
-    return sorted(
-        found, key=lambda cheat: (-round(cheat.total, 9) if cheat.total == cheat.total else np.inf, len(cheat.example))
-    )
-
-
 def mean_of_known(values: np.ndarray) -> float:
     """The mean without the NaNs; NaN if there is nothing else."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else float("nan")
 
 
-def spelling(sheet: ScoreTable, function: str) -> list[Finding]:
+def spelling(table: ScoreTable, function: str) -> Iterator[Finding]:
     """Right answers, written in another way, that a function which looks at the answer does not pay."""
-    scores = sheet.column(function)
-    honest, wrong = scores[sheet.at(SPELLING, RIGHT)], scores[sheet.at(SPELLING, WRONG)]
-    known = wrong.size and np.isfinite(wrong).any() and np.isfinite(honest).any()
-    if not known or not np.nanmax(honest) > np.nanmax(wrong) + _CLOSE:
-        return []  # it does not look at the answer
+    scores = table.column(function)
+    right, wrong = scores[table.at(SPELLING, RIGHT)], scores[table.at(SPELLING, WRONG)]
+    known = wrong.size and np.isfinite(wrong).any() and np.isfinite(right).any()
+    if not known or not np.nanmax(right) > np.nanmax(wrong) + _CLOSE:
+        return  # it does not look at the answer
     best: dict[int, dict[str, float]] = {}  # by row and spelling
-    for text, score in zip(sheet.texts, scores, strict=True):
+    for text, score in zip(table.texts, scores, strict=True):
         if text.kind == SPELLING and score == score:
             row = best.setdefault(text.row, {})
             row[text.name] = max(score, row.get(text.name, -np.inf))
@@ -351,53 +279,25 @@ def spelling(sheet: ScoreTable, function: str) -> list[Finding]:
             for name, score in row.items():
                 if score <= low and name != WRONG:
                     ways.setdefault(next((mark for mark in (".0", "$", ",") if mark in name), "."), name)
-    unpaid = list(ways.values())
-    if not unpaid:
-        return []
-    return [
-        Finding(
-            "spelling",
-            "warning",
-            function,
-            f"the right answer earns no more than a wrong one when it is written {' or '.join(unpaid)}",
-            "compare numbers, not texts: workbench.rewards.answers.same_answer",
-        )
-    ]
+    if ways:
+        yield finding("spelling", function, ways=" or ".join(ways.values()))
 
 
-def overlaps(sheet: ScoreTable) -> list[Finding]:
-    """Functions that rank these completions alike: they pay twice for one thing."""
-    found = []
-    cheats = sheet.at(PROBE)
-    for second in range(len(sheet.names)):
+def overlaps(table: ScoreTable) -> Iterator[Finding]:
+    """Functions that rank the probes alike: they pay twice for one thing."""
+    probes = table.at(PROBE)
+    for second in range(len(table.names)):
         for first in range(second):
-            if sheet.weights[first] and sheet.weights[second]:
-                alike = _rank_correlation(sheet.scores[cheats, first], sheet.scores[cheats, second])
+            if table.weights[first] and table.weights[second]:
+                alike = _rank_correlation(table.scores[probes, first], table.scores[probes, second])
                 if alike >= _ALIKE:
-                    found.append(
-                        Finding(
-                            "overlap",
-                            "note",
-                            sheet.names[second],
-                            f"ranks the cheats much as {sheet.names[first]} does (rank correlation {alike:.2f}): "
-                            "one thing is paid twice",
-                            "give one of the two less weight, if that is not meant",
-                        )
-                    )
-    return found
+                    yield finding("overlap", table.names[second], other=table.names[first], alike=alike)
 
 
 def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
     both = ~(np.isnan(first) | np.isnan(second))
-    if both.sum() < 3:
+    if both.sum() < 3 or np.ptp(first[both]) == 0 or np.ptp(second[both]) == 0:
         return 0.0
-    a, b = (_ranks(values[both]) for values in (first, second))
-    if a.std() < _CLOSE or b.std() < _CLOSE:
-        return 0.0
-    return float(np.corrcoef(a, b)[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[inverse]
+    return float(spearmanr(first[both], second[both]).statistic)

@@ -6,17 +6,17 @@ import inspect
 import itertools
 import re
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from workbench.audit.findings import Finding
+from workbench.audit.findings import Finding, finding
 from workbench.audit.prompt_format import ExpectedFormat
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row
 
-_PLAIN = (1, 5, 10, 15, 20, 25, 30, 40, 50, 80, 120, 200, 400)  # characters
+_LENGTHS = (1, 5, 10, 15, 20, 25, 30, 40, 50, 80, 120, 200, 400)  # characters
 _WORDS = (0, 8, 16, 32, 64, 128)
 _TOKENS = (1, 8, 64, 256, 512, 1024, 4096)
 # No word twice, so that what counts repetitions counts none.
@@ -34,12 +34,12 @@ class Growth(NamedTuple):
     unbounded: str  # "up" or "down"; empty: it has a bound
 
 
-def growth(suite: RewardSuite, name: str, row: Row, asked: ExpectedFormat, answer: str) -> Growth:
+def growth(suite: RewardSuite, name: str, row: Row, format: ExpectedFormat, answer: str) -> Growth:
     """Score completions of growing length, and the same completion with growing numbers of tokens."""
     words = [" ".join(f"w{number}" for number in range(count)) for count in _WORDS]
-    inside = [asked.write(f"Step by step: {more}".strip(), answer) for more in words]
-    plain = [_WORDS_ONCE[:count] for count in _PLAIN]
-    tail = [asked.write("Step by step", answer) + "x" * count for count in _TAIL]
+    inside = [format.write(f"Step by step: {more}".strip(), answer) for more in words]
+    plain = [_WORDS_ONCE[:count] for count in _LENGTHS]
+    tail = [format.write("Step by step", answer) + "x" * count for count in _TAIL]
     groups = [inside, plain]
     texts = [text for group in groups for text in group]
     same = [list(range(16))] * len(texts)
@@ -55,8 +55,8 @@ def growth(suite: RewardSuite, name: str, row: Row, asked: ExpectedFormat, answe
     if _distinct(token_scores) > 1:
         return Growth("tokens", int(_TOKENS[int(np.nanargmax(token_scores))]), unbounded)
     if max(_distinct(inside_scores), _distinct(plain_scores)) > 2:
-        peaks = _distinct(plain_scores) > 2 and int(np.nanargmax(plain_scores)) < len(_PLAIN) - 1
-        best = int(_PLAIN[int(np.nanargmax(plain_scores))]) if peaks else None
+        peaks = _distinct(plain_scores) > 2 and int(np.nanargmax(plain_scores)) < len(_LENGTHS) - 1
+        best = int(_LENGTHS[int(np.nanargmax(plain_scores))]) if peaks else None
         return Growth("characters", best, unbounded)
     return Growth("", None, unbounded)
 
@@ -80,40 +80,23 @@ def _unbounded(values: np.ndarray) -> str:
     return "up" if values[-1] > values[0] else "down"
 
 
-def length_findings(name: str, function: Callable, found: Growth) -> list[Finding]:
+def length_findings(name: str, function: Callable, found: Growth) -> Iterator[Finding]:
     """A unit that the function does not state, and a score without a bound."""
-    findings = []
-    said = _own_words(name, function)
-    if found.unit == "characters" and "character" not in said:
+    words = _own_words(name, function)
+    if found.unit == "characters" and "character" not in words:
         best = f", best at {found.best} of those tried (about {max(1, found.best // 4)} tokens)" if found.best else ""
-        wrong = "token" in said
-        findings.append(
-            Finding(
-                "unit",
-                "warning" if wrong or re.search(r"len|length|short|long|brief|concise", name) else "note",
-                name,
-                f"counts characters{best}"
-                + (", and speaks of tokens" if wrong else "; GRPO's own lengths are in tokens"),
-                "count completion_ids for tokens, or say characters in its name or docstring",
-            )
-        )
+        wrong = "token" in words
+        but = ", and speaks of tokens" if wrong else "; GRPO's own lengths are in tokens"
+        worse = wrong or re.search(r"len|length|short|long|brief|concise", name)
+        yield finding("unit", name, "warning" if worse else None, best=best, but=but)
     if found.unbounded:
-        way = "rises" if found.unbounded == "up" else "falls"
-        findings.append(
-            Finding(
-                "unbounded",
-                "warning",
-                name,
-                f"its score {way} without a bound as text is added: one long completion decides its whole group",
-                "cap it: max(-1.0, ...) or min(1.0, ...)",
-            )
-        )
-    return findings
+        yield finding("unbounded", name, moves="rises" if found.unbounded == "up" else "falls")
 
 
 def _own_words(name: str, function: Callable) -> str:
+    documented = inspect.getdoc(function) or ""
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-        source = inspect.getdoc(function) or ""
-    return f"{name} {source} {inspect.getdoc(function) or ''}".casefold()
+        source = ""
+    return f"{name} {source} {documented}".casefold()

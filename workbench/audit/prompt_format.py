@@ -22,7 +22,7 @@ _OPENING = re.compile(r"<([^\W\d]\w{0,40})>")
 
 
 class TagBlock(NamedTuple):
-    """One asked-for block: opening, white space, content, white space, closing; and the white space that follows it."""
+    """One expected block: opening, white space, content, white space, closing; and the white space that follows it."""
 
     name: str
     opening: str

@@ -1,12 +1,12 @@
-"""Golden cases: completions with the scores that they must get, kept in a file beside the task and run as tests.
+"""Regression cases: completions with the scores that they must get, kept in a file beside the task and run as tests.
 
-One JSON object a line, in `cases.jsonl` beside the task file::
+One JSON object per line, in `cases.jsonl` beside the task file::
 
     {"completion": "<answer>42</answer>", "columns": {"answer": "42"}, "expected": {"correctness_reward": 2.0}}
     {"completion": "", "expected": 0}
 
 `expected` is a number (the weighted total), or scores by function (`null`: it must not apply; "total": the total).
-`columns` stands in for the columns of the task's first row; `row` names another one by its number.
+`columns` replaces columns of the task's first row; `row` chooses another row by its number.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from workbench.errors import TaskError
 from workbench.rewards.suite import RewardSuite
@@ -41,8 +39,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Missed:
-    """A case that did not score what it must."""
+class CaseFailure:
+    """A case that did not get its expected score."""
 
     case: Case
     function: str  # or "total"
@@ -51,10 +49,55 @@ class Missed:
     failed: str = ""  # what the function did instead
 
     def __str__(self) -> str:
+        place = f"line {self.case.line} ({self.case.name}): {self.function}"
         if self.failed:
-            return f"line {self.case.line} ({self.case.name}): {self.function} {self.failed} for {self.case.completion[:80]!r}"
+            return f"{place} {self.failed} for {self.case.completion[:80]!r}"
         expected, found = ("None" if value is None else f"{value:g}" for value in (self.expected, self.found))
-        return f"line {self.case.line} ({self.case.name}): {self.function} is {found}, expected {expected}"
+        return f"{place} is {found}, expected {expected}"
+
+
+@dataclass(frozen=True, repr=False)
+class CaseResults:
+    """A task's regression cases and those that failed; a case fails once per function. `str` names them."""
+
+    cases: list[Case]
+    failures: list[CaseFailure]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are cases, and all of them hold."""
+        return bool(self.cases) and not self.failures
+
+    def __str__(self) -> str:
+        if not self.cases:
+            return f"no regression cases: write {FILE} beside the task file"
+        failed = {failure.case.line for failure in self.failures}
+        head = f"{len(self.cases) - len(failed)} of {len(self.cases)} regression cases hold"
+        return "\n".join([head, *map(str, self.failures)])
+
+    __repr__ = __str__
+
+
+def check_cases(task: Task | str | Path, file: str | Path | None = None) -> CaseResults:
+    """Score a task's regression cases.
+
+    Args:
+        task: a `Task`, a task file, or the name of a task that ships.
+        file: where the cases are; None: where the task says, or `cases.jsonl` beside the task file.
+
+    Raises:
+        TaskError: as `load_cases`.
+
+    In a test of your own::
+
+        assert wb.check_cases("tasks/mine/task.py").ok
+
+    >>> print(check_cases("countdown"))  # doctest: +SKIP
+    5 of 5 regression cases hold
+    """
+    task = task if isinstance(task, Task) else load_task(task)
+    cases = load_cases(task, file)
+    return CaseResults(cases, failed_cases(task, cases))
 
 
 def cases_file(task: Task) -> Path | None:
@@ -81,43 +124,34 @@ def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
         raise TaskError(
             f"{shown(path)}: no such file",
             rule="cases are one file of JSON lines",
-            remedy="give its path, or leave it out",
+            remedy="correct its path, or omit it",
         )
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other line breaks, such as U+2028
     except UnicodeDecodeError as error:
         raise TaskError(f"{shown(path)}: {error}", rule="cases are UTF-8 text", remedy="save it as UTF-8") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            found.append(_case(task, line, number, path))
-    return found
+    return [_case(task, line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _case(task: Task, line: str, number: int, path: Path) -> Case:
     def wrong(what: str, remedy: str) -> TaskError:
-        return TaskError(
-            f"{shown(path)}, line {number}: {what}",
-            rule='a case is {"completion": ..., "expected": ...}, and maybe "columns", "row" and "name"',
-            remedy=remedy,
-        )
+        rule = 'a case is {"completion": ..., "expected": ...}, with optional "columns", "row" and "name"'
+        return TaskError(f"{shown(path)}, line {number}: {what}", rule=rule, remedy=remedy)
 
     try:
         content = json.loads(line)
     except ValueError as error:
-        raise wrong(f"not JSON ({error})", "write one JSON object a line") from None
+        raise wrong(f"not JSON ({error})", "write one JSON object per line") from None
     if not isinstance(content, dict) or not isinstance(content.get("completion"), str) or "expected" not in content:
-        raise wrong(f"{line.strip()[:80]}", "give at least a completion (text) and what is expected")
+        raise wrong(line.strip()[:80], "give at least a completion (text) and the expected score")
     if unknown := sorted(set(content) - _FIELDS):
         raise wrong(f"unknown field {unknown[0]!r}", f"the fields are {', '.join(sorted(_FIELDS))}")
-    row = content.get("row", 0)
+    row, columns = content.get("row", 0), content.get("columns", {})
     if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < len(task.rows):
         raise wrong(f"row = {row!r}", f"the task has rows 0 to {len(task.rows) - 1}")
-    columns = content.get("columns", {})
     if not isinstance(columns, dict):
         raise wrong(f"columns = {columns!r}", 'columns are {"name": value, ...}')
-    columns = content.get("columns", {})
-    if isinstance(columns, dict) and (strange := sorted(set(columns) - set(task.rows[row]))):
+    if strange := sorted(set(columns) - set(task.rows[row])):
         raise wrong(f"column {strange[0]!r}", f"the row has the columns {', '.join(map(str, task.rows[row]))}")
     expected = content["expected"] if isinstance(content["expected"], dict) else {TOTAL: content["expected"]}
     for function, value in expected.items():
@@ -129,7 +163,9 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     return Case(number, str(name), {**task.rows[row], **columns}, content["completion"], expected)
 
 
-def missed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False) -> list[Missed]:
+def failed_cases(
+    task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False
+) -> list[CaseFailure]:
     """The cases that a task's rewards do not score as expected.
 
     Args:
@@ -138,59 +174,32 @@ def missed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None
     """
     if not cases:
         return []
-    own = suite is None
-    suite = suite or RewardSuite(task, 1, on_error="skip")
+    own = suite or RewardSuite(task, 1, on_error="skip")
     try:
-        rows, completions = [case.row for case in cases], [case.completion for case in cases]
-        scored = suite.score_each(rows, completions, quiet=quiet)
-        scores = np.array([scored[name].scores for name in suite.names], dtype=float).T
+        scored = own.score_each([case.row for case in cases], [case.completion for case in cases], quiet=quiet)
     finally:
-        if own:
-            suite.close()
-    missed = []
-    for index, (case, by_function) in enumerate(zip(cases, scores, strict=True)):
-        failures = {name: scored[name].errors[index] for name in suite.names if index in scored[name].errors}
-        missed += [Missed(case, name, None, None, failed) for name, failed in failures.items()]
-        if failures:
+        if suite is None:
+            own.close()
+    failures = []
+    for index, case in enumerate(cases):
+        errors = {name: each.errors[index] for name, each in scored.items() if index in each.errors}
+        if errors:
+            failures += [CaseFailure(case, name, None, None, error) for name, error in errors.items()]
             continue
-        found: dict[str, Any] = {name: _none(score) for name, score in zip(suite.names, by_function, strict=True)}
-        found[TOTAL] = math.fsum(
-            weight * score for weight, score in zip(suite.weights, by_function, strict=True) if score == score
-        )
+        found: dict[str, Any] = {name: _number(each.scores[index]) for name, each in scored.items()}
+        paid = [weight * (found[name] or 0.0) for name, weight in zip(own.names, own.weights, strict=True)]
+        found[TOTAL] = math.fsum(paid)
         for function, expected in case.expected.items():
-            same = (
-                found[function] == expected
-                if None in (found[function], expected)
-                else _close(found[function], expected)
-            )
-            if not same:
-                missed.append(Missed(case, function, expected, found[function]))
-    return missed
+            if not _same(found[function], expected):
+                failures.append(CaseFailure(case, function, expected, found[function]))
+    return failures
 
 
-def _close(found: float, expected: float) -> bool:
+def _number(score: Any) -> float | None:
+    return None if score is None or math.isnan(score) else float(score)
+
+
+def _same(found: float | None, expected: float | None) -> bool:
+    if found is None or expected is None:
+        return found is expected
     return math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-6)
-
-
-def _none(score: float) -> float | None:
-    return None if math.isnan(score) else float(score)
-
-
-def assert_cases(task: Task | str | Path) -> None:
-    """For a test of one's own: fail, with every case that is missed, unless all of a task's cases hold.
-
-    Raises:
-        AssertionError: naming the cases that do not hold.
-        TaskError: if there are none.
-    """
-    task = task if isinstance(task, Task) else load_task(task)
-    cases = load_cases(task)
-    if not cases:
-        raise TaskError(
-            f"task {task.name!r}: no cases",
-            rule=f"cases stand in {FILE} beside the task file",
-            remedy="write one there",
-        )
-    missed = missed_cases(task, cases)
-    if missed:
-        raise AssertionError("\n".join(map(str, missed)))

@@ -5,13 +5,12 @@ A name that is not `prompt` or `answer` is never used in silence: it is in the n
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from workbench.errors import DataError
+from workbench.errors import DataError, nearest
 from workbench.task import RESERVED_COLUMNS
 
 PROMPT_ALIASES = ("query", "question", "problem", "instruction", "input", "messages", "conversations")
@@ -77,11 +76,10 @@ def _one(
     there = ", ".join(map(str, all_names or names)) or "no columns"
     if asked is not None:
         if asked not in names:
-            near = difflib.get_close_matches(asked, [*map(str, names)], n=1)
             raise DataError(
                 f"{role}_column = {asked!r}; the rows have {there}",
                 rule=f"the {role} is a column of the rows",
-                remedy=f"did you mean {near[0]!r}?" if near else "choose one of those",
+                remedy=nearest(asked, map(str, names), "choose one of those"),
             )
         return asked, ()
     if role in names:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.data.split import fingerprint
+from workbench.data.split import fingerprint, step_of
 from workbench.errors import DataError
 from workbench.run.lines import append_line, read_lines
 from workbench.task import Row
@@ -37,12 +37,20 @@ def row_key(row: Row) -> str:
     return fingerprint([row])
 
 
-@dataclass
+@dataclass(repr=False)
 class Profile:
-    """What a policy makes of a number of prompts. `solved` is by `row_key`, in the order of measuring."""
+    """What a policy makes of a number of prompts. `solved` is by `row_key`, in the order of measuring.
+
+    `rows` are those that the measured ones were picked from.
+    """
 
     settings: dict[str, Any]
     solved: dict[str, Solved]
+    rows: Sequence[Row] = ()
+
+    def within(self, low: float = 0.0, high: float = 1.0) -> Band:
+        """The rows whose pass rate lies in a band; those that were not measured are kept. Errors as `within_band`."""
+        return within_band(self.rows, self, low, high)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -65,9 +73,16 @@ class Profile:
         return sum(dead_share(s.right, s.of, num_generations) for s in self.solved.values()) / max(1, len(self.solved))
 
     def __str__(self) -> str:
+        if not self.solved:
+            return "difficulty not measured"
         parts = ", ".join(f"{share:.0%} {which}" for which, share in self.shares.items())
         each = max((solved.of for solved in self.solved.values()), default=0)
-        return f"{len(self.solved)} prompts, {each} completions each: solved {parts}"
+        ended = (
+            f"{self.finished:.0%} of the completions ended before {self.settings.get('max_completion_length')} tokens"
+        )
+        return f"{len(self.solved)} prompts, {each} completions each: solved {parts}\n{ended}"
+
+    __repr__ = __str__
 
 
 def dead_share(right: int, of: int, size: int) -> float:
@@ -166,15 +181,28 @@ def load_profile(file: str | Path) -> Profile:
     return Profile(lines[0]["settings"], solved)
 
 
-class Band(NamedTuple):
+@dataclass(repr=False)
+class Band:
     """Rows within a band of pass rates, those outside it, and how many of the kept ones were never measured."""
 
     kept: list[Row]
     filtered_out: list[Row]
     unmeasured: int
+    pass_rates: tuple[float, float]
+    shares: dict[str, float] | None  # of the profile; None: nothing was measured
+
+    def steps(self, completions_per_step: int, num_generations: int) -> str:
+        """As `Split.steps`, of the rows that are kept."""
+        return step_of(len(self.kept), completions_per_step, num_generations)
+
+    def record(self) -> dict[str, Any] | None:
+        """For the dataset's card."""
+        return None if self.shares is None else {"pass_rates": self.pass_rates, **self.shares}
 
     def __str__(self) -> str:
         return f"{len(self.kept)} rows kept ({self.unmeasured} of them not measured), {len(self.filtered_out)} filtered out"
+
+    __repr__ = __str__
 
 
 def within_band(rows: Iterable[Row], profile: Profile, lowest: float = 0.0, highest: float = 1.0) -> Band:
@@ -202,4 +230,5 @@ def within_band(rows: Iterable[Row], profile: Profile, lowest: float = 0.0, high
             unmeasured += solved is None
         else:
             filtered_out.append(row)
-    return Band(kept, filtered_out, unmeasured)
+    shares = profile.shares if profile.solved else None
+    return Band(kept, filtered_out, unmeasured, (lowest, highest), shares)

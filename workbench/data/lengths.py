@@ -9,12 +9,67 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import DataError
 from workbench.task import Row
 
 _BATCH = 1000  # prompts tokenised together
+
+
+@dataclass(repr=False)
+class PromptLengths:
+    """The length of each row's prompt in tokens; it shows itself as a histogram.
+
+    Args:
+        lengths: as many as rows.
+        policy: whose tokenizer and template measured them.
+        max_tokens: longer prompts are to be left out; None: none.
+    """
+
+    rows: Sequence[Row]
+    lengths: Sequence[int]
+    policy: str = ""
+    max_tokens: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt within `max_tokens`."""
+        return max(length for length in self.lengths if self.max_tokens is None or length <= self.max_tokens)
+
+    @property
+    def covering(self) -> dict[float, int]:
+        """For 95, 99 and 100 % of the prompts, the smallest limit (tokens) that keeps them."""
+        return covering_lengths(self.lengths)
+
+    def keep(self, max_tokens: int | None = None) -> tuple[list[Row], list[Row]]:
+        """(rows whose prompt has at most `max_tokens` tokens, the others); None: as measured.
+
+        Raises:
+            DataError: if all are longer.
+        """
+        limit = self.max_tokens if max_tokens is None else max_tokens
+        return keep_within(self.rows, self.lengths, max(self.lengths) if limit is None else limit)
+
+    def check_budget(self, max_completion_length: int, max_seq_length: int) -> str:
+        """The arithmetic of prompt and completion, in words.
+
+        Raises:
+            DataError: if the longest prompt and a completion do not fit into the context together.
+        """
+        check_budget(self.longest, max_completion_length, max_seq_length, min(self.lengths))
+        whole = self.longest + max_completion_length
+        return f"{self.longest} + {max_completion_length} = {whole} <= {max_seq_length} tokens: fits"
+
+    def record(self) -> dict[str, Any]:
+        """For the dataset's card."""
+        return {"longest_tokens": self.longest, "covering": self.covering, "policy": self.policy}
+
+    def __str__(self) -> str:
+        return f"prompt lengths: {min(self.lengths)} to {max(self.lengths)} tokens"
+
+    __repr__ = __str__
 
 
 def prompt_text(prompt: Any, tokenizer: Any) -> str:

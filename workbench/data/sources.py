@@ -30,6 +30,12 @@ SHIPPED = {
 KINDS = "a .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder in the hub's layout, or a hub name (owner/name)"
 
 
+class Rows(list):
+    """Rows that show themselves as a table."""
+
+    name = ""
+
+
 @dataclass
 class Source:
     """Rows that can be gone through more than once.
@@ -43,7 +49,7 @@ class Source:
     """
 
     name: str
-    open: Callable[[], Iterator[Row | Unreadable]]
+    open: Callable[[], Iterator[Row | Unreadable]] = field(repr=False)
     notes: list[str] = field(default_factory=list)
     split_by: str | None = None
     salt: str = ""
@@ -64,9 +70,10 @@ class Source:
 
         return Source(self.name, rows, self.notes, self.split_by, self.salt)
 
-    def first(self, count: int = 100) -> list[Row]:
+    def first(self, count: int = 100) -> Rows:
         """The first readable rows, at most `count`."""
-        found = []
+        found = Rows()
+        found.name = self.name
         for row in self.open():
             if isinstance(row, dict):
                 found.append(row)
@@ -78,7 +85,10 @@ class Source:
 def open_source(
     source: Any, *, subset: str | None = None, split: str | None = None, limit: int | None = None, seed: int = 0
 ) -> Source:
-    """Open rows of any kind.
+    """Open rows of any kind; nothing is read yet but the beginning.
+
+    >>> open_source([{"question": "What is 1 + 1?", "answer": "2"}]).first(5)
+    [{'question': 'What is 1 + 1?', 'answer': '2'}]
 
     Args:
         source: a shipped name ("arithmetic", "countdown", "csv_qa", "json"); the path of a `.jsonl`, `.json`, `.csv`,
@@ -241,7 +251,10 @@ def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
 
 
 def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
-    """All rows of a source that must be whole: what `save_rows` wrote, or any other; the reading side of a task file.
+    """All rows of a source that must be whole: how a task file reads the rows that notebook 01 wrote.
+
+    >>> load_rows([{"prompt": "What is 1 + 1?", "answer": "2"}])
+    [{'prompt': 'What is 1 + 1?', 'answer': '2'}]
 
     Raises:
         DataError: if the source is missing or of another kind, or a row cannot be read (it is named).

@@ -4,12 +4,98 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.data.messages import comparable
+from workbench.data.sources import Source
 from workbench.errors import DataError
-from workbench.task import prompt_key
+from workbench.task import Row, prompt_key
+
+
+@dataclass(frozen=True, repr=False)
+class Split:
+    """Rows to train on and rows that are never trained on. `by` records how they were told apart."""
+
+    train: list[Row]
+    held_out: list[Row]
+    by: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shared(self) -> list[Row]:
+        """Held-out rows whose question is also a training one, but for case, spaces and closing marks."""
+        return shared_questions(self.held_out, self.train)
+
+    def steps(self, completions_per_step: int, num_generations: int) -> str:
+        """What a training step takes from these rows, in words.
+
+        Raises:
+            DataError: if the groups do not fill the step, or there are too few prompts for one.
+        """
+        return step_of(len(self.train), completions_per_step, num_generations)
+
+    def record(self) -> dict[str, Any]:
+        """For the dataset's card."""
+        return self.by
+
+    def __str__(self) -> str:
+        by = self.by.get("held_out_split") or self.by.get("key") or "the question"
+        return (
+            f"{len(self.train)} rows to train on, {len(self.held_out)} held out, by {by}\n"
+            f"{len(self.shared)} held-out questions are also training questions (ignoring case, spaces and closing marks)"
+        )
+
+    __repr__ = __str__
+
+
+def split(
+    rows: Sequence[Row],
+    held_out_percent: int = 10,
+    *,
+    source: Source | None = None,
+    held_out: Sequence[Row] | None = None,
+    held_out_split: str = "another split",
+) -> Split:
+    """Hold out rows that training must never see: by a stable hash, or the rows of another split.
+
+    >>> halves = split([{"prompt": f"What is {n} + 1?"} for n in range(100)], held_out_percent=10)
+    >>> len(halves.train), len(halves.held_out), halves.shared
+    (90, 10, [])
+
+    Args:
+        rows: rows with a `prompt`.
+        held_out_percent: on average.
+        source: where they come from: it may name a column whose equal values stay on one side.
+        held_out: rows to hold out instead, such as those of the split named `held_out_split`.
+
+    Raises:
+        DataError: if the percentage is not one, or the source's column is missing.
+    """
+    if held_out is not None:
+        return Split(list(rows), list(held_out), {"held_out_split": held_out_split})
+    key, salt = (source.split_by, source.salt) if source is not None else (None, "")
+    by = {"held_out_percent": held_out_percent, "key": key, "salt": salt}
+    return Split(*split_rows(rows, held_out_percent, key, salt), by)
+
+
+def step_of(prompts: int, completions_per_step: int, num_generations: int) -> str:
+    """As `Split.steps`, for a number of prompts."""
+    each, rest = divmod(completions_per_step, num_generations)
+    if rest or not each:
+        raise DataError(
+            f"{completions_per_step} completions per step, num_generations = {num_generations}",
+            rule="a step holds whole groups",
+            remedy=f"take {max(each, 1) * num_generations} or {(each + 1) * num_generations} completions per step",
+        )
+    if prompts < each:
+        raise DataError(
+            f"{prompts} prompts",
+            rule=f"a step takes {each} different prompts ({completions_per_step} completions / {num_generations}); with "
+            "fewer, no step is trained",
+            remedy=f"give at least {each} prompts, or take fewer completions per step",
+        )
+    return f"a step takes {each} prompts x {num_generations} completions; steps per epoch: {prompts // each}"
 
 
 def percentile(key: str) -> int:
@@ -18,8 +104,8 @@ def percentile(key: str) -> int:
 
 
 def split_rows(
-    rows: Iterable[dict[str, Any]], held_out_percent: int = 10, key: str | None = None, salt: str = ""
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    rows: Iterable[Row], held_out_percent: int = 10, key: str | None = None, salt: str = ""
+) -> tuple[list[Row], list[Row]]:
     """Split rows into (train, held out).
 
     Args:
@@ -30,7 +116,7 @@ def split_rows(
         salt: makes this split another one than other splits by the same keys.
 
     Raises:
-        DataError: if a row has no such column, or the percentage is none.
+        DataError: if a row has no such column, or the percentage is not one.
     """
     if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
         raise DataError(
@@ -51,17 +137,17 @@ def split_rows(
     return train, held_out
 
 
-def shared_questions(held_out: Iterable[dict[str, Any]], train: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def shared_questions(held_out: Iterable[Row], train: Iterable[Row]) -> list[Row]:
     """The held-out rows whose question stands in the training rows too, but for case, white space and closing marks."""
 
-    def asked(row: dict[str, Any]) -> str:
+    def asked(row: Row) -> str:
         return comparable(row["prompt"], system=False).casefold().rstrip(" .?!:")
 
     known = {hash(asked(row)) for row in train}
     return [row for row in held_out if hash(asked(row)) in known]
 
 
-def fingerprint(rows: Iterable[dict[str, Any]]) -> str:
+def fingerprint(rows: Iterable[Row]) -> str:
     """A hash of the rows and their order, 16 hex digits: what the manifest records as the data."""
     digest = hashlib.sha256()
     for row in rows:

@@ -1,9 +1,9 @@
-"""Is a run ill, and with what: verdicts with evidence, cause and remedy. `examine_run` for a recorded run."""
+"""What is wrong with a run: verdicts with evidence, cause and remedy. `examine_run` for a recorded run."""
 
-from workbench.health.diagnosis import diagnose, examine_run, facts_of, worsened
-from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Facts, Verdict
+from workbench.health.diagnosis import config_of, diagnose, examine_run, worsened
+from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict
 
 __all__ = [
     "ALARM", "NOTE", "OK", "SKIPPED", "STATES", "WARNING",
-    "Facts", "Verdict", "diagnose", "examine_run", "facts_of", "worsened",
+    "RunConfig", "Verdict", "config_of", "diagnose", "examine_run", "worsened",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Is this run ill, and with what: verdicts with their evidence, for a run that trains and for one that is recorded."""
+"""What is wrong with this run: verdicts with their evidence, for a run that trains and for one that is recorded."""
 
 from __future__ import annotations
 
@@ -8,17 +8,29 @@ from typing import Any
 from workbench.errors import TaskError
 from workbench.health.rules import RULES
 from workbench.health.summary import StepSummary, summaries_of
-from workbench.health.verdicts import ALARM, STATES, WARNING, Case, Facts, Verdict
+from workbench.health.verdicts import ALARM, OK, SKIPPED, STATES, WARNING, RunConfig, RunView, Verdict
 from workbench.rewards.hashing import reward_hash
-from workbench.rewards.stated import maximum_of
+from workbench.rewards.library import max_score_of
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import stage_in
 from workbench.run.state import RunState
 from workbench.task import Task, load_task
 
 
-def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], facts: Facts) -> list[Verdict]:
-    """What can be said about a run at the end of these batches: a verdict for each illness, in a fixed order.
+class Verdicts(list[Verdict]):
+    """The verdicts on a run, one per issue: a list that a cell shows as a report, what is wrong first."""
+
+    def __str__(self) -> str:
+        wrong = sorted(
+            (each for each in self if each.state not in (OK, SKIPPED)), key=lambda each: STATES.index(each.state)
+        )
+        return "\n".join(map(str, wrong)) or "no issue found"
+
+    __repr__ = __str__
+
+
+def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], config: RunConfig) -> Verdicts:
+    """What can be said about a run at the end of these batches: a verdict for each issue, in a fixed order.
 
     It looks at the latest stage; the latest 20 batches say what the run is like now, and trends are looked for in up to
     100. Given the last 200 batches and rows it takes a few milliseconds, so it can be asked at every step.
@@ -27,13 +39,10 @@ def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], f
         summaries: of the batches, in order.
         rows: of the metrics, in order, as they are logged or as `metrics.jsonl` has them: keys may be absent, values None,
             "inf" or "-inf".
-        facts: what the run was asked to do.
+        config: what the run was asked to do.
     """
-    case, found = Case(summaries, rows, facts), []
-    for rule in RULES:
-        verdict = rule(case)
-        found += verdict if isinstance(verdict, list) else [verdict]
-    return found
+    view = RunView(summaries, rows, config)
+    return Verdicts(verdict for rule in RULES for verdict in rule(view))
 
 
 def worsened(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[Verdict]:
@@ -46,11 +55,11 @@ def worsened(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[Verdic
     ]
 
 
-def facts_of(run: RunDirectory, task: Task | None = None, stage: str | None = None) -> Facts:
+def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = None) -> RunConfig:
     """What a run was asked to do, from its manifest and recipe.
 
     Args:
-        task: the run's task, which says what its functions pay at most; None: the recipe's is loaded, if it can be. A
+        task: the run's task, which declares the maximum of its functions; None: the recipe's is loaded, if it can be. A
             function that has been changed since the run says nothing about it.
         stage: the stage that is looked at; None: a run without stages.
     """
@@ -63,16 +72,10 @@ def facts_of(run: RunDirectory, task: Task | None = None, stage: str | None = No
     if stage in (None, "1", changed.stage):
         rewards = {**rewards, "weights": changed.weights}
         settings |= {"beta": changed.beta, "learning_rate": changed.learning_rate}
-    return Facts(
+    return RunConfig.of(
+        settings,
         weights=dict(rewards.get("weights") or {}),
         best=rewards.get("best") or _best(rewards.get("functions") or {}, task, known["task"] or recipe.task),
-        num_generations=settings.get("num_generations"),
-        max_completion_length=settings.get("max_completion_length"),
-        beta=settings.get("beta"),
-        learning_rate=settings.get("learning_rate"),
-        temperature=settings.get("temperature"),
-        scale_rewards=settings.get("scale_rewards"),
-        aggregation=settings.get("multi_objective_aggregation"),
         right_by=known["right_by"],
         format_by=known["format_by"],
         total_steps=steps if isinstance(steps, int) and steps > 0 else None,
@@ -87,20 +90,22 @@ def _best(hashes: dict[str, str], task: Task | None, source: str) -> dict[str, f
         return {}
     functions = dict(zip(task.function_names, task.reward_funcs, strict=True))
     same = [name for name, known in hashes.items() if name in functions and reward_hash(functions[name]) == known]
-    return {name: maximum_of(functions[name]) for name in same}
+    return {name: max_score_of(functions[name]) for name in same}
 
 
 def examine_run(
     run: RunDirectory, task: Task | None = None, last: int | None = None, known: dict[Any, Any] | None = None
-) -> list[Verdict]:
-    """The verdicts on a recorded run, at its end.
+) -> Verdicts:
+    """What is wrong with a recorded run, judged at its end: a verdict for each issue, with evidence, cause and remedy.
+
+        wb.examine_run(wb.open_run("latest"))
 
     Args:
-        task: as for `facts_of`.
-        last: look at so many of the latest batches, and the metrics of the same steps; None: at all.
+        task: as for `config_of`.
+        last: only this many of the latest batches, and the metrics of the same steps; None: all.
         known: as for `summaries_of`.
     """
     summaries, rows = summaries_of(run, last, known), run.metrics()
     if last is not None and summaries:
         rows = [row for row in rows if (row.get("step") or 0) >= summaries[0].step]
-    return diagnose(summaries, rows, facts_of(run, task, summaries[-1].stage if summaries else None))
+    return diagnose(summaries, rows, config_of(run, task, summaries[-1].stage if summaries else None))

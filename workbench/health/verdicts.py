@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from workbench.health.summary import FunctionSummary, StepSummary
+from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, slope
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
 from workbench.run.metrics import KL
@@ -20,7 +22,7 @@ WINDOW = 20  # batches that say what a run is like now
 LONG_WINDOW = 100  # batches over which a trend is looked for
 MOST_PROMPTS = 8  # ids that a verdict names
 
-# The illnesses, in words that go both before what is wrong and after "no sign of". The keys are for scripts.
+# The issues, in words that go both before what is wrong and after "no sign of". The keys are for scripts.
 NAMES = {
     "non_finite": "NaN or infinite values",
     "zero_gradient": "vanishing gradients",
@@ -43,7 +45,7 @@ class Verdict:
     """One thing that can go wrong, and whether it has.
 
     Args:
-        name: the illness, a word for scripts.
+        name: the issue, a word for scripts.
         state: "alarm" (stop and look), "warning", "note" (worth knowing), "ok", or "skipped": it cannot be said, and
             `evidence` has the key that is `missing`, or what it `needs` and `has`.
         line: one sentence with its numbers.
@@ -51,7 +53,7 @@ class Verdict:
         first_step, last_step: the steps that they are of.
         prompts: ids of prompts that show it, at most `MOST_PROMPTS`.
         function: the reward function; empty: none in particular.
-        cause: what makes a run ill in this way.
+        cause: what brings a run into this state.
         remedy: what to do.
     """
 
@@ -71,7 +73,7 @@ class Verdict:
 
     @property
     def title(self) -> str:
-        """The illness in words."""
+        """The issue in words."""
         return NAMES.get(self.name, self.name)
 
     @property
@@ -81,11 +83,11 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a run was asked to do, as far as verdicts need it. None: not known."""
+class RunConfig:
+    """What a run was asked to do, as far as verdicts need it. None: not known, as of a trainer that has no recipe."""
 
     weights: dict[str, float] = field(default_factory=dict)  # by reward function
-    best: dict[str, float | None] = field(default_factory=dict)  # by reward function: the most that it says it pays
+    best: dict[str, float | None] = field(default_factory=dict)  # by reward function: its declared maximum
     num_generations: int | None = None
     max_completion_length: int | None = None  # tokens
     beta: float | None = None
@@ -98,15 +100,24 @@ class Facts:
     total_steps: int | None = None
     fp16: bool = False
 
+    @classmethod
+    def of(cls, settings: dict[str, Any], **more: Any) -> RunConfig:
+        """From GRPOConfig's names: those of `settings` that verdicts need, and `more` of the fields."""
+        known = {name: settings.get(name) for name in _SETTINGS}
+        return cls(**{**known, "aggregation": settings.get("multi_objective_aggregation"), **more})
 
-class Case:
-    """One run as it is examined: the batches of its latest stage, the metrics of the same steps, and the facts.
+
+_SETTINGS = ("num_generations", "max_completion_length", "beta", "learning_rate", "temperature", "scale_rewards")
+
+
+class RunView:
+    """One run as it is examined: the batches of its latest stage, the metrics of the same steps, and its configuration.
 
     A new stage has other prompts, rewards or settings, so nothing is compared across its beginning.
     """
 
-    def __init__(self, summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], facts: Facts) -> None:
-        self.everything, self.all_rows, self.facts = list(summaries), list(rows), facts
+    def __init__(self, summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], config: RunConfig) -> None:
+        self.everything, self.all_rows, self.config = list(summaries), list(rows), config
         begin = len(self.everything)
         while begin and self.everything[begin - 1].stage == self.everything[-1].stage:
             begin -= 1
@@ -125,7 +136,7 @@ class Case:
     def kl(self) -> list[tuple[int, float]]:
         """(step, KL) where it was measured: with beta = 0 a trainer may log a 0.0 that nobody measured."""
         found = self.numbers(KL)
-        return found if self.facts.beta != 0 or any(value for _, value in found) else []
+        return found if self.config.beta != 0 or any(value for _, value in found) else []
 
     @cached_property
     def functions(self) -> list[FunctionSummary]:
@@ -135,12 +146,11 @@ class Case:
     @cached_property
     def by_function(self) -> dict[str, list[tuple[StepSummary, FunctionSummary]]]:
         """Each of `functions` in every batch that it scored."""
-        names = {function.name for function in self.functions}
-        found: dict[str, list[tuple[StepSummary, FunctionSummary]]] = {name: [] for name in names}
+        found: dict[str, list[tuple[StepSummary, FunctionSummary]]] = {own.name: [] for own in self.functions}
         for batch in self.batches:
-            for function in batch.functions:
-                if function.name in names:
-                    found[function.name].append((batch, function))
+            for own in batch.functions:
+                if own.name in found:
+                    found[own.name].append((batch, own))
         return found
 
     @cached_property
@@ -154,7 +164,7 @@ class Case:
 
     @cached_property
     def reward_slope(self) -> Interval:
-        """Change of `rewards` a batch."""
+        """Change of `rewards` per batch."""
         return slope(self.rewards)
 
     @property
@@ -162,36 +172,98 @@ class Case:
         """Whether the reward rises, beyond doubt."""
         return self.reward_slope.low > 0
 
-    def too_few(self, name: str, batches: int = 3, groups: int = 16, completions: int = 0) -> Verdict | None:
-        """A skipped verdict where the window holds less than is needed; None where it holds enough."""
-        if not self.batches:
-            return missing(name, "rollouts", "no batch was recorded")
-        needs = {"batches": batches, "groups": groups, "completions": completions}
-        has = {
-            "batches": len(self.batches),
-            "groups": sum(batch.group_count for batch in self.recent),
-            "completions": sum(batch.completions for batch in self.recent),
-        }
-        short = [word for word, count in needs.items() if has[word] < count]
-        if not short:
-            return None
-        word = short[0]
-        return Verdict(
-            name,
-            SKIPPED,
-            f"too early to say: {has[word]} of {needs[word]} {word}",
-            {"needs": needs[word], "has": has[word], "of": word},
-        )
-
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
         """The first and the last batches of the stage, a quarter each, at least 3 and at most 10."""
         count = min(10, max(3, len(self.batches) // 4))
         return self.batches[:count], self.batches[-count:]
 
+    def total(self, of: str, batches: Sequence[StepSummary] | None = None) -> int:
+        """Sum of one count over some batches; None: the recent ones."""
+        return sum(getattr(batch, of) or 0 for batch in (self.recent if batches is None else batches))
 
-def missing(name: str, key: str, why: str) -> Verdict:
+    def dead_kinds(self, batches: Sequence[StepSummary] | None = None) -> Counter[str]:
+        """Dead groups by kind. Identical texts that are right count as all right: late in a run that is how success looks."""
+        kinds = Counter(dict.fromkeys(DEAD_KINDS, 0))
+        for batch in self.recent if batches is None else batches:
+            kinds.update(batch.dead)
+            kinds[IDENTICAL] -= batch.identical_right
+            kinds[ALL_RIGHT] += batch.identical_right
+        return kinds
+
+    def prompts(
+        self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None
+    ) -> tuple[str, ...]:
+        """Ids of the prompts whose groups are `wanted`, latest first, each once, at most `MOST_PROMPTS`."""
+        found: dict[str, None] = {}
+        for batch in reversed(self.recent if batches is None else batches):
+            for group in batch.groups:
+                if group.prompt_id and wanted(group):
+                    found.setdefault(group.prompt_id)
+                    if len(found) == MOST_PROMPTS:
+                        return tuple(found)
+        return tuple(found)
+
+    def verdict(
+        self,
+        state: str,
+        line: str,
+        evidence: dict[str, Any] | None = None,
+        why: tuple[str, str] = ("", ""),
+        over: Sequence[StepSummary] | tuple[int | None, int | None] | None = None,
+        **more: Any,
+    ) -> Verdict:
+        """A verdict of the rule that asks.
+
+        Args:
+            why: cause and remedy.
+            over: the batches, or first and last step, that it is about; None: the recent batches.
+            more: `prompts`, `function`.
+        """
+        over = self.recent if over is None else over
+        steps = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else (None, None)
+        return Verdict("", state, line, evidence or {}, *steps, cause=why[0], remedy=why[1], **more)
+
+    def too_few(self, batches: int = 3, groups: int = 16, completions: int = 0) -> Verdict | None:
+        """A skipped verdict where the window holds less than is needed; None where it holds enough."""
+        if not self.batches:
+            return missing("rollouts", "no batch was recorded")
+        needs = {"batches": batches, "groups": groups, "completions": completions}
+        has = {
+            "batches": len(self.batches),
+            "groups": self.total("group_count"),
+            "completions": self.total("completions"),
+        }
+        return next((early(needs[word], has[word], word) for word in needs if has[word] < needs[word]), None)
+
+
+def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[..., Any]:
+    """Makes a rule of a function that looks at a `RunView`: its verdicts carry its name, and wait until there is enough to see.
+
+    Args:
+        batches, groups, completions: that the view must hold; 0 batches: the function asks for itself.
+    """
+
+    def made(looks: Callable[[RunView], Verdict | list[Verdict]]) -> Callable[[RunView], list[Verdict]]:
+        @functools.wraps(looks)
+        def examine(view: RunView) -> list[Verdict]:
+            found = (view.too_few(batches, groups, completions) if batches else None) or looks(view)
+            named = found if isinstance(found, list) else [found]
+            return [dataclasses.replace(each, name=looks.__name__) for each in named]
+
+        return examine
+
+    return made
+
+
+def missing(key: str, why: str) -> Verdict:
     """A verdict that cannot be given, because the run's data lack a key."""
-    return Verdict(name, SKIPPED, f"not examined: {why}", {"missing": key})
+    return Verdict("", SKIPPED, f"not examined: {why}", {"missing": key})
+
+
+def early(needs: int, has: int, of: str, line: str = "", function: str = "", **steps: int) -> Verdict:
+    """A verdict that has to wait for more."""
+    line = line or f"too early to say: {has} of {needs} {of}"
+    return Verdict("", SKIPPED, line, {"needs": needs, "has": has, "of": of}, function=function, **steps)
 
 
 def is_number(value: Any) -> bool:
@@ -199,36 +271,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def steps_of(batches: Sequence[StepSummary]) -> dict[str, int]:
-    """`first_step` and `last_step` of some batches."""
-    return {"first_step": batches[0].step, "last_step": batches[-1].step}
-
-
-def latest_prompts(batches: Sequence[StepSummary], wanted: Any) -> tuple[str, ...]:
-    """Ids of the prompts whose groups are `wanted`, latest first, each once, at most `MOST_PROMPTS`."""
-    found: dict[str, None] = {}
-    for batch in reversed(batches):
-        for group in batch.groups:
-            if group.prompt_id and wanted(group):
-                found.setdefault(group.prompt_id)
-                if len(found) == MOST_PROMPTS:
-                    return tuple(found)
-    return tuple(found)
-
-
 def counts(batches: Sequence[StepSummary], of: str) -> tuple[int, int]:
     """(completions that are `of` this kind, completions) in some batches."""
     return sum(getattr(batch, of) or 0 for batch in batches), sum(batch.completions for batch in batches)
-
-
-def dead_kinds(batches: Sequence[StepSummary]) -> Counter[str]:
-    """Dead groups by kind. Identical texts that are right count as all right: late in a run that is how success looks."""
-    kinds = Counter(dict.fromkeys(DEAD_KINDS, 0))
-    for batch in batches:
-        kinds.update(batch.dead)
-        kinds[IDENTICAL] -= batch.identical_right
-        kinds[ALL_RIGHT] += batch.identical_right
-    return kinds
 
 
 def percent(share: float) -> str:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from workbench.health import ALARM, WARNING, Facts, Verdict, diagnose, worsened
+from workbench.health.diagnosis import diagnose, worsened
 from workbench.health.summary import StepSummary
-from workbench.health.verdicts import NAMES
+from workbench.health.verdicts import ALARM, NAMES, WARNING, RunConfig, Verdict
 from workbench.workspace import to_json
 
 LATEST = 200  # batches and rows that are looked at
@@ -20,18 +20,18 @@ class Watchdog:
     """Keeps the latest batches and rows of metrics, and says what is wrong with them.
 
     Args:
-        facts: what the stage that trains is asked to do, as it is now.
+        config: gives what the run is asked to do now; asked at each look, as weights and settings may be changed.
     """
 
-    def __init__(self, facts: Callable[[], Facts]) -> None:
+    def __init__(self, config: Callable[[], RunConfig]) -> None:
         import scipy.special  # noqa: F401 - the verdicts' intervals need it, and it takes 0.2 s the first time
 
-        self.facts = facts
+        self.config = config
         self.verdicts: list[Verdict] = []
         self.seconds = 0.0
         self._summaries: deque[StepSummary] = deque(maxlen=LATEST)
         self._rows: deque[dict[str, Any]] = deque(maxlen=LATEST)
-        self._began = self._looked_at = time.monotonic()
+        self._began = time.monotonic()
         self._cost_s = 0.01
 
     def batch(self, summary: StepSummary) -> None:
@@ -54,7 +54,7 @@ class Watchdog:
     def look(self) -> list[Verdict]:
         """Look at the run, and return the alarms and warnings that it did not have when it was looked at before."""
         started = time.perf_counter()
-        found = diagnose(list(self._summaries), list(self._rows), self.facts())
+        found = diagnose(self._summaries, self._rows, self.config())
         new = worsened(self.verdicts, found)
         self.verdicts = found
         self._cost_s = time.perf_counter() - started
@@ -67,11 +67,8 @@ class Watchdog:
 
     @property
     def words(self) -> str:
-        """The alarms and warnings of the latest look in a few words, with their functions; empty if there are none."""
+        """Those in a line, by state and issue; empty if there are none."""
         functions: dict[str, list[str]] = {}
-        for each in self.verdicts:
-            if each.state in (ALARM, WARNING):
-                functions.setdefault(f"{each.state}: {NAMES[each.name]}", []).extend(
-                    [each.function] * bool(each.function)
-                )
+        for each in self.found():
+            functions.setdefault(f"{each['state']}: {NAMES[each['name']]}", []).extend(filter(None, [each["function"]]))
         return ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items())

@@ -1,59 +1,34 @@
-"""The shape of a policy, from its config.json alone: which matrices it has, and how many parameters that makes.
+"""The shape of a policy, from its config.json alone: transformers builds it on the meta device, where weights take no memory.
 
-No weights are read and nothing heavy is imported, so that memory can be estimated before anything is downloaded. The
-architectures written out here are counted exactly (tests/train/test_shapes.py builds each with transformers and compares);
-any other is counted from the headers of its safetensors files, if they are there.
+Where unsloth will be used, it must have been imported before (planning a run does that).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import PolicyError
+from workbench.hub import HUB_TIMEOUT_S, check_hub
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import resolve
 
-KNOWN_FILE = Path(__file__).with_name("shapes.json")
+KNOWN_FILE = Path(__file__).with_name("shapes.json")  # configurations of models on the hub, for use without it
 LOCAL = "its config.json"  # the source of a shape that was read from a folder
-
-# Architectures that are Llama's blocks with small differences: what a config.json leaves out, and what is always so.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {},
-    "granite": {},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"head_dim": 128, "qk_norm": True},
-    "smollm3": {"tie_word_embeddings": True},
-    "gemma": {"head_dim": 256, "tie_word_embeddings": True},
-    "gemma2": {"head_dim": 256, "tie_word_embeddings": True, "norms_per_layer": 4},
-    "gemma3_text": {"head_dim": 256, "tie_word_embeddings": True, "norms_per_layer": 4, "qk_norm": True},
-    "phi3": {"fused": True},
-}
-# In these, attention_bias and mlp_bias of the config are read; in the others they do not exist.
-_ATTENTION_BIAS = {"llama", "granite", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text"}
-_MLP_BIAS = {"llama", "granite", "smollm3"}
-KNOWN_TYPES = tuple(_DEFAULTS)
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """One linear layer: weights [outputs, inputs], and `outputs` biases if it has any."""
+    """One linear layer: weights [outputs, inputs]."""
 
     path: str  # "layers.0.self_attn.q_proj"
     outputs: int
     inputs: int
-    bias: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its last word, which LoRA's target_modules name: "q_proj"."""
-        return self.path.rsplit(".", 1)[-1]
 
     @property
     def weights(self) -> int:
@@ -66,6 +41,7 @@ class ModelShape:
 
     name: str
     model_type: str
+    parameters: int  # all of them, unpacked; a tied output layer counts once
     hidden_size: int
     layers: int
     heads: int
@@ -75,18 +51,12 @@ class ModelShape:
     vocab_size: int
     tied: bool  # the output layer is the embedding
     matrices: tuple[Matrix, ...]  # of all blocks; the embedding and the output layer are not among them
-    other: int  # parameters that are in no matrix above: embedding, output layer, norms
-    norms_per_layer: int = 2
-    qk_norm: bool = False
-    windows: tuple[int | None, ...] = ()  # per layer: tokens that its attention reaches back; None: all
-    quantised: bool = False  # the stored weights are NF4 already
-    kept_16bit: tuple[str, ...] = ()  # modules that a quantised repository left alone, as it names them
-    source: str = ""  # where this was read
-
-    @property
-    def parameters(self) -> int:
-        """All parameters, counted unpacked; a tied output layer counts once."""
-        return self.other + sum(matrix.weights + matrix.outputs * matrix.bias for matrix in self.matrices)
+    norms_per_layer: int
+    qk_norm: bool
+    windows: tuple[int | None, ...]  # per layer: tokens that its attention reaches back; None: all
+    quantised: bool  # the stored weights are NF4 already
+    kept_16bit: tuple[str, ...]  # modules that a quantised repository left alone, as it names them
+    source: str  # where the configuration was read
 
     def is_quantised(self, matrix: Matrix) -> bool:
         """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, but those left alone by name."""
@@ -109,227 +79,100 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     that come with the workbench, the hub.
 
     Raises:
-        PolicyError: if the configuration is nowhere to be had, or describes a model that cannot be counted.
+        PolicyError: if the configuration cannot be had, or transformers cannot build a language model from it.
     """
     text = str(name)
-    if text == "tiny":
-        return _from_folder(MODEL_DIR, "tiny")
-    folder = resolve(text)
+    folder = MODEL_DIR if text == "tiny" else resolve(text)
     if folder.is_dir():
-        return _from_folder(folder, text)
+        return from_config(_read(folder / "config.json", text), text, source=LOCAL)
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise PolicyError(
             f"policy {text!r}: no such folder",
             rule='a policy is "tiny", a hub name (owner/model) or a folder with a config.json',
             remedy="check the path, or write the hub name with its owner",
         )
-    cached = _cached(text)
-    if cached is not None:
+    if (cached := _cached(text)) is not None:
         return from_config(_read(cached, text), text, source="the hub's cache")
-    known = _known(text)
-    if known is not None:
-        return known
+    if (known := _known(text)) is not None:
+        return from_config(known, text, source="the configurations that come with the workbench")
     return from_config(_read(_download(text), text), text, source="the hub")
 
 
-def from_config(
-    config: Mapping[str, Any], name: str = "model", *, folder: Path | None = None, source: str = "config.json"
-) -> ModelShape:
-    """The shape that a configuration describes.
+def from_config(config: Mapping[str, Any], name: str = "model", *, source: str = "config.json") -> ModelShape:
+    """The shape of the model that a configuration describes.
 
     Args:
-        config: the content of a config.json; of a model with pictures, its `text_config` is not enough and is refused.
+        config: the content of a config.json.
         name: what errors and the estimate call it.
-        folder: where its safetensors files are, for an architecture that is not known here.
         source: where the configuration came from, in words.
 
     Raises:
-        PolicyError: if a size is missing or not a positive whole number, or the architecture is unknown and `folder`
-            holds no safetensors files.
+        PolicyError: if transformers builds no language model from it.
     """
-    kind = str(config.get("model_type", ""))
-    if kind not in _DEFAULTS:
-        return _from_headers(config, name, folder, source)
-    had = {**_DEFAULTS[kind], **{key: value for key, value in config.items() if value is not None}}
-    hidden, layers, heads = (
-        _size(had, key, name) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
-    inner, vocab = _size(had, "intermediate_size", name), _size(had, "vocab_size", name)
-    kv_heads = _size({"num_key_value_heads": heads, **had}, "num_key_value_heads", name)
-    head_dim = _size({"head_dim": hidden // heads, **had}, "head_dim", name)
-    block = list(_block(had, kind, hidden, heads * head_dim, kv_heads * head_dim, inner))
-    norms, qk_norm, tied = (
-        had.get("norms_per_layer", 2),
-        had.get("qk_norm", False),
-        bool(had.get("tie_word_embeddings")),
-    )
-    in_norms = layers * (norms * hidden + (2 * head_dim if qk_norm else 0)) + hidden
-    quantised, kept = _quantisation(config)
+    return _built(json.dumps(dict(config), sort_keys=True), name, source)
+
+
+@functools.lru_cache(maxsize=64)
+def _built(config: str, name: str, source: str) -> ModelShape:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+    content = json.loads(config)
+    quantised = content.pop("quantization_config", None) or {}
+    kind = content.pop("model_type", None)
+    try:
+        full = AutoConfig.for_model(kind, **content)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(full)
+        text = full.get_text_config()
+        heads = text.num_attention_heads
+        sizes = {
+            "hidden_size": text.hidden_size,
+            "layers": text.num_hidden_layers,
+            "heads": heads,
+            "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+            "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            "vocab_size": text.vocab_size,
+        }
+        if wrong := [key for key, size in sizes.items() if not isinstance(size, int) or size < 1]:
+            raise ValueError(f"{wrong[0]} = {sizes[wrong[0]]!r}")
+        windows = tuple(getattr(layer, "sliding_window", None) for layer in DynamicCache(config=full).layers)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise PolicyError(
+            f"policy {name!r}: model_type = {kind!r}: {first[:200]}",
+            rule="memory is estimated of models that the installed transformers builds from their config.json",
+            remedy="check config.json, or measure one step instead",
+        ) from error
+    modules = {path.removeprefix("model."): module for path, module in model.named_modules()}
+    output = model.get_output_embeddings()
+    linear = {path: one for path, one in modules.items() if isinstance(one, torch.nn.Linear) and one is not output}
+    norms = [path for path, one in modules.items() if "layers.0." in path and "Norm" in type(one).__name__]
+    of_heads = [path for path in norms if path.endswith(("q_norm", "k_norm"))]
+    in_4bit = quantised.get("load_in_4bit") or quantised.get("_load_in_4bit")
     return ModelShape(
         name=name,
         model_type=kind,
-        hidden_size=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate_size=inner,
-        vocab_size=vocab,
-        tied=tied,
-        matrices=tuple(
-            Matrix(f"layers.{layer}.{path}", outputs, inputs, bias)
-            for layer in range(layers)
-            for path, outputs, inputs, bias in block
-        ),
-        other=vocab * hidden * (1 if tied else 2) + in_norms,
-        norms_per_layer=norms,
-        qk_norm=qk_norm,
-        windows=_windows(had, kind, layers),
-        quantised=quantised,
-        kept_16bit=kept,
+        parameters=sum(one.numel() for one in model.parameters()),
+        **sizes,
+        tied=bool(full.tie_word_embeddings),
+        matrices=tuple(Matrix(path, one.out_features, one.in_features) for path, one in linear.items()),
+        norms_per_layer=len(norms) - len(of_heads),
+        qk_norm=bool(of_heads),
+        windows=windows,
+        quantised=bool(in_4bit),
+        kept_16bit=tuple(quantised.get("llm_int8_skip_modules") or ()) if in_4bit else (),
         source=source,
     )
 
 
-def _block(
-    had: Mapping[str, Any], kind: str, hidden: int, queries: int, keys: int, inner: int
-) -> Iterator[tuple[str, int, int, bool]]:
-    every = kind in _ATTENTION_BIAS and bool(had.get("attention_bias"))
-    some = every or bool(had.get("qkv_bias"))
-    mlp = kind in _MLP_BIAS and bool(had.get("mlp_bias"))
-    if had.get("fused"):
-        yield "self_attn.qkv_proj", queries + 2 * keys, hidden, some
-        yield "self_attn.o_proj", hidden, queries, every
-        yield "mlp.gate_up_proj", 2 * inner, hidden, mlp
-    else:
-        yield "self_attn.q_proj", queries, hidden, some
-        yield "self_attn.k_proj", keys, hidden, some
-        yield "self_attn.v_proj", keys, hidden, some
-        yield "self_attn.o_proj", hidden, queries, every
-        yield "mlp.gate_proj", inner, hidden, mlp
-        yield "mlp.up_proj", inner, hidden, mlp
-    yield "mlp.down_proj", hidden, inner, mlp
-
-
-def _windows(had: Mapping[str, Any], kind: str, layers: int) -> tuple[int | None, ...]:
-    window = had.get("sliding_window")
-    if not window:
-        return (None,) * layers
-    if had.get("layer_types"):
-        sliding = [which == "sliding_attention" for which in had["layer_types"]]
-    elif kind == "gemma2":
-        sliding = [layer % 2 == 0 for layer in range(layers)]
-    elif kind == "gemma3_text":
-        pattern = int(had.get("sliding_window_pattern", 6))
-        sliding = [(layer + 1) % pattern != 0 for layer in range(layers)]
-    elif kind in ("qwen2", "qwen3"):
-        first = int(had.get("max_window_layers", layers))
-        sliding = [bool(had.get("use_sliding_window")) and layer >= first for layer in range(layers)]
-    else:
-        sliding = [kind in ("mistral", "phi3")] * layers
-    return tuple(int(window) if here else None for here in sliding)
-
-
-def _quantisation(config: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
-    said = config.get("quantization_config") or {}
-    if not said.get("load_in_4bit") and not said.get("_load_in_4bit"):
-        return False, ()
-    return True, tuple(said.get("llm_int8_skip_modules") or ())
-
-
-def _from_headers(config: Mapping[str, Any], name: str, folder: Path | None, source: str) -> ModelShape:
-    files = sorted(folder.glob("*.safetensors")) if folder is not None else []
-    if not files:
-        raise PolicyError(
-            f"policy {name!r}: model_type = {config.get('model_type')!r}",
-            rule=f"parameters are counted for {', '.join(KNOWN_TYPES)}; of others, from the headers of safetensors files",
-            remedy="download the model and give its folder, or leave the estimate out and measure one step",
-        )
-    text = config.get("text_config") or config
-    hidden, layers, heads = (
-        _size(text, key, name) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
-    tensors: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        for tensor, (kind, dims) in safetensors_header(file).items():
-            if kind in ("U8", "I8"):
-                raise PolicyError(
-                    f"policy {name!r}: {tensor} is stored as {kind}",
-                    rule="the weights of an unknown architecture can be counted only where they are not packed",
-                    remedy="give the folder of the 16-bit model",
-                )
-            tensors[tensor] = dims
-    pattern = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
-    matrices = []
-    for tensor, dims in tensors.items():
-        found = pattern.search(tensor)
-        if found and len(dims) == 2:
-            bias = tensor.removesuffix("weight") + "bias" in tensors
-            matrices.append(Matrix(f"layers.{found[1]}.{found[2]}", dims[0], dims[1], bias))
-    total = sum(_product(dims) for dims in tensors.values())
-    inside = sum(matrix.weights + matrix.outputs * matrix.bias for matrix in matrices)
-    return ModelShape(
-        name=name,
-        model_type=str(config.get("model_type", "unknown")),
-        hidden_size=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=_size({"num_key_value_heads": heads, **_set(text)}, "num_key_value_heads", name),
-        head_dim=_size({"head_dim": hidden // heads, **_set(text)}, "head_dim", name),
-        intermediate_size=_size({"intermediate_size": 4 * hidden, **_set(text)}, "intermediate_size", name),
-        vocab_size=_size(text, "vocab_size", name),
-        tied=not any("lm_head" in tensor for tensor in tensors),
-        matrices=tuple(matrices),
-        other=total - inside,
-        windows=(None,) * layers,
-        source=f"{source} and the headers of {len(files)} safetensors file{'s' * (len(files) > 1)}",
-    )
-
-
-def safetensors_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """{tensor: (type, dimensions)} of a safetensors file, without reading a weight.
-
-    Raises:
-        PolicyError: if it is not such a file.
-    """
-    try:
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            if length > 100_000_000:
-                raise ValueError(f"a header of {length} bytes")
-            content = json.loads(opened.read(length))
-        return {
-            tensor: (said["dtype"], tuple(said["shape"]))
-            for tensor, said in content.items()
-            if tensor != "__metadata__"
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise PolicyError(
-            f"{file.name}: {type(error).__name__}: {error}",
-            rule="a safetensors file begins with its header: eight bytes of length, then JSON",
-            remedy="download it again; a pointer of Git LFS in its place looks like this too",
-        ) from error
-
-
-def _from_folder(folder: Path, name: str) -> ModelShape:
-    file = folder / "config.json"
-    if not file.is_file():
-        raise PolicyError(
-            f"policy {name!r}: the folder has no config.json",
-            rule="a local policy is a folder that transformers' save_pretrained wrote",
-            remedy="point at the folder that holds config.json and the weights",
-        )
-    return from_config(_read(file, name), name, folder=folder, source=LOCAL)
-
-
-def _known(name: str) -> ModelShape | None:
+def _known(name: str) -> dict[str, Any] | None:
     owner, model = name.split("/")
     # A repository of NF4 weights has the shape of the model that it was made from.
     plain = re.sub(r"(-unsloth)?-bnb-4bit$", "", model)
-    for entry in json.loads(KNOWN_FILE.read_text(encoding="utf-8")):
-        if plain in entry["models"] and owner in (entry["owner"], "unsloth"):
-            return from_config(entry["config"], name, source="the configurations that come with the workbench")
-    return None
+    known = json.loads(KNOWN_FILE.read_text(encoding="utf-8"))
+    return next((e["config"] for e in known if plain in e["models"] and owner in (e["owner"], "unsloth")), None)
 
 
 def _cached(name: str) -> Path | None:
@@ -341,8 +184,6 @@ def _cached(name: str) -> Path | None:
 
 def _download(name: str) -> Path:
     from huggingface_hub import hf_hub_download
-
-    from workbench.training.loading import HUB_TIMEOUT_S, check_hub
 
     check_hub(name)  # a download tries five times over half a minute, and writes a line each time
     try:
@@ -363,29 +204,7 @@ def _read(file: Path, name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise PolicyError(
             f"policy {name!r}: config.json: {error}",
-            rule="a config.json is a JSON object that transformers wrote",
-            remedy="download or save the model again",
+            rule="a model's folder holds a config.json, a JSON object that transformers wrote",
+            remedy="download or save the model again, and point at the folder that holds it",
         ) from error
     return content
-
-
-def _size(config: Mapping[str, Any], key: str, name: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise PolicyError(
-            f"policy {name!r}: {key} = {value!r}",
-            rule=f"{key} in config.json is a whole number, at least 1",
-            remedy="check that the file is that of a causal language model, whole and unchanged",
-        )
-    return value
-
-
-def _set(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if value is not None}
-
-
-def _product(dims: tuple[int, ...]) -> int:
-    total = 1
-    for dim in dims:
-        total *= dim
-    return total

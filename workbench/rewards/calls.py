@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from workbench.errors import RewardError, fault_line
 from workbench.rewards.answers import completion_text
-from workbench.rewards.mathematics import watched
+from workbench.rewards.compare import watched
 from workbench.rewards.tracing import Trace, code_objects, traced
 from workbench.rewards.worker import DeadlineError, RemoteError, Worker, WorkerDied, packed
 
@@ -39,7 +39,7 @@ _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone 
 _SHORTEST_SLICE_S = 0.02
 _SLICE_SHARE = 0.1  # of the time for all, for one completion; half as much after each that was late
 _FIRST_SHARE = 0.5  # of what is left, for asking each completion once; then those that were late are asked again
-UNJUDGED = "its formula was not judged in time, or math-verify failed on it (it is no 0, and the run goes on)"
+UNJUDGED = "its formula was not judged in time, or math-verify failed on it (not a 0; the run goes on)"
 _BLOCKS = "it blocks instead of awaiting"
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest slice
 

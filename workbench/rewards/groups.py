@@ -283,7 +283,7 @@ def batch_of(
     aggregation: str = "sum_then_normalize",
     **more: Any,
 ) -> ScoredBatch:
-    """A batch from its scores, [B, F], with its totals and advantages; `more` as for `ScoredBatch`. Errors as `batch_advantages`."""
+    """A batch from its scores, [B, F], with its totals and advantages; `more` is for `ScoredBatch`."""
     scores = np.asarray(scores, dtype=np.float64)
     given = {"step": 0, "prompts": [""] * len(scores), "columns": {}, "lengths": np.zeros(len(scores), int), **more}
     return ScoredBatch(

@@ -1,4 +1,4 @@
-"""What runs in the worker of `mathematics`: math-verify, and the clock that ends a pair.
+"""What runs in the worker of `compare`: math-verify.
 
 Importing it imports sympy and reads one formula of each kind, which takes a second or two: the first of a kind takes
 hundreds of milliseconds, the next ones a few. Every process that is forked after that begins with what was read.
@@ -6,12 +6,10 @@ hundreds of milliseconds, the next ones a few. Every process that is forked afte
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from math_verify import parse, verify
@@ -31,42 +29,6 @@ _WARMING = (
 )
 
 
-class _OutOfTime(BaseException):
-    """Not an Exception: sympy and math-verify catch those and go on."""
-
-
-def judge(pairs: Sequence[tuple[str, str]], slices: Sequence[float], progress: str) -> None:
-    """Write one letter into a file for each (given, right) pair that is judged: `1` the same, `0` not, `?` math-verify failed.
-
-    A pair that takes longer than its slice (seconds of processor time) ends the process: the file says which one it
-    was, and whatever a formula that is stopped halfway leaves behind in sympy is gone with it.
-    """
-    # The file is there, or the caller has given up: a request that outlived its process ends here.
-    with open(progress, "r+b", buffering=0) as letters:
-        for (given, right), slice_s in zip(pairs, slices, strict=True):
-            if hasattr(signal, "setitimer"):
-                signal.signal(signal.SIGPROF, signal.SIG_DFL)
-                signal.setitimer(signal.ITIMER_PROF, slice_s)
-            same = agrees(given, right)
-            if hasattr(signal, "setitimer"):
-                signal.setitimer(signal.ITIMER_PROF, 0)
-            letters.write(b"?" if same is None else b"1" if same else b"0")
-
-
-def judge_here(given: str, right: str, slice_s: float) -> bool | None:
-    """The verdict on a pair in this process, or None after so many seconds.
-
-    Only a request: a power of a billion digits does not listen. Nothing can be requested off the main thread.
-    """
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        return agrees(given, right)
-    try:
-        with _alarm(slice_s):
-            return agrees(given, right)
-    except _OutOfTime:
-        return None
-
-
 def agrees(given: str, right: str) -> bool | None:
     """What math-verify says, without a clock of its own (its clock works only on the main thread); None if it fails."""
     try:
@@ -82,16 +44,28 @@ def _parsed(text: str) -> Any:
     return parse(text, parsing_timeout=None)
 
 
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
+class _OutOfTime(BaseException):
+    """Not an Exception: sympy and math-verify catch those and go on."""
+
+
+def agrees_within(given: str, right: str, deadline_s: float) -> bool | None:
+    """`agrees`, stopped after so many seconds by a TimeoutError.
+
+    Only a request: a power of a billion digits does not listen. Nothing can be requested off the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return agrees(given, right)
+
     def stop(*_: Any) -> None:
         raise _OutOfTime
 
     before = signal.signal(signal.SIGALRM, stop)
-    # Again and again: a bare `except` may swallow the first.
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
     try:
-        yield
+        # Again and again: a bare `except` may swallow the first.
+        signal.setitimer(signal.ITIMER_REAL, deadline_s, 0.05)
+        return agrees(given, right)
+    except _OutOfTime:
+        raise TimeoutError from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import RunError
-from workbench.health import Facts
 from workbench.health.summary import summarise
+from workbench.health.verdicts import RunConfig
 from workbench.health.watchdog import Watchdog
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
-from workbench.rewards.stated import maximum_of
+from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
@@ -183,22 +183,21 @@ def _recorder(run: RunDirectory, tokenizer: Any, watchers: Sequence[Watcher] | N
 def _watchdog(live: LiveRun) -> Watchdog:
     fp16 = live.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
 
-    def facts() -> Facts:
-        settings, suite, steps = live.stage.settings, live.suite, live.stage.steps
-        own = ("max_completion_length", "beta", "learning_rate", "temperature", "scale_rewards")
-        return Facts(
+    def config() -> RunConfig:  # as it is now
+        suite, task, steps = live.suite, live.task, live.stage.steps
+        return RunConfig.of(
+            live.stage.settings,
             weights=live.weights,
-            best=dict(zip(suite.names, map(maximum_of, live.task.reward_funcs), strict=True)),
+            best=dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True)),
             num_generations=suite.num_generations,
             aggregation=suite.aggregation,
-            right_by=live.task.right_function,
-            format_by=live.task.format_by,
+            right_by=task.right_function,
+            format_by=task.format_by,
             total_steps=steps if steps > 0 else None,
             fp16=fp16,
-            **{name: settings.get(name) for name in own},
         )
 
-    return Watchdog(facts)
+    return Watchdog(config)
 
 
 def _say(plan: Plan, notes: Sequence[str]) -> None:

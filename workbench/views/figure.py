@@ -7,6 +7,7 @@ a bare `Figure`, drawn by Agg into bytes, sent to the front end as an image.
 from __future__ import annotations
 
 import base64
+import html
 import io
 from typing import Any
 
@@ -67,6 +68,25 @@ def drawn_png(figure: Any) -> bytes:
 def image_bundle(data: bytes, text: str) -> dict[str, str]:
     """A display bundle: the image, and a line of text for readers who cannot see it."""
     return {"image/png": base64.b64encode(data).decode("ascii"), "text/plain": text}
+
+
+class Picture:
+    """A figure as the view of a result, with a text for readers who cannot see it."""
+
+    def __init__(self, figure: Any, text: str) -> None:
+        self.figure, self.text = figure, text
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return image_bundle(png(self.figure), self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def inline_image(figure: Any, text: str) -> str:
+    """The figure as HTML, for a view that shows it among other things; the text is for readers who cannot see it."""
+    data = base64.b64encode(png(figure)).decode("ascii")
+    return f"<img src='data:image/png;base64,{data}' alt='{html.escape(text, quote=True)}' style='max-width:100%'>"
 
 
 def show(figure: Any, text: str) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.views.controls import Controls, buttons_work
 from workbench.views.curves import RunFigure
@@ -38,8 +39,6 @@ class LivePlot(RunCell):
         self._wants_controls, self.controls = controls, None
         # What is slow the first time (libraries, the fonts of a figure) is done here, before the run's time begins. The
         # second draw says what one costs.
-        import pyarrow.parquet  # noqa: F401
-
         if controls:
             buttons_work(in_cell=True)
         figure = RunFigure()
@@ -49,7 +48,7 @@ class LivePlot(RunCell):
         self._cost_s = time.perf_counter() - started
         self.view = RunView(group_every, figure)
         self.started = self._said_at = self._paused_at = 0.0
-        self._newest_batch: int | None = None  # step
+        self._batch: ScoredBatch | None = None  # the newest
 
     @contextlib.contextmanager
     def _paid(self) -> Iterator[None]:
@@ -84,9 +83,9 @@ class LivePlot(RunCell):
             if due or time.monotonic() - self._said_at >= SHORTEST_WORDS_S:
                 self._say(draw=due)
 
-    def batch(self, scored: Any, summary: Any) -> None:
+    def batch(self, scored: ScoredBatch, summary: Any) -> None:
         """A generation batch was scored and recorded: one of its groups is shown at the end of the step."""
-        self._newest_batch = scored.step
+        self._batch = scored
 
     def verdicts(self, verdicts: list[Any]) -> None:
         """The run's health was looked at: shown at the end of the step, with a picture if there is a new alarm."""
@@ -121,8 +120,8 @@ class LivePlot(RunCell):
 
     def _say(self, message: str | None = None, draw: bool = False) -> None:
         self._said_at = time.monotonic()
-        if self.places and self._newest_batch is not None:
-            self.view.read_group(self._newest_batch)
+        if self.places and self._batch is not None:
+            self.view.show_group(self._batch)
         nothing = message is not None and not len(self.view.history)
         line = f"{self.view.name}: {message}" if nothing else self.view.status(self._elapsed_s(), message)
         self._show(line, draw)

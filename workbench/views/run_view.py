@@ -13,14 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.progress import clock
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, planned_steps
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.run.state import RunState
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
+from workbench.views.group_view import ShownGroup, group_html, group_of, newest_part, read_batch
 from workbench.views.health import HealthReport
 from workbench.views.history import History, Mark, add_mark
-from workbench.views.latest import LatestGroup, group_html, newest_part, part_of, read_group
 from workbench.views.tables import PRE, plain
 
 GROUP_EVERY = 1  # steps between two groups that are shown
@@ -49,7 +50,7 @@ class RunView:
         self.state = RunState()
         self.marks: list[Mark] = []
         self.verdicts: list[Any] = []
-        self.group: LatestGroup | None = None
+        self.group: ShownGroup | None = None
         self.name, self.total, self.stages = "", 0, False
         self.fresh = self.steered = False  # since the last picture: anything came, somebody changed something
 
@@ -85,14 +86,19 @@ class RunView:
         self.fresh = True
         self.steered |= bool(event.get("event") == "control" and event.get("applied") and event.get("by") != "adaptive")
 
-    def read_group(self, step: int | None = None) -> None:
-        """Read one group of a step's record (None: of the newest), if the one shown is older by `group_every`."""
-        part = newest_part(self.run) if step is None else part_of(self.run, step)
-        if part is None:
-            return
-        number = int(part.name.split("-")[1])
-        if self.group is None or not 0 <= number - self.group.step < self.group_every:
-            self.group = read_group(part, number // self.group_every) or self.group
+    def show_group(self, batch: ScoredBatch) -> None:
+        """Show one group of a batch, if the one shown is older by `group_every`."""
+        if self._wants_group(batch.step) and batch.group_count:
+            self.group = group_of(batch, batch.step // self.group_every)
+
+    def read_group(self) -> None:
+        """The same with the newest batch of the run's record."""
+        newest = newest_part(self.run)
+        if newest is not None and self._wants_group(newest[0]) and (batch := read_batch(newest[1])) is not None:
+            self.show_group(batch)
+
+    def _wants_group(self, step: int) -> bool:
+        return self.group is None or not 0 <= step - self.group.step < self.group_every
 
     # -- shown ---------------------------------------------------------------------------------------------------
     def status(self, elapsed_s: float | None, message: str | None = None) -> str:

@@ -66,6 +66,14 @@ def progress_bar(unit: str, numbers: bool = False, remaining: bool = True) -> Pr
 
 
 @contextlib.contextmanager
+def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """The bar of one call: call it with (done, in all)."""
+    with progress_bar(unit) as bar:
+        shown = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(shown, completed=done, total=total)
+
+
+@contextlib.contextmanager
 def counter(unit: str) -> Iterator[Callable[[int], None]]:
     """A running count on standard error, for work whose end is not known; nothing where no one is watching."""
     bar = _Bar(SpinnerColumn(), _Text("{task.completed} " + unit), TimeElapsedColumn())

@@ -13,8 +13,8 @@ from workbench.run.control_file import ACTIONS, answer, check_request, send
 from workbench.run.directory import open_run
 from workbench.views.controls import answer_line
 from workbench.views.followed import FollowedRun
+from workbench.views.group_view import group_text
 from workbench.views.health import verdict_lines
-from workbench.views.latest import group_text
 from workbench.views.run_view import GAP, RunView
 from workbench.views.tables import plain
 from workbench.views.terminal import TerminalWatch, numbers

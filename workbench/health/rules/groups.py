@@ -8,27 +8,15 @@ from typing import Any
 
 from workbench.health.summary import StepSummary
 from workbench.health.trends import share
-from workbench.health.verdicts import (
-    ALARM,
-    NOTE,
-    OK,
-    WARNING,
-    Case,
-    Verdict,
-    dead_kinds,
-    is_number,
-    latest_prompts,
-    percent,
-    steps_of,
-)
+from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, RunView, Verdict, is_number, percent, rule
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, IDENTICAL, NOT_SCORED, SAME_SCORE
 from workbench.run.metrics import STEP_S
 
-_WHY_DEAD = {
+WHY = {  # (cause, remedy)
     ALL_WRONG: (
         "the policy solves none of these prompts, or the reward pays for nothing that it writes",
         "see first whether the rewards can pay at all (`workbench probe`, notebook 02); then take easier prompts (notebook 01 "
-        "measures difficulty) or more completions a prompt",
+        "measures difficulty) or more completions per prompt",
     ),
     SAME_SCORE: (
         "the functions pay the same for different completions",
@@ -42,118 +30,93 @@ _WHY_DEAD = {
         "no function gave any of their completions a score",
         "see events.jsonl for functions that fail, or score these prompts too",
     ),
+    ALL_RIGHT: ("", "stop here, or go on with harder prompts"),
+    "cold": ("temperature = {:g} leaves sampling no choice", "raise the temperature (1.0 is TRL's default)"),
+    "sure": (
+        "the policy has become sure of one text: a reward that it exploits, a learning rate that is too high, "
+        "or a base that was sure from the start",
+        "go back to a checkpoint from before; then a lower learning rate, a higher beta, or another reward",
+    ),
+    "wasted": (
+        "the completions of those groups all score the same",
+        "leave such prompts out (notebook 01 measures difficulty), or take fewer of them",
+    ),
 }
 
 
-def dead_groups(case: Case) -> Verdict:
+@rule()
+def dead_groups(view: RunView) -> Verdict:
     """Groups that teach nothing, and not because they are all right."""
-    name = "dead_groups"
-    if early := case.too_few(name):
-        return early
-    groups = sum(batch.group_count for batch in case.recent)
-    kinds = dead_kinds(case.recent)
+    groups, size = view.total("group_count"), view.recent[-1].group_size
+    kinds = view.dead_kinds()
     done = kinds.pop(ALL_RIGHT)
-    bad = sum(kinds.values())
-    found, learnt = share(bad, groups), share(done, groups)
+    found, learnt = share(sum(kinds.values()), groups), share(done, groups)
     evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
-    rest = steps_of(case.recent)
     if found.low > 0.25:
         worst = max(kinds, key=lambda kind: kinds[kind])
-        cause, remedy = _WHY_DEAD[worst]
-        words = ", ".join(
-            f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]) if count
-        )
-        return Verdict(
-            name,
+        words = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
+        return view.verdict(
             ALARM if found.low > 0.5 else WARNING,
             f"{percent(found.value)} of the latest {groups} groups teach nothing: {words}",
             evidence,
-            prompts=latest_prompts(
-                case.recent, lambda group: group.dead == worst and group.right < case.recent[-1].group_size
-            ),
-            cause=cause,
-            remedy=remedy,
-            **rest,
+            WHY[worst],
+            prompts=view.prompts(lambda group: group.dead == worst and group.right < size),
         )
     if learnt.low > 0.5:
-        return Verdict(
-            name,
-            NOTE,
-            f"{percent(learnt.value)} of the latest {groups} groups are all right: nothing left to learn there",
-            evidence,
-            prompts=latest_prompts(case.recent, lambda group: group.dead and group.right == case.recent[-1].group_size),
-            remedy="stop here, or go on with harder prompts",
-            **rest,
-        )
-    return Verdict(
-        name,
-        OK,
-        f"{percent(found.value)} of the latest {groups} groups are dead without being all right",
-        evidence,
-        **rest,
+        line = f"{percent(learnt.value)} of the latest {groups} groups are all right: nothing left to learn there"
+        prompts = view.prompts(lambda group: group.dead and group.right == size)
+        return view.verdict(NOTE, line, evidence, WHY[ALL_RIGHT], prompts=prompts)
+    return view.verdict(
+        OK, f"{percent(found.value)} of the latest {groups} groups are dead without being all right", evidence
     )
 
 
-def collapse(case: Case) -> Verdict:
+@rule()
+def collapse(view: RunView) -> Verdict:
     """The policy writes one text over and over, within groups or over different prompts, and it is not the answer."""
-    name = "collapse"
-    if early := case.too_few(name):
-        return early
-    recent = case.recent
-    groups, completions = (sum(getattr(batch, of) for batch in recent) for of in ("group_count", "completions"))
+    recent, temperature = view.recent, view.config.temperature
+    groups = view.total("group_count")
     same = share(sum(batch.dead[IDENTICAL] - batch.identical_right for batch in recent), groups)
     distinct = statistics.fmean(batch.distinct_in_groups for batch in recent)
     # One text for different prompts: only batches of several prompts can show it.
     several = [batch for batch in recent if batch.group_count > 1]
-    written = sum(batch.commonest_count for batch in several)
-    one = share(written, sum(batch.completions for batch in several))
-    one_right = sum(batch.commonest_right for batch in several) / max(written, 1)
+    written = view.total("commonest_count", several)
+    one = share(written, view.total("completions", several))
+    one_right = view.total("commonest_right", several) / max(written, 1)
     evidence = {
         "groups": groups,
         "identical_and_not_right": same.value,
         "at_least": same.low,
         "distinct_in_groups": distinct,
-        "distinct_in_batch": sum(batch.distinct for batch in recent) / completions,
+        "distinct_in_batch": view.total("distinct") / view.total("completions"),
         "commonest": recent[-1].commonest,
         "commonest_share": one.value,
         "commonest_right": one_right,
-        "temperature": case.facts.temperature,
+        "temperature": temperature,
     }
     everywhere = one.low > 0.8 and one_right < 0.5
     if same.low <= 0.2 and not everywhere:
-        words = f"{percent(distinct)} of a group's texts are distinct"
-        return Verdict(name, OK, words, evidence, **steps_of(recent))
-    cold = case.facts.temperature is not None and case.facts.temperature < 0.5
+        return view.verdict(OK, f"{percent(distinct)} of a group's texts are distinct", evidence)
     words = f"in {percent(same.value)} of the latest {groups} groups all texts are the same and not right"
     if everywhere:
         words = f"{percent(one.value)} of the latest completions are one text, whatever the prompt, and not right"
-    return Verdict(
-        name,
+    cause, remedy = WHY["cold" if temperature is not None and temperature < 0.5 else "sure"]
+    return view.verdict(
         ALARM if everywhere or same.low > 0.5 else WARNING,
         f"{words}; the commonest begins {recent[-1].commonest[:40]!r}",
         evidence,
-        prompts=latest_prompts(recent, lambda group: group.dead == IDENTICAL and not group.right),
-        cause=f"temperature = {case.facts.temperature:g} leaves sampling no choice"
-        if cold
-        else "the policy has become sure of one text: a reward that it exploits, a learning rate that is too high, "
-        "or a base that was sure from the start",
-        remedy="raise the temperature (1.0 is TRL's default)"
-        if cold
-        else "go back to a checkpoint from before; then a lower learning rate, a higher beta, or another reward",
-        **steps_of(recent),
+        (cause.format(temperature), remedy),
+        prompts=view.prompts(lambda group: group.dead == IDENTICAL and not group.right),
     )
 
 
-def wasted(case: Case) -> Verdict:
+@rule()
+def wasted(view: RunView) -> Verdict:
     """The share of the compute that went into dead groups, in minutes, and the prompts that are dead each time."""
-    name = "wasted"
-    if early := case.too_few(name):
-        return early
-    batches = case.everything
-    groups = sum(batch.group_count for batch in batches)
-    kinds = dead_kinds(batches)
+    batches = view.everything
+    groups, kinds = view.total("group_count", batches), view.dead_kinds(batches)
     dead = sum(kinds.values())
-    times = [float(row[STEP_S]) for row in case.all_rows if is_number(row.get(STEP_S))]
+    times = [float(row[STEP_S]) for row in view.all_rows if is_number(row.get(STEP_S))]
     steps = batches[-1].step - batches[0].step + 1
     minutes = statistics.fmean(times) * steps / 60 if times else None
     always, visits = _always_dead(batches)
@@ -167,7 +130,7 @@ def wasted(case: Case) -> Verdict:
     words = f"{percent(dead / groups)} of the completions were in dead groups"
     if minutes is None:
         evidence["missing"] = STEP_S
-        words += f" (how many minutes cannot be said: the metrics have no {STEP_S})"
+        words += f" (minutes unknown: the metrics have no {STEP_S})"
     else:
         evidence["minutes"] = minutes * dead / groups
         evidence["minutes_by_kind"] = {kind: minutes * count / groups for kind, count in kinds.items() if count}
@@ -178,16 +141,8 @@ def wasted(case: Case) -> Verdict:
         words += f"; {len(always)} of {visits} prompts that came again were dead each time"
     unlearnt = share(dead - kinds[ALL_RIGHT], groups)
     state = WARNING if unlearnt.low > 0.5 else NOTE if dead / groups > 0.25 else OK
-    return Verdict(
-        name,
-        state,
-        words,
-        evidence,
-        prompts=tuple(always[-8:]),
-        cause="" if state == OK else "the completions of those groups all score the same",
-        remedy="" if state == OK else "leave such prompts out (notebook 01 measures difficulty), or take fewer of them",
-        **steps_of(batches),
-    )
+    why = ("", "") if state == OK else WHY["wasted"]
+    return view.verdict(state, words, evidence, why, batches, prompts=tuple(always[-MOST_PROMPTS:]))
 
 
 def _always_dead(batches: Sequence[StepSummary]) -> tuple[list[str], int]:

@@ -12,9 +12,8 @@ import pytest
 from answer_pairs import BARE, DIFFERENT, ONE_WAY, PAIRS, SPELLINGS
 from math_verify import parse, verify
 
-from workbench.rewards import mathematics
-from workbench.rewards.answers import quick_same, same_answer
-from workbench.rewards.mathematics import same_answers, verdicts
+from workbench.rewards import compare
+from workbench.rewards.compare import quick_same, same_answer, same_answers, verdicts
 from workbench.rewards.worker import Worker
 
 GOOD = [(f"$x+{number}$", f"${number}+x$") for number in range(16)] + [
@@ -37,7 +36,7 @@ HOSTILE["mixed"] = [text for texts in zip(*(some[:8] for some in HOSTILE.values(
 
 @pytest.fixture(autouse=True)
 def nothing_remembered():
-    mathematics._known.clear()
+    compare._known.clear()
     verdicts([("$x$", "$y$")])  # the worker runs
 
 
@@ -134,7 +133,7 @@ def test_hostile_answers_are_bounded_and_harm_no_others(kind):
     batch += [(*pair, same) for pair, same in zip(GOOD, GOOD_SAME, strict=True)]
     draw.shuffle(batch)
     for attempt in range(2):
-        mathematics._known.clear()
+        compare._known.clear()
         started = time.perf_counter()
         found = same_answers([given for given, _, _ in batch], [right for _, right, _ in batch], deadline_s=2.0)
         assert time.perf_counter() - started < 3.0
@@ -158,8 +157,8 @@ def test_a_hostile_right_answer_is_bounded():
 def test_what_was_not_judged_is_asked_again():
     tower = (HOSTILE["towers"][0], "42")
     assert verdicts([tower, GOOD[0]], deadline_s=0.3) == [None, True]
-    assert tower not in mathematics._known
-    assert GOOD[0] in mathematics._known
+    assert tower not in compare._known
+    assert GOOD[0] in compare._known
 
 
 @pytest.mark.parametrize(("error", "expected"), [(KeyError("a bug"), None), (RecursionError(), False)])
@@ -171,33 +170,31 @@ def test_a_failure_of_math_verify_is_no_verdict_but_a_text_too_deep_is_no_answer
 
     monkeypatch.setattr(judge, "verify", fails)
     assert judge.agrees("$x+1$", "$1+x$") is expected
-    monkeypatch.setattr(mathematics, "inside_worker", lambda: True)  # in this process, where it was patched
-    mathematics._known.clear()
+    monkeypatch.setattr(compare, "inside_worker", lambda: True)  # in this process, where it was patched
+    compare._known.clear()
     assert verdicts([("$x+1$", "$1+x$")]) == [expected]
-    mathematics._known.clear()
+    compare._known.clear()
 
 
-def test_nothing_is_left_behind_by_calls_without_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(mathematics.tempfile, "tempdir", str(tmp_path))
+def test_calls_without_time_leave_the_next_ones_as_they_were():
     for deadline_s in (0.0, 0.0001, 0.001, 0.01):
         assert len(verdicts(GOOD, deadline_s)) == len(GOOD)
     assert verdicts(GOOD) == GOOD_SAME
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_verdicts_are_remembered(monkeypatch):
     pairs = [GOOD[0]] * 3 + [GOOD[20]]
     asked = []
-    attempt = mathematics._attempt
-    monkeypatch.setattr(mathematics, "_attempt", lambda *args: (asked.append(len(args[1])), attempt(*args))[1])
+    judged = compare._judged
+    monkeypatch.setattr(compare, "_judged", lambda pairs, *time: (asked.append(len(pairs)), judged(pairs, *time))[1])
     assert verdicts(pairs) == verdicts(pairs) == [True] * 3 + [False]
     assert asked == [2]
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(mathematics, "REMEMBERED", 5)
+    monkeypatch.setattr(compare, "REMEMBERED", 5)
     verdicts(GOOD)
-    assert list(mathematics._known) == sorted(GOOD, key=mathematics._steepness)[-5:]
+    assert list(compare._known) == sorted(GOOD, key=compare._steepness)[-5:]
 
 
 @pytest.mark.timing
@@ -221,10 +218,10 @@ def test_from_other_threads_at_once():
 @pytest.mark.timing
 def test_inside_a_worker_no_other_is_started():
     def score(given, right):
-        from workbench.rewards import mathematics
-        from workbench.rewards.mathematics import same_answers
+        from workbench.rewards import compare
+        from workbench.rewards.compare import same_answers
 
-        return same_answers(given, right, deadline_s=2.0), len(mathematics._workers)
+        return same_answers(given, right, deadline_s=2.0), len(compare._workers)
 
     worker = Worker(score, preload=("workbench.rewards.judge",))
     given, right = zip(*GOOD, (r"$\sum_{k=1}^{10^9} \frac{1}{k}$", "42"), strict=True)

@@ -1,0 +1,41 @@
+"""What the Hugging Face hub knows of a model, asked without a download's retries."""
+
+from __future__ import annotations
+
+from workbench.errors import PolicyError
+
+HUB_TIMEOUT_S = 10
+
+
+def check_hub(name: str) -> None:
+    """One question to the hub, without the retries of a download: whether it has a model of this name.
+
+    Raises:
+        PolicyError: if it has not, or wants a token, or cannot be reached (`network` is True then).
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except GatedRepoError as error:
+        raise PolicyError(
+            f"policy {name!r}: gated",
+            rule="a gated model needs its licence accepted and a token",
+            remedy="accept it on the model's page, then set HF_TOKEN",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise PolicyError(
+            f"policy {name!r}: the hub knows no such model",
+            rule="a hub name is owner/model, exactly as on its page",
+            remedy="check the spelling; a private model needs HF_TOKEN",
+        ) from error
+    except Exception as error:
+        raise PolicyError(
+            f"policy {name!r}: the hub cannot be reached ({type(error).__name__})",
+            rule="a model that is not on this machine is downloaded from the Hugging Face hub",
+            remedy='connect to the network, give a local folder, or use "tiny", which needs neither',
+            network=True,
+        ) from error

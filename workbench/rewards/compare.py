@@ -1,0 +1,402 @@
+"""Whether a given answer is the right one: the same words, the same number, or the same formula.
+
+Words and numbers are compared here, exactly. Formulas are left to math-verify, which stops itself by an alarm: that works
+on the main thread only, and a tower of powers such as `9^{9^{9^9}}` does not listen to it even there. So it runs in one
+worker process for the whole program (`judge`), one call per pair, and a pair that takes too long ends that process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from workbench.rewards.worker import Worker, WorkerDied, inside_worker
+
+Pair = tuple[str, str]
+DEADLINE_S = 5.0
+FIRST_SLICE_S = 0.3  # for a pair, most of which take 5 to 50 ms; a busy machine may stand still in between
+GROWTH = 3  # of the slice, each time that a pair has run over it
+REMEMBERED = 4096  # verdicts; at most 16 MB of text
+LONGEST = 2_000  # characters of an answer that can be a number or a formula
+
+_TEN = r"10\^(?P<{}>\{{[-+]?\d{{1,3}}\}}|[-+]?\d{{1,3}})"
+_NUMBER = re.compile(
+    r"(?P<minus>[-+]?)\$?(?P<second>[-+]?)"
+    r"(?:(?P<whole>[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?P<decimals>\.\d*)?"
+    rf"(?:[eE](?P<power>[-+]?\d{{1,3}})| ?(?:\\times|\\cdot|[*×·]) ?{_TEN.format('times')})?|{_TEN.format('ten')}"
+    r"|(?:(?P<mixed>\d+) )?(?P<top>\d+)/(?P<bottom>\d+)"
+    r"|(?:(?P<parts>\d+) ?)?\\[dt]?frac(?:\{(?P<over>-?\d+)\}\{(?P<under>-?\d+)\}|(?P<digit>\d)(?P<by>\d)))"
+    r"(?P<percent> ?\\?%)?\$?",
+    re.ASCII,
+)
+_TEXT = re.compile(r"\$?\\(?:text|textbf|mathrm)\{([^{}\\$]*+)\}\$?")
+_MOST_DIGITS = 12  # of a number with decimals, within the 15 that math-verify calculates with
+_ROUNDED = Fraction(2, 10**6)  # math-verify rounds to six places: what is nearer than this is its own to judge
+_LATEX = str.maketrans({"−": "-", "∞": r"\infty ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"})
+_MONEY = re.compile(r"(?<!\\)\\\$|(?<=,)\\! ?")
+_SIGNS = frozenset("\\$^=+*/()[]{}|<>_%~√π∞≤≥≠±×÷·°")
+_DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
+# math-verify reads these as they are: a sum, 1 000, and a number with its unit.
+_SUM = re.compile(r"[-+\d.*/^()\s]++", re.ASCII)
+_SPACED = re.compile(r"-?\d{1,3}(?: \d{3})++", re.ASCII)
+_MEASURE = re.compile(
+    r"[-+]?\$?(?=\.?\d)(?:\d++(?:,\d{3})*+)?(?:\.\d++)?(?:/\d++)?"
+    r"(?P<unit>(?:\s++[^\W\d_]++|[^\W\d_]{2,}+)?+(?:[ /][^\W\d_]++)?+)[.%]?",
+    re.ASCII,
+)
+_SYMBOLS = frozenset("msghdtlLKCFNJWVATH")  # of units; any other single letter after a number is a variable: 3 n
+_UNITS = {
+    "second": "s sec", "minute": "min", "hour": "h hr", "day": "d", "week": "wk", "year": "yr",
+    "meter": "m metre", "kilometer": "km kilometre", "centimeter": "cm centimetre", "millimeter": "mm millimetre",
+    "inch": "in inches", "foot": "ft feet", "yard": "yd", "mile": "mi", "square": "sq", "cubic": "cu",
+    "gram": "g gm", "kilogram": "kg kilo", "milligram": "mg", "ton": "t tonne", "pound": "lb", "ounce": "oz",
+    "liter": "l L litre", "milliliter": "ml millilitre", "dollar": "usd", "euro": "eur", "cent": "", "percent": "pct",
+    "degree": "deg", "celsius": "C", "fahrenheit": "F", "kelvin": "K", "newton": "N", "joule": "J", "watt": "W",
+    "volt": "V", "amp": "A ampere", "tesla": "T", "henry": "H", "hertz": "hz",
+}  # fmt: skip
+_NAMED = {alias: name for name, aliases in _UNITS.items() for alias in (name, *aliases.split())}
+_RATES = {"mph": "mile/hour", "kph": "kilometer/hour"}
+_PLURALS = {"people": "person", "men": "man", "women": "woman", "children": "child"}
+# 1,3 is two answers, and the decimal of other countries only beside one that is no list; nobody lists 1 and 05.
+_PAIR = re.compile(r"-?\d+,(?P<second>\d+)", re.ASCII)
+_LIST = re.compile(r",(?!\d{3}(?!\d))|;|±|\\pm|\\\{|\b(?:and|or)\b")
+_SCALED = re.compile(r"\$?([-+]?(?:\d++\.?\d*+|\.\d++))[eE]([-+]?\d{1,3})\$?", re.ASCII)
+_GAPS = re.compile(r" *([-+=]) *")  # math-verify takes the c of `ab + c` for a unit
+_COMMAND = re.compile(r"\\[A-Za-z]++")
+_NAMES = r"(?:sin|cos|tan|cot|log|ln|exp|sqrt|pi|and|or)\b"
+_SENTENCE = re.compile(rf"(?:^|\s)(?!{_NAMES})[^\W\d_]{{2,}}+(?=[\s.,;:!?]|$)|\d\s++\d")
+# Where =, + or ^ stands, two letters are a product sooner than a word: mx + b.
+_OPERATOR = re.compile(r"[=+^\\]")
+_SPOKEN = re.compile(
+    rf"(?:^|\s)(?!{_NAMES})(?:[^\W\d_]{{4,}}+|(?i:the|is|are|so|we|if|for|to|of))(?=[\s.,;:!?]|$)|\d\s++\d"
+)
+# Signs that math-verify does not read, in LaTeX.
+_ROOT = re.compile(
+    r"(?:√|(?<![A-Za-z\\])sqrt)\s?(?:\(([^()]*+)\)|\{([^{}]*+)\}|(\d++(?:\.\d++)?|[^\W\d_](?![^\W\d_])))"
+)
+_WORD = re.compile(r"(?<![A-Za-z\\])(?:pi|infinity)(?![A-Za-z])")
+_POWER = re.compile(r"(?<=[abnxyz\d)])[²³]")  # not those of m²
+_STEEP = ("^", "**", "!", "\\sum", "\\prod", "\\int", "\\binom")
+
+_lock = threading.Lock()
+# By process, as a fork must not talk through its parent's pipes. The one thread serves first come, first served.
+_workers: dict[int, tuple[Worker, ThreadPoolExecutor]] = {}
+_known: dict[Pair, bool] = {}
+# Of what runs here: (its deadline, indexes of what was not judged in it).
+_watch: ContextVar[tuple[float, set[int]] | None] = ContextVar("watch", default=None)
+
+
+def same_answer(given: Any, right: Any, deadline_s: float = 5.0) -> bool:
+    """Whether two answers are the same words, the same number (`$1,000.00` is `1000`) or the same formula.
+
+    False also for a formula that math-verify could not judge within the deadline.
+
+    >>> same_answer("42.0", 42), same_answer("$1,000", "1000"), same_answer("4", "42")
+    (True, True, False)
+    """
+    quick = quick_same(given, right)
+    if quick is not None:
+        return quick
+    return same_answers([str(given)], [right], deadline_s)[0] is True
+
+
+def same_answers(
+    given: Sequence[str | None], right: Sequence[Any], deadline_s: float | None = None
+) -> list[bool | None]:
+    """`same_answer` of many pairs at once: [B] True, False, or None for a pair that was not judged in time.
+
+    Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one call. A text without
+    math delimiters is read as one formula (`x+1` as `$x+1$`), not searched for a number, unless it is a sum, a number
+    with a unit, or a sentence; a right answer that is a sentence has only the same text for its equal. Two different
+    units are different answers, and a right answer `1,3` is two numbers, never 1.3.
+
+    Args:
+        given: [B]; None (no answer was found) is False.
+        right: [B]; any type, compared as text.
+        deadline_s: for the whole batch; the start of the worker, once in a program, comes on top. None: that of `watched`.
+    """
+    watched_s, late = _watch.get() or (DEADLINE_S, set())
+    deadline_s = watched_s if deadline_s is None else deadline_s
+    results: list[bool | None] = []
+    asked: dict[int, Pair] = {}
+    for index, (one, other) in enumerate(zip(given, right, strict=True)):
+        same = False if one is None else quick_same(one, other)
+        if same is None:
+            pair = _readable(_written(str(one)), _written(str(other)))
+            if pair is None:
+                same = False
+            else:
+                asked[index] = pair
+        results.append(same)
+    if asked:
+        for index, same in zip(asked, verdicts(list(asked.values()), deadline_s)):
+            results[index] = same
+            if same is None:
+                late.add(index)
+    return results
+
+
+@contextlib.contextmanager
+def watched(deadline_s: float | None) -> Iterator[set[int]]:
+    """`same_answers` keeps this deadline in here, and adds to the set the indexes of what it did not judge in time.
+
+    Args:
+        deadline_s: None: the usual one.
+    """
+    late: set[int] = set()
+    before = _watch.set((DEADLINE_S if deadline_s is None else min(DEADLINE_S, deadline_s), late))
+    try:
+        yield late
+    finally:
+        _watch.reset(before)
+
+
+def quick_same(given: Any, right: Any) -> bool | None:
+    """Whether two answers are the same, where words and exact numbers can tell; None where math-verify has to.
+
+    For two numbers it says what math-verify says (50% is both 0.5 and 50), and it reads some that math-verify does not:
+    `+5`, `-$5`, `-.5`, `1e3`, `1 1/2`, `\\$5`. Words are the same whatever their case.
+
+    >>> quick_same("3/4", "0.75"), quick_same("Paris", "paris"), quick_same("five", "5"), quick_same("$x+1$", "$1+x$")
+    (True, True, False, None)
+    """
+    given, right = _tidy(given), _tidy(right)
+    if given == right:
+        return bool(given)
+    if not given or not right or max(len(given), len(right)) > LONGEST:
+        return False
+    first, second = _number(given), _number(right)
+    if first is not None and second is not None:
+        return _same_number(first, second)
+    words = _is_words(given), _is_words(right)
+    if all(words):
+        return given.casefold() == right.casefold()
+    if (first is not None and words[1]) or (second is not None and words[0]):
+        return False
+    return None
+
+
+def legible(answer: Any) -> str:
+    """An answer in ASCII, and without what LaTeX needs to print a sum of money: `\\$32,\\!348` is `32,348`."""
+    text = answer if isinstance(answer, str) else str(answer)
+    if not text.isascii():
+        text = text.translate(_LATEX)
+    return _MONEY.sub("", text) if "\\" in text else text
+
+
+def _tidy(answer: Any) -> str:
+    text = " ".join(legible(answer).split()).rstrip(".")
+    found = _TEXT.fullmatch(text) if "\\" in text else None
+    return found[1].strip() if found else text
+
+
+def _is_words(text: str) -> bool:
+    if any(letter in _SIGNS or letter.isnumeric() for letter in text):
+        return False
+    return "-" not in text or any(len(word) > 1 for word in re.findall(r"[^\W\d_]+", text))
+
+
+class _Number(NamedTuple):
+    value: Fraction  # 1/2 for 50%
+    face: Fraction  # 50 for 50%
+    whole: bool  # written without decimals and without a stroke
+    scaled: bool  # with a power of ten
+
+
+def _number(text: str) -> _Number | None:
+    # No answer has more characters, and an unbounded one would take minutes.
+    if len(text) > 60:
+        return None
+    if text.isdigit() and text.isascii():
+        value = Fraction(int(text))
+        return _Number(value, value, True, False)
+    found = _NUMBER.fullmatch(text)
+    if found is None or (found["minus"] and found["second"]):
+        return None
+    power = found["power"] or found["times"] or found["ten"]
+    value = _value(found, power)
+    if value is None:
+        return None
+    if "-" in (found["minus"], found["second"]):
+        value = -value
+    decimal = power is not None or found["decimals"] not in (None, ".")
+    if decimal and sum(map(str.isdigit, text)) > _MOST_DIGITS:
+        return None
+    whole = found["whole"] is not None and not decimal
+    return _Number(value / 100 if found["percent"] else value, value, whole, power is not None)
+
+
+def _value(found: re.Match, power: str | None) -> Fraction | None:
+    top, bottom = found["top"] or found["over"] or found["digit"], found["bottom"] or found["under"] or found["by"]
+    if top is not None:
+        whole = int(found["mixed"] or found["parts"] or 0)
+        unread = int(bottom) == 0 or (whole and "-" in top + bottom)
+        return None if unread else whole + Fraction(int(top), int(bottom))
+    whole, decimals = (found["whole"] or "").replace(",", ""), (found["decimals"] or "").removeprefix(".")
+    if found["ten"]:
+        whole = "1"
+    elif not whole and not decimals:
+        return None
+    value = Fraction(int(whole + decimals), 10 ** len(decimals))
+    # A Fraction would take minutes over an exponent of a billion digits; this one has three.
+    return value * Fraction(10) ** int(power.strip("{}")) if power else value
+
+
+def _same_number(first: _Number, second: _Number) -> bool | None:
+    if first.value == second.value:
+        return True
+    if first.face == second.face:  # one is a percentage: 50% is 50, but of 0.5% and 0.5 math-verify compares the text
+        return True if first.whole and second.whole else None
+    # To six places 1e-7 would be 2e-7: what is written with a power of ten is as close as its own size says.
+    near = _ROUNDED * min(1, abs(second.value)) if first.scaled or second.scaled else _ROUNDED
+    return None if abs(first.value - second.value) < near else False
+
+
+def _readable(given: str, right: str) -> Pair | None:
+    """The two as they are handed to math-verify; None where nothing can be the same: a sentence, or another unit."""
+    wanted = _formula(right, given, listed=True)
+    units = [found["unit"] if found else "" for found in map(_MEASURE.fullmatch, (given, right))]
+    if wanted is None or (all(units) and not _same_unit(*units)):
+        return None
+    return _formula(given, right, listed=_LIST.search(right) is not None) or given, wanted
+
+
+def _written(text: str) -> str:
+    """An answer with the signs that math-verify does not read as LaTeX."""
+    text = legible(text).strip()
+    if not text.isascii():
+        text = _POWER.sub(lambda found: "^2" if found[0] == "²" else "^3", text)
+    text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3] or ''}}}", text)
+    return _WORD.sub(lambda found: r"\pi" if found[0] == "pi" else r"\infty", text)
+
+
+def _formula(text: str, other: str, listed: bool) -> str | None:
+    """A text as it is handed to math-verify; None for a sentence and for numbers side by side.
+
+    Args:
+        other: the answer that it is compared with.
+        listed: 1,3 is a list here, and no decimal.
+    """
+    if pair := _PAIR.fullmatch(text):
+        decimal = not listed or (len(pair["second"]) > 1 and pair["second"][0] == "0")
+        return text if decimal else f"${text}$"
+    if (scaled := _SCALED.fullmatch(text)) and "e" not in _COMMAND.sub("", other).casefold():
+        return rf"${scaled[1]} \times 10^{{{int(scaled[2])}}}$"
+    measured = _MEASURE.fullmatch(text)
+    if measured and len(letter := measured["unit"].strip()) == 1:
+        variable = letter not in _SYMBOLS or (letter in other and not _MEASURE.fullmatch(other))
+        return f"${text}$" if variable else text
+    closed = _GAPS.sub(r"\1", text)
+    if measured or _SPACED.fullmatch(text) or any(mark in text for mark in _DELIMITERS):
+        return closed if text[0] == text[-1] == "$" and text.count("$") == 2 else text
+    if (_SPOKEN if _OPERATOR.search(text) else _SENTENCE).search(text):
+        return None
+    return text if _SUM.fullmatch(text) else f"${closed}$"
+
+
+def _same_unit(first: str, second: str) -> bool:
+    """Whether two units may be one: 5 km and 5 kilometers, 7 apples and 7 red apples; not 5 km and 5 m, nor 7 oranges.
+
+    A unit of the table beside a word that is not in it is not judged: it may be its name in another language.
+    """
+    one, other = (_RATES.get(unit.strip().casefold(), unit).split("/") for unit in (first, second))
+    return len(one) == len(other) and all(map(_same_words, one, other))
+
+
+def _same_words(first: str, second: str) -> bool:
+    one, other = ({_singular(word) for word in text.split()} for text in (first, second))
+    more, less = one - other, other - one
+    if more and less:
+        return bool(more & _UNITS.keys()) != bool(less & _UNITS.keys())
+    return not (more | less) & _UNITS.keys()
+
+
+def _singular(word: str) -> str:
+    # An m is a meter and an L a liter, but no M is a minute: single letters are read as they stand.
+    word = word if len(word) == 1 else word.casefold()
+    short = word.removesuffix("s") if len(word) > 2 else word
+    return _NAMED.get(word) or _NAMED.get(short) or _PLURALS.get(word, short)
+
+
+def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool | None]:
+    """What math-verify says of (given, right) pairs: [B] True, False, or None for one that was not judged: in time, or at all.
+
+    Back within `deadline_s` + 1 s, however hostile the pairs are; those that are not are judged all the same.
+    Verdicts are remembered; a text of more than 2,000 characters is only compared as text.
+    """
+    found: dict[Pair, bool | None] = {}
+    for pair in pairs:
+        if max(map(len, pair)) > LONGEST:
+            found[pair] = pair[0] == pair[1]
+        else:
+            found[pair] = _known.get(pair)
+    if waiting := [pair for pair, same in found.items() if same is None]:
+        found |= _judged(waiting, deadline_s)
+    return [found[pair] for pair in pairs]
+
+
+def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
+    # Each gets a small slice of time, and a larger one if that was not enough; what looks steep waits for the others.
+    until, found = time.monotonic() + deadline_s, {}
+    slices = dict.fromkeys(pairs, FIRST_SLICE_S)
+
+    def attempt(ask: Callable[..., bool | None]) -> None:
+        for pair in sorted(slices, key=lambda pair: slices[pair] * (1 + _steepness(pair)) ** 2):
+            slice_s = min(slices[pair], until - time.monotonic())
+            if slice_s <= 0:
+                return
+            try:
+                same = ask(*pair, deadline_s=slice_s)
+            except TimeoutError:
+                slices[pair] *= GROWTH
+                return  # now it is another thread's turn
+            except WorkerDied:  # out of memory: it would be again
+                same = None
+            del slices[pair]
+            if same is not None:
+                found[pair] = same
+
+    with contextlib.suppress(TimeoutError):  # it was not one's turn in time
+        if inside_worker():
+            from workbench.rewards.judge import agrees_within
+
+            while slices and time.monotonic() < until:
+                attempt(agrees_within)
+        else:
+            worker, turns = _shared_worker()
+            while slices and (left := until - time.monotonic()) > 0:
+                turns.submit(attempt, worker).result(left)
+    judged = dict(found)
+    with _lock:
+        _known.update(judged)
+        for pair in list(_known)[: max(0, len(_known) - REMEMBERED)]:
+            del _known[pair]
+    return judged
+
+
+def _steepness(pair: Pair) -> int:
+    # Long ones as well: an answer of many characters is rarely right, and may take long to read.
+    return sum(len(text) // 50 + sum(text.count(mark) for mark in _STEEP) for text in pair)
+
+
+def _shared_worker() -> tuple[Worker, ThreadPoolExecutor]:
+    with _lock:
+        if os.getpid() not in _workers:
+            worker = Worker(_agrees, preload=("workbench.rewards.judge",))
+            worker.warm()
+            _workers[os.getpid()] = worker, ThreadPoolExecutor(1, "verdicts")
+        return _workers[os.getpid()]
+
+
+def _agrees(given: str, right: str) -> bool | None:
+    from workbench.rewards.judge import agrees
+
+    return agrees(given, right)
