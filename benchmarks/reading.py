@@ -61,14 +61,14 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return len(by_step(run))
 
     def telling(run: Any, last: int) -> int:
-        from workbench.inspection.reading import group, most_telling_group
+        from workbench.inspection.reading import explain_group
 
-        return len(group(run, last, most_telling_group(run, last)))
+        return len(explain_group(run, last).explained.texts)
 
     def explained(run: Any, last: int) -> str:
-        from workbench.replaying.again import explain_recorded
+        from workbench.inspection.reading import explain_group
 
-        return explain_recorded(run, last, 0).verdict
+        return explain_group(run, last, 0).explained.verdict
 
     def newest(run: Any, last: int) -> int:
         from workbench.views.group_view import newest_part, read_batch

@@ -21,7 +21,7 @@ PART = 4096
 
 def measure(limit: int) -> dict[str, float]:
     """Seconds and peak memory of one replay, in this process."""
-    from workbench.replaying.command import replay_run
+    from workbench.replaying import replay
     from workbench.rewards.suite import RewardSuite
 
     score, inside = RewardSuite.score, [0.0]
@@ -34,7 +34,7 @@ def measure(limit: int) -> dict[str, float]:
 
     RewardSuite.score = timed
     started = time.perf_counter()
-    found = replay_run(made_records.NAME, "arithmetic", limit=limit)
+    found = replay(made_records.NAME, "arithmetic", limit=limit)
     return {
         "seconds": time.perf_counter() - started,
         "scoring_s": inside[0],

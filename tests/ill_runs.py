@@ -11,8 +11,7 @@ from typing import Any
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
-from workbench.rewards.library import correctness_reward, lenient_correctness_reward, strict_format_reward
-from workbench.rewards.stated import pays
+from workbench.rewards.library import correctness_reward, lenient_correctness_reward, max_score, strict_format_reward
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
@@ -46,13 +45,13 @@ def hard(count: int = 200, system: str | None = SYSTEM_PROMPT) -> list[dict]:
     ]
 
 
-@pays(1.0)
+@max_score(1.0)
 def digits_reward(completions, **kwargs):
     """Something that the policy can learn in a few tokens: digits, and no words."""
     return [min(1.0, sum(sign.isdigit() for sign in completion_text(each)) / 4) for each in completions]
 
 
-@pays(1.0)
+@max_score(1.0)
 def one_line_reward(completions, **kwargs):
     """The pattern of many a notebook: it wants the blocks on one line, and the prompt asks for several."""
     pattern = r"<reasoning>.*</reasoning><answer>.*</answer>$"
@@ -64,7 +63,7 @@ def debug_reward(completions, **kwargs):
     return [1.0] * len(completions)
 
 
-@pays(2.0)
+@max_score(2.0)
 def answered_reward(completions, **kwargs):
     """So easy that the policy always does it."""
     return [2.0 if completion_text(each) else 0.0 for each in completions]

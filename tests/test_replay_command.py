@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from recording import record
 
+from workbench.cli import _weights
 from workbench.errors import RecipeError
-from workbench.replaying.command import read_weights
-from workbench.replaying.comparing import MEANING
+from workbench.replaying import MEANING
 from workbench.tiny.task import task as arithmetic
 
 EDITED = """
@@ -61,7 +61,7 @@ def test_json_and_side_by_side(run, home):
     found = json.loads(result.stdout)
     assert (found["run"], found["completions"], found["groups"]) == ("small", 32, 8)
     assert found["meaning"] == MEANING
-    assert found["rewards"]["old"] != found["rewards"]["new"]
+    assert found["old_hash"] != found["new_hash"]
     assert pq.read_table(home / "new" / "side.parquet").num_rows == 32
     changes = {row["name"]: row["change"] for row in found["functions"]}
     assert changes["correctness_reward"] == "changed"
@@ -94,5 +94,5 @@ def test_errors_are_three_lines_and_exit_code_2(run, home):
 @pytest.mark.parametrize("text", ["a", "a=", "=1", "a=b", "a=nan", "a=inf"])
 def test_a_weight_is_name_and_number(text):
     with pytest.raises(RecipeError, match=f"--weight {text}"):
-        read_weights([text])
-    assert read_weights(["a=0.5", "b=-1"]) == {"a": 0.5, "b": -1.0}
+        _weights([text])
+    assert _weights(["a=0.5", "b=-1"]) == {"a": 0.5, "b": -1.0}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,7 @@ class Found:
     def __str__(self) -> str:
         lines = [str(self.report)]
         if self.lengths:
-            covering = ", ".join(
-                f"{share} of the prompts have at most {limit}" for share, limit in self.lengths["covering"].items()
-            )
+            covering = ", ".join(f"{share} have at most {limit}" for share, limit in self.lengths["covering"].items())
             lines.append(f"prompt lengths in tokens ({self.lengths['policy']}): {covering}")
         if self.out:
             made = f"; the folder {shown(self.made)} is new" if self.made else ""
@@ -56,6 +53,7 @@ def check_source(
     policy: str | None = None,
     system: str = "none",
     chat_template_kwargs: dict[str, Any] | str | None = None,
+    progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Found:
     """Go through a source once; no more than a thousand of its rows are held at a time.
@@ -68,23 +66,27 @@ def check_source(
         chat_template_kwargs: what the policy's template is rendered with, as in the recipe; JSON text will do.
         options: as for `Checked`.
     """
-    from workbench.views.terminal import counter
+    tokenizer, lengths = None, []
+    if policy is not None:
+        from workbench.training.loading import load_tokenizer
 
+        tokenizer = load_tokenizer(policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
     opened = open_source(source, subset=subset, split=split)
     target = Path.cwd() / out if out is not None else None
     made = _check_target(target, source, other)
-    with counter("rows") as progress:
-        checked = Checked(opened, system=system_prompt(system), other=other or (), progress=progress, **options)
-        rows: Iterable[Row] = checked
-        lengths = None
-        if policy is not None:
-            rows, lengths = _measured(rows, policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
-        if target is not None:
-            save_rows(rows, target)
-        else:
-            deque(rows, maxlen=0)  # gone through for its report
+    checked = Checked(opened, system=system_prompt(system), other=other or (), progress=progress, **options)
+
+    def kept() -> Iterator[Row]:
+        for row, length in stream_lengths(checked, tokenizer) if tokenizer else ((row, None) for row in checked):
+            lengths.append(length)
+            yield row
+
+    if target is not None:
+        save_rows(kept(), target)
+    else:
+        deque(kept(), maxlen=0)  # gone through for its report
     found = None
-    if lengths is not None:
+    if tokenizer is not None:
         covering = {f"{share:.0%}": limit for share, limit in covering_lengths(lengths).items()}
         found = {"policy": policy, "covering": covering, "longest_tokens": max(lengths, default=None)}
     return Found(checked.report, found, target, made)
@@ -94,33 +96,15 @@ def _check_target(target: Path | None, *inputs: Any) -> Path | None:
     if target is None:
         return None
     read = [find(path) for path in inputs if isinstance(path, (str, Path))]
-    if target.is_dir() or any(path.exists() and path.resolve() == target.resolve() for path in read):
-        raise DataError(
-            f"out = {target}: " + ("a folder" if target.is_dir() else "it is read from"),
-            rule="kept rows go into a file of their own",
-            remedy="choose another file",
-        )
-    made = None if target.parent.exists() else target.parent
     try:
+        if target.is_dir() or any(path.exists() and path.resolve() == target.resolve() for path in read):
+            raise OSError("a folder" if target.is_dir() else "it is read from")
+        made = None if target.parent.exists() else target.parent
         target.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(target.parent, os.W_OK):
-            raise PermissionError(f"{target.parent} cannot be written to")
+            raise OSError(f"{target.parent} cannot be written to")
     except OSError as error:
         raise DataError(
-            f"out = {target}: {error}", rule="a file is written into a folder", remedy="choose another file"
+            f"out = {target}: {error}", rule="kept rows go into a new file in a folder", remedy="choose another file"
         ) from error
     return made
-
-
-def _measured(rows: Iterable[Row], policy: str, kwargs: dict[str, Any]) -> tuple[Iterator[Row], Sequence[int]]:
-    from workbench.training.loading import load_tokenizer
-
-    lengths = array("L")
-    tokenizer = load_tokenizer(policy, kwargs)
-
-    def measured() -> Iterator[Row]:
-        for row, length in stream_lengths(rows, tokenizer):
-            lengths.append(length)
-            yield row
-
-    return measured(), lengths

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import RunError
+from workbench.errors import RunError, nearest
 from workbench.run.directory import RunDirectory, check_name, open_run
 from workbench.workspace import find, resolve, shown
 
@@ -65,11 +65,10 @@ def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any
         places = [number for number, line in enumerate(lines) if line.split("=")[0].strip() == parameter]
         if not places:
             known = [line.split("=")[0].strip() for line in lines if "=" in line]
-            near = difflib.get_close_matches(parameter, known, n=1)
             raise RunError(
                 f"{name}: no parameter {parameter!r}",
-                rule="a parameter is assigned in the cell tagged `parameters`",
-                remedy=(f"did you mean {near[0]!r}? " if near else "") + "one of " + ", ".join(known),
+                rule=f"the cell tagged `parameters` assigns {', '.join(known)}",
+                remedy=nearest(parameter, known, "choose one of those"),
             )
         comment = lines[places[0]].partition("  # ")[2]
         lines[places[0]] = f"{parameter} = {value!r}" + (f"  # {comment}" if comment else "")
@@ -99,19 +98,18 @@ def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, 
     found: dict[str, Any] = {}
     for text in said:
         parameter, equals, written = (part.strip() for part in text.partition("="))
-        try:
+        now, value = standing.get(parameter), written
+        with contextlib.suppress(ValueError, SyntaxError):
             value = ast.literal_eval(written)
-        except (ValueError, SyntaxError):
-            value = written
-        now = standing.get(parameter)
         if isinstance(now, str) and value is not None and not isinstance(value, str):
             value = written
         if not equals or not parameter or (value is written and now is not None and not isinstance(now, str)):
-            example = f"{parameter}={now!r}" if parameter in standing else "seed=1"
             raise RunError(
                 f"--set {text}",
                 rule="a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1, 2], text",
-                remedy=f"for example --set {example}",
+                remedy=f"for example --set {parameter}={now!r}"
+                if parameter in standing
+                else "for example --set seed=1",
             )
         found[parameter] = value
     return found
@@ -129,11 +127,10 @@ def find_notebook(name: str) -> Path:
     for stem in NOTEBOOKS:
         if name in (stem, stem[:2], stem[1:2], stem[3:]):
             return notebooks_to_edit() / f"{stem}.ipynb"
-    near = difflib.get_close_matches(name, [word for stem in NOTEBOOKS for word in (stem, stem[3:])], n=1)
     raise RunError(
         f"notebook {name!r}: there is none",
         rule="a notebook is one of " + ", ".join(NOTEBOOKS) + ", or the path of an .ipynb file",
-        remedy=f"did you mean {near[0]!r}?" if near else "choose one of them",
+        remedy=nearest(name, [word for stem in NOTEBOOKS for word in (stem, stem[3:])], "choose one of them"),
     )
 
 
@@ -160,11 +157,7 @@ def run_notebook(
     notebook = nbformat.read(source, as_version=4)
     parameters = read_parameters(said, notebook, source.name)
     with_parameters(notebook, parameters, source.name)  # an unknown one is an error before anything runs
-    number = 1
-    target = Path.cwd() / out if out is not None else resolve(f"runs/notebooks/{source.name}")
-    while out is None and target.exists():
-        number += 1
-        target = target.with_name(f"{source.stem}-{number}.ipynb")
+    target = Path.cwd() / out if out is not None else _free(resolve(f"runs/notebooks/{source.name}"))
     if target.is_dir() or target.resolve() == source.resolve():
         raise RunError(
             f"out = {shown(target)}: " + ("a folder" if target.is_dir() else "the notebook itself"),
@@ -240,7 +233,9 @@ def run_notebooks(
         {"before", "after", "gain", "steps", "minutes", "run"}: what `workbench demo --json` prints.
     """
     started = time.monotonic()
-    folder = _new_folder(name)
+    check_name(name)
+    folder = _free(resolve("runs") / name)
+    folder.mkdir(parents=True)
     notebooks = notebooks_folder()
     task_dir, run = f"runs/{folder.name}/task", f"runs/{folder.name}"
     shared = {
@@ -274,6 +269,27 @@ def run_notebooks(
     return result
 
 
+def result_table(result: dict[str, Any]) -> str:
+    """What `run_notebooks` found, for people."""
+    from workbench.inspection.evaluation import gain_in_words
+    from workbench.views.tables import Table
+
+    before, after, run = result["before"], result["after"], shown(result["run"])
+    gain = gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
+    rows = [
+        ["correct, in strict format", f"{before['correct']:.0%} -> {after['correct']:.0%}"],
+        ["", gain.removeprefix("gain ")],
+        ["strict format", f"{before['format']:.0%} -> {after['format']:.0%}"],
+        ["steps", result["steps"]],
+        ["minutes", f"{result['minutes']:.1f}"],
+        ["run", run],
+        ["report", f"{run}/report.html"],
+        ["notebooks", f"{run}/notebooks/"],
+        ["merged model", f"{run}/export/merged_16bit/"],
+    ]
+    return str(Table(["held-out prompts", "before -> after training"], rows))
+
+
 @contextlib.contextmanager
 def _following(metrics: Path, on_step: Callable[[int], None]) -> Iterator[None]:
     # The cell that trains is one long cell; its progress is in the run's own file.
@@ -293,15 +309,10 @@ def _following(metrics: Path, on_step: Callable[[int], None]) -> Iterator[None]:
         thread.join()
 
 
-def _new_folder(name: str) -> Path:
-    check_name(name)
-    root, count = resolve("runs"), 1
-    folder = root / name
-    while folder.exists():
-        count += 1
-        folder = root / f"{name}-{count}"
-    folder.mkdir(parents=True)
-    return folder
+def _free(path: Path) -> Path:
+    """`path`, or the first of `path-2`, `path-3`, ... that is not there."""
+    others = (path.with_name(f"{path.stem}-{count}{path.suffix}") for count in itertools.count(2))
+    return next(each for each in itertools.chain([path], others) if not each.exists())
 
 
 def to_html(notebook: Path, out: Path, run: RunDirectory) -> Path:

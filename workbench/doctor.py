@@ -30,6 +30,20 @@ def examine() -> dict[str, Any]:
     return {"versions": versions(), "findings": [_try(probe)._asdict() for probe in probes]}
 
 
+def tables(found: dict[str, Any]) -> str:
+    """What `examine` found, for people."""
+    from workbench.views.tables import Table
+
+    versions = Table(
+        ["library", "version"], [[key, value or "not installed"] for key, value in found["versions"].items()]
+    )
+    rows = [
+        [finding["name"], "yes" if finding["works"] else "no", finding["detail"], finding["remedy"]]
+        for finding in found["findings"]
+    ]
+    return f"{versions}\n\n{Table(['', 'works', 'found', 'what to do'], rows)}"
+
+
 def _try(probe: Callable[[], Finding]) -> Finding:
     # A probe that breaks is a finding too: the one thing that a doctor must not do is fall over.
     try:

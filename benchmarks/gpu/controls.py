@@ -195,11 +195,12 @@ def largest_differences(whole: list[dict[str, Any]], part: list[dict[str, Any]],
 
 def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
     """The adapter merged to 16 bits by Unsloth and by the workbench; each held against base + adapter."""
-    from workbench.exporting.merge import merge_16bit, sixteen_bit_base
+    from workbench.exporting.merge import Exported, merge_16bit, sixteen_bit_base
     from workbench.exporting.proof import prove
     from workbench.run.directory import open_run
     from workbench.tiny.task import task
     from workbench.training.resuming import load_adapter
+    from workbench.workspace import to_json
 
     run = open_run(setting.work / "runs" / f"part-{setting.device}")
     policy = _policy(_recipe(setting, "part"))
@@ -219,7 +220,7 @@ def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
         shutil.rmtree(out, ignore_errors=True)
         try:
             merge(out)
-            proof = prove(base, run.final, out, prompts, setting.sizes.control_tokens).found()
+            proof = to_json(prove(Exported(base, run.final, out), prompts, setting.sizes.control_tokens))
             proof.pop("answers")
             # The type of what was written, before it is loaded in 32 bits to be compared.
             proof["dtype"] = json.loads((out / "config.json").read_text(encoding="utf-8")).get("dtype")

@@ -283,15 +283,15 @@ def _curve(rows: list[dict[str, Any]], task: Any) -> dict[str, list[float | None
 
 
 def _before_and_after(setting: Setting, policy: Any, task: Any, after_steps: int, finished: bool) -> dict[str, Any]:
-    from workbench.inspection.evaluation import evaluate, summary
+    from workbench.inspection.evaluation import Evaluation, measure
 
     sizes = setting.sizes
     length = 24 if setting.toy else 96
     measured = [
-        evaluate(policy, task, samples=sizes.samples, max_completion_length=length, base=base, batch_size=256)
+        measure(policy, task, samples=sizes.samples, max_completion_length=length, base=base, batch_size=256)
         for base in (True, False)
     ]
-    held_out, checks = {"after_steps": after_steps, **summary(*measured)}, Checks()
+    held_out, checks = {"after_steps": after_steps, **Evaluation([], *measured).found}, Checks()
     low = held_out["gain"]["low"]
     judged = finished and not setting.toy
     checks.note("the held-out gain's interval lies above 0", low > 0 if judged else None, held_out["gain"])

@@ -24,11 +24,11 @@ from workbench.data.prompts import THINK_PROMPT, to_messages
 from workbench.data.sources import save_rows
 from workbench.data.template import template_card
 from workbench.errors import DataError, RecipeError
-from workbench.exporting.merge import merge_16bit
+from workbench.exporting.merge import Exported, merge_16bit
 from workbench.exporting.proof import prove
-from workbench.inspection.evaluation import evaluate
+from workbench.inspection.evaluation import measure
 from workbench.recipe import Recipe
-from workbench.rewards.formats import think_answer_format_reward
+from workbench.rewards.library import think_answer_format_reward
 from workbench.run.control_file import send
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
@@ -184,7 +184,7 @@ def test_whatever_reads_a_prompt_reads_the_trainers(home, thinker, reads):
     assert template_card(policy.tokenizer, task.rows[0]["prompt"]).prefilled == "think"
 
     reads["sampled"].clear()
-    evaluate(policy, task, task.rows, samples=1, max_completion_length=4)
+    measure(policy, task, task.rows, samples=1, max_completion_length=4)
     assert set(reads["sampled"]) == trained
     reads["sampled"].clear()
     profile = profile_difficulty(policy, task.rows, "d.jsonl", task=task, num_generations=2, max_completion_length=4)
@@ -194,7 +194,7 @@ def test_whatever_reads_a_prompt_reads_the_trainers(home, thinker, reads):
     reads["sampled"].clear()
     prompts = [row["prompt"] for row in task.rows]
     merged = merge_16bit(thinker, run.adapter, "merged")
-    prove(thinker, run.adapter, merged, prompts, 4, chat_template_kwargs=QUIET)
+    prove(Exported(thinker, run.adapter, merged, QUIET), prompts, 4)
     assert set(reads["sampled"]) == trained
     plain = train(quiet_recipe(thinker, None), policy=policy, task=task)
     assert plain.manifest()["template"] != run.manifest()["template"]

@@ -9,8 +9,7 @@ import shutil
 import pytest
 
 from workbench.errors import ExportError
-from workbench.exporting.adapter import copy_adapter
-from workbench.exporting.merge import merge_16bit, sixteen_bit_base
+from workbench.exporting.merge import Exported, copy_adapter, merge_16bit, sixteen_bit_base
 from workbench.exporting.proof import Proof, ask, prove
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
@@ -60,7 +59,7 @@ def test_the_merged_weights_are_base_plus_ba(adapter, merged):
 
 
 def test_the_proof_agrees(adapter, merged):
-    proof = prove(MODEL_DIR, adapter, merged, PROMPTS)
+    proof = prove(Exported(MODEL_DIR, adapter, merged), PROMPTS)
     assert proof.agrees
     assert proof.same_greedy == proof.prompts == 4
     assert proof.largest_difference_to_base > 10 * proof.largest_logit_difference
@@ -82,14 +81,15 @@ def test_what_one_backend_trained_the_other_loads(adapter):
 
 
 def test_a_merge_that_merged_nothing_is_found_out(adapter):
-    proof = prove(MODEL_DIR, adapter, MODEL_DIR, PROMPTS)
+    proof = prove(Exported(MODEL_DIR, adapter, MODEL_DIR), PROMPTS)
     assert not proof.agrees
     with pytest.raises(ExportError, match="merged and adapter differ by up to"):
         proof.require()
 
 
-def test_an_adapter_without_effect_does_not_count_as_proof(adapter, merged):
-    proof = prove(MODEL_DIR, adapter, merged, PROMPTS)
+def test_an_adapter_without_effect_does_not_count_as_proof():
+    proof = Proof(4, 0.01, 2.0, 4, 20.0, [])
+    assert proof.agrees
     assert not dataclasses.replace(proof, largest_difference_to_base=proof.largest_logit_difference).agrees
     assert not dataclasses.replace(proof, same_greedy=3).agrees
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.exporting.merge import sixteen_bit_base
+from workbench.exporting.merge import Exported, sixteen_bit_base
 from workbench.exporting.proof import prove
 from workbench.recipe import Recipe
 from workbench.run.control_file import send
@@ -131,8 +131,8 @@ def test_unsloths_merge_is_base_plus_adapter(trained, tmp_path):
     run, policy = trained
     policy.model.save_pretrained_merged(str(tmp_path / "merged"), policy.tokenizer, save_method="merged_16bit")
     prompts = [row["prompt"] for row in arithmetic(8, 8).held_out[:4]]
-    proof = prove(sixteen_bit_base(policy.source), run.adapter, tmp_path / "merged", prompts, 48)
-    assert proof.agrees, proof.found()
+    proof = prove(Exported(sixteen_bit_base(policy.source), run.adapter, tmp_path / "merged"), prompts, 48)
+    assert proof.agrees, proof
 
 
 def test_the_first_steps_memory_lies_within_the_estimate(tmp_path, monkeypatch):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from workbench.display import view_of
 from workbench.errors import DataError
 from workbench.inspection.evaluation import (
     Evaluation,
-    evaluate,
+    Measured,
     gain_in_words,
+    measure,
     paired_difference,
     share_interval,
-    summary,
 )
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
@@ -49,15 +50,16 @@ def test_share_interval_stays_a_share():
     assert 0 <= low < share < high == 1.0
 
 
-def evaluation(lenient, form) -> Evaluation:
+def measured(lenient, form) -> Measured:
     lenient, form = np.array(lenient, dtype=bool), np.array(form, dtype=bool)
-    return Evaluation([[]], lenient, form, np.ones_like(lenient), np.zeros(lenient.shape))
+    texts = [[str(place)] for place in range(len(lenient))]
+    return Measured(texts, lenient, form, np.ones_like(lenient), np.zeros(lenient.shape))
 
 
 def test_correct_needs_the_format_and_lenient_does_not():
-    before = evaluation([[1, 1], [0, 0]], [[1, 0], [1, 1]])
-    after = evaluation([[1, 1], [1, 0]], [[1, 1], [1, 1]])
-    found = summary(before, after)
+    before = measured([[1, 1], [0, 0]], [[1, 0], [1, 1]])
+    after = measured([[1, 1], [1, 0]], [[1, 1], [1, 1]])
+    found = Evaluation([], before, after).found
     assert found["before"] == {"correct": 0.25, "correct_lenient": 0.5, "format": 0.75, "finished": 1.0, "reward": 0.0}
     assert found["after"]["correct"] == 0.75
     assert found["gain"]["correct"] == pytest.approx(0.5)
@@ -79,13 +81,27 @@ def test_correct_needs_the_format_and_lenient_does_not():
     ],
 )
 def test_a_gain_in_words_and_what_is_none(before, after, words):
-    made = [evaluation(lenient, np.full((2, 2), form)) for lenient, form in (before, after)]
-    assert gain_in_words(summary(*made, "right_number")).startswith(words)
+    made = [measured(lenient, np.full((2, 2), form)) for lenient, form in (before, after)]
+    assert gain_in_words(Evaluation([], *made, "right_number").found).startswith(words)
+
+
+def test_an_evaluation_shows_itself():
+    prompts = [[{"role": "user", "content": "2 + <b>2</b>?"}], "plain"]
+    made = Evaluation(
+        prompts, measured([[1, 0], [0, 0]], [[1, 1], [1, 1]]), measured([[1, 1], [1, 1]], [[1, 1], [1, 1]])
+    )
+    assert str(made).startswith("gain +75 points")
+    assert "2 held-out prompts, 2 completions each" in str(made)
+    assert made.examples(1).rows == [("2 + <b>2</b>?", "0", "0")]
+    page = view_of(made)._repr_html_()
+    assert "<img src='data:image/png;base64," in page
+    assert "gain +75 points" in page
+    assert "<b>2</b>" not in view_of(made.examples())._repr_html_()
 
 
 def test_the_embedded_policy_before_training(tiny_policy):
     seen = []
-    found = evaluate(
+    found = measure(
         tiny_policy, arithmetic(8, 24), samples=2, base=True, progress=lambda done, total: seen.append((done, total))
     )
     assert found.correct.shape == (24, 2)
@@ -98,4 +114,4 @@ def test_the_embedded_policy_before_training(tiny_policy):
 def test_no_held_out_prompts_is_an_error(tiny_policy):
     task = Task("t", [{"prompt": "x"}], [lambda completions, **kwargs: [0.0]])
     with pytest.raises(DataError, match="0 held-out prompts"):
-        evaluate(tiny_policy, task)
+        measure(tiny_policy, task)

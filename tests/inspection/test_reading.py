@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 
 import pytest
 
 from workbench.data.split import fingerprint
+from workbench.display import view_of
 from workbench.errors import RunError
 from workbench.inspection.reading import (
-    asked,
+    Steps,
     best_first,
     by_step,
     changed_since,
-    group,
-    most_telling_group,
+    explain_group,
     question,
 )
 from workbench.recipe import Recipe
@@ -25,7 +26,7 @@ from workbench.run.rollouts import write_part
 from workbench.task import Task
 
 ROW = {
-    "stage": "1", "prompt_id": "p", "prompt": "x", "length_tokens": 4, "finish_reason": "stop", "columns": "{}",
+    "stage": "1", "prompt_id": "p", "prompt": "x", "length_tokens": 4, "finish_reason": "stop", "columns": '{"answer": "4"}',
     "group_mean": 1.0, "reward_hash": "h", "weight.a_reward": 1.0,
 }  # fmt: skip
 
@@ -55,29 +56,27 @@ def run(home):
 
 
 def test_the_widest_group_taught_most(run):
-    assert most_telling_group(run, 1) == 1
-    assert group(run, 1, 1)["completion"].tolist() == ["10", "11"]
+    found = explain_group(run)
+    assert (found.step, found.prompt, found.answer) == (1, "x", "4")
+    assert found.explained.texts == ["11", "10"]
+    assert found.title == "step 1: x (right answer: 4)"
+    assert explain_group(run, 1, 0, answer_column="other").title == "step 1: x"
+    page = view_of(found)._repr_html_()
+    assert page.index("11") < page.index("10")
+    assert "step 1: x (right answer: 4)" in page
+    assert found.explained.verdict in html.unescape(page)
 
 
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
         ([{"role": "system", "content": "s"}, {"role": "user", "content": "What is 2 + 2?"}], "What is 2 + 2?"),
-        ('[{"role": "user", "content": "What is 2 + 2?"}]', "What is 2 + 2?"),
         ("What is 2 + 2?", "What is 2 + 2?"),
-        ('{"a": 1}', "{'a': 1}"),
         ("12", "12"),
     ],
 )
 def test_what_a_prompt_asks(prompt, said):
     assert question(prompt) == said
-
-
-def test_a_group_is_named_by_question_and_right_answer(run):
-    rollouts = group(run, 1, 1)
-    assert asked(rollouts, "answer") == "x"
-    rollouts["columns"] = '{"answer": "4"}'
-    assert asked(rollouts, "answer") == "x (right answer: 4)"
 
 
 def test_best_first_moves_every_part_of_a_group():
@@ -91,15 +90,23 @@ def test_best_first_moves_every_part_of_a_group():
     assert found.by_scale["as trained"].tolist() == found.advantages.tolist()
 
 
-def test_what_is_not_recorded_is_an_error_that_says_what_is(run):
-    with pytest.raises(RunError, match=r"(?s)step 9, group 0.*steps 1 to 1 and the groups 0 to 1"):
-        group(run, 9)
-    with pytest.raises(RunError, match="step 9"):
-        most_telling_group(run, 9)
+@pytest.mark.parametrize(
+    ("step", "index", "said"),
+    [
+        (9, 0, "step 9, group 0.*last step on record is 1"),
+        (9, None, "step 9: .*last step on record is 1"),
+        (1, 2, "step 1, group 2.*2 groups.*0 to 1"),
+        (1, -1, "group -1"),
+    ],
+)
+def test_what_is_not_recorded_is_an_error_that_says_what_is(run, step, index, said):
+    with pytest.raises(RunError, match=f"(?s){said}"):
+        explain_group(run, step, index)
 
 
 def test_by_step(run):
-    [row] = by_step(run).to_dict("records")
+    found = by_step(run)
+    [row] = found.frame.to_dict("records")
     assert row == {
         "step": 1,
         "reward": 0.5,
@@ -108,6 +115,13 @@ def test_by_step(run):
         "clipped": 0.0,
         "distinct_texts": 4,
     }
+    assert view_of(found).header == list(row)
+
+
+def test_a_long_run_is_shown_by_some_of_its_steps(run):
+    frame = by_step(run).frame
+    many = Steps(frame.loc[[0] * 45].assign(step=range(1, 46)))
+    assert many.some["step"].tolist() == [1, 8, 15, 22, 29, 36, 43, 45]
 
 
 def test_an_unchanged_task_raises_no_warning(run):

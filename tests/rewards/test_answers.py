@@ -23,10 +23,8 @@ from workbench.rewards.answers import (
     find_answer,
 )
 from workbench.rewards.compare import quick_same, same_answer
-from workbench.rewards.countdown import evaluate, numbers_used_reward, solves
-from workbench.rewards.formats import THINK_TAGS, format_share, think_answer_format_reward
-from workbench.rewards.shaping import number_of, repetition_reward
-from workbench.rewards.structured import json_of
+from workbench.rewards.library import THINK_TAGS, format_share, number_of, repetition_reward, think_answer_format_reward
+from workbench.rewards.verifiers import evaluate, json_of, numbers_used_reward, solves
 from workbench.tiny.task import REWARD_FUNCS
 
 PIECES = [

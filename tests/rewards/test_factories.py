@@ -10,16 +10,17 @@ import pytest
 
 from workbench.errors import TaskError
 from workbench.rewards.answers import PLACES
-from workbench.rewards.factories import (
+from workbench.rewards.library import (
+    correctness_reward,
     make_answer_reward,
-    make_json_reward,
     make_pattern_reward,
     make_tags_reward,
     make_weighted_reward,
+    max_score_of,
+    style_reward,
 )
-from workbench.rewards.library import correctness_reward, style_reward
-from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite, reward_hash
+from workbench.rewards.verifiers import make_json_reward
 from workbench.task import Task
 
 THINK = "<think>\n15 + 27\n</think>\n<answer>\n42\n</answer>"
@@ -62,7 +63,7 @@ def test_tags_that_the_template_opens():
 def test_tags_are_named_and_checked():
     assert make_tags_reward().__name__ == "think_answer_strict_reward"
     assert make_tags_reward(("plan", "code"), strict=False).__name__ == "plan_code_tags_reward"
-    assert maximum_of(make_tags_reward(maximum=0.5)) == 0.5
+    assert max_score_of(make_tags_reward(maximum=0.5)) == 0.5
     for tags in ((), ("<think>",), ("a b",), ("answer", "answer"), ("",)):
         with pytest.raises(TaskError, match="tags"):
             make_tags_reward(tags)
@@ -88,8 +89,8 @@ def test_patterns_run_where_they_can_be_stopped():
     func = make_pattern_reward(r"\d", name="digit_reward")
     assert func.runs_in_worker
     assert func.__name__ == "digit_reward"
-    assert maximum_of(func) == 1.0
-    assert maximum_of(make_pattern_reward("sorry", score=-1.0)) == 0.0
+    assert max_score_of(func) == 1.0
+    assert max_score_of(make_pattern_reward("sorry", score=-1.0)) == 0.0
 
 
 @pytest.mark.parametrize("pattern", ["(", "*", "x{99999999999}", b"x", None, re.compile("x")])
@@ -101,6 +102,7 @@ def test_what_is_no_pattern_is_refused(pattern):
 @pytest.mark.parametrize(
     ("where", "text"),
     [
+        ("only", "<answer>42</answer>"),
         ("tag", "<answer>42</answer>"),
         ("mark", "#### 42"),
         ("boxed", "\\boxed{42}"),
@@ -115,7 +117,7 @@ def test_answer(where, text):
     assert one(func, text.replace("42", "41"), answer=["42"]) == 0.0
     assert one(func, "", answer=["42"]) == 0.0
     assert func.__name__ == f"{where}_answer_reward"
-    assert maximum_of(func) == 3.0
+    assert max_score_of(func) == 3.0
 
 
 def test_an_answer_is_looked_for_in_known_places():
@@ -132,7 +134,7 @@ def test_json(schema):
     assert one(func, "{}") == 0.0
     assert one(func, "age: 4") == 0.0
     assert one(func, "") == 0.0
-    assert maximum_of(func) == 0.5
+    assert max_score_of(func) == 0.5
 
 
 def test_a_schema_is_checked_when_the_function_is_made():
@@ -152,12 +154,12 @@ def test_weighted():
     assert doubled.__name__ == "2_some_reward"
     assert doubled.__module__ == __name__  # so that it runs where the function would
     assert list(inspect.signature(doubled).parameters) == ["completions", "answer", "kwargs"]
-    assert maximum_of(doubled) is None
+    assert max_score_of(doubled) is None
 
 
 def test_a_weight_goes_into_the_maximum_and_marks_are_kept():
-    assert maximum_of(make_weighted_reward(style_reward, 2.0)) == 0.5
-    assert maximum_of(make_weighted_reward(style_reward, -1.0)) is None
+    assert max_score_of(make_weighted_reward(style_reward, 2.0)) == 0.5
+    assert max_score_of(make_weighted_reward(style_reward, -1.0)) is None
     assert make_weighted_reward(make_pattern_reward("x"), 0.5).runs_in_worker
 
 

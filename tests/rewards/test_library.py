@@ -7,23 +7,29 @@ import time
 
 import pytest
 
-from workbench.rewards.countdown import countdown_reward, numbers_used_reward
-from workbench.rewards.formats import format_share
 from workbench.rewards.library import (
     boxed_correctness_reward,
     correctness_reward,
+    format_share,
     incremental_format_reward,
     keeps_strict_format,
     last_line_reward,
     length_reward,
     lenient_correctness_reward,
     mark_correctness_reward,
+    max_score,
+    max_score_of,
     strict_format_reward,
     style_reward,
     think_answer_format_reward,
 )
-from workbench.rewards.stated import maximum_of, pays
-from workbench.rewards.structured import json_right_reward, json_schema_reward, json_values_reward
+from workbench.rewards.verifiers import (
+    countdown_reward,
+    json_right_reward,
+    json_schema_reward,
+    json_values_reward,
+    numbers_used_reward,
+)
 from workbench.tiny.task import REWARD_FUNCS
 
 OTHERS = (
@@ -105,7 +111,7 @@ THINK = "<think>\n15 + 27 = 42\n</think>\n<answer>\n42\n</answer>"
 )
 def test_the_ideal_completion_earns_everything(func, ideal, most):
     assert score(func, ideal) == [most]
-    assert maximum_of(func) == most
+    assert max_score_of(func) == most
 
 
 @pytest.mark.parametrize(
@@ -120,13 +126,13 @@ def test_the_ideal_completion_earns_everything(func, ideal, most):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_the_other_tasks_functions_state_their_maximum(func, most):
-    assert maximum_of(func) == most
+    assert max_score_of(func) == most
 
 
 def test_a_maximum_is_seen_through_partials_and_only_where_it_is_stated():
-    assert maximum_of(functools.partial(functools.partial(style_reward), log=None)) == 0.25
-    assert maximum_of(score) is None
-    assert maximum_of(pays(0)(lambda completions, **kwargs: [])) == 0.0
+    assert max_score_of(functools.partial(functools.partial(style_reward), log=None)) == 0.25
+    assert max_score_of(score) is None
+    assert max_score_of(max_score(0)(lambda completions, **kwargs: [])) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from workbench.errors import TaskError
-from workbench.rewards.library import style_reward
+from workbench.rewards.library import max_score_of, style_reward
 from workbench.rewards.models import as_function
-from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
@@ -125,7 +124,7 @@ def test_it_runs_through_the_suite_like_any_function(model_folder):
 def test_it_says_that_it_stays_in_the_process_and_states_no_maximum(loaded):
     func = as_function(loaded)
     assert func.runs_in_process
-    assert maximum_of(func) is None
+    assert max_score_of(func) is None
 
 
 @pytest.mark.parametrize("outputs", [0, 3], ids=["a language model", "three outputs"])

@@ -9,7 +9,7 @@ from workbench.audit.reference_completion import CompletionBuilder
 from workbench.data.prompts import MARK_PROMPT, SYSTEM_PROMPT, to_messages
 from workbench.errors import TaskError
 from workbench.rewards.answers import extract_answer
-from workbench.rewards.formats import keeps_strict_format
+from workbench.rewards.library import keeps_strict_format
 from workbench.tasks import structured
 
 QUESTION = "What is 15 + 27?"

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from recording import record
 
+from workbench import replaying as module
 from workbench.errors import RecipeError, RunError, TaskError
-from workbench.replaying import recorded as module
-from workbench.replaying.again import explain_recorded, replay
-from workbench.replaying.comparing import DEAD, MEANING
-from workbench.run.rollouts import _prompt, parts
+from workbench.replaying import DEAD, MEANING, replay
+from workbench.rewards.groups import explain
+from workbench.run.rollouts import _prompt, batch_and_place, parts
 from workbench.task import Task
 
 CHAT = {"prompt": [{"role": "user", "content": "2 + 2?"}], "prompt_id": "p1", "answer": "4"}
@@ -60,8 +60,8 @@ def test_the_same_rewards_change_nothing(run):
     assert found.old_hash == found.new_hash
     assert found.notes == ["the functions and weights are those of the run"]
     assert found.examples == []
-    assert [row.change for row in found.functions] == ["same"]
-    assert found.functions[0].rescored == 0
+    assert [row["change"] for row in found.functions] == ["same"]
+    assert found.functions[0]["rescored"] == 0
 
 
 def test_a_dead_group_comes_alive_and_the_sign_changes(run):
@@ -75,16 +75,19 @@ def test_a_dead_group_comes_alive_and_the_sign_changes(run):
     assert found.signs[1].tolist() == [4, 0, 4]  # 7 and 9 up, eight and none down
     assert (found.old_dead, found.new_dead) == ({"all wrong": 2}, {})
     assert (found.came_alive, found.died) == (2, 0)
-    assert [group[:4] for group in found.alive] == [(1, 1, "p2", "all wrong"), (2, 1, "p2", "all wrong")]
-    assert found.alive[0].new_decider == "short_reward"
+    assert [tuple(group.values())[:4] for group in found.alive] == [
+        (1, 1, "p2", "all wrong"),
+        (2, 1, "p2", "all wrong"),
+    ]
+    assert found.alive[0]["new_decider"] == "short_reward"
     assert found.deciders == {("right_reward", "right_reward"): 2, (DEAD, "short_reward"): 2}
-    assert [tuple(step) for step in found.steps] == [(1, 2, 1, 0), (2, 2, 1, 0)]
+    assert [tuple(step.values()) for step in found.steps] == [(1, 2, 1, 0), (2, 2, 1, 0)]
     assert found.ranked == 2
-    assert [(row.name, row.change, row.old_decided, row.new_decided) for row in found.functions] == [
+    assert [tuple(row[key] for key in ("name", "change", "old_decided", "new_decided")) for row in found.functions] == [
         ("right_reward", "changed", 2, 2),
         ("short_reward", "added", 0, 2),
     ]
-    assert (found.functions[0].old_mean, found.functions[0].new_mean) == (0.25, -0.25)
+    assert (found.functions[0]["old_mean"], found.functions[0]["new_mean"]) == (0.25, -0.25)
 
 
 def test_rank_correlation_with_ties_by_hand(run):
@@ -93,14 +96,14 @@ def test_rank_correlation_with_ties_by_hand(run):
     first, second = np.array([3.5, 3.5, 1.5, 1.5]) - 2.5, np.array([3.5, 1, 3.5, 2]) - 2.5
     expected = (first @ second) / math.sqrt((first @ first) * (second @ second))
     assert found.rank_correlation == pytest.approx(expected)
-    assert [row.change for row in found.functions] == ["added", "removed"]
+    assert [row["change"] for row in found.functions] == ["added", "removed"]
 
 
 def test_a_function_that_does_not_apply_and_groups_that_nobody_scores(run):
     found = replay(run, Task("t", [CHAT], [kind_reward]))
     assert found.new_dead == {"not scored": 4}
     assert found.died == 2
-    assert found.functions[0].new_mean is None or math.isnan(found.functions[0].new_mean)
+    assert found.functions[0]["new_mean"] is None
     assert json.dumps(found.found(), allow_nan=False)
 
 
@@ -119,9 +122,9 @@ def test_the_runs_own_settings_make_the_advantages(home, settings):
 @pytest.mark.slow
 def test_weights_of_the_recipe_stay_and_given_ones_go_before_them(home):
     run = record(edited(right_reward, short_reward), [GROUPS], weights={"short_reward": 0.5})
-    assert [row.new_weight for row in replay(run, edited(right_reward, short_reward)).functions] == [1.0, 0.5]
+    assert [row["new_weight"] for row in replay(run, edited(right_reward, short_reward)).functions] == [1.0, 0.5]
     found = replay(run, edited(right_reward, short_reward), weights={"short_reward": 3.0})
-    assert [(row.old_weight, row.new_weight) for row in found.functions] == [(1.0, 1.0), (0.5, 3.0)]
+    assert [(row["old_weight"], row["new_weight"]) for row in found.functions] == [(1.0, 1.0), (0.5, 3.0)]
     assert replay(run, edited(right_reward)).completions == 8  # the recipe's weight has no function any more
     with pytest.raises(RecipeError, match="nobody"):
         replay(run, edited(right_reward), weights={"nobody": 1.0})
@@ -175,7 +178,7 @@ def test_a_function_that_draws_at_random_is_told(home):
 
     task = Task("t", [CHAT], [Drawn()])
     found = replay(record(task, [GROUPS]), task)
-    assert found.functions[0].rescored > 0
+    assert found.functions[0]["rescored"] > 0
     assert any("is unchanged and scores" in note for note in found.notes)
 
 
@@ -265,7 +268,7 @@ def test_large_parts_are_read_in_pieces_of_whole_groups(home, monkeypatch):
     assert seen[-1] == (100, 100)
     assert all(done % 4 == 0 for done, _ in seen)
     # But for the rounding of means that are added up in another order.
-    assert [row.new_mean for row in pieces.functions] == pytest.approx([row.new_mean for row in whole.functions])
+    assert [row["new_mean"] for row in pieces.functions] == pytest.approx([row["new_mean"] for row in whole.functions])
     assert dataclasses.replace(pieces, run="r", functions=whole.functions).found() == whole.found()
     assert replay(record(TASK, [batch], name="q"), new, limit=20).completions in range(20, 30)
 
@@ -283,25 +286,25 @@ def test_examples_are_the_largest_changes_one_a_group_and_cut(home):
     found = replay(record(TASK, batches), edited(short_reward, right_reward), examples=1)
     assert len(found.examples) == 1
     found = replay(record(TASK, batches, name="s"), edited(short_reward, right_reward), examples=5)
-    assert [example.step for example in found.examples] == [1, 2]
-    change = [abs(example.new_advantage - example.old_advantage) for example in found.examples]
+    assert [example["step"] for example in found.examples] == [1, 2]
+    change = [abs(example["new_advantage"] - example["old_advantage"]) for example in found.examples]
     assert change == sorted(change, reverse=True)
-    assert all(len(example.completion) <= 201 for example in found.examples)
+    assert all(len(example["completion"]) <= 201 for example in found.examples)
 
 
 @pytest.mark.parametrize("settings", [{}, {"scale": "batch"}, {"aggregation": "normalize_then_sum"}], ids=str)
 def test_a_recorded_group_is_explained_as_it_was_trained_on(home, settings):
     run = record(edited(right_reward, short_reward), [GROUPS, GROUPS], **settings)
     recorded = pq.read_table(parts(run.rollouts)[1]).to_pandas()
-    found = explain_recorded(run, step=2, index=1)
+    found = explain(*batch_and_place(run, 2, 1))
     assert found.texts == GROUPS[1][1]
     assert found.advantages == pytest.approx(recorded["advantage"][4:].to_numpy())
     assert found.contributions.sum(axis=1) == pytest.approx(found.advantages, abs=1e-9)
     assert found.decider == "short_reward"
-    assert explain_recorded(run, step=1).decider == "right_reward"
+    assert explain(*batch_and_place(run, 1, 0)).decider == "right_reward"
     for step, index in ((2, 2), (2, -1), (9, 0)):
         with pytest.raises(RunError, match=f"step {step}, group {index}"):
-            explain_recorded(run, step, index)
+            batch_and_place(run, step, index)
 
 
 def test_parts_are_in_the_order_of_their_numbers(tmp_path):

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import TaskError
-from workbench.rewards.shaping import (
+from workbench.rewards.library import (
     closeness_reward,
     make_closeness_reward,
     make_length_reward,
     make_overlong_reward,
     make_repetition_reward,
+    max_score_of,
     repetition_reward,
 )
-from workbench.rewards.stated import maximum_of
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 
@@ -48,7 +48,7 @@ def test_length_says_its_unit():
     func = make_length_reward(64, "tokens", maximum=0.3)
     assert func.__name__ == "length_64_tokens_reward"
     assert "within 64 tokens, nothing at 128" in func.__doc__
-    assert maximum_of(func) == 0.3
+    assert max_score_of(func) == 0.3
 
 
 def test_length_pays_for_an_answer_or_at_least_for_words():
@@ -85,7 +85,7 @@ def test_repetition(text, expected):
 def test_repetition_names_and_bounds():
     assert repetition_reward.__name__ == "repetition_reward"
     assert make_repetition_reward(2, unit="tokens").__name__ == "repetition_2_tokens_reward"
-    assert maximum_of(repetition_reward) == 0.0
+    assert max_score_of(repetition_reward) == 0.0
     for arguments in ((0,), (3, -1.0), (3, 1.0, "letters")):
         with pytest.raises(TaskError):
             make_repetition_reward(*arguments)
@@ -113,7 +113,7 @@ def test_overlong_says_its_unit_and_refuses_a_buffer_beyond_the_limit():
     func = make_overlong_reward(512, 128)
     assert func.__name__ == "overlong_512_tokens_reward"
     assert "0 up to 384 tokens" in func.__doc__
-    assert maximum_of(func) == 0.0
+    assert max_score_of(func) == 0.0
     with pytest.raises(TaskError, match="buffer_tokens = 513"):
         make_overlong_reward(512, 513)
 
@@ -176,7 +176,7 @@ def test_closeness_in_other_places_and_on_other_scales():
     within_five = make_closeness_reward(5, maximum=2.0, where="number")
     assert within_five(completions=["I say 43", "I say 50", "I say nothing"], answer=[42] * 3) == [1.6, 0.0, 0.0]
     assert within_five.__name__ == "closeness_5_reward"
-    assert maximum_of(within_five) == 2.0
+    assert max_score_of(within_five) == 2.0
     for scale in (0, -1.0, math.inf, math.nan):
         with pytest.raises(TaskError, match="scale"):
             make_closeness_reward(scale)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from workbench.rewards.structured import json_of, json_right_reward, json_schema_reward, json_values_reward
+from workbench.rewards.verifiers import json_of, json_right_reward, json_schema_reward, json_values_reward
 from workbench.tasks.structured import EXAMPLE, SCHEMA
 
 RIGHT = {"name": "Mara Lind", "age": 41, "city": "Oslo", "languages": ["Norwegian", "German"]}

@@ -62,7 +62,7 @@ def test_an_honest_answer_is_right_and_others_are_not(task):
 
 
 def test_countdown_puzzles_have_the_solution_that_they_say():
-    from workbench.rewards.countdown import solves
+    from workbench.rewards.verifiers import solves
 
     rows = list(countdown.source(300, seed=3))
     assert all(solves(row["answer"], row["numbers"], row["target"]) for row in rows)

@@ -8,7 +8,7 @@ import pytest
 from workbench.errors import RecipeError, TaskError
 from workbench.recipe import AdaptivePart, Recipe
 from workbench.rewards import library
-from workbench.rewards.stated import pays
+from workbench.rewards.library import max_score
 from workbench.rewards.suite import RewardSuite
 from workbench.run.metrics import weight_of
 from workbench.run.rollouts import query
@@ -138,7 +138,7 @@ def half_reward(completions, **kwargs):
     return [0.0] * len(completions)
 
 
-@pays(2.0)
+@max_score(2.0)
 def double_reward(completions, **kwargs):
     return [0.0] * len(completions)
 

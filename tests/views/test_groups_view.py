@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from recording import record
 
-from workbench.replaying.again import replay
+from workbench.replaying import replay
 from workbench.rewards.groups import batch_of, explain
 from workbench.task import Task
 from workbench.views.charts import advantage_bars
 from workbench.views.figure import png
-from workbench.views.groups import contribution_bars, decider_bars, group_tables, replay_chart, replay_tables
+from workbench.views.groups import contribution_bars, group_tables
+from workbench.views.replay import decider_bars, replay_chart, replay_tables
 
 NAMES = ["right_reward", "length_reward"]
 SCORES = np.array([[1, 0.5], [0, 0.25], [0, math.nan], [1, 0.0]])
@@ -108,7 +109,5 @@ def test_replay_pictures(replayed):
 def test_a_long_history_is_drawn_with_a_bounded_number_of_points(replayed):
     import dataclasses
 
-    from workbench.replaying.comparing import StepChange
-
-    long = dataclasses.replace(replayed, steps=[StepChange(step, 2, 1, 0) for step in range(10_000)])
+    long = dataclasses.replace(replayed, steps=[{**replayed.steps[0], "step": step} for step in range(10_000)])
     assert len(replay_chart(long).axes[0].get_lines()[0].get_xdata()) <= 300

@@ -162,7 +162,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "evaluates": (
         "warning",
         "{place}: runs what a model wrote as Python, with all the rights of this process",
-        "use a parser (workbench.rewards.countdown.evaluate), or a sandbox",
+        "use a parser (workbench.rewards.verifiers.evaluate), or a sandbox",
     ),
     "swallows": (
         "warning",

@@ -5,13 +5,12 @@ A name that is not `prompt` or `answer` is never used in silence: it is in the n
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from workbench.errors import DataError
+from workbench.errors import DataError, nearest
 from workbench.task import RESERVED_COLUMNS
 
 PROMPT_ALIASES = ("query", "question", "problem", "instruction", "input", "messages", "conversations")
@@ -77,11 +76,10 @@ def _one(
     there = ", ".join(map(str, all_names or names)) or "no columns"
     if asked is not None:
         if asked not in names:
-            near = difflib.get_close_matches(asked, [*map(str, names)], n=1)
             raise DataError(
                 f"{role}_column = {asked!r}; the rows have {there}",
                 rule=f"the {role} is a column of the rows",
-                remedy=f"did you mean {near[0]!r}?" if near else "choose one of those",
+                remedy=nearest(asked, map(str, names), "choose one of those"),
             )
         return asked, ()
     if role in names:
@@ -91,18 +89,15 @@ def _one(
         note = f"{role}: taken from the column {found[0]!r} (--{role} or {role}_column chooses another)"
         return found[0], (note,)
     likely = found or [name for name in names if name in chats or _LIKELY[role].search(str(name))]
-    choices = [(str(name), "") for name in (likely if turns else [*likely, *names])[:1]]
-    if turns:
-        choices.append((LAST_TURN, " for what the assistant says last"))
-    if role == "answer":
-        choices.append((NO_ANSWER, " if no reward needs one"))
-    typed = ", or ".join(f"{_typed(role, name)}{when}" for name, when in choices)
-    remedy = f"say which: {typed}" if typed else "give the rows named columns"
+    choices = {str(name): "" for name in (likely if turns else [*likely, *names])[:1]}
+    choices |= {LAST_TURN: " for what the assistant says last"} if turns else {}
+    choices |= {NO_ANSWER: " if no reward needs one"} if role == "answer" else {}
+    typed = ", or ".join(f"{_typed(role, name)}{when}" for name, when in choices.items())
     what = f"{' and '.join(map(repr, found))} could both be the {role}" if found else f"no column {role!r}"
     raise DataError(
         f"{what}; the rows have {there}",
         rule=f"the {role} is a column of the rows, called {role!r} or by its own name",
-        remedy=remedy,
+        remedy=f"say which: {typed}" if typed else "give the rows named columns",
     )
 
 

@@ -1,11 +1,10 @@
-"""Rows that a Python file makes: the reader's own code, or a snippet from a course or a blog, with errors that help.
+"""Rows that a Python file makes: your own code, or a snippet from a course or a blog, with errors that help.
 
 The file binds `dataset`, `train_dataset` or `rows`, or defines `get_dataset()`.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.data.hub import without_waiting
-from workbench.errors import DataError, WorkbenchError, fault_line
+from workbench.errors import DataError, WorkbenchError, fault_line, nearest
 from workbench.workspace import shown
 
 BINDINGS = ("get_dataset", "dataset", "train_dataset", "rows")
@@ -32,27 +31,16 @@ HELPERS = {
 }
 
 
-class _Asking(dict):
-    """A row that remembers which column it was asked for in vain."""
-
-    missed: str | None = None
-
-    def __missing__(self, key: str) -> Any:
-        self.missed = key
-        raise KeyError(key)
-
-
 def explained(function: Callable[[Any], Any], row: dict[str, Any]) -> Any:
     """`function(row)`, with an error that names the right word if it asks for a column or a name that is not there.
 
     Raises:
         DataError: instead of that KeyError or NameError.
     """
-    asked = _Asking(row)
     try:
-        return function(asked)
+        return function(row)
     except (KeyError, NameError) as error:
-        raise _explain(error, list(row) if asked.missed else None, "") from error
+        raise _explain(error) from error
 
 
 def rows_of_script(path: Path) -> Any:
@@ -65,11 +53,9 @@ def rows_of_script(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"workbench_rows_{abs(hash(path))}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    around = (
-        without_waiting() if "load_dataset" in path.read_text(encoding="utf-8", errors="replace") else nullcontext()
-    )
+    loads = "load_dataset" in path.read_text(encoding="utf-8", errors="replace")
     try:
-        with around:
+        with without_waiting() if loads else nullcontext():
             spec.loader.exec_module(module)
         bound = next((getattr(module, name) for name in BINDINGS if hasattr(module, name)), None)
         found = bound() if callable(bound) and not hasattr(bound, "iter") else bound
@@ -77,14 +63,8 @@ def rows_of_script(path: Path) -> Any:
             found = list(found)  # here, where what it raises can be explained
     except WorkbenchError:
         raise
-    except (KeyError, NameError) as error:
-        raise _explain(error, _columns_in_sight(error), f"{shown(path)}: ", path) from error
     except (Exception, SystemExit) as error:
-        raise DataError(
-            f"{shown(path)}: {type(error).__name__}: {str(error)[:300]}{fault_line(error, path)}",
-            rule="a data file in Python runs when it is read",
-            remedy=_remedy(error),
-        ) from error
+        raise _explain(error, path) from error
     finally:
         sys.modules.pop(spec.name, None)
     if found is None:
@@ -96,54 +76,44 @@ def rows_of_script(path: Path) -> Any:
     return found
 
 
-def _remedy(error: BaseException) -> str:
-    if any(word in f"{type(error).__name__} {error}" for word in ("Connection", "Offline", "offline", "reach")):
-        return "the hub cannot be reached: connect, or load a local file or folder instead"
-    return "correct that line"
-
-
-def _columns_in_sight(error: BaseException) -> list[str] | None:
-    # The row that was asked is a local variable of one of the innermost calls: a dict, or `datasets`' wrapper of one.
-    asked, frames, trace = error.args[0] if error.args else None, [], error.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    for frame in reversed(frames):
-        if frame.f_code.co_name == "<module>":
-            continue
-        for value in frame.f_locals.values():
-            row = getattr(value, "data", value)
-            if isinstance(row, dict) and row and asked not in row and all(isinstance(key, str) for key in row):
-                return list(row)
-    return None
-
-
-def _explain(
-    error: KeyError | NameError, columns: list[str] | None, prefix: str, path: Path | None = None
-) -> DataError:
-    where = fault_line(error, path)
+def _explain(error: BaseException, path: Path | None = None) -> DataError:
+    prefix, where = f"{shown(path)}: " if path else "", fault_line(error, path)
     if isinstance(error, NameError):
         name = error.name or str(error)
+        rule, remedy = "a snippet brings the helpers that it calls", HELPERS.get(name, f"define {name}, or import it")
+        return DataError(f"{prefix}{name!r} is not defined{where}", rule=rule, remedy=remedy)
+    columns = _columns_in_sight(error) if isinstance(error, KeyError) else None
+    if columns:
+        word = str(error.args[0])
+        inside = next((column for column in columns if column in word or word in column), None)
         return DataError(
-            f"{prefix}{name!r} is not defined{where}",
-            rule="a snippet brings the helpers that it calls, or names that exist",
-            remedy=HELPERS.get(name, f"define {name}, or import it"),
+            f"{prefix}no column {word!r}{where}; the rows have {', '.join(columns)}",
+            rule="a row is asked for columns that it has",
+            remedy=f"use {inside!r}" if inside else nearest(word, columns, "use one of those"),
         )
-    word = str(error.args[0]) if error.args else "?"
-    if columns is None:
-        return DataError(
-            f"{prefix}KeyError: {word!r}{where}",
-            rule="a key is asked of something that has it",
-            remedy="correct that line",
-        )
-    near = _nearest(word, columns)
+    offline = any(word in f"{type(error).__name__} {error}" for word in ("Connection", "Offline", "offline", "reach"))
     return DataError(
-        f"{prefix}no column {word!r}{where}; the rows have {', '.join(columns)}",
-        rule="a row is asked for columns that it has",
-        remedy=f"use {near!r}" if near else "use one of those",
+        f"{prefix}{type(error).__name__}: {str(error)[:300]}{where}",
+        rule="a data file in Python runs when it is read",
+        remedy="the hub cannot be reached: connect, or load a local file or folder instead"
+        if offline
+        else "correct that line",
     )
 
 
-def _nearest(word: str, columns: list[str]) -> str | None:
-    inside = [column for column in columns if column in word or word in column]
-    return next(iter(inside or difflib.get_close_matches(word, columns, n=1)), None)
+def _columns_in_sight(error: KeyError) -> list[str] | None:
+    # The row that was asked is a local variable of the innermost call: a dict, or `datasets`' wrapper of one.
+    trace, columns = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name != "<module>":
+            for value in trace.tb_frame.f_locals.values():
+                row = getattr(value, "data", value)
+                if (
+                    isinstance(row, dict)
+                    and row
+                    and error.args[0] not in row
+                    and all(isinstance(key, str) for key in row)
+                ):
+                    columns = list(row)
+        trace = trace.tb_next
+    return columns

@@ -1,4 +1,4 @@
-"""Merging an adapter into the 16-bit base model.
+"""A run's policy as files that others can load: the adapter, and the 16-bit base model with the adapter merged in.
 
 The adapter was trained beside 4-bit weights, but it is merged into the 16-bit ones: merging into 4-bit weights would
 round the sum back to 4 bits, and is refused on a CPU. Plain transformers and PEFT do it, with no unsloth, so the result
@@ -7,18 +7,76 @@ depends on nothing that the reader of the file needs.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import ExportError
+from workbench.run.directory import RunDirectory
 from workbench.training.loading import bars_for, find_model, quiet_imports
 from workbench.workspace import resolve, shown
 
 _PREQUANTISED = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, repr=False)
+class Exported:
+    """An adapter and the 16-bit model that it was merged into; its text lists the files."""
+
+    base: str  # folder or hub name of the 16-bit model
+    adapter: Path
+    merged: Path
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    run: RunDirectory | None = None
+
+    def __str__(self) -> str:
+        sizes = [
+            (folder, [f"  {file.name}  {file.stat().st_size / 1024:.0f} KiB" for file in sorted(folder.iterdir())])
+            for folder in (self.adapter, self.merged)
+        ]
+        return "\n".join(line for folder, files in sizes for line in [shown(folder), *files])
+
+    __repr__ = __str__
+
+
+def export(run: RunDirectory) -> Exported:
+    """Copy a run's adapter into its `export/` folder, and merge it into the 16-bit base model there.
+
+        exported = wb.export(wb.open_run())
+
+    Raises:
+        RunError: if the run trains, or has no adapter.
+        ExportError: if it was exported before, or its base is a folder of 4-bit weights.
+    """
+    base = sixteen_bit_base(run.check_ended().manifest()["policy"]["source"])
+    adapter = copy_adapter(run.adapter, run.export / "adapter")
+    merged = merge_16bit(base, adapter, run.export / "merged_16bit")
+    return Exported(base, adapter, merged, run.recipe().chat_template_kwargs, run)
+
+
+def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
+    """Copy a saved adapter, weights and tokenizer, into an export folder; pickles stay behind.
+
+    Raises:
+        ExportError: if there is no adapter.
+    """
+    adapter, out = resolve(adapter), resolve(out)
+    if not (adapter / "adapter_config.json").is_file():
+        raise ExportError(
+            f"{shown(adapter)}: no adapter_config.json",
+            rule="an adapter is a folder that PEFT saved",
+            remedy="give a run's checkpoints/final; a run that was aborted has none",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    for file in sorted(adapter.iterdir()):
+        if file.is_file() and file.suffix not in (".bin", ".pt", ".pth"):
+            shutil.copyfile(file, out / file.name)
+    return out
 
 
 def sixteen_bit_base(source: str | Path) -> str:
@@ -30,8 +88,6 @@ def sixteen_bit_base(source: str | Path) -> str:
     text = str(source)
     folder = Path(text)
     if folder.is_dir():
-        import json
-
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if config.get("quantization_config"):
             raise ExportError(

@@ -7,13 +7,13 @@ adapter, which must be rounding, and merged to base, which must not be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from workbench.data.lengths import prompt_text
 from workbench.errors import ExportError
-from workbench.exporting.merge import load_base
+from workbench.exporting.merge import Exported, load_base
 from workbench.workspace import resolve
 
 # A 16-bit weight is rounded at 1 part in 256 (bfloat16), so logits of size 10 move by a few hundredths over the layers.
@@ -35,15 +35,12 @@ class Proof:
     same_greedy: int  # prompts whose greedy completions are equal, token for token
     largest_difference_to_base: float  # what the adapter changed
     answers: list[str]  # the merged model's greedy completions
+    agrees: bool = field(init=False)  # merged and adapter are one model up to 16-bit rounding, and not the base
 
-    @property
-    def agrees(self) -> bool:
-        """Whether merged and adapter are the same model up to 16-bit rounding, and not the base."""
-        return (
-            self.largest_logit_difference <= LARGEST_ROUNDING * self.logit_spread
-            and self.same_greedy == self.prompts
-            and self.largest_difference_to_base > 4 * self.largest_logit_difference
-        )
+    def __post_init__(self) -> None:
+        near = self.largest_logit_difference <= LARGEST_ROUNDING * self.logit_spread
+        moved = self.largest_difference_to_base > 4 * self.largest_logit_difference
+        object.__setattr__(self, "agrees", bool(near and moved and self.same_greedy == self.prompts))
 
     def require(self) -> None:
         """Pass in silence if the merged model is the trained policy.
@@ -69,24 +66,17 @@ class Proof:
         )
         return self.same_greedy == self.prompts and far <= LARGEST_ROUNDING
 
-    def found(self) -> dict[str, Any]:
-        """For the run's `export/proof.json`."""
-        return {**asdict(self), "agrees": self.agrees}
 
-
-def prove(
-    base: str | Path,
-    adapter: str | Path,
-    merged: str | Path,
-    prompts: Sequence[Any],
-    max_completion_length: int = 96,
-    chat_template_kwargs: dict[str, Any] | None = None,
-) -> Proof:
+def prove(exported: Exported, prompts: Sequence[Any], max_completion_length: int = 96) -> Proof:
     """Load the merged model with plain transformers and hold it against base + adapter, in 32-bit arithmetic.
+
+        proof = wb.prove(exported, [row["prompt"] for row in task.held_out[:16]])
+        proof.require()
+
+    Leaves `export/proof.json` in the folder of the run that was exported.
 
     Args:
         prompts: chat messages or text; a dozen will do.
-        chat_template_kwargs: the recipe's.
 
     Raises:
         ExportError: if there are no prompts.
@@ -96,10 +86,10 @@ def prove(
 
     if not len(prompts):
         raise ExportError("0 prompts", rule="a proof compares answers", remedy="give a few held-out prompts")
-    base_model, tokenizer = load_base(base, dtype="float32")
-    merged_model, merged_tokenizer = load_base(resolve(merged), dtype="float32")
-    tokenizer.chat_template_kwargs = merged_tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
-    with_adapter = PeftModel.from_pretrained(base_model, str(resolve(adapter))).eval()
+    base_model, tokenizer = load_base(exported.base, dtype="float32")
+    merged_model, merged_tokenizer = load_base(exported.merged, dtype="float32")
+    tokenizer.chat_template_kwargs = merged_tokenizer.chat_template_kwargs = dict(exported.chat_template_kwargs)
+    with_adapter = PeftModel.from_pretrained(base_model, str(exported.adapter)).eval()
     largest = to_base = 0.0
     spreads, answers, same = [], [], 0
     with torch.inference_mode():
@@ -115,21 +105,28 @@ def prove(
             spreads.append(float(logits.std()))
             with with_adapter.disable_adapter():
                 to_base = max(to_base, float((with_adapter(expected).logits - logits).abs().max()))
-    return Proof(len(prompts), largest, sum(spreads) / len(spreads), same, to_base, answers)
+    proof = Proof(len(prompts), largest, sum(spreads) / len(spreads), same, to_base, answers)
+    if exported.run is not None:
+        exported.run.write_json("export/proof.json", proof)
+    return proof
 
 
 def ask(
-    folder: str | Path,
-    question: str,
-    system_prompt: str | None = None,
-    max_completion_length: int = 96,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    exported: Exported | str | Path, question: str, system_prompt: str | None = None, max_completion_length: int = 96
 ) -> str:
-    """Ask a saved model one question, greedily, through plain transformers, with the recipe's `chat_template_kwargs`."""
+    """Ask the merged model one question, greedily, through plain transformers.
+
+        print(wb.ask(exported, "What is 15 + 27?"))
+
+    Args:
+        exported: an export, whose run's `chat_template_kwargs` are used, or the folder of any saved model.
+        system_prompt: the one that it was trained under; None: none.
+    """
     import torch
 
-    model, tokenizer = load_base(resolve(folder), dtype="float32")
-    tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
+    known = isinstance(exported, Exported)
+    model, tokenizer = load_base(exported.merged if known else resolve(exported), dtype="float32")
+    tokenizer.chat_template_kwargs = dict(exported.chat_template_kwargs) if known else {}
     prompt = [{"role": "system", "content": system_prompt}] if system_prompt else []
     ids = _ids(tokenizer, [*prompt, {"role": "user", "content": question}])
     with torch.inference_mode():

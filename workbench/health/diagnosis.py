@@ -10,7 +10,7 @@ from workbench.health.rules import RULES
 from workbench.health.summary import StepSummary, summaries_of
 from workbench.health.verdicts import ALARM, OK, SKIPPED, STATES, WARNING, RunConfig, RunView, Verdict
 from workbench.rewards.hashing import reward_hash
-from workbench.rewards.stated import maximum_of
+from workbench.rewards.library import max_score_of
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import stage_in
 from workbench.run.state import RunState
@@ -90,7 +90,7 @@ def _best(hashes: dict[str, str], task: Task | None, source: str) -> dict[str, f
         return {}
     functions = dict(zip(task.function_names, task.reward_funcs, strict=True))
     same = [name for name, known in hashes.items() if name in functions and reward_hash(functions[name]) == known]
-    return {name: maximum_of(functions[name]) for name in same}
+    return {name: max_score_of(functions[name]) for name in same}
 
 
 def examine_run(

@@ -1,6 +1,6 @@
 """Measuring a policy on held-out prompts, and comparing two of them on the same prompts.
 
-Completions are sampled at the training temperature, several a prompt, because that is the policy that GRPO trains: its
+Completions are sampled at the training temperature, several per prompt, because that is the policy that GRPO trains: its
 distribution, not its single likeliest completion.
 """
 
@@ -14,14 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.errors import DataError
+from workbench.inspection.reading import changed_since, question
+from workbench.progress import progress_line
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Row, Task
-from workbench.training.policy import Policy
+from workbench.run.directory import RunDirectory
+from workbench.task import Row, Task, load_task
+from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import sample
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Measured:
     """A policy on P prompts, G completions each. Arrays are [P, G]."""
 
     completions: list[list[str]]
@@ -46,16 +49,114 @@ class Evaluation:
         }
 
 
-class Difference(NamedTuple):
-    """A paired difference with its 95 % interval, and how many prompts it rests on."""
+class Examples(NamedTuple):
+    """(held-out prompt, the base's first completion, the trained policy's); a cell shows them as a table."""
 
-    mean: float
-    low: float
-    high: float
-    prompts: int
+    rows: list[tuple[str, str, str]]
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            f"{prompt}\n  base:    {base!r}\n  trained: {trained!r}" for prompt, base, trained in self.rows
+        )
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Base and trained policy on the same held-out prompts; a cell shows the shares before and after, with the gain."""
+
+    prompts: list[Any]
+    before: Measured
+    after: Measured
+    right_by: str = ""  # the function that said which completions are right
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """What `evaluation.json` holds: the shares before and after, and the paired gain."""
+        gain = paired_difference(self.before.correct, self.after.correct)
+        return {
+            "before": self.before.shares(),
+            "after": self.after.shares(),
+            "gain": {"correct": gain.mean, "low": gain.low, "high": gain.high},
+            "prompts": gain.prompts,
+            "samples": int(self.before.correct.shape[1]),
+            "right_by": self.right_by,
+        }
+
+    @property
+    def pairs(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """(what is counted, before, after), arrays [P, G] of bools."""
+        pairs = [
+            ("correct, strict format", self.before.correct, self.after.correct),
+            ("correct, lenient", self.before.lenient, self.after.lenient),
+        ]
+        if self.before.format is not None and self.after.format is not None:
+            pairs.append(("strict format", self.before.format, self.after.format))
+        return pairs
+
+    def examples(self, count: int = 4) -> Examples:
+        """The first prompts, each with one completion of the base and one of the trained policy."""
+        some = zip(self.prompts[:count], self.before.completions, self.after.completions, strict=False)
+        return Examples([(question(prompt), before[0], after[0]) for prompt, before, after in some])
+
+    def __str__(self) -> str:
+        found = self.found
+        old, new = found["before"], found["after"]
+        return (
+            f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {found['samples']} completions each\n"
+            f"mean reward {old['reward']:.2f} -> {new['reward']:.2f}; "
+            f"ended before the limit {old['finished']:.0%} -> {new['finished']:.0%}"
+        )
+
+    __repr__ = __str__
 
 
 def evaluate(
+    run: RunDirectory, task: Task | None = None, *, held_out: int = 200, samples: int = 4, seed: int = 0
+) -> Evaluation:
+    """Measure what a run bought: its base and its trained policy on held-out prompts that neither was trained on.
+
+        evaluation = wb.evaluate(wb.open_run(), held_out=50)
+        evaluation.examples(4)
+
+    The policy is loaded on the run's own backend, and sampled at the temperature and length limit of training. Leaves
+    `evaluation.json` in the run's folder. What of the task has changed since the run is printed as a warning.
+
+    Args:
+        task: the run's task; None: loaded from its recipe.
+        held_out: measure on at most this many prompts.
+        samples: completions per prompt.
+
+    Raises:
+        RunError: if the run has no adapter.
+        DataError: if the task has no held-out prompts.
+    """
+    recipe = run.recipe()
+    task = task or load_task(recipe.task)
+    rows = _held_out(task, task.held_out)[:held_out]
+    for line in changed_since(run, task):
+        print(f"WARNING: {line}")
+    policy = load_policy(recipe, adapter=run.adapter)
+    print(policy)
+    in_force = run.manifest()["settings"]["in_force"]
+    asked = {
+        "weights": recipe.reward_weights,
+        "samples": samples,
+        "max_completion_length": in_force["max_completion_length"],
+        "temperature": in_force["temperature"],
+        "seed": seed,
+    }
+    before, after = (
+        measure(policy, task, rows, base=base, progress=progress_line(name), **asked)
+        for name, base in (("base", True), ("trained", False))
+    )
+    evaluation = Evaluation([row["prompt"] for row in rows], before, after, task.right_function)
+    run.write_json("evaluation.json", evaluation.found)
+    return evaluation
+
+
+def measure(
     policy: Policy,
     task: Task,
     rows: Sequence[Row] | None = None,
@@ -68,7 +169,7 @@ def evaluate(
     base: bool = False,
     batch_size: int = 128,
     progress: Callable[[int, int], None] | None = None,
-) -> Evaluation:
+) -> Measured:
     """Sample `samples` completions for each held-out prompt and score them with the task's own functions.
 
     Args:
@@ -80,13 +181,7 @@ def evaluate(
     Raises:
         DataError: if there are no prompts.
     """
-    rows = task.held_out if rows is None else rows
-    if not len(rows):
-        raise DataError(
-            f"task {task.name!r}: 0 held-out prompts",
-            rule="a policy is measured on prompts that it was not trained on",
-            remedy="give the task held_out rows; notebook 01 splits them off",
-        )
+    rows = _held_out(task, task.held_out if rows is None else rows)
     sampled = sample(
         policy,
         [row["prompt"] for row in rows],
@@ -104,13 +199,32 @@ def evaluate(
     scores = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])
     shape = (len(rows), samples)
     by_name = dict(zip(suite.names, scores.T, strict=True))
-    return Evaluation(
+    return Measured(
         completions=[[completion.text for completion in group] for group in sampled],
         lenient=(by_name[task.right_function] > 0).reshape(shape),
         format=None if task.format_by is None else (by_name[task.format_by] > 0).reshape(shape),
         finished=np.array([completion.finished for completion in flat]).reshape(shape),
         total=np.nansum(scores * suite.weights, axis=1).reshape(shape),
     )
+
+
+def _held_out(task: Task, rows: Sequence[Row]) -> Sequence[Row]:
+    if not len(rows):
+        raise DataError(
+            f"task {task.name!r}: 0 held-out prompts",
+            rule="a policy is measured on prompts that it was not trained on",
+            remedy="give the task held_out rows; notebook 01 splits them off",
+        )
+    return rows
+
+
+class Difference(NamedTuple):
+    """A paired difference with its 95 % interval, and how many prompts it rests on."""
+
+    mean: float
+    low: float
+    high: float
+    prompts: int
 
 
 def paired_difference(before: np.ndarray, after: np.ndarray) -> Difference:
@@ -125,51 +239,33 @@ def paired_difference(before: np.ndarray, after: np.ndarray) -> Difference:
     Raises:
         ValueError: if the prompts differ in number, or there are fewer than 2.
     """
-    from scipy import stats
-
     if len(before) != len(after) or len(before) < 2:
         raise ValueError(f"{len(before)} and {len(after)} prompts: give the same prompts to both, at least 2")
-    difference = after.mean(axis=1) - before.mean(axis=1)
-    count = len(difference)
-    half = float(stats.t.ppf(0.975, count - 1)) * float(difference.std(ddof=1)) / math.sqrt(count)
-    mean = float(difference.mean())
-    return Difference(mean, mean - half, mean + half, count)
+    mean, half = _t_interval(after.mean(axis=1) - before.mean(axis=1))
+    return Difference(mean, mean - half, mean + half, len(before))
 
 
 def share_interval(values: np.ndarray) -> tuple[float, float, float]:
     """(share, low, high) of a [P, G] array of bools: the mean over prompts with its 95 % t interval, within 0 and 1."""
-    from scipy import stats
-
-    by_prompt = values.mean(axis=1)
-    mean = float(by_prompt.mean())
-    if len(by_prompt) < 2:
-        return mean, 0.0, 1.0
-    half = float(stats.t.ppf(0.975, len(by_prompt) - 1)) * float(by_prompt.std(ddof=1)) / math.sqrt(len(by_prompt))
+    if len(values) < 2:
+        return float(values.mean()), 0.0, 1.0
+    mean, half = _t_interval(values.mean(axis=1))
     return mean, max(0.0, mean - half), min(1.0, mean + half)
 
 
-def summary(before: Evaluation, after: Evaluation, right_by: str = "") -> dict[str, Any]:
-    """What notebook 04 leaves in `evaluation.json`: the shares before and after, and the paired gain.
+def _t_interval(values: np.ndarray) -> tuple[float, float]:
+    # (mean, half the width of its 95 % interval).
+    from scipy import stats
 
-    Args:
-        right_by: the function that said which completions are right.
-    """
-    gain = paired_difference(before.correct, after.correct)
-    return {
-        "before": before.shares(),
-        "after": after.shares(),
-        "gain": {"correct": gain.mean, "low": gain.low, "high": gain.high},
-        "prompts": gain.prompts,
-        "samples": int(before.correct.shape[1]),
-        "right_by": right_by,
-    }
+    count = len(values)
+    return float(values.mean()), float(stats.t.ppf(0.975, count - 1)) * float(values.std(ddof=1)) / math.sqrt(count)
 
 
 def gain_in_words(found: dict[str, Any]) -> str:
-    """The gain of a `summary` in a line. Where the two cannot differ, +0 with an interval from 0 to 0 would be no result."""
+    """The gain that an `evaluation.json` holds, in a line. Where the two cannot differ, +0 from 0 to 0 would be no result."""
     before, after, gain = found["before"], found["after"], found["gain"]
     if before["correct_lenient"] == after["correct_lenient"] == 0:
-        who = found.get("right_by") or "the function that says so"
+        who = found.get("right_by") or "the function that decides"
         return f"no completion was right, before or after: {who} paid nothing anywhere, so no gain can be measured"
     if before["correct"] == after["correct"] == 0:
         return "no completion was both right and in the strict format, before or after, so no gain can be measured"

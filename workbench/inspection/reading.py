@@ -1,76 +1,115 @@
-"""Reading a run's rollouts: its steps, its groups, and the completions that were worth most and least."""
+"""Reading a run's record: its steps, its groups, and whether the task is still the one that it was trained on."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.data.split import fingerprint
-from workbench.errors import RunError
-from workbench.rewards.groups import ExplainedGroup
+from workbench.rewards.groups import ExplainedGroup, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import query
+from workbench.run.rollouts import batch_and_place, last_step, query
 from workbench.task import Task
 
 if TYPE_CHECKING:
     import pandas
 
+_SHOWN = 6  # steps, and the last
 
-def group(run: RunDirectory, step: int, index: int = 0) -> pandas.DataFrame:
-    """The completions of one group: one prompt in one step.
+
+@dataclass(repr=False)
+class Steps:
+    """A run's record step by step; a cell shows some of the steps as a table.
+
+    Args:
+        frame: one row per step: `step`, `reward` (mean total), `share_right`, `length_tokens` (mean), `clipped` (share cut at
+            the limit), `distinct_texts` (their number).
+    """
+
+    frame: pandas.DataFrame
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def some(self) -> pandas.DataFrame:
+        """Steps spread over the run, the first and the last among them."""
+        every = range(0, len(self), max(1, len(self) // _SHOWN))
+        return self.frame.iloc[sorted({*every, len(self) - 1})]
+
+    def __str__(self) -> str:
+        return self.some.to_string(index=False, float_format="%.3g")
+
+    __repr__ = __str__
+
+
+def by_step(run: RunDirectory) -> Steps:
+    """What the completions of each step were like: rewards, lengths, how many were cut, how many were different.
+
+        wb.by_step(wb.open_run())
+
+    Raises:
+        RunError: if the run recorded nothing.
+    """
+    return Steps(
+        query(
+            run.rollouts,
+            """select step, avg(total) as reward, avg(cast("right" as double)) as share_right,
+                      avg(length_tokens) as length_tokens, avg(cast(finish_reason = 'length' as double)) as clipped,
+                      count(distinct completion) as distinct_texts
+               from rollouts group by step order by step""",
+        )
+    )
+
+
+@dataclass(frozen=True)
+class RecordedGroup:
+    """A group of a run's record as it was trained on; a cell shows its completions and their advantages."""
+
+    step: int
+    prompt: str  # what it asks: its last message, or its text
+    answer: Any  # the right one; None: not known
+    explained: ExplainedGroup  # completions best first
+
+    @property
+    def title(self) -> str:
+        """Step, question and right answer, in a line."""
+        known = "" if self.answer is None else f" (right answer: {self.answer})"
+        return f"step {self.step}: {self.prompt}{known}"
+
+    def __str__(self) -> str:
+        return f"{self.title}\n{self.explained.verdict}"
+
+
+def explain_group(
+    run: RunDirectory, step: int | None = None, index: int | None = None, answer_column: str = "answer"
+) -> RecordedGroup:
+    """One group of a step, completions best first: what they scored, and what made their advantages.
+
+        wb.explain_group(wb.open_run(), step=1)
+
+    Args:
+        step: None: the last on record.
+        index: counts the step's groups from 0; None: the one with the widest spread of rewards, which taught most.
+        answer_column: the dataset column that holds the right answer.
 
     Raises:
         RunError: if the run recorded no such group.
     """
-    found = query(
-        run.rollouts, f'select * from rollouts where step = {int(step)} and "group" = {int(index)}', step=int(step)
+    step = last_step(run) if step is None else step
+    batch, place = batch_and_place(run, step, index)
+    first = place * batch.num_generations
+    answers = batch.columns.get(answer_column)
+    return RecordedGroup(
+        step=step,
+        prompt=question(batch.prompts[first]),
+        answer=answers[first] if answers else None,
+        explained=best_first(explain(batch, place)),
     )
-    if found.empty:
-        last = query(run.rollouts, 'select max(step) as step, max("group") as g from rollouts').iloc[0]
-        raise RunError(
-            f"step {step}, group {index}: not in the record",
-            rule=f"this run recorded the steps 1 to {int(last['step'])} and the groups 0 to {int(last['g'])}",
-            remedy="choose one of those",
-        )
-    return found
-
-
-def most_telling_group(run: RunDirectory, step: int) -> int:
-    """Index of the group of a step with the widest spread of rewards: the one that taught most."""
-    found = query(
-        run.rollouts,
-        f'select "group" from rollouts where step = {int(step)} group by "group" order by max(group_std) desc, "group" limit 1',
-        step=int(step),
-    )
-    if found.empty:
-        raise RunError(
-            f"step {step}: not in the record", rule="a run records every step", remedy="choose an earlier step"
-        )
-    return int(found.iloc[0, 0])
-
-
-def question(prompt: Any) -> str:
-    """What a prompt asks: its last message, or its text. A prompt of the record is the JSON of its messages, or text."""
-    if isinstance(prompt, str):
-        try:
-            prompt = json.loads(prompt)
-        except ValueError:
-            return prompt
-    try:
-        return str(prompt[-1]["content"])
-    except (TypeError, LookupError):
-        return str(prompt)
-
-
-def asked(rollouts: pandas.DataFrame, answer_column: str) -> str:
-    """A recorded group's question and right answer, in a line."""
-    first = rollouts.iloc[0]
-    answer = json.loads(first["columns"] or "{}").get(answer_column)
-    return question(first["prompt"]) + ("" if answer is None else f" (right answer: {answer})")
 
 
 def best_first(found: ExplainedGroup) -> ExplainedGroup:
@@ -85,6 +124,14 @@ def best_first(found: ExplainedGroup) -> ExplainedGroup:
         by_scale={"as trained": found.advantages[order]},
         contributions=found.contributions[order],
     )
+
+
+def question(prompt: Any) -> str:
+    """What a prompt asks: its last message, or its text."""
+    try:
+        return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+    except (TypeError, LookupError):
+        return str(prompt)
 
 
 def changed_since(run: RunDirectory, task: Task) -> list[str]:
@@ -102,13 +149,3 @@ def changed_since(run: RunDirectory, task: Task) -> list[str]:
             which = "training prompts" if split == "rows" else "held-out prompts"
             changed.append(f"the {which} are not those of this run: what is measured on them may have been trained on")
     return changed
-
-
-def by_step(run: RunDirectory) -> pandas.DataFrame:
-    """One row a step: mean total, share right, mean length in tokens, share cut at the limit, number of distinct texts."""
-    return query(
-        run.rollouts,
-        """select step, avg(total) as reward, avg(cast("right" as double)) as share_right, avg(length_tokens) as length_tokens,
-                  avg(cast(finish_reason = 'length' as double)) as clipped, count(distinct completion) as distinct_texts
-           from rollouts group by step order by step""",
-    )

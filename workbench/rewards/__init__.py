@@ -1,27 +1,26 @@
 """02: completions -> numbers.
 
 Every reward function and every factory is here by its name, `workbench.rewards.correctness_reward`, and is imported when it
-is first used. `dir(workbench.rewards)` lists them; `help(...)` on one says what it pays.
+is first used. `dir(workbench.rewards)` lists them; `help(...)` on one says what it pays. A factory makes a function of your
+own, `make_length_reward(200, unit="tokens")`; what else a function needs (find an answer, compare two) is beside them.
 """
 
 import importlib
 
-# Module -> its functions; a factory makes a function of your own: make_length_reward(200, unit="tokens").
 _LIBRARY = {
     "library": (
         "correctness_reward", "lenient_correctness_reward", "mark_correctness_reward", "boxed_correctness_reward",
-        "last_line_reward", "length_reward", "style_reward",
+        "last_line_reward", "closeness_reward", "strict_format_reward", "incremental_format_reward",
+        "think_answer_format_reward", "length_reward", "style_reward", "repetition_reward", "make_answer_reward",
+        "make_closeness_reward", "make_tags_reward", "make_length_reward", "make_repetition_reward",
+        "make_overlong_reward", "make_pattern_reward", "make_weighted_reward", "max_score",
     ),
-    "formats": ("strict_format_reward", "incremental_format_reward", "think_answer_format_reward"),
-    "shaping": (
-        "repetition_reward", "closeness_reward", "make_length_reward", "make_repetition_reward", "make_overlong_reward",
-        "make_closeness_reward",
+    "verifiers": (
+        "json_schema_reward", "json_values_reward", "json_right_reward", "countdown_reward", "numbers_used_reward",
+        "make_json_reward",
     ),
-    "factories": (
-        "make_tags_reward", "make_pattern_reward", "make_answer_reward", "make_json_reward", "make_weighted_reward",
-    ),
-    "structured": ("json_schema_reward", "json_values_reward", "json_right_reward"),
-    "countdown": ("countdown_reward", "numbers_used_reward"),
+    "answers": ("completion_text", "extract_answer", "find_answer"),
+    "compare": ("same_answer",),
 }  # fmt: skip
 _MODULE = {name: module for module, names in _LIBRARY.items() for name in names}
 __all__ = [*_MODULE]

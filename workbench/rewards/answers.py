@@ -13,7 +13,7 @@ from workbench.data.answer_column import extract_answer as after_mark
 from workbench.errors import RewardError
 
 TAGS = ("reasoning", "answer")
-PLACES = ("tag", "mark", "boxed", "number", "plain", "any")
+PLACES = ("only", "tag", "mark", "boxed", "number", "plain", "any")
 
 # Digits, with commas only where thousands are: 4,2 is two numbers, not 42.
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})++(?!\d)|\d++)"
@@ -73,9 +73,9 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
     """The answer in a text, stripped; None when there is none or it is empty.
 
     Args:
-        where: "tag": the last `<answer>` block; "mark": the line after the last `####`; "boxed": the `\\boxed{}` that
-            opens last; "number": the last number; "plain": the last line that is not empty; "any": the first of the
-            first four that finds something.
+        where: "only": the one `<answer>` block, of several none; "tag": the last `<answer>` block; "mark": the line after
+            the last `####`; "boxed": the `\\boxed{}` that opens last; "number": the last number; "plain": the last line
+            that is not empty; "any": the first of "tag", "mark", "boxed" and "number" that finds something.
         tag: the name of the tag.
 
     Raises:
@@ -85,6 +85,8 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
     >>> [find_answer(text, where) for where in ("tag", "mark", "boxed", "number", "any")]
     ['8', '7', '\\\\frac{9}{2}', '$1,000.50', '8']
     """
+    if where == "only":
+        return extract_answer(text)
     if where == "tag":
         found = blocks(text, tag)
         return (found[-1].rpartition(f"<{tag}>")[2].strip() or None) if found else None

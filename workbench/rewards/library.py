@@ -1,47 +1,177 @@
-"""Reward functions for text with one right answer, in TRL's own signature: correct, in format, short, bare.
+"""The reward functions that pay, and the factories that make them, in TRL's own signature.
 
-Each takes chat or plain completions and returns one number a completion, or None where it cannot say. It states the most
-that it pays (`maximum`) and pays nothing for silence, empty tags or tag soup. The five of the embedded task read
-`<reasoning>` and `<answer>` (see `formats`, where the format rewards are); others look elsewhere for the answer.
+Each takes chat or plain completions and returns one number per completion, or None where it cannot say. It states the most
+that it pays (`max_score`), and pays nothing for silence, empty tags or tag soup. Everything here is linear in the length of
+a completion. A factory makes a function of your own, and most of the named functions are made by one::
 
-To reward something else: `factories` makes functions for tags, patterns, places of the answer and schemas, `shaping`
-for length, repetition, running over and nearness to a number.
+    short_reward = make_length_reward(200, unit="tokens", maximum=0.3)
+
+Two of them do what functions of `trl.rewards` do. They are here because a task file is imported before the policy is
+loaded, and importing TRL before Unsloth leaves Unsloth's changes out on a GPU. JSON and Countdown are in `verifiers`.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, TypeVar
 
-from workbench.rewards.answers import completion_text, extract_answer, find_answer
+from workbench.data.answer_column import is_number
+from workbench.errors import TaskError
+from workbench.rewards.answers import PLACES, TAGS, completion_text, extract_answer, find_answer
 from workbench.rewards.compare import quick_same, same_answers
-from workbench.rewards.formats import (
-    incremental_format_reward,
-    keeps_strict_format,
-    strict_format_reward,
-    think_answer_format_reward,
-)
-from workbench.rewards.shaping import number_of
-from workbench.rewards.stated import pays
+from workbench.task import function_name
 
-__all__ = [
-    "answer_scores",
-    "boxed_correctness_reward",
-    "correctness_reward",
-    "incremental_format_reward",
-    "keeps_strict_format",
-    "last_line_reward",
-    "length_reward",
-    "lenient_correctness_reward",
-    "mark_correctness_reward",
-    "strict_format_reward",
-    "style_reward",
-    "think_answer_format_reward",
-]
-
+Reward = TypeVar("Reward", bound=Callable[..., Any])
+THINK_TAGS = ("think", "answer")
+_JUNK = 0.001  # taken off for each character after the last tag
 _HEDGES = re.compile(r"\b(?:not|never|either|neither|nor|or|maybe|perhaps)\b")
 _ONE_NUMBER = re.compile(r"\d[\d.,]*(?:[eE][-+]?\d+)?")
+_WORDS = {
+    "only": "in the one answer block (of several, none counts)", "tag": "in the last answer block",
+    "mark": "after the last ####", "boxed": "in the last \\boxed{}", "number": "as the last number",
+    "plain": "as the last line", "any": "in the last answer block, else after ####, else boxed, else as the last number",
+}  # fmt: skip
+
+
+def max_score(most: float) -> Callable[[Reward], Reward]:
+    """State on a reward function the most that it pays for one completion; a pure penalty states 0.
+
+    >>> @max_score(2.0)
+    ... def correctness_reward(completions, **kwargs): ...
+    >>> max_score_of(correctness_reward)
+    2.0
+    """
+
+    def state(func: Reward) -> Reward:
+        func.max_score = float(most)
+        return func
+
+    return state
+
+
+def max_score_of(func: Any) -> float | None:
+    """The most that a reward function says it pays; None if it does not say. Looks through `functools.partial`."""
+    while not hasattr(func, "max_score") and isinstance(func, functools.partial):
+        func = func.func
+    stated = getattr(func, "max_score", None)
+    return float(stated) if isinstance(stated, (int, float)) else None
+
+
+def named(func: Reward, name: str, says: str) -> Reward:
+    """Give a function that was made its name, which is its curve's label, and a docstring that says what it pays."""
+    func.__name__ = func.__qualname__ = name
+    func.__doc__ = says
+    return func
+
+
+def require(
+    holds: Any, value: str, rule: str, remedy: str = "correct that argument where the reward function is made"
+) -> None:
+    """TaskError with this value, rule and remedy if an argument of a factory does not hold."""
+    if not holds:
+        raise TaskError(value, rule=rule, remedy=remedy)
+
+
+# --- formats in tags --------------------------------------------------------------------------------------------------
+
+
+def keeps_strict_format(text: str, tags: Sequence[str] = TAGS) -> bool:
+    """Whether the text is one non-empty block of each tag, in their order, and nothing else.
+
+    >>> keeps_strict_format("<think>6 * 7</think>\\n<answer>42</answer>", ("think", "answer"))
+    True
+    """
+    marks = _marks(tags)
+    if any(text.count(mark) != 1 for mark in marks):
+        return False
+    outside, rest = [], text
+    for number, mark in enumerate(marks):
+        piece, found, rest = rest.partition(mark)
+        if not found:
+            return False  # it stands once, but before its turn
+        if number % 2 == 0:
+            outside.append(piece)
+        elif not piece.strip():
+            return False
+    return not any(piece.strip() for piece in (*outside, rest))
+
+
+def format_share(text: str, tags: Sequence[str] = TAGS) -> float:
+    """How much of a format in tags is there: 0 to 1, an equal share for each opening and each closing tag.
+
+    A tag counts that stands once, in its place and with something in its block; an opening tag counts without its
+    closing one. Each character after the last tag costs 0.001, all of them together at most one share.
+    """
+    marks, earned, last = _marks(tags), 0, -1
+    for opening, closing in zip(marks[::2], marks[1::2], strict=True):
+        if text.count(opening) != 1 or (start := text.find(opening)) <= last:
+            continue
+        last = start
+        inside, closed, _ = text[start + len(opening) :].partition(closing)
+        if not inside.strip() or any(mark in inside for mark in marks):
+            continue
+        earned += 1
+        if closed and text.count(closing) == 1:
+            earned += 1
+            last = start + len(opening) + len(inside)
+    _, ended, after = text.rpartition(marks[-1])
+    junk = len(after.strip()) if ended else 0
+    return max(0.0, earned / len(marks) - min(1 / len(marks), _JUNK * junk))
+
+
+def _marks(tags: Sequence[str]) -> list[str]:
+    return [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+
+
+def make_tags_reward(
+    tags: Sequence[str] = THINK_TAGS,
+    maximum: float = 1.0,
+    strict: bool = True,
+    opened: bool = False,
+    name: str | None = None,
+) -> Callable[..., list[float]]:
+    """A reward for one non-empty block of each tag, in their order.
+
+    Args:
+        strict: `maximum` for exactly that and nothing else, or 0; otherwise an equal share for each opening and each
+            closing tag in its place, and up to one share off for text after the last (`format_share`).
+        opened: whether the chat template writes the first tag itself, so that a completion begins inside its block.
+        name: of the function; None: one with the tags in it.
+
+    Raises:
+        TaskError: if a tag is no word, or stands twice.
+    """
+    tags = tuple(tags)
+    fit = tags and all(re.fullmatch(r"[\w-]+", tag) for tag in tags) and len({*tags}) == len(tags)
+    remedy = 'give their names, for example ("think", "answer")'
+    require(fit, f"tags = {tags!r}", "tags are words without brackets, each of them once", remedy)
+    before, kept = f"<{tags[0]}>" if opened else "", keeps_strict_format if strict else format_share
+
+    @max_score(maximum)
+    def tags_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        return [maximum * kept(before + completion_text(completion), tags) for completion in completions]
+
+    blocks = " and ".join(f"<{tag}>" for tag in tags)
+    says = ", and nothing else; otherwise 0." if strict else "; a share of it for each tag in its place."
+    return named(
+        tags_reward,
+        name or f"{'_'.join(tags)}_{'strict' if strict else 'tags'}_reward",
+        f"{maximum:g} for one block each of {blocks}, not empty and in order{says}",
+    )
+
+
+strict_format_reward = make_tags_reward(TAGS, name="strict_format_reward")
+incremental_format_reward = make_tags_reward(TAGS, strict=False, name="incremental_format_reward")
+# Where a chat template opens the <think> block itself, a completion lacks that tag: make_tags_reward(opened=True).
+think_answer_format_reward = make_tags_reward(THINK_TAGS, name="think_answer_format_reward")
+
+
+# --- right answers ----------------------------------------------------------------------------------------------------
 
 
 def answer_scores(
@@ -77,41 +207,37 @@ def _says_too_much(given: str | None, right: Any, bare: bool) -> bool:
     return (bare or several) and (whole or number_of(given) is None)
 
 
-@pays(2.0)
-def correctness_reward(
-    prompts: Sequence[Any], completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any
-) -> list[float | None]:
-    """2.0 if the one answer block holds the right answer, else 0.0. Fills `rewards/correctness_reward/mean`."""
-    return answer_scores(
-        [extract_answer(completion_text(completion)) for completion in completions], answer, 2.0, bare=True
-    )
+def make_answer_reward(
+    where: str = "any", maximum: float = 2.0, name: str | None = None, bare: bool = False
+) -> Callable[..., list[float | None]]:
+    """A reward of `maximum` for the right answer in one place, else 0; None where a formula was not judged in time.
 
+    Args:
+        where: "only", "tag", "mark", "boxed", "number", "plain" or "any", as in `find_answer`.
+        name: of the function; None: one with the place in it.
+        bare: whether a right number has to stand alone there, without a unit or words.
 
-@pays(2.0)
-def lenient_correctness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
-    """2.0 if the answer is right wherever it stands, with a unit or words around it, else 0.0.
-
-    It is looked for in the last answer block, then after the last `####`, then in the last `\\boxed{}`, then it is the
-    last number of the text.
+    Raises:
+        TaskError: if there is no such place.
     """
-    return answer_scores([find_answer(completion_text(completion), "any") for completion in completions], answer, 2.0)
+    known = f"use one of {', '.join(map(repr, PLACES))}"
+    require(where in PLACES, f"where = {where!r}", "an answer is looked for in one of the places that are known", known)
+
+    @max_score(maximum)
+    def answer_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        return answer_scores([find_answer(completion_text(each), where) for each in completions], answer, maximum, bare)
+
+    says = f"{maximum:g} for the right answer {_WORDS[where]}{', without a unit or words' if bare else ''}; else 0."
+    return named(answer_reward, name or f"{where}_answer_reward", says)
 
 
-@pays(2.0)
-def mark_correctness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
-    """2.0 if the right answer stands after the last `####`, else 0.0."""
-    return answer_scores(
-        [find_answer(completion_text(completion), "mark") for completion in completions], answer, 2.0, bare=True
-    )
+correctness_reward = make_answer_reward("only", name="correctness_reward", bare=True)
+lenient_correctness_reward = make_answer_reward("any", name="lenient_correctness_reward")
+mark_correctness_reward = make_answer_reward("mark", name="mark_correctness_reward", bare=True)
+boxed_correctness_reward = make_answer_reward("boxed", name="boxed_correctness_reward")
 
 
-@pays(2.0)
-def boxed_correctness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
-    """2.0 if the right answer stands in the last `\\boxed{}`, else 0.0."""
-    return answer_scores([find_answer(completion_text(completion), "boxed") for completion in completions], answer, 2.0)
-
-
-@pays(2.0)
+@max_score(2.0)
 def last_line_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
     """2.0 if the last line that is not empty is the right answer, or ends with it as a word of its own, else 0.0."""
     lines = [find_answer(completion_text(completion), "plain") or "" for completion in completions]
@@ -122,34 +248,263 @@ def last_line_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs
     return answer_scores(given, answer, 2.0, bare=True)
 
 
-TARGET_LENGTH_CHARACTERS = 120
+def make_closeness_reward(
+    scale: float | None = None, maximum: float = 1.0, where: str = "tag", name: str | None = None
+) -> Callable[..., list[float | None]]:
+    """A reward of `maximum` for the right number, falling to 0 for one that is `scale` away; None if no number is right.
 
+    Args:
+        scale: a distance; None: the right number's own size, and 1 where that is smaller.
+        where: where the answer stands, as in `find_answer`.
+        name: of the function; None: one with the scale in it.
 
-@pays(0.5)
-def length_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
-    """Up to 0.5 for a short completion that has an answer: 0.5 within 120 characters, falling to 0 at 240.
-
-    The unit is characters. A completion without an answer block earns nothing, or silence would be the best answer.
+    Raises:
+        TaskError: if the scale is not a positive number.
     """
-    scores = []
-    for completion in completions:
-        text = completion_text(completion)
-        over = max(0, len(text) - TARGET_LENGTH_CHARACTERS) / TARGET_LENGTH_CHARACTERS
-        scores.append(0.5 * max(0.0, 1.0 - over) if extract_answer(text) else 0.0)
-    return scores
+    fits = scale is None or (scale > 0 and math.isfinite(scale))
+    require(fits, f"scale = {scale!r}", "a distance is a positive number")
+
+    @max_score(maximum)
+    def closeness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        scores: list[float | None] = []
+        for completion, right in zip(completions, answer, strict=True):
+            wanted, given = number_of(right), number_of(find_answer(completion_text(completion), where))
+            if wanted is None:
+                scores.append(None)
+                continue
+            # In fractions, since neither the difference nor the quotient of two long numbers need be a float.
+            width = Fraction(scale) if scale is not None else max(abs(wanted), Fraction(1))
+            missed = Fraction(1) if given is None else min(Fraction(1), abs(given - wanted) / width)
+            scores.append(maximum * float(1 - missed))
+        return scores
+
+    away = "as far away as its own size" if scale is None else f"{scale:g} away"
+    return named(
+        closeness_reward,
+        name or ("closeness_reward" if scale is None else f"closeness_{scale:g}_reward"),
+        f"Up to {maximum:g}: all of it for the right number, nothing for one that is {away}.",
+    )
 
 
-@pays(0.25)
+def number_of(answer: Any) -> Fraction | None:
+    """The one number that an answer is, exactly; a percent sign is left out. None if it is not one number.
+
+    >>> number_of("-$1,000.50"), number_of("3/4"), number_of("12 apples"), number_of("1/0")
+    (Fraction(-2001, 2), Fraction(3, 4), None, None)
+    """
+    text = str(answer if answer is not None else "").replace("\u2212", "-").strip().rstrip(".")
+    if not is_number(text):
+        return None
+    try:
+        return Fraction(text.replace(",", "").replace("$", "").rstrip("%"))
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+closeness_reward = make_closeness_reward()
+
+
+# --- how a completion is written --------------------------------------------------------------------------------------
+
+
+def make_length_reward(
+    target: int, unit: str = "characters", maximum: float = 0.5, answer_in: str | None = "tag", name: str | None = None
+) -> Callable[..., list[float]]:
+    """A reward of `maximum` up to `target` characters or tokens, falling to 0 at twice as many.
+
+    Args:
+        unit: "characters" of the text, or "tokens" of the policy.
+        answer_in: where an answer must stand, as in `find_answer`, for a completion to earn anything; None: any text
+            that is not blank will do, and then one letter earns the most.
+        name: of the function; None: one with the target and the unit in it.
+
+    Raises:
+        TaskError: if the target is not positive, or the unit is none of the two.
+    """
+    require(target > 0, f"target = {target!r}", "a length is at least 1")
+    require(unit in ("characters", "tokens"), f"unit = {unit!r}", "a length is counted in characters or tokens")
+    counted = _texts if unit == "characters" else _token_ids
+
+    @max_score(maximum)
+    def length_reward(
+        completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any
+    ) -> list[float]:
+        scores = []
+        for completion, parts in zip(completions, counted(completions, completion_ids), strict=True):
+            over, text = max(0, len(parts) - target) / target, completion_text(completion)
+            earns = text.strip() if answer_in is None else find_answer(text, answer_in)
+            scores.append(maximum * max(0.0, 1.0 - over) if earns else 0.0)
+        return scores
+
+    return named(
+        length_reward,
+        name or f"length_{target}_{unit}_reward",
+        f"Up to {maximum:g} for a short completion: all of it within {target} {unit}, nothing at {2 * target}.",
+    )
+
+
+def _texts(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> list[str]:
+    return [completion_text(completion) for completion in completions]
+
+
+def _token_ids(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    return completion_ids
+
+
+# A completion without an answer earns nothing, or silence would be the best answer.
+length_reward = make_length_reward(120, answer_in="only", name="length_reward")
+
+
+@max_score(0.25)
 def style_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
     """0.25 if the answer block holds the bare answer: one line, no sentence, at most 20 characters; else 0.0."""
-    scores = []
-    for completion in completions:
-        given = extract_answer(completion_text(completion)) or ""
-        bare = (
-            0 < len(given) <= 20
-            and len(given.splitlines()) == 1
-            and len(given.split()) == 1
-            and not given.endswith(".")
-        )
-        scores.append(0.25 if bare else 0.0)
-    return scores
+    answers = [extract_answer(completion_text(completion)) or "" for completion in completions]
+    return [0.25 if len(each) <= 20 and len(each.split()) == 1 and not each.endswith(".") else 0.0 for each in answers]
+
+
+def make_repetition_reward(
+    ngram: int = 3, maximum_penalty: float = 1.0, unit: str = "words", name: str | None = None
+) -> Callable[..., list[float]]:
+    """A penalty from 0 to -`maximum_penalty`: the share of a completion's n-grams that stood in it before.
+
+    Args:
+        ngram: how many words or tokens are compared at a time.
+        unit: "words" between white space, or "tokens" of the policy, for languages that do not part their words.
+        name: of the function; None: one with the size and the unit in it.
+
+    Raises:
+        TaskError: if `ngram` is below 1, the penalty negative, or the unit none of the two.
+    """
+    require(ngram >= 1, f"ngram = {ngram!r}", "an n-gram has at least one word")
+    require(maximum_penalty >= 0, f"maximum_penalty = {maximum_penalty!r}", "a penalty is given as a positive number")
+    require(unit in ("words", "tokens"), f"unit = {unit!r}", "repetition is counted in words or tokens")
+    counted = _token_ids if unit == "tokens" else _words
+
+    @max_score(0.0)
+    def repetition_reward(
+        completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any
+    ) -> list[float]:
+        return [0.0 - maximum_penalty * _repeated_share(own, ngram) for own in counted(completions, completion_ids)]
+
+    return named(
+        repetition_reward,
+        name or f"repetition_{ngram}_{unit}_reward",
+        f"0 down to {-maximum_penalty:g}: the share of groups of {ngram} {unit} that stood in the completion before.",
+    )
+
+
+def _words(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> list[list[str]]:
+    return [completion_text(completion).split() for completion in completions]
+
+
+def _repeated_share(parts: Sequence[Any], ngram: int) -> float:
+    total = len(parts) - ngram + 1
+    if total < 1:
+        return 0.0
+    return 1 - len(set(zip(*(parts[start : start + total] for start in range(ngram)), strict=True))) / total
+
+
+repetition_reward = make_repetition_reward(name="repetition_reward")
+
+
+def make_overlong_reward(
+    max_completion_tokens: int, buffer_tokens: int, name: str | None = None
+) -> Callable[..., list[float]]:
+    """A penalty from 0 to -1 for running over: 0 until the last `buffer_tokens`, then falling to -1 at the limit.
+
+    Args:
+        max_completion_tokens: the limit; the recipe's max_completion_length, or less.
+        buffer_tokens: over how many tokens before it the penalty grows; 0: all at once.
+        name: of the function; None: one with the limit in it.
+
+    Raises:
+        TaskError: if the buffer is negative or longer than the limit.
+    """
+    value = f"buffer_tokens = {buffer_tokens!r} before max_completion_tokens = {max_completion_tokens!r}"
+    require(0 <= buffer_tokens <= max_completion_tokens, value, "the buffer lies within the limit")
+    free = max_completion_tokens - buffer_tokens
+
+    @max_score(0.0)
+    def overlong_reward(completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
+        over = [max(0, len(ids) - free) for ids in completion_ids]
+        return [0.0 - min(1.0, tokens / buffer_tokens if buffer_tokens else float(tokens)) for tokens in over]
+
+    return named(
+        overlong_reward,
+        name or f"overlong_{max_completion_tokens}_tokens_reward",
+        f"0 up to {free} tokens, falling to -1 at {max_completion_tokens} tokens.",
+    )
+
+
+def make_pattern_reward(
+    pattern: str,
+    score: float = 1.0,
+    whole: bool = False,
+    flags: int = re.DOTALL,
+    name: str = "pattern_reward",
+) -> Callable[..., list[float]]:
+    """A reward of `score` for completions in which a regular expression is found; a negative score is a penalty.
+
+    A pattern with nested or neighbouring repeats, `(a+)+` or `.*?x.*?y.*?z`, can take hours over one long completion,
+    and nothing inside Python can stop it. So the suite runs this function in its worker process, with a deadline.
+
+    Args:
+        whole: whether the pattern has to match the completion from its first to its last character.
+        flags: of `re`; with re.DOTALL a dot is also a line break, without which no text of several lines matches `.*`.
+
+    Raises:
+        TaskError: if the pattern does not compile.
+    """
+    rule = "a pattern is a regular expression of Python's `re`, as text"
+    remedy = "correct it; `re.escape` makes a pattern of a text that is meant literally"
+    require(isinstance(pattern, str), f"pattern = {pattern!r}: {type(pattern).__name__}, not text", rule, remedy)
+    try:
+        re.compile(pattern, flags)
+    except (re.error, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise TaskError(f"pattern = {pattern!r}: {error}", rule=rule, remedy=remedy) from error
+
+    @max_score(max(0.0, score))
+    def pattern_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        # `re` keeps what it has compiled; the text of the pattern is what a hash of this function can see.
+        found = re.fullmatch if whole else re.search
+        return [score if found(pattern, completion_text(each), flags) else 0.0 for each in completions]
+
+    pattern_reward.runs_in_worker = True
+    return named(pattern_reward, name, f"{score:g} where {'all of it matches' if whole else 'there is'} {pattern!r}.")
+
+
+def make_weighted_reward(func: Callable[..., Any], weight: float, name: str | None = None) -> Callable[..., Any]:
+    """`func` with each of its scores times `weight`; None stays None. Works for async functions too.
+
+    A weight in the recipe does the same and leaves the scores in the record as they are; this is for a function that is
+    to be one part of another, or twice in a task.
+
+    Args:
+        name: of the function; None: `func`'s with the weight in front.
+    """
+    if inspect.iscoroutinefunction(func):
+
+        async def weighted_reward(*args: Any, **kwargs: Any) -> list[float | None]:
+            return _times(weight, await func(*args, **kwargs))
+
+    else:
+
+        def weighted_reward(*args: Any, **kwargs: Any) -> list[float | None]:
+            return _times(weight, func(*args, **kwargs))
+
+    own = function_name(func)
+    # The suite looks at these to see which columns it needs and where it may run.
+    weighted_reward.__signature__ = inspect.signature(func)
+    weighted_reward.__module__ = getattr(func, "__module__", None) or __name__
+    for mark in ("runs_in_worker", "runs_in_process"):
+        if hasattr(func, mark):
+            setattr(weighted_reward, mark, getattr(func, mark))
+    stated = max_score_of(func)
+    # With a negative weight the most is what the function's least is worth, which it does not state.
+    if stated is not None and weight >= 0:
+        max_score(weight * stated)(weighted_reward)
+    return named(weighted_reward, name or f"{weight:g}_{own}", f"{weight:g} times what {own} pays.")
+
+
+def _times(weight: float, scores: Sequence[float | None]) -> list[float | None]:
+    return [None if score is None else weight * score for score in scores]

@@ -31,7 +31,10 @@ START_S = 60.0  # for the imports of a fresh process
 MEMORY_GB = 8  # of data that a worker may hold, at most half of the machine's: a runaway number must not take it all
 LONGEST_OUTPUT = 20_000  # characters of printed text that are passed on from one call
 _WORKER_MARK = "_WORKBENCH_WORKER"
-_SERVER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import workbench.rewards.worker as w; w._serve(int(sys.argv[2]))"
+_SERVER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "import workbench.rewards.worker as w; w._serve(int(sys.argv[2]))"
+)
 
 
 class DeadlineError(TimeoutError):

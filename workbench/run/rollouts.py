@@ -194,6 +194,15 @@ def parts(folder: Path, steps: int | Iterable[int] | None = None) -> list[Path]:
     return sorted(chosen, key=lambda part: [int(number) for number in _NUMBER.findall(part.stem)])
 
 
+def last_step(run: RunDirectory) -> int:
+    """The last step on record.
+
+    Raises:
+        RunError: if the run recorded nothing.
+    """
+    return _step_of(parts(run.rollouts)[-1])
+
+
 def _step_of(part: Path) -> int:
     return int(_NUMBER.findall(part.stem)[0])
 
@@ -251,9 +260,7 @@ def batch_and_place(run: RunDirectory, step: int, index: int | None = None) -> t
         before += batch.group_count
     raise RunError(
         f"step {step}" + ("" if index is None else f", group {index}") + ": not in the record",
-        rule=f"that step has {before} groups"
-        if before
-        else f"the last step on record is {_step_of(parts(run.rollouts)[-1])}",
+        rule=f"that step has {before} groups" if before else f"the last step on record is {last_step(run)}",
         remedy=f"choose 0 to {before - 1}" if before else "choose a step on record",
     )
 

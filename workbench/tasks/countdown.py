@@ -8,8 +8,8 @@ from pathlib import Path
 
 from workbench.data.prompts import SYSTEM_PROMPT
 from workbench.data.sources import Source
-from workbench.rewards.countdown import countdown_reward, numbers_used_reward
 from workbench.rewards.library import strict_format_reward
+from workbench.rewards.verifiers import countdown_reward, numbers_used_reward
 from workbench.task import Row, Task
 from workbench.tasks.making import task_rows
 

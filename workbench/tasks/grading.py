@@ -8,10 +8,8 @@ from workbench.audit.prompt_format import parse_format
 from workbench.data.answer_column import MARK
 from workbench.errors import DataError
 from workbench.rewards.answers import TAGS
-from workbench.rewards.countdown import countdown_reward
-from workbench.rewards.formats import THINK_TAGS
-from workbench.rewards.library import correctness_reward, last_line_reward, mark_correctness_reward
-from workbench.rewards.structured import json_right_reward
+from workbench.rewards.library import THINK_TAGS, correctness_reward, last_line_reward, mark_correctness_reward
+from workbench.rewards.verifiers import countdown_reward, json_right_reward
 from workbench.task import Row
 
 
@@ -59,5 +57,5 @@ def advice(row: Row) -> str:
         fits.append(f"make_tags_reward({tuple(block.name for block in asked.blocks)})")
     return (
         f"02's reward functions look for <reasoning> and <answer>, and these prompts ask for {asked}; what fits in "
-        f"workbench.rewards.library, .formats and .factories: {', '.join(fits)}"
+        f"workbench.rewards: {', '.join(fits)}"
     )

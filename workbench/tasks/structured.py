@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.data.sources import Source
-from workbench.rewards.structured import json_right_reward, json_schema_reward, json_values_reward
+from workbench.rewards.verifiers import json_right_reward, json_schema_reward, json_values_reward
 from workbench.task import Row, Task
 from workbench.tasks.making import task_rows
 

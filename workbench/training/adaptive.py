@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.errors import RecipeError
 from workbench.recipe import AdaptivePart
-from workbench.rewards.stated import maximum_of
+from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 
@@ -51,7 +51,7 @@ class AdaptiveWeights:
                     rule="an adaptive weight is multiplied",
                     remedy=f"give {name} a weight, or leave it out of adaptive_weights",
                 )
-        stated = dict(zip(suite.names, map(maximum_of, suite.task.reward_funcs), strict=True))
+        stated = dict(zip(suite.names, map(max_score_of, suite.task.reward_funcs), strict=True))
         self._best = {name: part.best_score or stated[name] for name, part in parts.items()}
         self._most_seen: dict[str, float] = defaultdict(float)
         self._scores: dict[str, list[float]] = defaultdict(list)  # mean score of each batch since the last decision
@@ -96,7 +96,7 @@ class AdaptiveWeights:
         """Functions were loaded anew: what they state as their maximum may be another number."""
         for name, part in self.parts.items():
             if name in reward_funcs:
-                self._best[name] = part.best_score or maximum_of(reward_funcs[name])
+                self._best[name] = part.best_score or max_score_of(reward_funcs[name])
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, for JSON."""

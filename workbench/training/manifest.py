@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.data.split import fingerprint
 from workbench.recipe import Recipe
-from workbench.rewards.stated import maximum_of
+from workbench.rewards.library import max_score_of
 from workbench.run.directory import now
 from workbench.run.versions import versions
 from workbench.training import plan
@@ -83,7 +83,7 @@ def _rewards(stage: Stage) -> dict[str, Any]:
         "hash": suite.hash,
         "functions": suite.hashes,
         "weights": dict(zip(suite.names, suite.weights, strict=True)),
-        "best": dict(zip(suite.names, map(maximum_of, stage.task.reward_funcs), strict=True)),
+        "best": dict(zip(suite.names, map(max_score_of, stage.task.reward_funcs), strict=True)),
         "run": suite.functions.places,
     }
 

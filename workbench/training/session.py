@@ -11,7 +11,7 @@ from typing import Any
 from workbench.errors import RecipeError
 from workbench.health.verdicts import RunConfig
 from workbench.health.watchdog import Watchdog
-from workbench.rewards.stated import maximum_of
+from workbench.rewards.library import max_score_of
 from workbench.run.control_file import write_request
 from workbench.run.directory import RunDirectory
 from workbench.run.state import RunState
@@ -296,7 +296,7 @@ def _config(stage: Stage, fp16: bool) -> RunConfig:
     return RunConfig.of(
         stage.settings,
         weights=dict(zip(suite.names, suite.weights, strict=True)),
-        best=dict(zip(suite.names, map(maximum_of, task.reward_funcs), strict=True)),
+        best=dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True)),
         num_generations=suite.num_generations,
         aggregation=suite.aggregation,
         right_by=task.right_function,

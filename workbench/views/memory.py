@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.memory import UNCALIBRATED, MemoryEstimate
 from workbench.memory.parts import GB, PHASES, Part, add, in_gb
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, new_figure
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, new_figure
 
 # What is drawn in one colour: name, its parts' names, colour. What is named in none is drawn as the last.
 _GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -20,6 +20,11 @@ _GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("scratch", ("reading the prompts", "choosing tokens", "unpacked layer", "decode graphs"), GREY),
     ("CUDA and the allocator's gaps", (), "#cccccc"),
 )
+
+
+def memory_picture(estimate: MemoryEstimate) -> Picture:
+    """The bars, with every part and its range as their text."""
+    return Picture(memory_bars(estimate), str(estimate))
 
 
 def memory_bars(estimate: MemoryEstimate) -> Any:

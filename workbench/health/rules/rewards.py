@@ -20,7 +20,7 @@ WHY = {  # (cause, remedy)
     "at its best": ("", "its weight can go to 0, or to another function"),
     "maximum unknown": (
         "it reads the completion in another shape than it gets it, or asks for something that none of them has",
-        "run `workbench probe`; if it is a penalty that has not had to strike, declare it with @pays(0)",
+        "run `workbench probe`; if it is a penalty that has not had to strike, declare it with @max_score(0)",
     ),
     "cut": (
         "{} of the completions were cut at the limit, perhaps before what it looks for",

@@ -1,0 +1,508 @@
+"""Replay: the recorded completions of a run scored anew with an edited task, old advantages against new ones.
+
+The record is read a few thousand completions at a time, whole groups together, and old and new go side by side into a
+Parquet file, which DuckDB is asked about: a million completions need no more memory than ten thousand. What a replay shows
+are the gradients of batches that an older policy wrote, and no more than that: `MEANING`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.errors import RunError, TaskError
+from workbench.rewards.groups import attribution, batch_of, dead_kinds
+from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
+from workbench.run.directory import RunDirectory, open_run
+from workbench.run.rollouts import parts, read_batches, rows_in, stage_in
+from workbench.task import Row, Task, load_task
+from workbench.workspace import replace_file, shown, to_json
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MEANING = (
+    "This shows what the gradients of these batches would have favoured, not what a new run would reach: "
+    "a policy trained under the new rewards would have written other completions."
+)
+DEAD = "(dead)"  # in place of a function's name, which has no brackets
+NO_SIGN = 1e-6  # an advantage closer to 0 than this has no sign
+GROUPS_LISTED = 100
+ABOUT = 4096  # completions that are read and scored at a time
+_EXCERPT_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay found. Every count is of the completions or groups that were replayed; records are plain dicts."""
+
+    run: str
+    task: str
+    old_hash: str
+    new_hash: str
+    settings: dict[str, Any]  # num_generations, scale_rewards, multi_objective_aggregation: those of the run
+    recorded: int  # completions in the record
+    completions: int
+    groups: int
+    signs: np.ndarray  # [3, 3] completions by the sign of their old (row) and new (column) advantage: -, 0, +
+    old_dead: dict[str, int]  # why -> groups
+    new_dead: dict[str, int]
+    came_alive: int
+    died: int
+    rank_correlation: float  # Spearman's, within groups alive in both, mean; NaN if there is none
+    ranked: int  # groups that it is the mean of
+    deciders: dict[tuple[str, str], int]  # (old decider, new decider) -> groups; DEAD where there is none
+    functions: list[
+        dict
+    ]  # name, change ("same", "changed", "added", "removed": its code), and old and new: hash, weight, mean
+    #                        score, groups decided; rescored: completions that it scores otherwise now
+    steps: list[dict]  # step, groups, old_dead, new_dead
+    alive: list[dict]  # the first hundred groups that come alive: step, group, prompt_id, old_dead, new_decider
+    examples: list[dict]  # the completions whose advantage changes most, one per group; texts are cut
+    notes: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # part -> why
+    out: Path | None = None
+
+    @property
+    def turned_up(self) -> int:
+        """Completions that were made less likely and would now be made likelier."""
+        return int(self.signs[0, 2])
+
+    @property
+    def turned_down(self) -> int:
+        """Completions that were made likelier and would now be made less likely."""
+        return int(self.signs[2, 0])
+
+    def found(self) -> dict[str, Any]:
+        """For `--json`."""
+        deciders = [{"old": old, "new": new, "groups": count} for (old, new), count in self.deciders.items()]
+        more = {"meaning": MEANING, "turned_up": self.turned_up, "turned_down": self.turned_down}
+        return to_json({**more, **vars(self), "deciders": deciders})
+
+    def __str__(self) -> str:
+        old, new = sum(self.old_dead.values()), sum(self.new_dead.values())
+        part = f" of {self.recorded} recorded" if self.recorded != self.completions else ""
+        turned, of = self.turned_up + self.turned_down, max(1, self.completions)
+        moved = sum(n for (was, now), n in self.deciders.items() if was != now and DEAD not in (was, now))
+        ranks = f"{self.rank_correlation:.2f}, mean of {self.ranked} groups" if self.ranked else "none is alive in both"
+        lines = [
+            f"{self.run} (rewards {self.old_hash}) replayed with task {self.task!r} (rewards {self.new_hash}): "
+            f"{self.completions} completions{part}, {self.groups} groups of {self.settings['num_generations']}",
+            f"advantage changes sign: {turned} completions, {turned / of:.0%} "
+            f"({self.turned_up} from less likely to likelier, {self.turned_down} from likelier to less likely)",
+            f"dead groups: {old} before ({_counts(self.old_dead)}), {new} now ({_counts(self.new_dead)}): "
+            f"{self.came_alive} come alive, {self.died} die",
+            f"rank correlation of the advantages within groups: {ranks}",
+            f"another function decides: {moved} of {self.groups} groups (of those that are alive before and now)",
+        ]
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"left out: {name}: {why}" for name, why in self.left_out.items()]
+        lines += [f"side by side in {shown(self.out)}"] if self.out else []
+        return "\n".join([*lines, MEANING])
+
+
+def _counts(kinds: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+
+
+def replay(
+    run: RunDirectory | str | Path,
+    task: Task | str | Path,
+    weights: dict[str, float] | None = None,
+    *,
+    out: str | Path | None = None,
+    examples: int = 5,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Replay:
+    """Score a run's recorded completions with a task's functions, and compare the advantages, old against new.
+
+    The run's own settings decide how advantages are made of scores. A step is scored in one piece, as it was in training,
+    unless it is larger than `ABOUT` completions and its groups do not depend on one another.
+
+    Args:
+        run: a run, its name or its folder; "latest": the last that recorded completions.
+        task: the edited task, its file or its name; only its functions and weights are used, the prompts are the recorded ones.
+        weights: by function name; others are the run's recipe's where it names them, else the task's.
+        out: a Parquet file with a row per completion, old and new side by side; whole, or not at all.
+        examples: how many of the completions whose advantage changes most are kept.
+        limit: stop once so many completions are replayed; what is being replayed then is finished first.
+        progress: called with (completions done, completions recorded).
+
+    Raises:
+        RunError: if the run recorded nothing that can be read, or `out` would be taken for a part of its record.
+        TaskError: if a function needs a column that was not recorded.
+        RewardError: if a function fails.
+        RecipeError: if `weights` names no function of the task.
+
+    >>> import workbench as wb
+    >>> again = wb.replay("latest", "tasks/arithmetic/task.py", {"length_reward": 0.0})  # doctest: +SKIP
+    >>> again.turned_up, again.came_alive  # doctest: +SKIP
+    (12, 3)
+    """
+    run = run if isinstance(run, RunDirectory) else open_run(run, latest="recorded")
+    task = task if isinstance(task, Task) else load_task(task)
+    recipe, hashes, known_hash, settings = run.recipe(), *_rewards_of(run)
+    asked = {name: weight for name, weight in recipe.reward_weights.items() if name in task.function_names}
+    suite = RewardSuite(
+        task,
+        settings["num_generations"],
+        {**asked, **(weights or {})},
+        deadline_s=recipe.rewards.deadline_s,
+        on_error=recipe.rewards.on_error,
+    )
+    recorded = 0
+    for part in parts(run.rollouts):
+        with contextlib.suppress(RunError):  # reported when its turn comes
+            recorded += rows_in(part)
+    left_out: dict[str, str] = {}
+    drift, done, furthest, old_weights = 0.0, 0, [], {}
+    with contextlib.ExitStack() as stack:
+        stack.callback(suite.close)
+        file = stack.enter_context(_side_by_side(out, run))
+        write = stack.enter_context(_writer(file))
+        columns = None
+        for batch in read_batches(run, at_most=ABOUT, left_out=left_out):
+            rows = batch.rows
+            if rows[0].keys() != columns:
+                columns = rows[0].keys()
+                _check_columns(suite, rows[0])
+            # What was recorded of the tokens is their number.
+            scores = suite.score(rows, batch.completions, [[0] * length for length in batch.lengths])
+            old, new = _both(batch, scores, suite)
+            write(_table(batch, old, new, done, [*hashes], suite.names))
+            furthest = heapq.nlargest(examples, [*furthest, *_changes(batch, new, examples)], key=lambda each: each[0])
+            drift = max(drift, float(np.abs(batch.advantages - old.advantages).max()))
+            old_weights, done = dict(zip(batch.names, batch.weights, strict=True)), done + len(rows)
+            if progress is not None:
+                progress(done, recorded)
+            if limit is not None and done >= limit:
+                break
+        if not done:
+            name, why = next(iter(left_out.items()), (shown(run.rollouts), "no completions"))
+            raise RunError(
+                f"{name}: {why}",
+                rule="a replay scores what was recorded",
+                remedy="choose another run: none of it is whole",
+            )
+        write(None)
+        counted = _counted(file, [*hashes], suite.names)
+    functions = _functions(counted.pop("scored"), counted["deciders"], hashes, old_weights, suite)
+    return Replay(
+        run=run.name,
+        task=task.name,
+        old_hash=known_hash,
+        new_hash=suite.hash,
+        settings=settings,
+        recorded=recorded,
+        completions=done,
+        functions=functions,
+        examples=[example for _, example in furthest],
+        notes=[*suite.notes, *_stand_ins(task), *_notes(functions, known_hash == suite.hash, drift)],
+        left_out=left_out,
+        out=Path(out) if out else None,
+        **counted,
+    )
+
+
+# --- what was recorded --------------------------------------------------------------------------------------------
+
+
+def _rewards_of(run: RunDirectory) -> tuple[dict[str, str], str, dict[str, Any]]:
+    # (function -> hash, hash of all, the settings that advantages were made with).
+    known = stage_in(run.manifest())
+    usual = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
+    settings = {name: known["settings"].get(name, usual.get(name)) for name in ("num_generations", *usual)}
+    if not settings["num_generations"] or not known["rewards"]:
+        raise RunError(
+            f"{shown(run.path / 'manifest.json')}: no {'rewards' if settings['num_generations'] else 'num_generations'!r}",
+            rule="a manifest names the run's reward functions and its settings",
+            remedy="choose a run that was trained with the workbench",
+        )
+    return dict(known["rewards"]["functions"]), known["rewards"]["hash"], settings
+
+
+def _check_columns(suite: RewardSuite, row: Row) -> None:
+    try:
+        suite.check_signatures([row])
+    except TaskError as error:
+        raise TaskError(
+            f"the recorded rows: {error.value}",
+            rule=error.rule,
+            remedy="a replay hands on what was recorded: read one of those columns, or give the parameter a default "
+            f"(in a new run: {error.remedy})",
+        ) from None
+
+
+# --- side by side -------------------------------------------------------------------------------------------------
+
+
+def _both(batch: ScoredBatch, scores: np.ndarray, suite: RewardSuite) -> tuple[ScoredBatch, ScoredBatch]:
+    # What the old and the new scores make of a batch, under the settings that it was trained with.
+    settings = (batch.num_generations, batch.scale_rewards, batch.aggregation)
+    right = scores[:, suite.names.index(suite.task.right_function)] > 0
+    old = batch_of(batch.names, batch.weights, batch.scores, batch.completions, batch.right, *settings)
+    return old, batch_of(suite.names, suite.weights, scores, batch.completions, right, *settings)
+
+
+def _table(
+    batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, old_names: list[str], new_names: list[str]
+) -> pyarrow.Table:
+    # A row per completion; what belongs to a group stands in each of its rows.
+    import pyarrow as pa
+
+    size, count = batch.num_generations, len(batch.completions)
+    columns: dict[str, tuple[Any, Any]] = {
+        "step": (np.full(count, batch.step), pa.int32()),
+        "group": (np.repeat(batch.group_places, size), pa.int32()),
+        "generation": (np.arange(count) % size, pa.int32()),
+        "prompt_id": (batch.prompt_ids, pa.string()),
+        "number": (np.arange(before, before + count), pa.int64()),  # of the completion in the record
+    }
+    for side, trained, own in (("old", batch, old), ("new", new, new)):
+        columns[f"{side}_total"] = (trained.totals, pa.float64())
+        columns[f"{side}_advantage"] = (trained.advantages, pa.float64())
+        kinds = dead_kinds(own.groups, own.right, own.completions, size, own.aggregation)
+        deciders = attribution(own.scores, own.weights, size, own.scale_rewards, own.aggregation).deciders
+        names = [*own.names, None]  # -1, in a dead group, is the last
+        columns[f"{side}_dead"] = ([kind for kind in kinds for _ in range(size)], pa.string())
+        columns[f"{side}_decider"] = ([names[index] for index in deciders for _ in range(size)], pa.string())
+        for name in old_names if side == "old" else new_names:
+            there = own.scores[:, own.names.index(name)] if name in own.names else np.full(count, np.nan)
+            columns[f"{side}.{name}"] = (there, pa.float64())
+    ranks = _rank_correlations(batch.advantages.reshape(-1, size), new.advantages.reshape(-1, size))
+    dead = [bool(was or now) for was, now in zip(columns["old_dead"][0], columns["new_dead"][0], strict=True)]
+    columns["rank_correlation"] = (np.where(dead, np.nan, np.repeat(ranks, size)), pa.float64())
+    return pa.table({name: pa.array(values, kind, from_pandas=True) for name, (values, kind) in columns.items()})
+
+
+def _rank_correlations(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Spearman's rank correlation within each of P groups, [P, G] -> [P]; ties share their mean rank, NaN where all are equal."""
+    from scipy.stats import rankdata
+
+    # Equal but for rounding is equal.
+    first, second = (rankdata(np.round(values, 9), axis=1) for values in (old, new))
+    first, second = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (first, second))
+    spread = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
+    return (first * second).sum(axis=1) / np.where(spread > 0, spread, np.nan)
+
+
+@contextlib.contextmanager
+def _side_by_side(out: str | Path | None, run: RunDirectory) -> Iterator[Path]:
+    # Where the file is written: beside `out`, whose place it takes when all went well, or for the time of the replay.
+    if out is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / "side_by_side.parquet"
+        return
+    out = Path(out)
+    problem = "a folder" if out.is_dir() else ""
+    if out.resolve().parent == run.rollouts.resolve():
+        problem = "among the run's own parts"
+    elif any(folder.exists() and not folder.is_dir() for folder in out.parents):
+        problem = "its folder is a file"
+    if problem:
+        raise RunError(
+            f"out = {out}: {problem}",
+            rule="a replay is written into a file of its own, never into the record",
+            remedy="choose another file",
+        )
+    with replace_file(out) as beside:
+        yield beside
+
+
+@contextlib.contextmanager
+def _writer(file: Path) -> Iterator[Callable[[pyarrow.Table | None], None]]:
+    # Takes tables, and writes some of them at a time; None: that was all.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    held: list[pa.Table] = []
+    with contextlib.ExitStack() as stack:
+        writer: Any = None
+
+        def write(table: pa.Table | None) -> None:
+            nonlocal writer
+            held.extend([] if table is None else [table])
+            if held and (table is None or sum(map(len, held)) >= ABOUT):
+                if writer is None:
+                    writer = stack.enter_context(pq.ParquetWriter(file, held[0].schema, compression="zstd"))
+                writer.write_table(pa.concat_tables(held))
+                held.clear()
+            if table is None:
+                stack.close()
+
+        yield write
+
+
+def _counted(file: Path, old_names: list[str], new_names: list[str]) -> dict[str, Any]:
+    # The fields of a `Replay` that are counts, by asking the file. `groups` has the first completion of each group.
+    import duckdb
+    import pyarrow.dataset as ds
+
+    def name(side: str, function: str) -> str:
+        return '"{}.{}"'.format(side, function.replace('"', '""'))
+
+    sign = f"case when {{0}} > {NO_SIGN} then 2 when {{0}} < -{NO_SIGN} then 0 else 1 end"
+    means = [f"avg({name(side, each)})" for side, own in (("old", old_names), ("new", new_names)) for each in own]
+    both = [each for each in new_names if each in old_names]
+    differs = "coalesce(abs({0} - {1}) > 1e-9, ({0} is null) <> ({1} is null))"
+    rescored = [f"count(*) filter (where {differs.format(name('old', each), name('new', each))})" for each in both]
+    with duckdb.connect() as connection:
+        connection.register("completions", ds.dataset(file, format="parquet"))
+        connection.execute("create view groups as select * from completions where generation = 0")
+
+        def rows(sql: str) -> list[tuple]:
+            return connection.execute(sql).fetchall()
+
+        def records(sql: str) -> list[dict]:
+            found = connection.execute(sql)
+            names = [column[0] for column in found.description]
+            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+        signs = np.zeros((3, 3), dtype=np.int64)
+        for old, new, count in rows(
+            f"select {sign.format('old_advantage')}, {sign.format('new_advantage')}, count(*) from completions group by all"
+        ):
+            signs[old, new] = count
+        dead = [
+            dict(
+                rows(
+                    f"select {side}, count(*) from groups where {side} is not null group by 1 order by 2 desc, min(number)"
+                )
+            )
+            for side in ("old_dead", "new_dead")
+        ]
+        [(groups, came_alive, died, correlation, ranked)] = rows(
+            """select count(*), count(old_dead) filter (new_dead is null), count(new_dead) filter (old_dead is null),
+                      avg(rank_correlation), count(rank_correlation) from groups"""
+        )
+        deciders = rows(
+            f"""select coalesce(old_decider, '{DEAD}'), coalesce(new_decider, '{DEAD}'), count(*) from groups
+                group by 1, 2 order by 3 desc, min(number)"""
+        )
+        scored = rows(f"select {', '.join([*means, *rescored])} from completions")[0]
+        half, rest = len(old_names), len(old_names) + len(new_names)
+        return {
+            "groups": groups,
+            "signs": signs,
+            "old_dead": dead[0],
+            "new_dead": dead[1],
+            "came_alive": came_alive,
+            "died": died,
+            "rank_correlation": float("nan") if correlation is None else correlation,
+            "ranked": ranked,
+            "deciders": {(old, new): count for old, new, count in deciders},
+            "steps": records(
+                "select step, count(*) as groups, count(old_dead) as old_dead, count(new_dead) as new_dead "
+                "from groups group by step order by step"
+            ),
+            "alive": records(
+                f"""select step, "group", prompt_id, old_dead, new_decider from groups
+                    where old_dead is not null and new_dead is null order by number limit {GROUPS_LISTED}"""
+            ),
+            "scored": [dict(zip(own, values, strict=True)) for own, values in (
+                (old_names, scored[:half]), (new_names, scored[half:rest]), (both, scored[rest:])
+            )],
+        }  # fmt: skip
+
+
+def _functions(
+    scored: list[dict], deciders: dict, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite
+) -> list[dict]:
+    (old_means, new_means, rescored), new_weights = scored, dict(zip(suite.names, suite.weights, strict=True))
+    found = []
+    for name in [*suite.names, *(name for name in hashes if name not in suite.names)]:
+        old, new = hashes.get(name), suite.hashes.get(name)
+        found.append(
+            {
+                "name": name,
+                "change": "added" if old is None else "removed" if new is None else "same" if old == new else "changed",
+                "old_hash": old,
+                "new_hash": new,
+                "old_weight": old_weights.get(name),
+                "new_weight": new_weights.get(name),
+                "old_mean": old_means.get(name),
+                "new_mean": new_means.get(name),
+                "rescored": rescored.get(name),
+                "old_decided": sum(count for (was, _), count in deciders.items() if was == name),
+                "new_decided": sum(count for (_, now), count in deciders.items() if now == name),
+            }
+        )
+    return found
+
+
+def _changes(batch: ScoredBatch, new: ScoredBatch, most: int) -> list[tuple[float, dict]]:
+    # The completions of a batch whose advantage changes most, one per group: (by how much, the example).
+    size = batch.num_generations
+    change = np.abs(new.advantages - batch.advantages).reshape(-1, size)
+    found = []
+    for group in np.argsort(-change.max(axis=1), kind="stable")[:most]:
+        if change[group].max() < NO_SIGN:
+            break
+        row = int(group * size + change[group].argmax())
+        prompt = batch.prompts[row]
+        example = {
+            "step": batch.step,
+            "group": int(batch.group_places[group]),
+            "generation": row % size,
+            "prompt": _cut(prompt if isinstance(prompt, str) else str(prompt[-1].get("content"))),
+            "completion": _cut(batch.completions[row]),
+            "old_total": float(batch.totals[row]),
+            "new_total": float(new.totals[row]),
+            "old_advantage": float(batch.advantages[row]),
+            "new_advantage": float(new.advantages[row]),
+            "old_scores": dict(zip(batch.names, map(float, batch.scores[row]), strict=True)),
+            "new_scores": dict(zip(new.names, map(float, new.scores[row]), strict=True)),
+        }
+        found.append((float(change[group].max()), example))
+    return found
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
+
+
+# --- what a reader of the numbers should know -----------------------------------------------------------------------
+
+
+def _stand_ins(task: Task) -> list[str]:
+    notes = []
+    for name, func in zip(task.function_names, task.reward_funcs, strict=True):
+        try:
+            named = inspect.signature(func).parameters
+        except (TypeError, ValueError):
+            continue  # a model has none
+        if "completion_ids" in named:
+            notes.append(
+                f"{name} reads completion_ids: tokens are not recorded, only their number, so it was given that many zeros"
+            )
+        if "trainer_state" in named:
+            notes.append(f"{name} reads trainer_state: it was given step 0 for every completion")
+    return notes
+
+
+def _notes(functions: list[dict], same: bool, drift: float) -> list[str]:
+    found = []
+    if same and not any(row["rescored"] for row in functions):
+        found.append("the functions and weights are those of the run")
+    for row in functions:
+        if row["change"] == "same" and row["rescored"]:
+            found.append(
+                f"{row['name']} is unchanged and scores {row['rescored']} completions otherwise than in training: "
+                "it draws at random, reads something that was not recorded, or uses a value that the hash does not see"
+            )
+    if drift > NO_SIGN:
+        found.append(
+            f"the recorded advantages differ by up to {drift:.2g} from those that the recorded scores give: "
+            "what decided a group before is then approximate"
+        )
+    return found

@@ -1,1 +1,0 @@
-"""A record scored again under other rewards."""

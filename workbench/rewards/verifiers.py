@@ -1,0 +1,175 @@
+"""Rewards for answers that a program can check: JSON that keeps to a schema, and the expressions of Countdown."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from workbench.errors import TaskError
+from workbench.rewards.answers import completion_text, extract_answer
+from workbench.rewards.library import max_score, named
+
+LONGEST_JSON, LONGEST_EXPRESSION = 20_000, 200  # characters
+_FENCE = "```"
+_EXPRESSION = re.compile(r"(?:\d{1,9}(?!\d)|[-+*/() ])+", re.ASCII)
+_SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+def json_of(text: str) -> Any:
+    """The JSON value of a completion: its answer block if there is one, else all of it; a code fence around it is taken off.
+
+    Returns None if it is not JSON, and for a bare `null`, which no schema here asks for.
+    """
+    body = (extract_answer(text) if "<answer>" in text else text) or ""
+    body = body.strip()
+    if body.startswith(_FENCE) and body.endswith(_FENCE) and "\n" in body:
+        body = body[body.index("\n") : -len(_FENCE)].strip()
+    if not body or len(body) > LONGEST_JSON:
+        return None
+    try:
+        return json.loads(body, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(schema: str) -> Any:
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(json.loads(schema))
+
+
+def _keeps(completion: Any, schema: str) -> bool:
+    value = json_of(completion_text(completion))
+    return value is not None and _validator(schema).is_valid(value)
+
+
+@max_score(1.0)
+def json_schema_reward(completions: Sequence[Any], schema: Sequence[str], **kwargs: Any) -> list[float]:
+    """1.0 if the answer is JSON and keeps to the row's `schema` (JSON Schema, as text), else 0.0."""
+    return [1.0 if _keeps(completion, wanted) else 0.0 for completion, wanted in zip(completions, schema, strict=True)]
+
+
+@max_score(2.0)
+def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
+    """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against."""
+    scores = []
+    for completion, right in zip(completions, answer, strict=True):
+        found, wanted = json_of(completion_text(completion)), json.loads(right)
+        if not isinstance(found, dict):
+            scores.append(0.0)
+            continue
+        same = sum(name in found and found[name] == value for name, value in wanted.items())
+        scores.append(2.0 * same / len({*wanted, *found}) if wanted or found else 2.0)
+    return scores
+
+
+@max_score(1.0)
+def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
+    """1.0 if the answer is exactly the right object, which the row's `answer` holds as text; else 0.0."""
+    return [
+        1.0 if json_of(completion_text(completion)) == json.loads(right) else 0.0
+        for completion, right in zip(completions, answer, strict=True)
+    ]
+
+
+def make_json_reward(
+    schema: dict[str, Any] | str, maximum: float = 1.0, name: str = "json_reward"
+) -> Callable[..., list[float]]:
+    """A reward of `maximum` for JSON that keeps to one schema, else 0, without a `schema` column.
+
+    Args:
+        schema: JSON Schema, as an object or as text.
+
+    Raises:
+        TaskError: if it is no JSON Schema.
+    """
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
+    try:
+        wanted = json.loads(schema) if isinstance(schema, str) else schema
+        Draft202012Validator.check_schema(wanted)
+    except (ValueError, SchemaError) as error:
+        raise TaskError(
+            f"schema = {str(schema)[:80]!r}: {str(error).splitlines()[0]}",
+            rule="a schema keeps to JSON Schema, draft 2020-12",
+            remedy="correct it, or write it as a Python dict",
+        ) from error
+    text = json.dumps(wanted, sort_keys=True)
+
+    @max_score(maximum)
+    def json_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        return [maximum if _keeps(completion, text) else 0.0 for completion in completions]
+
+    # A schema may hold regular expressions, which can hang as any pattern can.
+    json_reward.runs_in_worker = '"pattern' in text
+    return named(json_reward, name, f"{maximum:g} for JSON that keeps to the schema, else 0.")
+
+
+def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
+    """(value, the numbers in it) of an expression of whole numbers, `+ - * /` and parentheses; None if it is none.
+
+    Exact, and read as text: nothing is ever executed.
+
+    >>> evaluate("(3 + 5) / 2")
+    (Fraction(4, 1), [3, 5, 2])
+    >>> evaluate("7 / (3 - 3)"), evaluate("2 ** 9"), evaluate("__import__('os')")
+    (None, None, None)
+    """
+    text = " ".join(expression.translate(_SAME).split())
+    if len(text) > LONGEST_EXPRESSION or not _EXPRESSION.fullmatch(text):
+        return None
+    numbers: list[int] = []
+
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.BinOp):
+            return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
+        numbers.append(node.value)
+        return Fraction(node.value)
+
+    try:
+        return value(ast.parse(re.sub(r"\b0+(?=\d)", "", text), mode="eval").body), numbers
+    except (SyntaxError, MemoryError, RecursionError):  # no expression, or one too deep
+        return None
+    except (KeyError, AttributeError, TypeError, ZeroDivisionError):  # a power, a sign, nothing in parentheses
+        return None
+
+
+def solves(answer: str, numbers: Sequence[int], target: int) -> bool:
+    """Whether an answer (`(55 - 7) + 36 - 19`, with or without `= 65`) reaches the target with each number used once."""
+    left, equals, right = answer.partition("=")
+    if equals and right.strip() != str(target):
+        return False
+    found = evaluate(left)
+    return found is not None and found[0] == target and Counter(found[1]) == Counter(numbers)
+
+
+@max_score(2.0)
+def countdown_reward(
+    completions: Sequence[Any], numbers: Sequence[Sequence[int]], target: Sequence[int], **kwargs: Any
+) -> list[float]:
+    """2.0 if the one answer block holds an expression that uses each number once and reaches the target, else 0.0."""
+    return [
+        2.0 if (given := extract_answer(completion_text(completion))) is not None and solves(given, some, goal) else 0.0
+        for completion, some, goal in zip(completions, numbers, target, strict=True)
+    ]
+
+
+@max_score(0.5)
+def numbers_used_reward(completions: Sequence[Any], numbers: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
+    """0.5 if the answer block holds an expression that uses each number once, whatever it comes to; else 0.0."""
+    scores = []
+    for completion, some in zip(completions, numbers, strict=True):
+        given = extract_answer(completion_text(completion))
+        found = evaluate(given.partition("=")[0]) if given else None
+        scores.append(0.5 if found is not None and Counter(found[1]) == Counter(some) else 0.0)
+    return scores

@@ -1,0 +1,136 @@
+"""A `Replay` for people: dead groups by step and deciders as pictures, then what changed as tables and text."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import numpy as np
+
+from workbench.replaying import DEAD, Replay
+from workbench.views.curves import MAX_POINTS
+from workbench.views.figure import BLUE, GREY, ORANGE, inline_image, new_figure
+from workbench.views.tables import PRE, Table, Verbatim, number, one_line, plain, short_name
+
+_NONE = "none (zero std)"
+
+
+class ReplayView:
+    """The two pictures and the text in a notebook, tables and text in a terminal."""
+
+    def __init__(self, found: Replay) -> None:
+        self.found = found
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, [*replay_tables(self.found), self.found]))
+
+    def _repr_html_(self) -> str:
+        pictures = (
+            inline_image(replay_chart(self.found), "dead groups by step, as trained and replayed"),
+            inline_image(decider_bars(self.found), "which function decides a group, as trained and replayed"),
+        )
+        return "<br>".join([*pictures, f"<pre style='{PRE}'>{html.escape(plain(str(self.found)))}</pre>"])
+
+
+def replay_tables(found: Replay) -> list[Table]:
+    """The functions, who decides, the groups that come alive, and the completions whose advantage changes most."""
+    return [table for table in (_functions(found), _deciders(found), _alive(found), _examples(found)) if table.rows]
+
+
+def _functions(found: Replay) -> Table:
+    rows = [
+        [
+            row["name"],
+            row["change"],
+            f"{row['old_hash'] or '-'} -> {row['new_hash'] or '-'}",
+            _pair(row["old_weight"], row["new_weight"]),
+            _pair(row["old_mean"], row["new_mean"]),
+            row["rescored"],
+            f"{row['old_decided']} -> {row['new_decided']}",
+        ]
+        for row in found.functions
+    ]
+    header = ["function", "code", "reward hash", "weight", "mean score", "completions rescored", "groups it decides"]
+    return Table(header, rows, "reward functions, old -> new")
+
+
+def _deciders(found: Replay) -> Table:
+    named = {DEAD: _NONE}
+    rows = [
+        [named.get(old, old), named.get(new, new), count, f"{count / found.groups:.0%}"]
+        for (old, new), count in found.deciders.items()
+        if old != new
+    ]
+    return Table(["decided by", "now decided by", "groups", "share"], rows, "groups in which another function decides")
+
+
+def _alive(found: Replay, most: int = 10) -> Table:
+    rows = [list(row.values()) for row in found.alive[:most]]
+    shown = f"the first {len(rows)} of {found.came_alive}" if found.came_alive > len(rows) else str(len(rows))
+    return Table(["step", "group", "prompt_id", "was dead", "now decided by"], rows, f"groups that come alive: {shown}")
+
+
+def _examples(found: Replay) -> Table:
+    rows = [
+        [
+            f"{row['step']}/{row['group']}/{row['generation']}",
+            Verbatim(one_line(row["prompt"], 60)),
+            Verbatim(one_line(row["completion"], 60)),
+            _pair(row["old_total"], row["new_total"]),
+            _pair(row["old_advantage"], row["new_advantage"]),
+            _changed_scores(row["old_scores"], row["new_scores"]),
+        ]
+        for row in found.examples
+    ]
+    header = ["step/group/generation", "prompt", "completion", "total", "advantage", "scores that differ"]
+    return Table(header, rows, "the largest changes of advantage, old -> new, one per group")
+
+
+def _changed_scores(old: dict[str, float], new: dict[str, float]) -> str:
+    pairs = [(short_name(name), _pair(old.get(name), new.get(name))) for name in dict.fromkeys([*new, *old])]
+    return ", ".join(f"{name} {pair}" for name, pair in pairs if len(set(pair.split(" -> "))) > 1)
+
+
+def _pair(old: float | None, new: float | None) -> str:
+    return f"{number(old)} -> {number(new)}"
+
+
+def replay_chart(found: Replay) -> Any:
+    """Share of dead groups by step, old against new; several steps per point where there are many."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    figure, axis = new_figure(8, 2.6)
+    steps = np.array([list(row.values()) for row in found.steps], dtype=float)
+    size = max(1, -(-len(steps) // MAX_POINTS))
+    chunks = [steps[start : start + size] for start in range(0, len(steps), size)]
+    places = [chunk[:, 0].mean() for chunk in chunks]
+    for column, label, colour in ((2, "as trained", GREY), (3, "with the new rewards", BLUE)):
+        shares = [chunk[:, column].sum() / chunk[:, 1].sum() for chunk in chunks]
+        style = {"marker": "o", "markersize": 3} if len(chunks) < 30 else {}
+        axis.plot(places, shares, color=colour, label=label, linewidth=1.6, **style)
+    axis.set_ylim(-0.02, 1.02)
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xlabel("step" if size == 1 else f"step, means of {size}", fontsize=8)
+    axis.set_title("share of dead groups, on the same completions", fontsize=9, loc="left")
+    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.tight_layout()
+    return figure
+
+
+def decider_bars(found: Replay) -> Any:
+    """How many groups each function decides, old against new."""
+    figure, axis = new_figure(8, 0.5 * (len(found.functions) + 1) + 0.9)
+    rows = [(short_name(row["name"]), row["old_decided"], row["new_decided"]) for row in found.functions]
+    rows.append((_NONE, sum(found.old_dead.values()), sum(found.new_dead.values())))
+    places = np.arange(len(rows))
+    for offset, column, label, colour in ((-0.2, 1, "as trained", GREY), (0.2, 2, "with the new rewards", ORANGE)):
+        axis.barh(places + offset, [row[column] for row in rows], height=0.36, color=colour, label=label)
+    axis.set_yticks(places, [row[0] for row in rows], fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("groups whose advantages it decides", fontsize=8)
+    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axis.grid(visible=False, axis="y")
+    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.tight_layout()
+    return figure
