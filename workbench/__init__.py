@@ -72,6 +72,7 @@ def __getattr__(name: str) -> object:
     module = importlib.import_module(f"workbench.{FACE[name] or name}")
     value = getattr(module, name) if FACE[name] else module
     globals()[name] = value
+    _show_results()
     return value
 
 
@@ -79,7 +80,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *FACE})
 
 
-if "IPython" in sys.modules:  # results show themselves in its cells
-    from workbench import display
+def _show_results() -> None:
+    # In its cells, results show themselves. IPython may be imported after this package, so it is looked for more than once.
+    if "IPython" in sys.modules:
+        from workbench import display
 
-    display.register()
+        display.register()
+
+
+_show_results()

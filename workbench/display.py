@@ -6,62 +6,78 @@ Stages return plain results and import no view; IPython asks here, by the type's
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from workbench.training import watchers
 
-# Type of a result -> the function or class that makes its view. A view has `_repr_mimebundle_`, `_repr_html_` or both.
+# Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its `str()` is its text.
 VIEWS: dict[str, str] = {
+    "workbench.training.prepare.Plan": "workbench.views.plan.PlanView",
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.AuditView",
-    "workbench.audit.regression_cases.CaseResults": "",
-    "workbench.replaying.Replay": "workbench.views.replay.ReplayView",
-    "workbench.health.diagnosis.Verdicts": "workbench.views.health.HealthReport",
+    "workbench.data.difficulty.Profile": "workbench.views.dataset.difficulty_picture",
+    "workbench.data.lengths.PromptLengths": "workbench.views.dataset.lengths_picture",
     "workbench.data.sources.Rows": "workbench.views.dataset.rows_table",
     "workbench.data.template.TemplateCard": "workbench.views.template.CardView",
-    "workbench.data.lengths.PromptLengths": "workbench.views.dataset.lengths_picture",
-    "workbench.data.difficulty.Profile": "workbench.views.dataset.difficulty_picture",
-    "workbench.inspection.reading.Steps": "workbench.views.results.steps_table",
-    "workbench.inspection.reading.RecordedGroup": "workbench.views.results.group_view",
+    "workbench.exporting.proof.Proof": "workbench.views.results.proof_table",
+    "workbench.health.diagnosis.Verdicts": "workbench.views.health.HealthReport",
     "workbench.inspection.evaluation.Evaluation": "workbench.views.results.evaluation_picture",
     "workbench.inspection.evaluation.Examples": "workbench.views.results.examples_table",
-    "workbench.exporting.proof.Proof": "workbench.views.results.proof_table",
+    "workbench.inspection.reading.RecordedGroup": "workbench.views.results.group_view",
+    "workbench.inspection.reading.Steps": "workbench.views.results.steps_table",
+    "workbench.memory.estimate.MemoryEstimate": "workbench.views.memory.memory_picture",
+    "workbench.replaying.Replay": "workbench.views.replay.ReplayView",
+    "workbench.rewards.groups.ExplainedGroup": "workbench.views.groups.ExplainedView",
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
+    "workbench.run.directory.RunDirectory": "workbench.views.curves.RunCurves",
 }
 
 
-def register(shell: Any = None) -> None:
-    """Tell IPython's display about the results; without a shell, the running one, if there is one."""
-    from IPython import get_ipython
+def register(shell: Any = None) -> bool:
+    """Tell IPython's display about the results. The face does it whenever a name of it is first used.
 
-    shell = shell or get_ipython()
-    if shell is None:
-        return
-    if getattr(shell, "kernel", None) is not None:  # a notebook: a run that trains in it is drawn there
-        watchers.unasked[:] = [lambda: _made("workbench.views.live.LivePlot")()]
-    for typed, view in VIEWS.items():
-        if view:
-            module, _, name = typed.rpartition(".")
-            shell.display_formatter.mimebundle_formatter.for_type_by_name(module, name, _bundle(view))
+    Args:
+        shell: None: the running one, if there is one; IPython is not imported for it.
+
+    Returns:
+        Whether there was a shell to tell.
+    """
+    if shell is None and "IPython" in sys.modules:
+        shell = getattr(sys.modules["IPython"], "get_ipython", lambda: None)()
+    display = getattr(shell, "display_formatter", None)
+    if display is None:
+        return False
+
+    def shown(result: Any) -> dict[str, Any]:
+        if isinstance(result, list):  # IPython has its own text for lists, and would take that
+            text = display.formatters["text/plain"]
+            text.for_type(type(result), lambda own, printer, cycle: printer.text(str(view_of(own))))
+        return bundle_of(result)
+
+    for result in VIEWS:
+        display.mimebundle_formatter.for_type_by_name(*result.rsplit(".", 1), shown)
+    if hasattr(shell, "kernel"):  # a run that trains in a notebook's cell is drawn there
+        watchers.unasked[:] = [live_plot]
+    return True
+
+
+def live_plot() -> Any:
+    """What a run that trains in a notebook's cell is shown by."""
+    return importlib.import_module("workbench.views.live").LivePlot()
 
 
 def view_of(result: Any) -> Any:
-    """The view of a result, as a cell would show it; a result that has none is its own."""
-    kind = type(result)
-    view = VIEWS.get(f"{kind.__module__}.{kind.__qualname__}")
-    return _made(view)(result) if view else result
+    """The view of a result, as a cell would show it; a result without one is its own."""
+    for kind in type(result).__mro__:
+        if view := VIEWS.get(f"{kind.__module__}.{kind.__qualname__}"):
+            module, _, name = view.rpartition(".")
+            return getattr(importlib.import_module(module), name)(result)
+    return result
 
 
-def _made(view: str) -> Any:
-    module, _, name = view.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def _bundle(view: str) -> Any:
-    def bundle(result: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        shown = _made(view)(result)
-        made = getattr(shown, "_repr_mimebundle_", None)
-        if made is not None:
-            return made(include=include, exclude=exclude)
-        return {"text/plain": str(shown), "text/html": shown._repr_html_()}
-
-    return bundle
+def bundle_of(result: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    """A result's view as a display bundle, with plain text for readers who see neither HTML nor images."""
+    view = view_of(result)
+    if hasattr(view, "_repr_mimebundle_"):
+        return {"text/plain": str(view), **view._repr_mimebundle_(include=include, exclude=exclude)}
+    return {"text/plain": str(view), "text/html": view._repr_html_()}

@@ -114,4 +114,4 @@ def test_the_view_marks_special_tokens_and_escapes_the_rest():
     assert "<script>" not in page
     assert "<span style='background:#f3d9a4;color:#222;border-radius:3px;padding:0 2px'>&lt;|user|&gt;</span>" in page
     assert "Nothing to worry about" in page
-    assert "LOOK: " in str(CardView(card(special=["<answer>"])))
+    assert "look: " in str(CardView(card(special=["<answer>"])))

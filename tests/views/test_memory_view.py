@@ -1,15 +1,15 @@
-"""Memory against the card: bars that add up, labels that do not collide, tables that say what is exact."""
+"""Memory against the card: bars that add up, labels that do not collide."""
 
 from __future__ import annotations
 
 import pytest
 
-from workbench.memory import UNCALIBRATED, Calibration, cheapest, estimate
+from workbench.memory import UNCALIBRATED, Calibration, estimate
 from workbench.memory.parts import GB, PHASES
 from workbench.recipe import Recipe
 from workbench.training.plan.values import DEFAULTS
 from workbench.views.figure import png
-from workbench.views.memory import changes_table, memory_bars, memory_table
+from workbench.views.memory import memory_bars
 
 
 def made(vram_gb=16.0, *, calibration=None, name="Qwen/Qwen2.5-1.5B-Instruct", **grpo):
@@ -67,19 +67,3 @@ def test_a_phase_is_told_from_the_other_by_its_parts():
     assert {"weights", "keys and values", "activations", "log-probabilities"} <= set(legend)
     assert len(set(legend)) == len(legend)
     assert "vLLM" in [text.get_text() for text in memory_bars(made(use_vllm=True)).axes[0].get_legend().get_texts()]
-
-
-def test_the_tables():
-    estimated = made()
-    text = str(memory_table(estimated))
-    assert estimated.verdict in text
-    for part in estimated.parts:
-        assert part.name in text
-        assert part.formula in text
-    assert "exact" in text
-    assert "all of training" in text
-    changes = cheapest(estimated)
-    text = str(changes_table(changes))
-    assert "grpo.gradient_checkpointing = True" in text
-    assert all(change.cost in text for change in changes)
-    assert "<table" in changes_table(changes)._repr_html_()

@@ -6,13 +6,14 @@ from typing import Any
 
 from workbench.views.charts import length_histogram, pass_rates
 from workbench.views.figure import Picture
-from workbench.views.tables import Table
+from workbench.views.tables import Table, Verbatim
 
 
 def rows_table(rows: Any) -> Table:
     """The first rows of a source, every column that one of them has."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return Table(names, [[row.get(name) for name in names] for row in rows], f"the first rows of {rows.name}")
+    cells = [[Verbatim(value) if isinstance(value := row.get(name), str) else value for name in names] for row in rows]
+    return Table(names, cells, f"the first rows of {rows.name}")
 
 
 def lengths_picture(lengths: Any) -> Picture:

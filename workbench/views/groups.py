@@ -9,8 +9,22 @@ from typing import Any
 import numpy as np
 
 from workbench.rewards.groups import ExplainedGroup
-from workbench.views.figure import BLACK, GREY, SERIES, new_figure
+from workbench.views.figure import BLACK, GREY, SERIES, inline_image, new_figure
 from workbench.views.tables import Table, Verbatim, short_name
+
+
+class ExplainedView:
+    """An `ExplainedGroup`: what each function adds to the advantages as bars, and the tables that they come from."""
+
+    def __init__(self, found: ExplainedGroup) -> None:
+        self.found, self.tables = found, group_tables(found)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.tables))
+
+    def _repr_html_(self) -> str:
+        bars = inline_image(contribution_bars(self.found), self.found.verdict)
+        return bars + "".join(table._repr_html_() for table in self.tables)
 
 
 def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]:

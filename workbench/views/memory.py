@@ -1,14 +1,13 @@
-"""Will it fit? The memory of a recipe as bars against the card, and as a table."""
+"""Will it fit? The memory of a recipe as bars against the card."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.memory import UNCALIBRATED, Change, MemoryEstimate
+from workbench.memory import UNCALIBRATED, MemoryEstimate
 from workbench.memory.parts import GB, PHASES, Part, add, in_gb
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, new_figure
-from workbench.views.tables import Table
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, new_figure
 
 # What is drawn in one colour: name, its parts' names, colour. What is named in none is drawn as the last.
 _GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -23,8 +22,13 @@ _GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 
 
+def memory_picture(estimate: MemoryEstimate) -> Picture:
+    """The bars, with every part and its range as their text."""
+    return Picture(memory_bars(estimate), str(estimate))
+
+
 def memory_bars(estimate: MemoryEstimate) -> Any:
-    """One bar a phase, its parts stacked, the whole range from low to high as a whisker, the card's limit as a line."""
+    """One bar per phase, its parts stacked, the whole range from low to high as a whisker, the card's limit as a line."""
     figure, axis = new_figure(9.5, 2.7)
     axis.grid(visible=False, axis="y")
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
@@ -56,44 +60,11 @@ def memory_bars(estimate: MemoryEstimate) -> Any:
             limit + (0.012 if right else -0.012) * widest, -0.72, f"the card: {in_gb(estimate.vram_bytes)}",
             color=RED, fontsize=8, va="top", ha="left" if right else "right",
         )  # fmt: skip
-    axis.set_xlabel("GB" if estimate.calibrated else f"GB, estimated: {UNCALIBRATED}", fontsize=8)
+    axis.set_xlabel("GB" if estimate.how["calibration"] else f"GB, estimated: {UNCALIBRATED}", fontsize=8)
     axis.set_title(f"{estimate.shape.name}: {estimate.verdict}", fontsize=9, loc="left")
     _legend(axis)
     figure.tight_layout()
     return figure
-
-
-def memory_table(estimate: MemoryEstimate) -> Table:
-    """Every part: its phase, its bytes, whether they are exact, and the formula in words."""
-    rows = [
-        [
-            part.name,
-            part.phase,
-            in_gb(part.bytes),
-            "exact" if part.exact else f"{in_gb(part.low)} to {in_gb(part.high)}",
-            part.formula,
-        ]
-        for part in estimate.parts
-    ]
-    rows += [[f"all of {phase}", phase, in_gb(span.bytes), f"{in_gb(span.low)} to {in_gb(span.high)}", ""]
-             for phase in PHASES for span in [estimate.total(phase)]]  # fmt: skip
-    caption = f"{estimate.shape.name}: {estimate.verdict}"
-    return Table(["part", "phase", "bytes", "range", "how it is counted"], rows, caption)
-
-
-def changes_table(changes: Sequence[Change]) -> Table:
-    """What would save memory, cheapest first: what to set, the saving, the peak after it, and the cost."""
-    rows = [
-        [
-            ", ".join(f"{name} = {value}" for name, value in change.sets.items()),
-            in_gb(change.saving_bytes),
-            str(change.peak),
-            {True: "yes", False: "not alone", None: "-"}[change.fits],
-            change.cost,
-        ]
-        for change in changes
-    ]
-    return Table(["set", "saves", "peak then", "fits", "cost"], rows)
 
 
 def _grouped(parts: Sequence[Part]) -> list[tuple[str, str, list[Part]]]:

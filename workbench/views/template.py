@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from workbench.views.tables import Table, plain
+from workbench.views.tables import Table, plain, pre
 
 _TEXT = "white-space:pre-wrap;font-family:monospace;border-left:3px solid #888;padding-left:8px"
 _SPECIAL = "background:#f3d9a4;color:#222;border-radius:3px;padding:0 2px"
@@ -39,16 +39,16 @@ class CardView:
             text = html.escape(plain(token.text), quote=True)
             parts.append(f"<span style='{_SPECIAL}'>{text}</span>" if token.special else text)
         text = f"<pre style='{_TEXT}'>{''.join(parts)}</pre>"
-        worries = "".join(f"<li>{html.escape(problem)}</li>" for problem in self.card.problems)
+        worries = "".join(f"<li>{pre(problem)}</li>" for problem in self.card.problems)
         table = Table(["what a trainer makes of it", ""], self._rows())._repr_html_()
         return (
             text
             + table
-            + (f"<p><b>Look at this:</b></p><ul>{worries}</ul>" if worries else "<p>Nothing to worry about.</p>")
+            + (f"<p><b>Check this:</b></p><ul>{worries}</ul>" if worries else "<p>Nothing to worry about.</p>")
         )
 
     def __str__(self) -> str:
-        worries = [f"LOOK: {problem}" for problem in self.card.problems] or ["nothing to worry about"]
+        worries = [plain(f"look: {problem}") for problem in self.card.problems] or ["nothing to worry about"]
         return "\n".join(
             [plain(self.card.text), "", str(Table(["what a trainer makes of it", ""], self._rows())), *worries]
         )

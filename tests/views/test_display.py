@@ -1,0 +1,154 @@
+"""Results show themselves in a real IPython: text and a table or picture, and what others wrote in them is text."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import Running
+
+import workbench
+from workbench import display
+from workbench.rewards.groups import batch_of, explain
+
+EVIL = "</pre><script>window.hacked=1</script><img src=x onerror=alert(1)> $x^2$ \u202e\x1b[2J"
+PACKAGE = Path(workbench.__file__).parent
+
+
+def scored():
+    return batch_of(["a_reward"], [1.0], [[1.0], [0.0]], [EVIL, "no"], [True, False], 2, prompts=[EVIL, EVIL])
+
+
+def rows():
+    from workbench.data.sources import Rows
+
+    found = Rows([{"prompt": EVIL, "answer": EVIL}])
+    found.name = EVIL
+    return found
+
+
+def template_card():
+    from workbench.data.template import TemplateCard, Token
+
+    tokens = [Token(1, "<s>", True), Token(2, EVIL, False)]
+    return TemplateCard(EVIL, tokens, True, {"<b>": True}, "</s>", "<pad>", True, None, True, False, [EVIL])
+
+
+def lengths():
+    from workbench.data.lengths import PromptLengths
+
+    return PromptLengths([{"prompt": EVIL}] * 3, [4, 5, 9], EVIL)
+
+
+def profile():
+    from workbench.data.difficulty import Profile, Solved
+
+    return Profile({"num_generations": 4}, {"x": Solved(1, 4, 4), "y": Solved(4, 4, 4)})
+
+
+def audit():
+    from workbench.audit.examination import audit_rewards
+    from workbench.task import Task
+
+    def tag_reward(completions, **kwargs):
+        return [1.0 if "<answer>" in text else 0.0 for text in completions]
+
+    rows = [{"prompt": f"{EVIL} write <answer>x</answer>", "answer": "4"}]
+    return audit_rewards(Task(EVIL, rows, [tag_reward], probes={EVIL: f"<answer>{EVIL}"}))
+
+
+def memory():
+    from workbench.memory import estimate
+    from workbench.recipe import Recipe
+    from workbench.training.plan.values import DEFAULTS
+
+    return estimate(Recipe(policy={"name": "tiny"}), dict(DEFAULTS), vram_gb=16.0)
+
+
+def run():
+    running = Running("r", 10)
+    running.step()
+    running.suite.close()
+    return running.run
+
+
+SAMPLES = {
+    "workbench.audit.examination.RewardAudit": audit,
+    "workbench.data.sources.Rows": rows,
+    "workbench.data.template.TemplateCard": template_card,
+    "workbench.data.lengths.PromptLengths": lengths,
+    "workbench.data.difficulty.Profile": profile,
+    "workbench.memory.estimate.MemoryEstimate": memory,
+    "workbench.rewards.groups.ExplainedGroup": lambda: explain(scored()),
+    "workbench.run.batch.ScoredBatch": scored,
+    "workbench.run.directory.RunDirectory": run,
+}
+
+
+@pytest.fixture(scope="module")
+def shell():
+    from IPython.core.interactiveshell import InteractiveShell
+
+    made = InteractiveShell()
+    assert display.register(made)
+    return made
+
+
+@pytest.mark.parametrize("kind", display.VIEWS)
+def test_a_result_shows_itself(kind, shell, home):
+    result = SAMPLES[kind]()
+    assert f"{type(result).__module__}.{type(result).__qualname__}" == kind
+    bundle, _ = shell.display_formatter.format(result)
+    assert bundle["text/plain"].strip()
+    assert "image/png" in bundle or "<" in bundle["text/html"]
+    page = bundle.get("text/html", "")
+    assert not re.search(r"<script|<img src=x|\u202e|\x1b", page)
+    outside = re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
+    assert "$x^2$" not in outside  # MathJax does not run inside of <pre>
+    assert bundle["text/plain"] == str(display.view_of(result))
+
+
+def test_a_kind_of_a_known_result_shows_itself_too(shell):
+    class Mine(type(scored())):
+        pass
+
+    batch = scored()
+    bundle, _ = shell.display_formatter.format(
+        Mine(**{name: getattr(batch, name) for name in batch.__dataclass_fields__})
+    )
+    assert "<table" in bundle["text/html"]
+
+
+def test_what_has_no_view_is_its_own():
+    assert display.view_of(3) == 3
+
+
+def test_no_shell_no_display():
+    assert not display.register(object())
+
+
+AFTER = """
+import sys
+import workbench as wb
+assert "IPython" not in sys.modules
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+batch = wb.score(lambda completions, **_: [1.0, 0.0], "p", ["x", "y"])  # a name of the face, used with a shell there
+print(sorted(shell.display_formatter.format(batch)[0]))
+"""
+
+
+def test_ipython_may_be_imported_after_the_workbench():
+    out = subprocess.run([sys.executable, "-c", AFTER], capture_output=True, text=True, check=True, timeout=300).stdout
+    assert ast.literal_eval(out.splitlines()[-1]) == ["text/html", "text/plain"]
+
+
+def test_the_views_that_are_named_are_there():
+    for view in display.VIEWS.values():
+        module, _, name = view.rpartition(".")
+        tree = ast.parse((PACKAGE / f"{module.removeprefix('workbench.').replace('.', '/')}.py").read_text())
+        assert name in {getattr(node, "name", None) for node in tree.body}
