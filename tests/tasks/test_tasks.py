@@ -19,7 +19,7 @@ from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
 from workbench.task import EMBEDDED, Task, load_task, prompt_key
 from workbench.tasks import countdown, csv_qa, gsm8k
-from workbench.tasks.grading import advice, grader_for
+from workbench.audit.grading import advice, grader_for
 
 TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
 
