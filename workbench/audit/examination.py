@@ -29,6 +29,7 @@ from workbench.audit.findings import (
     finding,
     mean_of_known,
 )
+from workbench.audit.grading import advice
 from workbench.audit.lengths import growth, length_findings
 from workbench.audit.probes import probes, spellings
 from workbench.audit.reference_completion import AS_ASKED, CompletionBuilder, answer_of
@@ -214,6 +215,12 @@ class _Audit:
             self._unscored_prompts(table)
             self._through_the_tokenizer(names)
         self._only_function(weights)
+        if {"cannot_pay", "constant", "needs_column"} & {
+            each.kind for each in self.findings if each.severity == "error"
+        }:
+            row = {**self.first.row, **({"answer": self.first.answer} if self.first.has_answer else {})}
+            if line := advice(row):
+                self._add("other_rewards", advice=line)
         self._right_by(table)
         known = load_cases(self.task, cases)
         if len(usable) == len(self.suite.names) == len(names):
