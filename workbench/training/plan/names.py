@@ -141,23 +141,44 @@ def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
             disagree.
     """
     notes: list[str] = []
-    content = recipe.model_dump()
-    content["grpo"] = _moved(translated(recipe.grpo, fields, notes), content, notes)
+    content, fresh = recipe.model_dump(), Recipe().model_dump()
+    content["grpo"] = {}
+    for name, value in translated(recipe.grpo, fields, notes).items():
+        where = "reward_weights" if name == "reward_weights" and isinstance(value, dict) else MOVED.get(name)
+        if name in LEFT_OUT:
+            if value or name not in _OFF:
+                notes.append(f"{name} = {value!r} is left out: {LEFT_OUT[name]}")
+        elif not where:
+            content["grpo"][name] = value
+        elif value is None:
+            notes.append(f"{name} = None is left out: it asks for nothing")
+        else:
+            value = _as_dtype(value) if "dtype" in name else value
+            part, _, leaf = where.rpartition(".")
+            target, default = (content[part], fresh[part]) if part else (content, fresh)
+            if target[leaf] not in (default[leaf], value):
+                raise RecipeError(
+                    f"grpo.{name} = {value!r} and {where} = {target[leaf]!r}",
+                    rule=f"{name} is the recipe's {where}",
+                    remedy=f"keep {where}, with one of the two values",
+                )
+            target[leaf] = value
+            why = f" ({_WHY_MOVED[name]})" if name in _WHY_MOVED else ""
+            notes.append(f"{name} belongs to the recipe, not to grpo: {where} = {value!r}{why}")
     for stage in content["stages"]:
-        said: list[str] = []
-        stage["grpo"] = translated(stage["grpo"], fields, said)
-        moved = [name for name in stage["grpo"] if name in MOVED or name in LEFT_OUT or name in ELSEWHERE]
-        if moved:
-            raise RecipeError(
-                f"stage {stage['name']!r}: grpo.{moved[0]} = {stage['grpo'][moved[0]]!r}",
-                rule="a stage changes settings of GRPOConfig; policy, adapter and seed are the whole run's",
-                remedy=f"say it once, outside the stages ({MOVED.get(moved[0]) or ELSEWHERE.get(moved[0]) or 'or not at all'})",
-            )
+        lines: list[str] = []
+        stage["grpo"] = translated(stage["grpo"], fields, lines)
+        for name, value in stage["grpo"].items():
+            if name in MOVED or name in LEFT_OUT or name in ELSEWHERE:
+                raise RecipeError(
+                    f"stage {stage['name']!r}: grpo.{name} = {value!r}",
+                    rule="a stage changes settings of GRPOConfig; policy, adapter and seed are the whole run's",
+                    remedy=f"set it once, outside the stages ({MOVED.get(name) or ELSEWHERE.get(name) or 'or not at all'})",
+                )
         _check_known(stage["grpo"], fields)
-        notes += [f"stage {stage['name']!r}: {line}" for line in said]
+        notes += [f"stage {stage['name']!r}: {line}" for line in lines]
     _check_known(content["grpo"], fields)
-    # What was not said stays so: a table tells "you" from "workbench default" by it.
-    fresh = Recipe().model_dump()
+    # What was not asked stays so: a table tells "you" from "workbench default" by it.
     asked = {name: value for name, value in content.items() if name in recipe.model_fields_set or value != fresh[name]}
     return Recipe.of(asked), notes
 
@@ -183,47 +204,6 @@ def translated(grpo: dict[str, Any], fields: set[str], notes: list[str]) -> dict
         asked["max_steps"] = -1
         notes.append("max_steps = None is written -1 in this version: train for num_train_epochs")
     return asked
-
-
-def _moved(asked: dict[str, Any], content: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    kept = {}
-    for name, value in asked.items():
-        if name in LEFT_OUT and name in _OFF and not value:
-            continue
-        if name in LEFT_OUT:
-            notes.append(f"{name} = {value!r} is left out: {LEFT_OUT[name]}")
-        elif name == "reward_weights" and isinstance(value, dict):
-            _put(content, "reward_weights", name, value, {})
-            notes.append(f"reward_weights belongs to the recipe, not to grpo: reward_weights = {value!r}")
-        elif name in MOVED and value is None:
-            notes.append(f"{name} = None is left out: it asks for nothing")
-        elif name in MOVED:
-            _put(content, MOVED[name], name, value := _as_dtype(value) if "dtype" in name else value, _default(name))
-            why = _WHY_MOVED.get(name)
-            notes.append(
-                f"{name} belongs to the recipe, not to grpo: {MOVED[name]} = {value!r}" + (f" ({why})" if why else "")
-            )
-        else:
-            kept[name] = value
-    return kept
-
-
-def _default(name: str) -> Any:
-    part, _, leaf = MOVED[name].rpartition(".")
-    fresh = Recipe().model_dump()
-    return (fresh[part] if part else fresh)[leaf]
-
-
-def _put(content: dict[str, Any], where: str, name: str, value: Any, default: Any) -> None:
-    part, _, leaf = where.rpartition(".")
-    target = content[part] if part else content
-    if target[leaf] not in (default, value):
-        raise RecipeError(
-            f"grpo.{name} = {value!r} and {where} = {target[leaf]!r}",
-            rule=f"{name} is the recipe's {where}",
-            remedy=f"keep {where}, with one of the two values",
-        )
-    target[leaf] = value
 
 
 def _as_dtype(value: Any) -> Any:
