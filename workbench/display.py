@@ -9,6 +9,8 @@ import importlib
 import sys
 from typing import Any
 
+from workbench.training import watchers
+
 # Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its `str()` is its text.
 VIEWS: dict[str, str] = {
     "workbench.training.prepare.Plan": "workbench.views.plan.PlanView",
@@ -54,7 +56,14 @@ def register(shell: Any = None) -> bool:
 
     for result in VIEWS:
         display.mimebundle_formatter.for_type_by_name(*result.rsplit(".", 1), shown)
+    if hasattr(shell, "kernel"):  # a run that trains in a notebook's cell is drawn there
+        watchers.unasked[:] = [live_plot]
     return True
+
+
+def live_plot() -> Any:
+    """What a run that trains in a notebook's cell is shown by."""
+    return importlib.import_module("workbench.views.live").LivePlot()
 
 
 def view_of(result: Any) -> Any:

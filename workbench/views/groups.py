@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from workbench.rewards.groups import ExplainedGroup
+from workbench.views.charts import advantage_bars
 from workbench.views.figure import BLACK, GREY, SERIES, inline_image, new_figure
 from workbench.views.tables import Table, Verbatim, short_name
 
 
 class ExplainedView:
-    """An `ExplainedGroup`: what each function adds to the advantages as bars, and the tables that they come from."""
+    """An `ExplainedGroup`: rewards and advantages, and what each function adds to them, as bars; and the tables behind them."""
 
     def __init__(self, found: ExplainedGroup) -> None:
         self.found, self.tables = found, group_tables(found)
@@ -23,7 +24,11 @@ class ExplainedView:
         return "\n\n".join(map(str, self.tables))
 
     def _repr_html_(self) -> str:
-        bars = inline_image(contribution_bars(self.found), self.found.verdict)
+        found = self.found
+        labels = [f"completion {number}" for number in range(len(found.texts))]
+        totals, learnt = np.nan_to_num(found.totals).tolist(), found.advantages.tolist()
+        bars = inline_image(advantage_bars(labels, totals, learnt), "rewards and advantages of the group")
+        bars += inline_image(contribution_bars(found), found.verdict)
         return bars + "".join(table._repr_html_() for table in self.tables)
 
 
