@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -156,11 +157,7 @@ def run_notebook(
     notebook = nbformat.read(source, as_version=4)
     parameters = read_parameters(said, notebook, source.name)
     with_parameters(notebook, parameters, source.name)  # an unknown one is an error before anything runs
-    number = 1
-    target = Path.cwd() / out if out is not None else resolve(f"runs/notebooks/{source.name}")
-    while out is None and target.exists():
-        number += 1
-        target = target.with_name(f"{source.stem}-{number}.ipynb")
+    target = Path.cwd() / out if out is not None else _free(resolve(f"runs/notebooks/{source.name}"))
     if target.is_dir() or target.resolve() == source.resolve():
         raise RunError(
             f"out = {shown(target)}: " + ("a folder" if target.is_dir() else "the notebook itself"),
@@ -236,7 +233,9 @@ def run_notebooks(
         {"before", "after", "gain", "steps", "minutes", "run"}: what `workbench demo --json` prints.
     """
     started = time.monotonic()
-    folder = _new_folder(name)
+    check_name(name)
+    folder = _free(resolve("runs") / name)
+    folder.mkdir(parents=True)
     notebooks = notebooks_folder()
     task_dir, run = f"runs/{folder.name}/task", f"runs/{folder.name}"
     shared = {
@@ -310,15 +309,10 @@ def _following(metrics: Path, on_step: Callable[[int], None]) -> Iterator[None]:
         thread.join()
 
 
-def _new_folder(name: str) -> Path:
-    check_name(name)
-    root, count = resolve("runs"), 1
-    folder = root / name
-    while folder.exists():
-        count += 1
-        folder = root / f"{name}-{count}"
-    folder.mkdir(parents=True)
-    return folder
+def _free(path: Path) -> Path:
+    """`path`, or the first of `path-2`, `path-3`, ... that is not there."""
+    others = (path.with_name(f"{path.stem}-{count}{path.suffix}") for count in itertools.count(2))
+    return next(each for each in itertools.chain([path], others) if not each.exists())
 
 
 def to_html(notebook: Path, out: Path, run: RunDirectory) -> Path:

@@ -9,6 +9,8 @@ import importlib
 import sys
 from typing import Any
 
+from workbench.training import watchers
+
 # Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its `str()` is its text.
 VIEWS: dict[str, str] = {
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.audit_view",
@@ -27,6 +29,7 @@ VIEWS: dict[str, str] = {
     "workbench.rewards.groups.ExplainedGroup": "workbench.views.groups.explained_view",
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
     "workbench.run.directory.RunDirectory": "workbench.views.curves.RunCurves",
+    "workbench.training.prepare.Plan": "workbench.views.results.plan_view",
 }
 
 
@@ -53,7 +56,14 @@ def register(shell: Any = None) -> bool:
 
     for result in VIEWS:
         display.mimebundle_formatter.for_type_by_name(*result.rsplit(".", 1), shown)
+    if hasattr(shell, "kernel"):  # a run that trains in a notebook's cell is drawn there
+        watchers.unasked[:] = [live_plot]
     return True
+
+
+def live_plot() -> Any:
+    """What a run that trains in a notebook's cell is shown by."""
+    return importlib.import_module("workbench.views.live").LivePlot()
 
 
 def view_of(result: Any) -> Any:

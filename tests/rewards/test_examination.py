@@ -16,12 +16,11 @@ from workbench.rewards.library import correctness_reward as sound_correctness_re
 from workbench.rewards.library import strict_format_reward
 from workbench.task import Task, load_task
 from workbench.tasks.exercises import (
-    EXERCISES,
     AdaptiveReward,
+    exercise,
     extract_final_answer,
     format_reward,
     strict_format_reward_func,
-    trl_exercises,
 )
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
@@ -34,8 +33,7 @@ SHIPPED = ("arithmetic", "countdown", "csv_qa", "json")
 
 def rows(name: str, *columns: str) -> list[dict]:
     """The questions in an exercise's prompt style, with the right answers in these columns (none said: `answer`)."""
-    exercise = EXERCISES.get(name) or trl_exercises()[name]
-    prompts = [row["prompt"] for row in exercise.rows(QUESTIONS)]
+    prompts = [row["prompt"] for row in exercise(name).rows(QUESTIONS)]
     return [
         {"prompt": prompt, **dict.fromkeys(columns or ("answer",), answer)}
         for prompt, (_, answer) in zip(prompts, QUESTIONS, strict=True)
@@ -43,9 +41,8 @@ def rows(name: str, *columns: str) -> list[dict]:
 
 
 def task_of(name: str, *columns: str, functions=None) -> Task:
-    exercise = EXERCISES.get(name) or trl_exercises()[name]
     column = columns[0] if columns else "answer"
-    return Task(name, rows(name, *columns), functions or exercise.functions, answer_column=column)
+    return Task(name, rows(name, *columns), functions or exercise(name).functions, answer_column=column)
 
 
 def found_in(task: Task, **options) -> dict[str, list[str]]:
@@ -220,7 +217,7 @@ def test_r12_adaptive_rewards_share_a_name_or_have_a_state_that_nobody_changes()
 def test_r16_trls_accuracy_with_its_column_is_sound_and_with_words_says_nothing():
     assert audit_rewards(task_of("trl_accuracy", "solution")).ok
     words = [{**row, "solution": "Paris"} for row in rows("trl_accuracy", "solution")]
-    [function] = trl_exercises()["trl_accuracy"].functions
+    [function] = exercise("trl_accuracy").functions
     examination = audit_rewards(Task("words", words, [function], answer_column="solution"))
     assert not examination.ok
     assert "on 3 of 3 prompts no function applies" in str(examination.findings[0])
@@ -319,7 +316,7 @@ def test_tags_that_are_special_tokens_cannot_be_paid_for():
 
 def test_a_template_that_opens_the_thought_takes_the_tag_away():
     tokenizer = load_tokenizer()
-    [function] = trl_exercises()["trl_think_format"].functions
+    [function] = exercise("trl_think_format").functions
     task = Task("think", rows("trl_think_format"), [function])
     assert "tokenizer" not in found_in(task, tokenizer=tokenizer)
     tokenizer.chat_template = TEMPLATE.replace("OPENING", "<think>\n")

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from workbench.data.prompts import SYSTEM_PROMPT
-from workbench.tasks.exercises import EXERCISES, AdaptiveReward, trl_exercises
+from workbench.tasks.exercises import EXERCISES, AdaptiveReward, exercise
 
 IDEAL = "<reasoning>\n5+7=12, 1+2+1=4\n</reasoning>\n<answer>\n42\n</answer>"
 SOUP = "</answer><answer></reasoning><reasoning>"
@@ -15,26 +15,26 @@ SOUP = "</answer><answer></reasoning><reasoning>"
 
 def scores(name: str, *texts: str, answer="42", style: str | None = None, which: int = 0) -> list[float]:
     """What one of an exercise's functions gives for texts, called as TRL would with the exercise's own rows."""
-    exercise = EXERCISES.get(name) or trl_exercises()[name]
-    chat = (style or exercise.style) == "chat"
+    chosen = exercise(name)
+    chat = chosen.chat if style is None else style == "chat"
     completions = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
-    [row] = exercise.rows([("What is 15 + 27?", answer)])
+    [row] = chosen.rows([("What is 15 + 27?", answer)])
     columns = {key: [value] * len(texts) for key, value in row.items() if key != "prompt"}
-    return exercise.functions[which](prompts=[row["prompt"]] * len(texts), completions=completions, **columns)
+    return chosen.functions[which](prompts=[row["prompt"]] * len(texts), completions=completions, **columns)
 
 
-@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
-def test_rows_have_the_prompt_and_the_columns(exercise):
-    [row] = exercise.rows([("What is 15 + 27?", "42")])
-    assert set(row) == {"prompt", "answer", *exercise.columns}
+@pytest.mark.parametrize("chosen", EXERCISES.values(), ids=EXERCISES)
+def test_rows_have_the_prompt_and_the_columns(chosen):
+    [row] = chosen.rows([("What is 15 + 27?", "42")])
+    assert set(row) == {"prompt", "answer", *chosen.columns}
     chat = not isinstance(row["prompt"], str)
-    assert chat == (exercise.style == "chat")
+    assert chat == chosen.chat
     assert "What is 15 + 27?" in (row["prompt"][-1]["content"] if chat else row["prompt"])
-    assert exercise.asks.endswith("?")
+    assert chosen.asks.endswith("?")
 
 
 def test_they_run_where_a_stranger_s_function_runs():
-    functions = [func for exercise in EXERCISES.values() for func in exercise.functions]
+    functions = [func for each in EXERCISES.values() for func in each.functions]
     assert all(func.runs_in_worker for func in functions if inspect.isfunction(func))
 
 

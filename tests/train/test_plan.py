@@ -13,14 +13,9 @@ from workbench.errors import RecipeError
 from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny.task import task
 from workbench.training.plan import (
-    ALIASES,
-    CHOICES,
     DEFAULTS,
-    MOVED,
-    Arithmetic,
     Batch,
     Machine,
-    arithmetic,
     batch,
     check_in_force,
     check_lengths,
@@ -32,8 +27,10 @@ from workbench.training.plan import (
     in_words,
     normalised,
     overridden,
-    settings,
 )
+from workbench.training.plan.batches import Arithmetic, arithmetic
+from workbench.training.plan.names import ALIASES, MOVED
+from workbench.training.plan.values import CHOICES
 from workbench.training.policy import trainer_classes
 from workbench.training.trainer import train
 
@@ -47,12 +44,12 @@ FIELDS = {
 
 
 def of(**grpo):
-    return settings(Recipe(grpo=grpo), FIELDS, CPU)
+    return given(CPU, **grpo)
 
 
 def given(device=CPU, policy=None, **grpo):
     """(settings, lines) on a device."""
-    return settings(Recipe(grpo=grpo, policy=PolicyPart(**(policy or {}))), FIELDS, device)
+    return normalised(Recipe(grpo=grpo, policy=PolicyPart(**(policy or {}))), FIELDS, device)[1:]
 
 
 def test_what_is_asked_wins_over_the_defaults():
@@ -149,12 +146,6 @@ def test_what_belongs_elsewhere_in_the_recipe_is_moved_there_and_said(name, valu
     assert before.grpo == {name: value, "beta": 0.01}, "the recipe that was asked is not changed"
 
 
-def test_settings_alone_refuse_what_they_could_not_move():
-    with pytest.raises(RecipeError, match="(?s)grpo.max_prompt_length = 256.*recipe field max_prompt_length"):
-        of(max_prompt_length=256)
-    assert len(settings(Recipe(grpo={"seed": 7}, seed=7), FIELDS)[1]) == 1
-
-
 def test_given_twice_the_same_value_is_moved_and_another_is_an_error():
     recipe, _, notes = normalised(Recipe(grpo={"max_prompt_length": 256}, max_prompt_length=256), FIELDS)
     assert recipe.max_prompt_length == 256
@@ -245,15 +236,6 @@ def test_a_batch_that_would_more_than_double_is_refused_with_what_is_near(sizes)
     values, notes = of(**dict(zip(names, sizes, strict=True)))
     assert (notes, values["gradient_accumulation_steps"]) == ([], sizes[1])
     with pytest.raises(RecipeError, match="num_generations divides the generation batch|whole"):
-        batch(values)
-
-
-def test_with_several_processes_the_batch_is_theirs_together():
-    _, values, notes = normalised(Recipe(grpo={"per_device_train_batch_size": 4}), FIELDS, CPU, processes=2)
-    assert values["gradient_accumulation_steps"] == 1
-    assert notes == []
-    assert batch(values, processes=2) == Batch(8, 8)
-    with pytest.raises(RecipeError, match="4 x gradient_accumulation_steps 1 = 4 completions"):
         batch(values)
 
 
@@ -557,11 +539,6 @@ def test_cispo_has_the_same_cap_everywhere_and_not_one_that_makes_every_gradient
 def test_both_precisions_are_an_error():
     with pytest.raises(RecipeError, match="bf16 = True and grpo.fp16 = True"):
         given(AMPERE, bf16=True, fp16=True)
-
-
-def test_the_device_is_looked_at_only_if_a_setting_depends_on_it(monkeypatch):
-    monkeypatch.setattr(Machine, "here", classmethod(lambda cls: pytest.fail("looked at")))
-    settings(Recipe(grpo={"beta": 0.1}), FIELDS)
 
 
 def test_this_machine():

@@ -14,6 +14,7 @@ from running import TASK, Running
 
 import workbench
 from workbench import display
+from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of, explain
 
 EVIL = "</pre><script>window.hacked=1</script><img src=x onerror=alert(1)> $x^2$ \u202e\x1b[2J"
@@ -64,7 +65,6 @@ def audit():
 
 def memory():
     from workbench.memory import estimate
-    from workbench.recipe import Recipe
     from workbench.training.plan.values import DEFAULTS
 
     return estimate(Recipe(policy={"name": "tiny"}), dict(DEFAULTS), vram_gb=16.0)
@@ -121,7 +121,14 @@ def replayed():
     return replay(running.run, TASK, {"format_reward": 2.0})
 
 
+def plan():
+    from workbench.training.prepare import plan
+
+    return plan(Recipe(run_name="p", task="arithmetic", grpo={"max_steps": 2, "num_generations": 4}))
+
+
 SAMPLES = {
+    "workbench.training.prepare.Plan": plan,
     "workbench.exporting.proof.Proof": proof,
     "workbench.health.diagnosis.Verdicts": verdicts,
     "workbench.inspection.evaluation.Evaluation": evaluation,

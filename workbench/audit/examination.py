@@ -29,6 +29,7 @@ from workbench.audit.findings import (
     finding,
     mean_of_known,
 )
+from workbench.audit.grading import advice
 from workbench.audit.lengths import growth, length_findings
 from workbench.audit.probes import probes, spellings
 from workbench.audit.reference_completion import AS_ASKED, CompletionBuilder, answer_of
@@ -36,9 +37,9 @@ from workbench.audit.regression_cases import Case, failed_cases, load_cases
 from workbench.audit.tokens import token_findings
 from workbench.data.columns import ANSWER_ALIASES
 from workbench.errors import RewardError, TaskError
-from workbench.rewards.calls import OWN, UNJUDGED
+from workbench.rewards.chat_or_text import is_chat
+from workbench.rewards.execution import OWN, UNJUDGED
 from workbench.rewards.library import max_score_of
-from workbench.rewards.shapes import is_chat
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
 from workbench.task import Row, Task, load_task
@@ -185,7 +186,7 @@ class _Audit:
     def run(self, cases: str | None, progress: Callable[[int, int], None], started: float) -> RewardAudit:
         usable = [name for name in self.suite.names if self._fits(name)]
         there = _files_here()
-        self.suite.readings(self.rows)  # starts the worker, whose imports are no function's seconds
+        self.suite.input_formats(self.rows)  # starts the worker, whose imports are no function's seconds
         self._choose_style(usable)
         self.texts = [text for number, builder in enumerate(self.builders) for text in self._texts(number, builder)]
         columns = {}
@@ -214,6 +215,12 @@ class _Audit:
             self._unscored_prompts(table)
             self._through_the_tokenizer(names)
         self._only_function(weights)
+        if {"cannot_pay", "constant", "needs_column"} & {
+            each.kind for each in self.findings if each.severity == "error"
+        }:
+            row = {**self.first.row, **({"answer": self.first.answer} if self.first.has_answer else {})}
+            if line := advice(row):
+                self._add("other_rewards", advice=line)
         self._right_by(table)
         known = load_cases(self.task, cases)
         if len(usable) == len(self.suite.names) == len(names):
@@ -392,13 +399,13 @@ class _Audit:
     # --- all functions ---
 
     def _input_formats(self, names: Sequence[str]) -> None:
-        chat, readings = is_chat(self.rows[0]["prompt"]), self.suite.readings(self.rows)
+        chat, readings = is_chat(self.rows[0]["prompt"]), self.suite.input_formats(self.rows)
         fitting = "chat" if chat else "text"
         for name in names:
             found = readings[name]
             # Messages for messages: there is nothing to do. One that reads text alone fails once the prompts are chat.
-            if found.note and not (chat and found.shape == fitting):
-                fits = found.shape in ("either", fitting)
+            if found.note and not (chat and found.format == fitting):
+                fits = found.format in ("either", fitting)
                 self._add("chat_plain" if fits else "chat_plain.wrong", name, note=found.note)
         for note in self.suite.notes:
             name, _, style = note.partition(" is written as ")

@@ -13,7 +13,7 @@ _COMPARE = (
 )
 
 # Rule -> (severity, text, remedy). A rule is the finding's kind, then a dot and which of that kind's texts it is.
-# An error is what a run would die of or learn the wrong thing from; a warning is probably not intended; a note is worth knowing.
+# An error is what a run would die of or learn the wrong thing from; a warning is probably not intended; a note is to know.
 TEXTS: dict[str, tuple[str, str, str]] = {
     # the task
     "answer_column": (
@@ -38,6 +38,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "{files} appeared in the working directory: the functions were called, and wrote it",
         "delete it, or let them write elsewhere",
     ),
+    "other_rewards": ("note", "{advice}", ""),
     # can it be called?
     "signature": ("error", "{value}", "{remedy}"),
     "signature.style": ("warning", "is written as {style}", "TRL itself calls by keyword"),

@@ -55,41 +55,37 @@ def unit_of(text: str) -> str | None:
 
 
 class Units:
-    """Counts how the answers of a dataset are written, where they are numbers: bare, or with which unit."""
+    """Counts how the answers of a dataset are written, where they are numbers: bare, with a unit, or with a doubtful comma."""
 
     def __init__(self) -> None:
-        self.units: Counter[str | None] = Counter()  # None: bare numbers
-        self._first: dict[str | None, str] = {}
-        self._commas, self._comma = 0, ""  # how many, and the first
+        self._counts: Counter[str] = Counter()  # unit ("": a bare number) or "0,75" -> answers
+        self._first: dict[str, str] = {}
 
     def count(self, number: int, answer: str | None) -> None:
         """Count the answer of a kept row."""
         answer = answer or ""
-        if _COMMA.fullmatch(answer):
-            self._commas += 1
-            self._comma = self._comma or f"{answer!r}, row {number}"
-        unit = None if answer.isdigit() else unit_of(answer)
-        if unit is None and not (answer.isdigit() or is_number(answer)):
-            return
-        if unit not in self._first:
-            if len(self._first) >= 100:
-                return
-            self._first[unit] = f"{answer!r}, row {number}"
-        self.units[unit] += 1
+        unit = "" if answer.isdigit() or is_number(answer) else unit_of(answer)
+        for kind in (unit, "0,75" if _COMMA.fullmatch(answer) else None):
+            if kind is not None and (kind in self._first or len(self._first) < 100):
+                self._first.setdefault(kind, f"{answer!r}, row {number}")
+                self._counts[kind] += 1
 
     @property
     def notes(self) -> list[str]:
         """Lines about answers that are not all written alike, or that a comma makes doubtful."""
-        commas = [
-            f"{self._commas} of the answers hold a comma as in 0,75 ({self._comma}): rewards take them for two "
-            "numbers; write 0.75 if they are decimals"
-        ] * bool(self._commas)
-        units, bare = [unit for unit, _ in self.units.most_common() if unit], self.units[None]
-        if not units or len(self.units) < 2:
-            return commas
-        found = f"{self.units.total() - bare} answers are a number and a unit ({'; '.join(self._first[u] for u in units[:3])})"
-        found += f", {bare} bare number{'s' * (bare > 1)} ({self._first[None]})" if bare else f", of {len(units)} units"
-        return [*commas, f"{found}: a reward that compares them calls one form wrong where the other is the answer"]
+        notes, first = [], self._first
+        if commas := self._counts["0,75"]:
+            notes.append(
+                f"{commas} of the answers hold a comma as in 0,75 ({first['0,75']}): rewards take them for two numbers; "
+                "write 0.75 if they are decimals"
+            )
+        units, bare = [unit for unit, _ in self._counts.most_common() if unit not in ("", "0,75")], self._counts[""]
+        if units and len(units) + bool(bare) > 1:
+            some = "; ".join(first[unit] for unit in units[:3])
+            found = f"{sum(self._counts[unit] for unit in units)} answers are a number and a unit ({some})"
+            found += f", {bare} bare number{'s' * (bare > 1)} ({first['']})" if bare else f", of {len(units)} units"
+            notes.append(f"{found}: a reward that compares them calls one form wrong where the other is the answer")
+        return notes
 
 
 def is_placeholder(text: str) -> bool:

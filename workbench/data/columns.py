@@ -89,18 +89,15 @@ def _one(
         note = f"{role}: taken from the column {found[0]!r} (--{role} or {role}_column chooses another)"
         return found[0], (note,)
     likely = found or [name for name in names if name in chats or _LIKELY[role].search(str(name))]
-    choices = [(str(name), "") for name in (likely if turns else [*likely, *names])[:1]]
-    if turns:
-        choices.append((LAST_TURN, " for what the assistant says last"))
-    if role == "answer":
-        choices.append((NO_ANSWER, " if no reward needs one"))
-    typed = ", or ".join(f"{_typed(role, name)}{when}" for name, when in choices)
-    remedy = f"say which: {typed}" if typed else "give the rows named columns"
+    choices = {str(name): "" for name in (likely if turns else [*likely, *names])[:1]}
+    choices |= {LAST_TURN: " for what the assistant says last"} if turns else {}
+    choices |= {NO_ANSWER: " if no reward needs one"} if role == "answer" else {}
+    typed = ", or ".join(f"{_typed(role, name)}{when}" for name, when in choices.items())
     what = f"{' and '.join(map(repr, found))} could both be the {role}" if found else f"no column {role!r}"
     raise DataError(
         f"{what}; the rows have {there}",
         rule=f"the {role} is a column of the rows, called {role!r} or by its own name",
-        remedy=remedy,
+        remedy=f"say which: {typed}" if typed else "give the rows named columns",
     )
 
 

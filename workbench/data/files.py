@@ -99,9 +99,9 @@ def json_file(path: Path, split: str | None = None) -> Opened:
         ) from None
     if isinstance(document, list) and split is None:
         return lambda: iter(document), []
-    lists = (
-        {key: value for key, value in document.items() if isinstance(value, list)} if isinstance(document, dict) else {}
-    )
+    lists = {}
+    if isinstance(document, dict):
+        lists = {key: value for key, value in document.items() if isinstance(value, list)}
     of_objects = [key for key, value in lists.items() if value and all(isinstance(row, dict) for row in value[:10])]
     if of_objects:
         chosen = split or ("train" if "train" in of_objects else of_objects[0] if len(of_objects) == 1 else None)
@@ -112,12 +112,11 @@ def json_file(path: Path, split: str | None = None) -> Opened:
                 remedy=f"choose with split (--split): {', '.join(of_objects)}",
             )
         return lambda: iter(lists[chosen]), [f"the rows are the list {chosen!r} of {', '.join(of_objects)}"]
-    if split is None and lists and len(lists) == len(document) and len({len(value) for value in lists.values()}) == 1:
-        return lambda: (dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)), [
-            f"the document holds columns: {', '.join(lists)}"
-        ]
     if split is not None:
         raise no_splits(shown(path), split)
+    if lists and len(lists) == len(document) and len({len(value) for value in lists.values()}) == 1:
+        note = f"the document holds columns: {', '.join(lists)}"
+        return lambda: (dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)), [note]
     holds = f" with {', '.join(map(repr, list(document)[:8]))}" if isinstance(document, dict) else ""
     raise DataError(
         f"{shown(path)}: a {type(document).__name__}{holds}",

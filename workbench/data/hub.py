@@ -16,12 +16,12 @@ MOVED = {"gsm8k": "openai/gsm8k"}  # names from before the hub asked for an owne
 TIMEOUT_S = 10
 
 
-def load(name: str, said: str, subset: str | None = None) -> tuple[Any, list[str]]:
+def load(name: str, called: str, subset: str | None = None) -> tuple[Any, list[str]]:
     """(the dataset with all its splits, notes on what was chosen).
 
     Args:
         name: `owner/name`, or the path of a folder.
-        said: what to call it in messages.
+        called: what to call it in messages.
         subset: None: "main" where there is one, else the only one.
 
     Raises:
@@ -38,7 +38,7 @@ def load(name: str, said: str, subset: str | None = None) -> tuple[Any, list[str
             chosen = subset or ("main" if "main" in subsets else subsets[0] if len(subsets) == 1 else None)
             if chosen is None:
                 raise DataError(
-                    f"{said}: {len(subsets)} subsets",
+                    f"{called}: {len(subsets)} subsets",
                     rule="rows come from one subset",
                     remedy=f"choose with subset (--subset): {', '.join(subsets[:12])}",
                 )
@@ -50,7 +50,7 @@ def load(name: str, said: str, subset: str | None = None) -> tuple[Any, list[str
     except DataError:
         raise
     except Exception as error:
-        raise _explained(said, folder, error) from error
+        raise _explained(called, folder, error) from error
     return found, notes
 
 
@@ -66,7 +66,7 @@ def _which(folder: Path, read: set[Path]) -> list[str]:
         ", ".join(str(file.relative_to(folder)) for file in some[:5]) + (", …" if len(some) > 5 else "")
         for some in (sorted(read), left)
     )
-    return [f"read from {taken}; not from {others}: to read one of those, name it"] if left else [f"read from {taken}"]
+    return [f"read from {taken}" + (f"; not from {others}: to read one of those, name it" if left else "")]
 
 
 def _own_cache(folder: Path | None) -> str | None:
@@ -74,11 +74,8 @@ def _own_cache(folder: Path | None) -> str | None:
     # since, and for another one of that name. So each state of each folder has a cache of its own.
     if folder is None:
         return None
-    state = [
-        (str(file), file.stat().st_size, file.stat().st_mtime_ns)
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    ]
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    state = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     name = hashlib.sha256(repr((str(folder.resolve()), state)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return str(cache / "grpo-workbench" / "datasets" / name)
@@ -119,33 +116,23 @@ def without_waiting() -> Iterator[None]:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
-def _explained(said: str, folder: Path | None, error: Exception) -> DataError:
-    first = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+def _explained(called: str, folder: Path | None, error: Exception) -> DataError:
+    first, kind = f"{type(error).__name__}: {error}".splitlines()[0][:300], type(error).__name__
+    value, network = f"dataset {called!r}: {first}", False
     if isinstance(error, ValueError) and "BuilderConfig" in str(error):
-        return DataError(
-            f"dataset {said!r}: {first}", rule="a subset is one of the dataset's", remedy="choose one of those"
-        )
-    if folder is not None:
-        cause = (
-            f" ({type(error.__cause__).__name__}: {error.__cause__})".splitlines()[0][:300] if error.__cause__ else ""
-        )
-        files = _data_files(folder)
-        return DataError(
-            f"{said}: {first}{cause}",
-            rule="a folder holds whole data files in the hub's layout (csv, json lines, parquet)",
-            remedy=f"check its files one by one, `workbench check {shown(files[0])}` lists what is wrong row by row"
-            if files
-            else "put the files there, or name one file instead of the folder",
-        )
-    if type(error).__name__ in ("DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"):
-        return DataError(
-            f"dataset {said!r}: {first}",
-            rule="a hub name is owner/name, exactly as on its page",
-            remedy="check the spelling; a private or gated dataset needs HF_TOKEN",
-        )
-    return DataError(
-        f"dataset {said!r} is not on this machine, and the hub cannot be reached ({type(error).__name__})",
-        rule="a dataset that is not here is downloaded from the Hugging Face hub",
-        remedy="connect to the network, or give the path of a local file or folder",
-        network=True,
-    )
+        rule, remedy = "a subset is one of the dataset's", "choose one of those"
+    elif folder is not None:
+        cause, files = error.__cause__, _data_files(folder)
+        value = f"{called}: {first}" + (f" ({type(cause).__name__}: {cause})".splitlines()[0][:300] if cause else "")
+        rule = "a folder holds whole data files in the hub's layout (csv, json lines, parquet)"
+        remedy = "put the files there, or name one file instead of the folder"
+        if files:
+            remedy = f"check its files one by one: `workbench check {shown(files[0])}` lists what is wrong row by row"
+    elif kind in ("DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"):
+        rule = "a hub name is owner/name, exactly as on its page"
+        remedy = "check the spelling; a private or gated dataset needs HF_TOKEN"
+    else:
+        value = f"dataset {called!r} is not on this machine, and the hub cannot be reached ({kind})"
+        rule = "a dataset that is not here is downloaded from the Hugging Face hub"
+        remedy, network = "connect to the network, or give the path of a local file or folder", True
+    return DataError(value, rule=rule, remedy=remedy, network=network)

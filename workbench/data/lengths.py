@@ -199,16 +199,12 @@ def check_budget(
     Raises:
         DataError: if they do not, with the arithmetic.
     """
-    if longest_prompt + max_completion_length > max_seq_length:
-        room = max_seq_length - max_completion_length
+    whole, room = longest_prompt + max_completion_length, max_seq_length - max_completion_length
+    if whole > max_seq_length:
+        shorter = f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
         raise DataError(
             f"the longest prompt has {longest_prompt} tokens, and max_completion_length = {max_completion_length}: "
-            f"{longest_prompt + max_completion_length} tokens",
+            f"{whole} tokens",
             rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
-            remedy=f"set max_seq_length to at least {longest_prompt + max_completion_length}"
-            + (
-                f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
-                if room >= shortest_prompt
-                else ""
-            ),
+            remedy=f"set max_seq_length to at least {whole}" + shorter * (room >= shortest_prompt),
         )

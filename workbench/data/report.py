@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.data import reasons
-from workbench.data.reasons import Findings
+from workbench.data.reasons import Findings, remedy
 from workbench.errors import DataError
 from workbench.task import Row
 
 EXCERPTS = 3  # kept of each reason
 _EXCERPT_CHARACTERS = 100
+
+
+class _ByReason(dict[str, array]):
+    """reason -> the numbers of its rows."""
+
+    def __missing__(self, reason: str) -> array:
+        return self.setdefault(reason, array("Q"))
+
+    def counts(self) -> Counter[str]:
+        return Counter({reason: len(numbers) for reason, numbers in self.items()})
+
+    def ordered(self) -> list[tuple[str, array]]:
+        """The commonest first; of those as common, the earliest."""
+        return sorted(self.items(), key=lambda item: (-len(item[1]), item[1][0]))
 
 
 @dataclass(repr=False)
@@ -31,9 +43,9 @@ class Report:
     kept: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     columns: dict[str, str | None] = field(default_factory=dict)
-    _left_out: dict[str, array] = field(default_factory=dict)
-    _repaired: dict[str, array] = field(default_factory=dict)
-    _warned: dict[str, array] = field(default_factory=dict)
+    _left_out: _ByReason = field(default_factory=_ByReason)
+    _repaired: _ByReason = field(default_factory=_ByReason)
+    _warned: _ByReason = field(default_factory=_ByReason)
     _excerpts: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -43,28 +55,28 @@ class Report:
 
     @property
     def reasons(self) -> Counter[str]:
-        return Counter({reason: len(numbers) for reason, numbers in self._left_out.items()})
+        return self._left_out.counts()
 
     @property
     def repairs(self) -> Counter[str]:
-        return Counter({rule: len(numbers) for rule, numbers in self._repaired.items()})
+        return self._repaired.counts()
 
     @property
     def warnings(self) -> Counter[str]:
-        return Counter({what: len(numbers) for what, numbers in self._warned.items()})
+        return self._warned.counts()
 
     def keep(self, number: int, found: Findings) -> None:
         """Count a row as kept, with the rules that repaired it and what is odd about it."""
         self.kept_rows += 1
         self.repaired_rows += bool(found.repairs)
         for rule in found.repairs:
-            _note(self._repaired, rule, number)
+            self._repaired[rule].append(number)
         for what in found.warnings:
-            _note(self._warned, what, number)
+            self._warned[what].append(number)
 
     def leave_out(self, number: int, reason: str, row: Any) -> None:
         """Count a row as left out; the first few of each reason are shown."""
-        _note(self._left_out, reason, number)
+        self._left_out[reason].append(number)
         shown = self._excerpts.setdefault(reason, [])
         if len(shown) < EXCERPTS:
             shown.append(_excerpt(row))
@@ -80,12 +92,19 @@ class Report:
             raise DataError(
                 f"{self.source}: none of {self.read} rows could be kept; {count} times: {why}",
                 rule="a dataset has rows that can be trained on",
-                remedy=reasons.remedy(why),
+                remedy=remedy(why),
             )
         return self.kept
 
     def found(self) -> dict[str, Any]:
         """For `workbench check --json` and the dataset's record: every number, every row."""
+
+        def listed(key: str, rows_of: _ByReason) -> list[dict[str, Any]]:
+            return [
+                {key: why, "count": len(rows), "do": remedy(why), "rows": rows.tolist()}
+                for why, rows in rows_of.ordered()
+            ]
+
         return {
             "source": self.source,
             "read": self.read,
@@ -94,17 +113,10 @@ class Report:
             "left_out": self.read - self.kept_rows,
             "columns": self.columns,
             "notes": self.notes,
-            "reasons": [
-                {"reason": why, "count": len(rows), "do": reasons.remedy(why),
-                 "examples": self._excerpts[why], "rows": rows.tolist()}
-                for why, rows in _by_count(self._left_out)
-            ],
-            "repairs": [{"rule": why, "count": len(rows), "rows": rows.tolist()} for why, rows in _by_count(self._repaired)],
-            "warnings": [
-                {"warning": why, "count": len(rows), "do": reasons.remedy(why), "rows": rows.tolist()}
-                for why, rows in _by_count(self._warned)
-            ],
-        }  # fmt: skip
+            "reasons": [{**one, "examples": self._excerpts[one["reason"]]} for one in listed("reason", self._left_out)],
+            "repairs": [{key: one[key] for key in ("rule", "count", "rows")} for one in listed("rule", self._repaired)],
+            "warnings": listed("warning", self._warned),
+        }
 
     def __str__(self) -> str:
         left = self.read - self.kept_rows
@@ -115,29 +127,16 @@ class Report:
         groups = (("left out", self._left_out), ("repaired and kept", self._repaired), ("kept, but look", self._warned))
         for title, found in groups:
             lines += [f"{title}:"] if found else []
-            for why, rows in _by_count(found):
-                lines.append(f"  {len(rows):>7}  {why}  (row{'s' if len(rows) > 1 else ''} {_some(rows)})")
+            for why, rows in found.ordered():
+                some = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
+                lines.append(f"  {len(rows):>7}  {why}  (row{'s' if len(rows) > 1 else ''} {some})")
                 if found is self._left_out:
                     lines += [f"           e.g. {excerpt}" for excerpt in self._excerpts[why][:1]]
                 if found is not self._repaired:
-                    lines.append(f"           -> {reasons.remedy(why)}")
+                    lines.append(f"           -> {remedy(why)}")
         return "\n".join(lines)
 
     __repr__ = __str__
-
-
-def _note(found: dict[str, array], key: str, number: int) -> None:
-    if key not in found:
-        found[key] = array("Q")
-    found[key].append(number)
-
-
-def _by_count(found: dict[str, array]) -> list[tuple[str, array]]:
-    return sorted(found.items(), key=lambda item: (-len(item[1]), item[1][0]))
-
-
-def _some(numbers: Sequence[int], most: int = 5) -> str:
-    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
 
 
 def _excerpt(row: Any) -> str:

@@ -7,9 +7,10 @@ with the reason, so that no row is lost on the way to the checks.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +69,12 @@ class Source:
             for row in self.open():
                 yield row if isinstance(row, Unreadable) else {**row, **explained(function, row)}
 
-        return Source(self.name, rows, self.notes, self.split_by, self.salt)
+        return replace(self, open=rows)
 
     def first(self, count: int = 100) -> Rows:
         """The first readable rows, at most `count`."""
-        found = Rows()
+        found = Rows(itertools.islice((row for row in self.open() if isinstance(row, dict)), count))
         found.name = self.name
-        for row in self.open():
-            if isinstance(row, dict):
-                found.append(row)
-            if len(found) >= count:
-                break
         return found
 
 
@@ -103,78 +99,65 @@ def open_source(
         DataError: if there is no such source, or it is of a kind that cannot be read.
     """
     opened = _opened(source, subset, split, limit, seed)
-    if limit is None:
-        return opened
-
-    def some() -> Iterator[Row | Unreadable]:
-        for number, row in enumerate(opened.open()):
-            if number >= limit:
-                return
-            yield row
-
-    return Source(opened.name, some, opened.notes, opened.split_by, opened.salt)
+    return opened if limit is None else replace(opened, open=lambda: itertools.islice(opened.open(), limit))
 
 
 def _opened(source: Any, subset: str | None, split: str | None, limit: int | None, seed: int) -> Source:
-    if isinstance(source, (str, Path)):
-        if str(source) in SHIPPED:
-            if split or subset:
-                raise files.no_splits(str(source), split or subset)
-            return importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
+    if isinstance(source, (str, Path)) and str(source) not in SHIPPED:
         return _from_path(str(source), subset, split)
+    if isinstance(source, (str, Path)):
+        if split or subset:
+            raise files.no_splits(str(source), split or subset)
+        return importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
     if subset is not None:
         raise files.no_splits(f"a {type(source).__name__}", subset)
     return _from_object(source, split)
 
 
+_READERS = {
+    ".jsonl": files.json_lines,
+    ".ndjson": files.json_lines,
+    ".json": files.json_file,
+    ".csv": files.csv_file,
+    ".tsv": files.csv_file,
+    ".parquet": files.parquet_file,
+}
+
+
 def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     path = find(text)
-    readers = {
-        ".jsonl": files.json_lines,
-        ".ndjson": files.json_lines,
-        ".json": files.json_file,
-        ".csv": files.csv_file,
-        ".tsv": files.csv_file,
-        ".parquet": files.parquet_file,
-    }
+    name, kind = shown(path), path.suffix.lower()
+    if path.is_file() and kind == ".py":
+        return replace(_opened(rows_of_script(path), subset, split, None, 0), name=name)
     if path.is_file():
-        if path.suffix == ".py":
-            inner = _opened(rows_of_script(path), subset, split, None, 0)
-            return Source(shown(path), inner.open, inner.notes, inner.split_by, inner.salt)
-        if path.suffix.lower() not in readers:
+        if kind not in _READERS:
             raise DataError(
-                f"{shown(path)}: a {path.suffix or 'nameless'} file",
+                f"{name}: a {kind or 'nameless'} file",
                 rule=f"rows come from {KINDS}",
                 remedy="convert it, or read it yourself and give the rows as a list",
             )
-        kind = path.suffix.lower()
         if subset is not None or (split is not None and kind != ".json"):
-            raise files.no_splits(shown(path), split or subset)
-        open_rows, notes = files.json_file(path, split) if kind == ".json" else readers[kind](path)
-        return Source(shown(path), open_rows, notes)
+            raise files.no_splits(name, split or subset)
+        return Source(name, *(files.json_file(path, split) if kind == ".json" else _READERS[kind](path)))
     if path.is_dir():
-        return _from_datasets(str(path), shown(path), subset, split)
-    name = hub.MOVED.get(text, text)
-    if name.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix.lower() in {*readers, ".py"}:
+        return _from_datasets(str(path), name, subset, split)
+    on_hub = hub.MOVED.get(text, text)
+    if on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}:
+        written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
         raise DataError(
-            f"{shown(path)}: no such file",
+            f"{name}: no such file",
             rule=f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}",
-            remedy=(
-                "notebook 01 writes it: run that first, or check the path"
-                if path.name == "train.jsonl"
-                else "check the path"
-            )
-            + f"; {looked_in()}",
+            remedy=f"{written}check the path; {looked_in()}",
         )
-    opened = _from_datasets(name, name, subset, split)
-    if name != text:
-        opened.notes.insert(0, f"{text} is called {name} on the hub")
+    opened = _from_datasets(on_hub, on_hub, subset, split)
+    if on_hub != text:
+        opened.notes.insert(0, f"{text} is called {on_hub} on the hub")
     return opened
 
 
-def _from_datasets(name: str, said: str, subset: str | None, split: str | None) -> Source:
-    found, notes = hub.load(name, said, subset)
-    opened = _from_object(found, split, said)
+def _from_datasets(name: str, called: str, subset: str | None, split: str | None) -> Source:
+    found, notes = hub.load(name, called, subset)
+    opened = _from_object(found, split, called)
     opened.notes[:0] = notes
     return opened
 
@@ -200,7 +183,14 @@ def _from_object(found: Any, split: str | None, name: str = "") -> Source:
     if hasattr(found, "to_dict") and hasattr(found, "iloc"):
         return Source(name or "a pandas DataFrame", lambda: _frame_rows(found))
     if isinstance(found, dict):
-        return _from_columns(found, name)
+        sizes = {key: len(value) if isinstance(value, (list, tuple)) else None for key, value in found.items()}
+        if not sizes or None in sizes.values() or len(set(sizes.values())) > 1:
+            raise DataError(
+                f"a dict with {', '.join(f'{key}: {size}' for key, size in sizes.items()) or 'nothing'}",
+                rule="a dict of columns holds lists of one length",
+                remedy="give {'prompt': [...], 'answer': [...]}",
+            )
+        return Source(name or "a dict of columns", lambda: _by_row(found))
     if isinstance(found, (bytes, bytearray)) or not hasattr(found, "__iter__"):
         raise DataError(
             f"a {kind}",
@@ -211,39 +201,25 @@ def _from_object(found: Any, split: str | None, name: str = "") -> Source:
     return Source(name or f"a {kind} of {len(rows)} rows", lambda: iter(rows))
 
 
-def _from_columns(columns: dict[str, Any], name: str) -> Source:
-    sizes = {key: len(value) if isinstance(value, (list, tuple)) else None for key, value in columns.items()}
-    if not sizes or None in sizes.values() or len(set(sizes.values())) > 1:
-        raise DataError(
-            f"a dict with {', '.join(f'{key}: {size}' for key, size in sizes.items()) or 'nothing'}",
-            rule="a dict of columns holds lists of one length",
-            remedy="give {'prompt': [...], 'answer': [...]}",
-        )
-    return Source(
-        name or "a dict of columns",
-        lambda: (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)),
-    )
+def _by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
+    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
 def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
     # Whole batches, because a row alone costs `datasets` 20 times as much.
-    for batch in dataset.iter(batch_size=size):
-        names = list(batch)
-        for values in zip(*batch.values(), strict=True):
-            yield dict(zip(names, values, strict=True))
+    return itertools.chain.from_iterable(map(_by_row, dataset.iter(batch_size=size)))
 
 
 def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
     import pandas
 
-    twice = sorted({str(name) for name in frame.columns if list(frame.columns).count(name) > 1})
-    if twice:
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
         raise DataError(
-            f"a pandas DataFrame with two columns {twice[0]!r}",
-            rule="each column has a name of its own",
+            f"a pandas DataFrame with two columns {str(twice[0])!r}",
+            rule="each column has its own name",
             remedy="rename one of them",
         )
-
     for start in range(0, len(frame), size):
         for row in frame.iloc[start : start + size].to_dict("records"):
             # A missing value is NaN, NaT or NA in pandas, and None everywhere else.

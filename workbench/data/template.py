@@ -119,31 +119,19 @@ def _prefilled(tokenizer: Any, prompt: Any, text: str, tags: Sequence[str]) -> s
 
 
 def _problems(card: TemplateCard) -> list[str]:
-    found = []
-    lost = [tag for tag, survives in card.survives.items() if not survives]
-    if lost:
-        found.append(
-            f"{' '.join(lost)}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks "
-            "for them can never pay; use tags that are plain text"
-        )
-    if card.eos_token is None:
-        found.append("the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut")
-    elif card.ends_turns is False:
-        found.append(
-            f"the template does not close the assistant's turn with EOS ({card.eos_token}): a policy trained on it may end "
-            "its turn with another token, and its completions then run to the limit"
-        )
-    if card.prefilled:
-        found.append(
-            f"the template writes <{card.prefilled}> by itself: completions begin after it, so a reward that wants to see "
-            f"<{card.prefilled}> in the completion can never pay"
-        )
-    if card.keeps_system is False:
-        found.append(
-            "the system message is not in the text: the template drops or changes it, and the format asked for with it"
-        )
-    if card.doubled_bos:
-        found.append("the text begins with two BOS tokens")
-    if card.pad_token is None:
-        found.append("the tokenizer has no padding token; trainers then pad with EOS")
-    return found
+    lost = " ".join(tag for tag, survives in card.survives.items() if not survives)
+    eos = "" if card.eos_token is None else card.eos_token
+    found = {
+        f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
+        "never pay; use tags that are plain text": lost,
+        "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut": not eos,
+        f"the template does not close the assistant's turn with EOS ({eos}): a policy trained on it may end its turn with "
+        "another token, and its completions then run to the limit": eos and card.ends_turns is False,
+        f"the template writes <{card.prefilled}> by itself: completions begin after it, so a reward that wants to see "
+        f"<{card.prefilled}> in the completion can never pay": card.prefilled,
+        "the system message is not in the text: the template drops or changes it, and the format asked for with "
+        "it": card.keeps_system is False,
+        "the text begins with two BOS tokens": card.doubled_bos,
+        "the tokenizer has no padding token; trainers then pad with EOS": card.pad_token is None,
+    }
+    return [problem for problem, there in found.items() if there]

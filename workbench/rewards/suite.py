@@ -19,22 +19,18 @@ import numpy as np
 
 from workbench.errors import RecipeError, RewardError, TaskError
 from workbench.rewards.answers import completion_text
-from workbench.rewards.calls import (
-    DEADLINE_S,
-    FROM_TRL,
-    HOLDS_MODEL,
-    Call,
-    Failed,
-    Functions,
-    Scored,
-    check_scores,
-    quote,
-    score_batch,
+from workbench.rewards.chat_or_text import (
+    InputFormat,
+    convert,
+    detect_input_format,
+    is_chat,
+    positional_reward,
+    responses_parameter,
 )
+from workbench.rewards.execution import DEADLINE_S, FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, Scored, quote
 from workbench.rewards.groups import Groups, batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
-from workbench.rewards.shapes import Reading, is_chat, positional_reward, reading, responses_parameter, shaped
 from workbench.rewards.tracing import Trace
 from workbench.run.batch import ScoredBatch
 from workbench.task import Row, Task, load_task
@@ -57,7 +53,7 @@ class RewardSuite:
         deadline_s: for one function and one batch; None: none.
         on_error: what a function that raises or is late does: "stop" is an error that names the completion; "skip" leaves
             that completion without this function's score, and counts it.
-        keep_state: as for `Functions`: whether objects with a state of their own are called where they are.
+        keep_state: as for `RewardExecutor`: whether objects with a state of their own are called where they are.
 
     Raises:
         RecipeError: if `weights` names a function that the task does not have, all weights are 0, or `on_error` is unknown.
@@ -100,8 +96,8 @@ class RewardSuite:
         self.on_batch, self.deadline_s, self.on_error = on_batch, deadline_s, on_error
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
         self.notes: list[str] = []  # what was adapted, in words
-        self.functions = Functions(self._adapted(), keep_state)
-        self._readings: dict[str, Reading] = {}
+        self.functions = RewardExecutor(self._adapted(), keep_state)
+        self._formats: dict[str, InputFormat] = {}
         self._pending: dict[str, Scored] = {}
         self._seconds: dict[str, float] = {}
 
@@ -138,7 +134,8 @@ class RewardSuite:
 
             async def scored(**call: Any) -> list[float]:
                 started = time.perf_counter()
-                return self._take(name, await self._await(name, call), call, started)
+                found = await self.functions.ascore(name, call, self.deadline_s, self.on_error == "skip")
+                return self._take(name, found, call, started)
 
         else:
 
@@ -151,48 +148,32 @@ class RewardSuite:
         return scored
 
     def _score(self, name: str, call: Call, quiet: bool = False) -> Scored:
-        call = self._in_shape(name, call)
-        return score_batch(self.functions, name, call, self.deadline_s, self.on_error == "skip", quiet)
+        call = self._converted(name, call)
+        return self.functions.score(name, call, self.deadline_s, self.on_error == "skip", quiet)
 
-    def _in_shape(self, name: str, call: Call) -> Call:
-        shape = self._reading(name, call).shape
-        if shape != "either" and is_chat(call["prompts"][0]) != (shape == "chat"):
-            return shaped(call, to_chat=shape == "chat")
+    def _converted(self, name: str, call: Call) -> Call:
+        wanted = self._input_format(name, call).format
+        if wanted != "either" and is_chat(call["prompts"][0]) != (wanted == "chat"):
+            return convert(call, to_chat=wanted == "chat")
         return call
 
-    async def _await(self, name: str, call: Call) -> Scored:
-        # Completions are not tried one by one: a judge's calls may cost, and the batch's error says what was wrong.
-        try:
-            result = await self.functions.acall(name, call, self.deadline_s)
-        except Failed as error:
-            count = len(call["completions"])
-            if self.on_error == "skip":
-                return Scored([np.nan] * count, dict.fromkeys(range(count), error.text))
-            raise RewardError(
-                f"{name} {error.text} on a batch of {count} completions, the first being "
-                + quote(call["prompts"][0], call["completions"][0]),
-                rule="a reward function scores every completion in time; an exception never becomes 0",
-                remedy="handle it in the function, return None where it does not apply, or let on_error be skip",
-            ) from error.__cause__
-        return check_scores(name, result, call["prompts"], call["completions"], self.on_error == "skip")
-
-    def _reading(self, name: str, call: Call) -> Reading:
-        if name not in self._readings and len(call["completions"]):
+    def _input_format(self, name: str, call: Call) -> InputFormat:
+        count = len(call["completions"])
+        if name not in self._formats and count:
             one = {
-                key: value[:1] if isinstance(value, list) and len(value) == len(call["completions"]) else value
+                key: value[:1] if isinstance(value, list) and len(value) == count else value
                 for key, value in call.items()
-                if key not in ("trainer_state", "log_extra", "log_metric")
             }
-            found = self._readings[name] = reading(self.functions, name, {**one, **_before_training()})
-            wrong = found.shape != "either" and is_chat(call["prompts"][0]) != (found.shape == "chat")
-            if found.note and (wrong or found.shape == "either"):
+            found = self._formats[name] = detect_input_format(self.functions, name, {**one, **_before_training()})
+            wrong = found.format != "either" and is_chat(call["prompts"][0]) != (found.format == "chat")
+            if found.note and (wrong or found.format == "either"):
                 self.notes.append(f"{name}: {found.note}" + ("; it is handed what it reads" if wrong else ""))
-        return self._readings.get(name) or Reading("either", "")
+        return self._formats.get(name) or InputFormat()
 
-    def readings(self, rows: Sequence[Row]) -> dict[str, Reading]:
+    def input_formats(self, rows: Sequence[Row]) -> dict[str, InputFormat]:
         """How each function reads messages and plain text, tried on the first row."""
         call = _call(rows[:1], [""], None)
-        return {name: self._reading(name, call) for name in self.names}
+        return {name: self._input_format(name, call) for name in self.names}
 
     def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
         self._seconds[name] = time.perf_counter() - started
@@ -299,7 +280,7 @@ class RewardSuite:
     def trace(self, name: str, rows: Sequence[Row], completions: Sequence[str]) -> Trace | None:
         """Which parts of a function these completions reach, and what it matched in them; None if that cannot be said."""
         call = _call(rows, completions, None)
-        return self.functions.trace(name, self._in_shape(name, call), self.deadline_s)
+        return self.functions.trace(name, self._converted(name, call), self.deadline_s)
 
     def rehearse(self, rows: Sequence[Row]) -> None:
         """Call every function once, as the trainer will, before anything is loaded: what would fail later fails now.

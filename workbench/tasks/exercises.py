@@ -15,40 +15,55 @@ from typing import Any
 
 from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT, to_messages
 from workbench.errors import TaskError
-from workbench.task import Row
+from workbench.task import Row, Task
+
+QUESTIONS = (("What is 15 + 27?", "42"), ("What is 9 - 4?", "5"))
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """Reward functions to be taken apart.
+    """Reward functions to be taken apart. Printed, it is what to find out.
 
     Args:
         name: its key in `EXERCISES`.
+        prompt: the system prompt of a chat; or, with `{question}` in it, the text of a plain prompt.
         functions: as they would be given to the trainer.
-        style: "chat" or "plain", the kind of prompt that they were written for.
-        prompt: the system prompt of a chat; of plain prompts the text around `{question}`.
         asks: what to find out.
-        columns: the columns that the functions read, each with the right answer in it; `answer` is there in any case.
+        columns: beside `answer`, the columns that the functions read, each with the right answer in it.
     """
 
     name: str
-    functions: tuple[Callable[..., Any], ...]
-    style: str
     prompt: str
+    functions: tuple[Callable[..., Any], ...]
     asks: str
-    columns: tuple[str, ...] = ("answer",)
+    columns: tuple[str, ...] = ()
 
-    def rows(self, questions: Iterable[tuple[str, str]]) -> list[Row]:
+    @property
+    def chat(self) -> bool:
+        """Whether its functions were written for chat prompts."""
+        return "{question}" not in self.prompt
+
+    def rows(self, questions: Iterable[tuple[str, str]] = QUESTIONS) -> list[Row]:
         """(question, right answer) pairs as the rows that its functions were written for."""
         return [
             {
-                "prompt": to_messages(question, self.prompt)
-                if self.style == "chat"
-                else self.prompt.format(question=question),
+                "prompt": to_messages(question, self.prompt) if self.chat else self.prompt.format(question=question),
                 **dict.fromkeys(("answer", *self.columns), answer),
             }
             for question, answer in questions
         ]
+
+    def task(self, questions: Iterable[tuple[str, str]] = QUESTIONS) -> Task:
+        """Its rows and functions as a task, for the lab and the audit.
+
+        Raises:
+            TaskError: if they are not even a task.
+        """
+        return Task(self.name, self.rows(questions), self.functions)
+
+    def __str__(self) -> str:
+        others = [name for name in (*EXERCISES, *TRL_EXERCISES) if name != self.name]
+        return f"{self.name}: {self.asks}\n(others: {', '.join(others)})"
 
 
 def reward_function_name(prompts, completions, answer=None, **kwargs):
@@ -236,135 +251,55 @@ def xmlcount_reward_func(completions, **kwargs):
 
 _THINK_QUESTION = THINK_PROMPT + "\n\n{question}\n"
 _MARK_QUESTION = "Question: {question}\nSolve it step by step and give the final answer after ####.\nAnswer:"
+_BOXED = "Think inside <think> and </think>, then give the final answer in \\boxed{}."
 
-EXERCISES: dict[str, Exercise] = {
-    exercise.name: exercise
-    for exercise in (
-        Exercise(
-            "template",
-            (reward_function_name,),
-            "chat",
-            SYSTEM_PROMPT,
-            "What does it take before this one scores anything?",
-        ),
-        Exercise(
-            "correctness",
-            (correctness_reward,),
-            "chat",
-            SYSTEM_PROMPT,
-            "Which right answers does it not pay for, in the very format that the prompt shows?",
-        ),
-        Exercise(
-            "format",
-            (format_reward,),
-            "chat",
-            SYSTEM_PROMPT,
-            "What is the shortest completion that earns everything?",
-            columns=(),
-        ),
-        Exercise(
-            "incremental_format",
-            (incremental_format_reward,),
-            "chat",
-            SYSTEM_PROMPT,
-            "How much can nonsense earn, and how little an honest completion?",
-            columns=(),
-        ),
-        Exercise(
-            "length",
-            (reward_length,),
-            "plain",
-            "{question}\n",
-            "What does a policy write after a thousand steps of this?",
-            columns=(),
-        ),
-        Exercise(
-            "length_in_chat",
-            (reward_length,),
-            "chat",
-            SYSTEM_PROMPT,
-            "The same function for chat prompts: what is the spread of its scores?",
-            columns=(),
-        ),
-        Exercise(
-            "think_tags",
-            (reward_format,),
-            "plain",
-            _THINK_QUESTION,
-            "Write the completion that the prompt asks for. What does it earn?",
-            columns=(),
-        ),
-        Exercise(
-            "ideal_length",
-            (reward_len,),
-            "plain",
-            "{question}\n",
-            "What does a policy learn to write from this one, and how bad can a single score become?",
-            columns=(),
-        ),
-        Exercise(
-            "problem",
-            (problem_reward,),
-            "plain",
-            _THINK_QUESTION,
-            "Give it a completion that it cannot read. How would you notice in a run?",
-            columns=("answers",),
-        ),
-        Exercise(
-            "think_content",
-            (think_format_reward,),
-            "plain",
-            _THINK_QUESTION,
-            "It asks for content, not for tags alone. What is the cheapest content, and must the rest be empty?",
-            columns=(),
-        ),
-        Exercise(
-            "worked_maths",
-            (math_reward_function,),
-            "plain",
-            _MARK_QUESTION,
-            "Can a trainer call it? If it could: what does a wrong answer earn, and what a right one?",
-        ),
-        Exercise(
-            "debug",
-            (debug_reward,),
-            "chat",
-            SYSTEM_PROMPT,
-            "Useful for looking at completions. What does a policy learn from it?",
-            columns=(),
-        ),
-        Exercise(
-            "adaptive",
-            (AdaptiveReward(correctness_reward), AdaptiveReward(format_reward)),
-            "chat",
-            SYSTEM_PROMPT,
-            "What are the two called in the log, who calls adjust_weight, and where does the weight end?",
-        ),
-        Exercise(
-            "combination",
-            (incremental_format_reward, format_reward, correctness_reward),
-            "chat",
-            SYSTEM_PROMPT,
-            "What share of the most that can be earned does the best completion without a right answer earn?",
-        ),
-        Exercise(
-            "strict_and_soft",
-            (strict_format_reward_func, soft_format_reward_func),
-            "chat",
-            SYSTEM_PROMPT,
-            "Write the completion that the prompt asks for, with two lines of reasoning. What do the two pay?",
-            columns=(),
-        ),
-        Exercise(
-            "xml_count",
-            (xmlcount_reward_func,),
-            "chat",
-            SYSTEM_PROMPT,
-            "What does one more character after the answer cost, and what the last line break?",
-            columns=(),
-        ),
-    )
+# fmt: off
+_TABLE: tuple[tuple[Any, ...], ...] = (
+    ("template", SYSTEM_PROMPT, (reward_function_name,),
+     "What does it take before this one scores anything?"),
+    ("correctness", SYSTEM_PROMPT, (correctness_reward,),
+     "Which right answers does it not pay for, in the very format that the prompt shows?"),
+    ("format", SYSTEM_PROMPT, (format_reward,),
+     "What is the shortest completion that earns everything?"),
+    ("incremental_format", SYSTEM_PROMPT, (incremental_format_reward,),
+     "How much can nonsense earn, and how little an honest completion?"),
+    ("length", "{question}\n", (reward_length,),
+     "What does a policy write after a thousand steps of this?"),
+    ("length_in_chat", SYSTEM_PROMPT, (reward_length,),
+     "The same function for chat prompts: what is the spread of its scores?"),
+    ("think_tags", _THINK_QUESTION, (reward_format,),
+     "Write the completion that the prompt asks for. What does it earn?"),
+    ("ideal_length", "{question}\n", (reward_len,),
+     "What does a policy learn to write from this one, and how bad can a single score become?"),
+    ("problem", _THINK_QUESTION, (problem_reward,),
+     "Give it a completion that it cannot read. How would you notice in a run?", ("answers",)),
+    ("think_content", _THINK_QUESTION, (think_format_reward,),
+     "It asks for content, not for tags alone. What is the cheapest content, and must the rest be empty?"),
+    ("worked_maths", _MARK_QUESTION, (math_reward_function,),
+     "Can a trainer call it? If it could: what does a wrong answer earn, and what a right one?"),
+    ("debug", SYSTEM_PROMPT, (debug_reward,),
+     "Useful for looking at completions. What does a policy learn from it?"),
+    ("adaptive", SYSTEM_PROMPT, (AdaptiveReward(correctness_reward), AdaptiveReward(format_reward)),
+     "What are the two called in the log, who calls adjust_weight, and where does the weight end?"),
+    ("combination", SYSTEM_PROMPT, (incremental_format_reward, format_reward, correctness_reward),
+     "What share of the most that can be earned does the best completion without a right answer earn?"),
+    ("strict_and_soft", SYSTEM_PROMPT, (strict_format_reward_func, soft_format_reward_func),
+     "Write the completion that the prompt asks for, with two lines of reasoning. What do the two pay?"),
+    ("xml_count", SYSTEM_PROMPT, (xmlcount_reward_func,),
+     "What does one more character after the answer cost, and what the last line break?"),
+)
+# TRL's own: (the function's name in trl.rewards, what to find out, columns).
+TRL_EXERCISES = {
+    "trl_accuracy": (
+        "accuracy_reward", "Which right answers does it pay for, and for which rows does it say nothing at all?", ("solution",),
+    ),
+    "trl_think_format": (
+        "think_format_reward",
+        "What must stand between the tags and after them? What if the template writes the first tag itself?", (),
+    ),
 }
+# fmt: on
+EXERCISES: dict[str, Exercise] = {row[0]: Exercise(*row) for row in _TABLE}
 
 # They stand for functions that anyone wrote, patterns and all, so the suite runs them where it can stop them.
 for _exercise in EXERCISES.values():
@@ -373,42 +308,24 @@ for _exercise in EXERCISES.values():
 
 
 def exercise(name: str) -> Exercise:
-    """One of `EXERCISES`.
+    """A well-known flawed reward, to be taken apart in the lab. TRL's own import TRL: not before a policy is loaded on a GPU.
 
     Raises:
         TaskError: listing the names, if there is none of this one.
+
+    >>> import workbench as wb
+    >>> wb.exercise("format").asks
+    'What is the shortest completion that earns everything?'
     """
+    if name in TRL_EXERCISES:
+        from trl import rewards
+
+        function, asks, columns = TRL_EXERCISES[name]
+        return Exercise(name, _BOXED, (getattr(rewards, function),), asks, columns)
     if name not in EXERCISES:
         raise TaskError(
-            f"exercise {name!r}", rule="an exercise is one of those that ship", remedy=f"one of {', '.join(EXERCISES)}"
+            f"exercise {name!r}",
+            rule="an exercise is one of those that ship",
+            remedy=f"choose from {', '.join([*EXERCISES, *TRL_EXERCISES])}",
         )
     return EXERCISES[name]
-
-
-def trl_exercises() -> dict[str, Exercise]:
-    """TRL's own rewards as exercises. Imports TRL, so not before a policy is loaded on a GPU."""
-    from trl.rewards import accuracy_reward
-    from trl.rewards import think_format_reward as trl_think_format_reward
-
-    boxed = "Think inside <think> and </think>, then give the final answer in \\boxed{}."
-    return {
-        exercise.name: exercise
-        for exercise in (
-            Exercise(
-                "trl_accuracy",
-                (accuracy_reward,),
-                "chat",
-                boxed,
-                "Which right answers does it pay for, and for which rows does it say nothing at all?",
-                columns=("solution",),
-            ),
-            Exercise(
-                "trl_think_format",
-                (trl_think_format_reward,),
-                "chat",
-                boxed,
-                "What must stand between the tags and after them? What if the template writes the first tag itself?",
-                columns=(),
-            ),
-        )
-    }

@@ -64,7 +64,7 @@ def manifest_of(
         "prompts": {
             "used": len(first.rows),
             "left_out_too_long": first.left_out_too_long,
-            "longest_tokens": max(first.lengths_tokens),
+            "longest_tokens": max(first.lengths_tokens, default=None),
         },
     }
     if first.name != ONLY_STAGE or len(stages) > 1:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import DataError, PolicyError, RecipeError
+from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
@@ -21,7 +22,7 @@ from workbench.training.generation import expected, in_words
 from workbench.training.loading import load_tokenizer, local_model
 from workbench.training.plan.batches import Batch
 from workbench.training.plan.device import Machine, asks_for_vllm
-from workbench.training.plan.in_force import STAGES, Row
+from workbench.training.plan.in_force import Row
 from workbench.training.policy import trainer_classes
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.presets import find_recipe
@@ -30,12 +31,11 @@ from workbench.training.stages import (
     Memory,
     Stage,
     begun_task,
-    checked_settings,
     fit,
     planned_stages,
     settled_vllm,
 )
-from workbench.workspace import find, shown
+from workbench.workspace import find, shown, to_json
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
@@ -50,7 +50,7 @@ class Plan:
     recipe: Recipe  # under today's names
     task: Task | None  # None: it stands in for a script's, or its hub cannot be reached
     machine: Machine
-    stages: tuple[Stage, ...]  # checked, with the prompts that fit; empty without a task
+    stages: tuple[Stage, ...]  # checked, with the prompts that fit
     settings: dict[str, Any]  # what GRPOConfig is built from, in the first stage
     batch: Batch
     notes: tuple[str, ...]  # whatever is not exactly as it was asked, and what could not be checked
@@ -60,6 +60,8 @@ class Plan:
     memory: Any = None  # an estimate, if one was asked for
     source: str = "recipe"
     stand_ins: tuple[str, ...] = ()  # "task", "policy": not read from a script, so the workbench's own are named
+
+    HEADER = ("setting", "requested", "default", "effective", "set by")
 
     @property
     def prompts(self) -> int | None:
@@ -72,27 +74,17 @@ class Plan:
         return max((length for stage in self.stages for length in stage.lengths_tokens), default=None)
 
     @property
-    def table(self) -> Any:
-        """Requested beside effective, as a table."""
-        from workbench.views.tables import Table
-
-        body = [[row.name, *map(_word, (row.asked, row.default, row.in_force)), row.by] for row in self.rows]
-        return Table(["setting", "requested", "default", "effective", "set by"], body)
+    def cells(self) -> list[list[str]]:
+        """Requested beside effective: a row per setting, under `HEADER`."""
+        # None is a dash, and 1e-05 stays as it is: these are settings, not measurements.
+        return [["-" if value is None else str(value) for value in row] for row in self.rows]
 
     def found(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "source": self.source,
-            "recipe": self.recipe.model_dump(mode="json"),
-            "settings": {name: _jsonable(value) for name, value in self.settings.items()},
-            "notes": list(self.notes),
-            "words": self.words,
-            "generation": self.generation,
-            "in_force": [{name: _jsonable(value) for name, value in row._asdict().items()} for row in self.rows],
-            "prompts": self.prompts,
-            "longest_prompt_tokens": self.longest_tokens,
-            "memory": self.memory.found() if hasattr(self.memory, "found") else self.memory,
-        }
+        kept = ("source", "recipe", "settings", "notes", "words", "generation", "prompts")
+        found = {name: getattr(self, name) for name in kept} | {"recipe": self.recipe.model_dump(mode="json")}
+        memory = self.memory.found() if hasattr(self.memory, "found") else self.memory
+        return to_json({**found, "in_force": self.rows, "longest_prompt_tokens": self.longest_tokens, "memory": memory})
 
     def __str__(self) -> str:
         policy = self.recipe.policy
@@ -107,7 +99,11 @@ class Plan:
             f"{self.generation}.",
             *(f"  note: {note}" for note in self.notes),
         ]
-        return "\n".join([*lines, *([str(self.memory)] if self.memory is not None else []), "", str(self.table)])
+        memory = [str(self.memory)] if self.memory is not None else []
+        table = [self.HEADER, *self.cells]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        return "\n".join([*lines, *memory, "", *map(printable, rows)])
 
 
 def prepare(
@@ -144,23 +140,17 @@ def prepare(
     config_class, _ = trainer_classes(backend)
     recipe, notes = settings_of.renamed(recipe, settings_of.field_names(config_class))
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
-    stages = [] if task is None else planned_stages(recipe, task, config_class, machine, run)
+    stages = planned_stages(recipe, task, config_class, machine, run)
     notes += settings_of.stages_decide(recipe)
     stages, measured = _measured(recipe, stages, offline) if policy is None else _as_loaded(stages, policy)
-    if stages:
-        settings, planned = dict(stages[0].settings), stages[0].planned
-    else:
-        settings, planned, lines = checked_settings(recipe, config_class, machine)
-        notes += lines
+    on, chosen, estimate = _memory(stages, machine, policy, run, memory)
+    stages = [replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages]
+    settings, planned = dict(stages[0].settings), stages[0].planned
     if recipe.stages:
         settings["max_steps"] = sum(stage.steps for stage in recipe.stages)
-    on, chosen, estimate = _memory(recipe, stages, settings, machine, policy, run, memory)
-    settings["gradient_checkpointing"] = on
-    stages = [replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages]
+        for stage in stages:
+            _built(config_class, stage.recipe, stage.settings, machine, policy)
     given, built = _built(config_class, recipe, settings, machine, policy)
-    for stage in stages if recipe.stages else ():
-        _built(config_class, stage.recipe, stage.settings, machine, policy)
-    reasons = [expected(*one, machine.cuda) for one in _parts(recipe, stages, settings)]
     notes += [*_of_stages(stages), *unread, *measured, *chosen, *_of_task(task), *one_gpu(backend, machine)]
     return Plan(
         recipe=recipe,
@@ -170,8 +160,8 @@ def prepare(
         settings=settings,
         batch=planned,
         notes=(*notes, *settings_of.check_in_force(given, built)),
-        words=_words(stages, settings, planned),
-        generation=". ".join(dict.fromkeys(in_words(reason, planned.num_generations) for reason in reasons)),
+        words=". ".join(map(_words, stages)),
+        generation=". ".join(dict.fromkeys(_generation(stage, machine) for stage in stages)),
         rows=tuple(_rows(recipe, built, given)),
         memory=estimate,
     )
@@ -300,24 +290,14 @@ def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], li
     return [fit(stage, policy.tokenizer, policy.max_seq_length) for stage in stages], [*notes, *vllm]
 
 
-def _parts(recipe: Recipe, stages: Sequence[Stage], settings: dict[str, Any]) -> list[tuple[Recipe, dict[str, Any]]]:
-    return [(one.recipe, one.settings) for one in stages] or [(recipe, settings)]
-
-
 def _memory(
-    recipe: Recipe,
-    stages: Sequence[Stage],
-    settings: dict[str, Any],
-    machine: Machine,
-    policy: Policy | None,
-    run: RunDirectory | None,
-    memory: Memory | None,
+    stages: Sequence[Stage], machine: Machine, policy: Policy | None, run: RunDirectory | None, memory: Memory | None
 ) -> tuple[bool, list[str], Any]:
     """Gradient checkpointing, for the whole run: as the recipe says, else as the run began, as the policy was loaded, as it
     fits. (on, lines, estimate).
     """
-    on, lines = settings["gradient_checkpointing"], []
-    decided = "gradient_checkpointing" in recipe.grpo
+    on, lines = stages[0].settings["gradient_checkpointing"], []
+    decided = "gradient_checkpointing" in stages[0].recipe.grpo
     begun = None if run is None else run.manifest()["settings"]["in_force"].get("gradient_checkpointing")
     if not decided and begun is not None:
         on, decided = begun, True
@@ -326,8 +306,7 @@ def _memory(
         lines = ["gradient_checkpointing = True: the policy was loaded with it"] * on
     if memory is None:
         return on, lines, None
-    longest = [max(stage.lengths_tokens, default=None) for stage in stages] or [None]
-    parts = [(*part, tokens) for part, tokens in zip(_parts(recipe, stages, settings), longest, strict=True)]
+    parts = [(one.recipe, one.settings, max(one.lengths_tokens, default=None)) for one in stages]
     try:
         on, more, estimate = memory(parts, machine, on if decided else None)
     except PolicyError as error:
@@ -367,22 +346,21 @@ def _rows(recipe: Recipe, built: Any, given: dict[str, Any]) -> list[Row]:
     rows = settings_of.in_force_table(asked, built, {**given, "seed": recipe.seed})
     if not recipe.stages:
         return rows
-    return [row._replace(by=STAGES) if row.name == "max_steps" else row for row in rows]
+    return [row._replace(by="stages") if row.name == "max_steps" else row for row in rows]
 
 
-def _words(stages: Sequence[Stage], settings: dict[str, Any], planned: Batch) -> str:
-    if not stages:
-        return settings_of.in_words(planned, settings, None)
-    return ". ".join(
-        (f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else "")
-        + settings_of.in_words(stage.planned, stage.settings, len(stage.rows))
-        for stage in stages
-    )
+def _words(stage: Stage) -> str:
+    where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
+    return where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None)
+
+
+def _generation(stage: Stage, machine: Machine) -> str:
+    return in_words(expected(stage.recipe, stage.settings, machine.cuda), stage.planned.num_generations)
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:
     """What the stages say: once what all of them say, with a stage's name what is its own."""
-    said = {stage.name: [*stage.notes, *stage.suite.notes] for stage in stages}
+    said = {stage.name: [*stage.notes, *(stage.suite.notes if stage.suite else ())] for stage in stages}
     return list(
         dict.fromkeys(
             line if all(line in others for others in said.values()) else f"stage {name}: {line}"
@@ -415,12 +393,3 @@ def one_gpu(backend: str, machine: Machine) -> list[str]:
         f"{machine.gpus} GPUs, and a run trains on one, the first that it sees{spread}. CUDA_VISIBLE_DEVICES=1, set before "
         "torch is imported, lets it see the second alone"
     ]
-
-
-def _word(value: Any) -> str:
-    # A table shows None as a dash, and 1e-05 in full: these are settings, not measurements.
-    return "-" if value is None else str(value)
-
-
-def _jsonable(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str, list, dict)) else str(value)

@@ -43,11 +43,11 @@ class Stage:
     name: str
     number: int  # from 0
     recipe: Recipe  # the run's, with the stage's own settings and weights in it
-    task: Task
+    task: Task | None  # None: not known, and then there are neither rows nor a suite
     rows: list[Row]
     settings: dict[str, Any]
     planned: plan.Batch
-    suite: RewardSuite
+    suite: RewardSuite | None
     adaptive: dict[str, AdaptivePart]
     notes: list[str]
     source: str = ""  # the task file that a person edits; empty: none
@@ -66,12 +66,17 @@ class Stage:
 
 
 def planned_stages(
-    recipe: Recipe, task: Task, config_class: type, machine: Machine | None = None, begun: RunDirectory | None = None
+    recipe: Recipe,
+    task: Task | None,
+    config_class: type,
+    machine: Machine | None = None,
+    begun: RunDirectory | None = None,
 ) -> list[Stage]:
     """The recipe's stages, in order, checked as far as can be without a policy.
 
     Args:
         recipe: under today's names.
+        task: the recipe's; None: not known, and then only the settings are checked.
         machine: what it trains on; None: this one.
         begun: the run that goes on: its stages' tasks are those that it was begun with; None: as they are now.
 
@@ -170,16 +175,16 @@ def changed_since_begun(run: RunDirectory, stages: Sequence[Stage]) -> list[str]
     return lines
 
 
-def _edited(name: str, task: Task) -> str:
-    return task.source or (str(find(name)) if Path(name).suffix == ".py" else "")
+def _edited(name: str, task: Task | None) -> str:
+    return (task and task.source) or (str(find(name)) if Path(name).suffix == ".py" else "")
 
 
-def _of(by_function: dict[str, Any], task: Task) -> dict[str, Any]:
+def _of(by_function: dict[str, Any], task: Task | None) -> dict[str, Any]:
     # The recipe's words are about its own task; a stage's task may lack some of those functions.
-    return {name: value for name, value in by_function.items() if name in task.function_names}
+    return {name: value for name, value in by_function.items() if task is None or name in task.function_names}
 
 
-def _for_stage(recipe: Recipe, part: StagePart, task: Task) -> Recipe:
+def _for_stage(recipe: Recipe, part: StagePart, task: Task | None) -> Recipe:
     for name in _NOT_BY_STAGE:
         if name in part.grpo:
             raise RecipeError(
@@ -189,11 +194,7 @@ def _for_stage(recipe: Recipe, part: StagePart, task: Task) -> Recipe:
                 if name in ("max_steps", "num_train_epochs")
                 else f"set grpo.{name}",
             )
-    own = {
-        name: weight
-        for name, weight in recipe.reward_weights.items()
-        if part.task is None or name in task.function_names
-    }
+    own = _of(recipe.reward_weights, task) if part.task else recipe.reward_weights
     grpo = {key: value for key, value in recipe.grpo.items() if key not in ("max_steps", "num_train_epochs")}
     return recipe.model_copy(
         update={
@@ -206,7 +207,7 @@ def _for_stage(recipe: Recipe, part: StagePart, task: Task) -> Recipe:
 
 def _stage(
     recipe: Recipe,
-    task: Task,
+    task: Task | None,
     config_class: type,
     machine: Machine | None,
     name: str,
@@ -215,11 +216,13 @@ def _stage(
     prompts: dict[str, Any] | None = None,
 ) -> Stage:
     where = f"stage {name!r}: " if name != ONLY_STAGE else ""
+    settings, planned, notes = _checked_settings(recipe, config_class, machine)
+    if task is None:
+        return Stage(name, number, recipe, None, [], settings, planned, None, adaptive, notes)
     if not len(task.rows):
         raise RecipeError(
             f"{where}task {task.name!r}: 0 prompts", rule="training needs prompts", remedy="give the task rows"
         )
-    settings, planned, notes = checked_settings(recipe, config_class, machine)
     rows = _chosen(task.with_ids(task.rows), prompts or {}, where)
     plan.check_prompts(len(rows), planned)
     suite = _suite(task, recipe, settings)
@@ -238,7 +241,7 @@ def _stage(
     return Stage(name, number, recipe, task, rows, settings, planned, suite, adaptive, notes)
 
 
-def checked_settings(
+def _checked_settings(
     recipe: Recipe, config_class: type, machine: Machine | None
 ) -> tuple[dict[str, Any], plan.Batch, list[str]]:
     """(what GRPOConfig is built from, its generation batch, one line for each thing that is not as it was asked).
@@ -296,6 +299,8 @@ def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
         RecipeError, DataError: if too few are left, or prompt and completion do not fit.
     """
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
+    if not stage.rows:
+        return stage
     notes, rows = template_notes(stage.rows, tokenizer), stage.rows
     lengths = prompt_lengths_tokens(rows, tokenizer)
     longest, longer = stage.recipe.max_prompt_length, []

@@ -60,7 +60,7 @@ def memory_bars(estimate: MemoryEstimate) -> Any:
             limit + (0.012 if right else -0.012) * widest, -0.72, f"the card: {in_gb(estimate.vram_bytes)}",
             color=RED, fontsize=8, va="top", ha="left" if right else "right",
         )  # fmt: skip
-    axis.set_xlabel("GB" if estimate.calibrated else f"GB, estimated: {UNCALIBRATED}", fontsize=8)
+    axis.set_xlabel("GB" if estimate.how["calibration"] else f"GB, estimated: {UNCALIBRATED}", fontsize=8)
     axis.set_title(f"{estimate.shape.name}: {estimate.verdict}", fontsize=9, loc="left")
     handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     order = [name for name, _, _ in _GROUPS if name in handles]

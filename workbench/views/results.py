@@ -1,16 +1,25 @@
-"""The results of notebooks 04 and 05 as tables and pictures."""
+"""The results of notebooks 03 to 05 as tables and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workbench.exporting.proof import Proof
-from workbench.inspection.evaluation import Evaluation, Examples, share_interval
-from workbench.inspection.reading import RecordedGroup, Steps
 from workbench.views.figure import BLUE, GREY, inline_image, new_figure, with_legend
 from workbench.views.groups import contribution_bars, group_tables
 from workbench.views.tables import Table, Verbatim, View, pre
+
+if TYPE_CHECKING:
+    from workbench.exporting.proof import Proof
+    from workbench.inspection.evaluation import Evaluation, Examples
+    from workbench.inspection.reading import RecordedGroup, Steps
+    from workbench.training.prepare import Plan
+
+
+def plan_view(plan: Plan) -> View:
+    """The batch in words, what is not as requested, and every setting: requested, effective, set by."""
+    lines = [f"{plan.words}.", f"{plan.generation}.", *(f"note: {note}" for note in plan.notes)]
+    return View(pre("\n".join(lines)) + Table(plan.HEADER, plan.cells)._repr_html_(), str(plan))
 
 
 def steps_table(steps: Steps) -> Table:
@@ -28,6 +37,8 @@ def group_view(group: RecordedGroup) -> View:
 
 def evaluation_picture(evaluation: Evaluation) -> View:
     """The shares before and after with their intervals, the gain, and the numbers beside it."""
+    from workbench.inspection.evaluation import share_interval
+
     rows = [(label, share_interval(old), share_interval(new)) for label, old, new in evaluation.pairs]
     text = str(evaluation)
     image = inline_image(before_after(rows), text.partition(";")[0])

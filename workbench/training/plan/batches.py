@@ -1,9 +1,9 @@
 """Batch arithmetic: what is generated at once, what a step learns from, how many steps an epoch has.
 
 `per_device_train_batch_size` counts completions, not prompts. TRL generates `generation_batch_size` of them at once
-(per_device_train_batch_size x steps_per_generation x processes; steps_per_generation is gradient_accumulation_steps if
-not said), cuts that into forward passes of `per_device_train_batch_size`, goes through them `num_iterations` times, and
-updates the weights after every `gradient_accumulation_steps` forward passes.
+(per_device_train_batch_size x steps_per_generation, which is gradient_accumulation_steps unless it is set), cuts that into
+forward passes of `per_device_train_batch_size`, goes through them `num_iterations` times, and updates the weights after every
+`gradient_accumulation_steps` forward passes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,7 @@ from typing import Any, NamedTuple
 from workbench.errors import RecipeError
 
 _OPTIONAL = ("steps_per_generation", "generation_batch_size")
-_SIZES = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-    "num_generations",
-    "num_iterations",
-    "max_completion_length",
-)
+_SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", *_OPTIONAL, "num_generations", "num_iterations")
 
 
 class Batch(NamedTuple):
@@ -37,52 +29,49 @@ class Batch(NamedTuple):
 
 
 class Arithmetic(NamedTuple):
-    """Everything that follows from the sizes. Counts are over all processes, unless they say otherwise."""
+    """Everything that follows from the sizes."""
 
     at_once: int  # completions of one generation batch
     prompts_at_once: int
     num_generations: int
-    per_forward: int  # completions in one forward pass, on one device
+    per_forward: int  # completions in one forward pass
     per_step: int  # completions that go into one update of the weights
     uses: int  # times that a completion is learnt from: num_iterations
-    steps_per_batch: float  # updates that one generation batch serves; below 1: several batches an update
+    steps_per_batch: float  # updates that one generation batch serves; below 1: several batches per update
     steps_per_epoch: int
     left_over: int  # prompts that an epoch does not reach: they fill no generation batch
     steps: int  # of the whole run
 
-    @property
-    def groups_per_step(self) -> float:
-        """Groups' worth of completions in one update; a fraction where an update takes a part of a group."""
-        return self.per_step / self.num_generations
 
-
-def batch(settings: dict[str, Any], processes: int = 1) -> Batch:
+def batch(settings: dict[str, Any]) -> Batch:
     """The generation batch that the settings make.
-
-    Args:
-        processes: how many train together, one a GPU.
 
     Raises:
         RecipeError: if a size is not a positive whole number, if `num_generations` is below 2 or does not divide the
-            batch (with the nearest legal neighbours), or if both ways to say the batch are used.
+            batch (with the nearest legal neighbours), or if both ways to set the batch are used.
     """
-    _check_sizes(settings)
-    count, explicit = settings["num_generations"], settings.get("generation_batch_size")
+    for name in (*_SIZES, "max_completion_length"):
+        value = settings.get(name)
+        if name in settings and not _is_size(value) and not (value is None and name in _OPTIONAL):
+            raise RecipeError(
+                f"grpo.{name} = {value!r}",
+                rule=f"{name} is a whole number, at least 1",
+                remedy="write it without quotes" if isinstance(value, str) else "give a whole number, at least 1",
+            )
+    count, explicit, several = (settings.get(name) for name in ("num_generations", *_OPTIONAL[::-1]))
     # Who knows the generation batch already (notebook 01) need not say how it is cut.
     per_device = settings.get("per_device_train_batch_size", 0) if explicit else settings["per_device_train_batch_size"]
-    on = f" x {processes} processes" if processes > 1 else ""
-    if explicit and settings.get("steps_per_generation"):
+    if explicit and several:
         raise RecipeError(
-            f"grpo.generation_batch_size = {explicit} and grpo.steps_per_generation = {settings['steps_per_generation']}",
+            f"grpo.generation_batch_size = {explicit} and grpo.steps_per_generation = {several}",
             rule="generation_batch_size = per_device_train_batch_size x steps_per_generation, so one of them says both",
             remedy="keep one of them",
         )
-    if explicit:
-        completions, made_of = explicit, f"generation_batch_size {explicit}"
-    else:
-        second = "steps_per_generation" if settings.get("steps_per_generation") else "gradient_accumulation_steps"
-        completions = per_device * processes * settings[second]
-        made_of = f"per_device_train_batch_size {per_device} x {second} {settings[second]}{on}"
+    factor = "steps_per_generation" if several else "gradient_accumulation_steps"
+    completions = explicit or per_device * settings[factor]
+    made_of = f"generation_batch_size {explicit}"
+    if not explicit:
+        made_of = f"per_device_train_batch_size {per_device} x {factor} {settings[factor]}"
     if count < 2:
         raise RecipeError(
             f"grpo.num_generations = {count}",
@@ -92,71 +81,51 @@ def batch(settings: dict[str, Any], processes: int = 1) -> Batch:
     if completions % count:
         legal = [divisor for divisor in range(2, completions + 1) if completions % divisor == 0]
         near = sorted(sorted(legal, key=lambda divisor: abs(divisor - count))[:2])
-        up = -(-completions // count) * count
+        larger = f"make the batch {-(-completions // count) * count}"
         raise RecipeError(
             f"{made_of} = {completions} completions, and num_generations = {count}",
             rule="num_generations divides the generation batch, so that every group is whole",
-            remedy=f"set num_generations to {' or '.join(map(str, near))}, or make the batch {up}"
-            if near
-            else f"make the batch {up}",
+            remedy=f"set num_generations to {' or '.join(map(str, near))}, or {larger}" if near else larger,
         )
-    if per_device and completions % (per_device * processes):
-        forward = per_device * processes
-        both = math.lcm(forward, count)
+    if per_device and completions % per_device:
+        both = math.lcm(per_device, count)
         raise RecipeError(
-            f"{made_of}, and per_device_train_batch_size {per_device}{on}",
+            f"{made_of}, and per_device_train_batch_size {per_device}",
             rule="a generation batch is cut into whole forward passes",
             remedy=f"set generation_batch_size to {-(-completions // both) * both}, or per_device_train_batch_size to "
-            f"{math.gcd(completions // processes or 1, per_device)}",
+            f"{math.gcd(completions, per_device)}",
         )
     return Batch(completions, count)
 
 
-def _check_sizes(settings: dict[str, Any]) -> None:
-    for name in (name for name in _SIZES if name in settings):
-        value = settings[name]
-        if value is None and name in _OPTIONAL:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise RecipeError(
-                f"grpo.{name} = {value!r}",
-                rule=f"{name} is a whole number, at least 1",
-                remedy="write it without quotes" if isinstance(value, str) else "give a whole number, at least 1",
-            )
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def whole_groups(
-    settings: dict[str, Any], asked: dict[str, Any], processes: int = 1
-) -> tuple[dict[str, Any], list[str]]:
+def whole_groups(settings: dict[str, Any], asked: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Settings whose generation batch holds whole groups: `gradient_accumulation_steps` raised where it must be.
 
     Never `per_device_train_batch_size`, as Unsloth does: that multiplies the memory of every forward pass. A batch that
-    was said outright (`steps_per_generation`, `generation_batch_size`) is not touched, nor is one that would more than
+    was set outright (`steps_per_generation`, `generation_batch_size`) is not touched, nor is one that would more than
     double to hold whole groups (16 completions, groups of 5): `batch` refuses it and names what is near.
 
     Returns:
         (new settings, lines that say what was raised and what it costs).
     """
-    sizes = [
+    per_device, accumulated, count = sizes = [
         settings[name] for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
     ]
-    if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes) or sizes[2] < 2:
+    if not all(map(_is_size, sizes)) or count < 2 or any(asked.get(name) is not None for name in _OPTIONAL):
         return settings, []
-    if any(asked.get(name) is not None for name in ("steps_per_generation", "generation_batch_size")):
-        return settings, []
-    per_device, accumulated, count = sizes
-    forward = per_device * processes
-    if forward * accumulated % count == 0:
-        return settings, []
-    stride = count // math.gcd(forward, count)
+    stride = count // math.gcd(per_device, count)
     raised = -(-accumulated // stride) * stride
-    if forward * raised > max(count, 2 * forward * accumulated):
+    before, after = per_device * accumulated, per_device * raised
+    if raised == accumulated or after > max(count, 2 * before):
         return settings, []
     return {**settings, "gradient_accumulation_steps": raised}, [
-        f"gradient_accumulation_steps {accumulated} -> {raised}: {forward} x {accumulated} = {forward * accumulated} "
-        f"completions hold no whole number of groups of {count}, {forward} x {raised} = {forward * raised} do; all "
-        f"{forward * raised} are generated at once, so generation takes more memory (a forward pass does not: "
-        f"per_device_train_batch_size stays {per_device})"
+        f"gradient_accumulation_steps {accumulated} -> {raised}: {per_device} x {accumulated} = {before} completions hold no "
+        f"whole number of groups of {count}, {per_device} x {raised} = {after} do; all {after} are generated at once, so "
+        f"generation takes more memory (a forward pass does not: per_device_train_batch_size stays {per_device})"
     ]
 
 
@@ -176,62 +145,57 @@ def check_prompts(count: int, planned: Batch) -> None:
         )
 
 
-def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int, processes: int = 1) -> Arithmetic:
+def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int) -> Arithmetic:
     """Steps, groups and sizes that follow from a generation batch, the settings and the number of prompts."""
     per_device, accumulated = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
-    uses, forward = settings.get("num_iterations") or 1, per_device * processes
-    passes = planned.completions // forward * uses  # forward passes that one generation batch serves, on each device
+    uses, asked = settings.get("num_iterations") or 1, settings.get("max_steps") or -1
+    passes = planned.completions // per_device * uses  # forward passes that one generation batch serves
     per_epoch = max(math.ceil(prompts // planned.prompts * passes / accumulated), 1)
-    asked = settings.get("max_steps") or -1
-    epochs = settings.get("num_train_epochs") or 1
     return Arithmetic(
         at_once=planned.completions,
         prompts_at_once=planned.prompts,
         num_generations=planned.num_generations,
         per_forward=per_device,
-        per_step=forward * accumulated,
+        per_step=per_device * accumulated,
         uses=uses,
         steps_per_batch=passes / accumulated,
         steps_per_epoch=per_epoch,
         left_over=prompts % planned.prompts,
-        steps=asked if asked > 0 else math.ceil(epochs * per_epoch),
+        steps=asked if asked > 0 else math.ceil((settings.get("num_train_epochs") or 1) * per_epoch),
     )
 
 
-def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None, processes: int = 1) -> str:
+def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> str:
     """The batch arithmetic as sentences.
 
     Args:
         prompts: how many the task has; None: not known, and then nothing is said of epochs.
     """
-    found = arithmetic(planned, settings, prompts or planned.prompts, processes)
-    epochs = settings.get("num_train_epochs") or 1
-    by_epochs = (settings.get("max_steps") or -1) < 0
+    found = arithmetic(planned, settings, prompts or planned.prompts)
+    by_epochs, group = (settings.get("max_steps") or -1) < 0, found.num_generations
     length = _count(found.steps, "step")
     if by_epochs:
-        length = _count(epochs, "epoch") + (f" = {length}" if prompts is not None else "")
-    group = found.num_generations
+        steps = f" = {length}" if prompts is not None else ""
+        length = _count(settings.get("num_train_epochs") or 1, "epoch") + steps
     groups = f"{_count(found.per_step // group, 'prompt')} x {group}"
     if found.per_step % group:
-        groups = f"{found.groups_per_step:.2g} of a group of {group}"
-    sentences = [f"{length}; each learns from {_count(found.per_step, 'completion')} ({groups})"]
+        groups = f"{found.per_step / group:.2g} of a group of {group}"
     every = ""
-    if found.steps_per_batch > 1:
-        every = f", every {found.steps_per_batch:g} steps"
-    elif found.steps_per_batch < 1:
-        every = f", {1 / found.steps_per_batch:g} times a step"
-    sentences.append(
-        f"{found.at_once} completions ({_count(found.prompts_at_once, 'prompt')} x {group}) are generated at once{every}"
-        + (f" and learnt from {found.uses} times" if found.uses > 1 else "")
-        + f"; a forward pass takes {found.per_forward}"
-    )
+    if found.steps_per_batch != 1:
+        often, rare = f", {1 / found.steps_per_batch:g} times a step", f", every {found.steps_per_batch:g} steps"
+        every = rare if found.steps_per_batch > 1 else often
+    again = f" and learnt from {found.uses} times" if found.uses > 1 else ""
+    sentences = [
+        f"{length}; each learns from {_count(found.per_step, 'completion')} ({groups})",
+        f"{found.at_once} completions ({_count(found.prompts_at_once, 'prompt')} x {group}) are generated at once{every}{again}"
+        f"; a forward pass takes {found.per_forward}",
+    ]
     if prompts is not None:
         left = f" ({found.left_over} fill no batch)" if found.left_over else ""
         verb = "is" if found.steps == 1 else "are"
         share = "" if by_epochs else f": {length} {verb} {_count(found.steps / found.steps_per_epoch, 'epoch')}"
-        sentences.append(
-            f"{_count(prompts, 'prompt')} give {_count(found.steps_per_epoch, 'step')} an epoch{left}{share}"
-        )
+        per_epoch = _count(found.steps_per_epoch, "step")
+        sentences.append(f"{_count(prompts, 'prompt')} give {per_epoch} an epoch{left}{share}")
     return ". ".join(sentences)
 
 

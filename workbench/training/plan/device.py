@@ -47,17 +47,6 @@ def asks_for_vllm(settings: dict[str, Any], recipe: Recipe) -> bool:
     return bool(settings.get("use_vllm") or recipe.policy.fast_inference)
 
 
-def depends(settings: dict[str, Any], recipe: Recipe) -> bool:
-    """Whether any of these settings can be other than asked on some machine."""
-    return bool(
-        recipe.policy.dtype
-        or settings.get("bf16")
-        or settings.get("fp16")
-        or asks_for_vllm(settings, recipe)
-        or _gpu_optimiser(settings)
-    )
-
-
 def fitted(settings: dict[str, Any], recipe: Recipe, machine: Machine) -> tuple[dict[str, Any], list[str]]:
     """Settings that this device can train with.
 
@@ -67,9 +56,14 @@ def fitted(settings: dict[str, Any], recipe: Recipe, machine: Machine) -> tuple[
     Raises:
         RecipeError: if bf16 and fp16 are both asked for, or vLLM by one name and not by the other.
     """
-    found, notes = dict(settings), []
-    for fit in (_precision, _vllm, _optimiser):
-        notes += fit(found, recipe, machine)
+    found = dict(settings)
+    notes = _precision(found, recipe, machine) + _vllm(found, recipe, machine)
+    optimiser = found.get("optim")
+    if not machine.cuda and any(part in str(optimiser) for part in _GPU_ONLY):
+        found["optim"] = CPU_OPTIMISER
+        notes.append(
+            f"optim = {optimiser!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's states are small"
+        )
     return found, notes
 
 
@@ -123,25 +117,20 @@ def _unfit(word: str, dtype: str | None, backend: str, machine: Machine) -> str 
 
 
 def _vllm(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
-    if not asks_for_vllm(found, recipe):
+    fast, trls = recipe.policy.fast_inference, bool(found.get("use_vllm"))
+    if not (fast or trls):
         return []
-    fast, trls = recipe.policy.fast_inference, bool(found.get("use_vllm"))
     missing = "" if machine.vllm else machine.no_vllm
-    if recipe.policy.backend == "unsloth":
-        return _unsloths_vllm(found, recipe, why_not("unsloth", cuda=machine.cuda, missing=missing))
+    why = why_not(recipe.policy.backend, cuda=machine.cuda, missing=missing)
     lines = []
-    if fast:
-        why = why_not(recipe.policy.backend, cuda=machine.cuda, missing=missing)
-        lines.append(f"policy.fast_inference = True is left out: {why}" + ("" if trls else f"; {COST}"))
-    why = missing if machine.cuda else "this machine has no GPU"
-    if trls and why:
-        found["use_vllm"] = False
-        lines.append(f"use_vllm = True becomes False: {why}; {COST}")
-    return lines
-
-
-def _unsloths_vllm(found: dict[str, Any], recipe: Recipe, why: str) -> list[str]:
-    fast, trls = recipe.policy.fast_inference, bool(found.get("use_vllm"))
+    if recipe.policy.backend == "transformers":
+        if fast:
+            lines.append(f"policy.fast_inference = True is left out: {why}" + ("" if trls else f"; {COST}"))
+        why = missing if machine.cuda else "this machine has no GPU"
+        if trls and why:
+            found["use_vllm"] = False
+            lines.append(f"use_vllm = True becomes False: {why}; {COST}")
+        return lines
     if fast and recipe.grpo.get("use_vllm") is False:
         raise RecipeError(
             "policy.fast_inference = True and grpo.use_vllm = False",
@@ -149,31 +138,17 @@ def _unsloths_vllm(found: dict[str, Any], recipe: Recipe, why: str) -> list[str]
             remedy="keep policy.fast_inference, with one of the two values",
         )
     found["use_vllm"] = not why
-    asked = " and ".join(name for name, is_asked in (("policy.fast_inference", fast), ("use_vllm", trls)) if is_asked)
     if why:
+        asked = " and ".join(["policy.fast_inference"] * fast + ["use_vllm"] * trls)
         return [f"{asked} = True {'become' if fast and trls else 'becomes'} False: {why}; {COST}"]
-    lines = []
     if not fast:
         lines.append(
             "use_vllm = True is policy.fast_inference = True with Unsloth: vLLM starts when the model is loaded"
         )
-    idle = [name for name in _TRLS_ENGINE if recipe.grpo.get(name) is not None]
+    idle = {name: found.pop(name) for name in _TRLS_ENGINE if recipe.grpo.get(name) is not None}
     if idle:
-        for name in idle:
-            del found[name]
         lines.append(
-            f"{', '.join(f'{name} = {recipe.grpo[name]!r}' for name in idle)} left out: of an engine that TRL would "
+            f"{', '.join(f'{name} = {value!r}' for name, value in idle.items())} left out: of an engine that TRL would "
             f"start; Unsloth's has policy.gpu_memory_utilization = {recipe.policy.gpu_memory_utilization:g}"
         )
     return lines
-
-
-def _gpu_optimiser(settings: dict[str, Any]) -> bool:
-    return any(part in str(settings.get("optim", "")) for part in _GPU_ONLY)
-
-
-def _optimiser(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
-    if machine.cuda or not _gpu_optimiser(found):
-        return []
-    asked, found["optim"] = found["optim"], CPU_OPTIMISER
-    return [f"optim = {asked!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's states are small"]

@@ -24,14 +24,7 @@ SHOWN = (
 )  # fmt: skip
 
 DEFAULTS = {**values.DEFAULTS, "seed": Recipe().seed}
-YOU = "you"
-WORKBENCH = "workbench default"
-CHANGED_HERE = "changed by the workbench"
-TRL = "TRL default"
-UNSLOTH = "Unsloth default"
-CHANGED_THERE = "changed by Unsloth/TRL"
-CHOSEN_THERE = "chosen by Unsloth/TRL"
-STAGES = "stages"
+CHANGED_HERE, CHANGED_THERE = "changed by the workbench", "changed by Unsloth/TRL"
 
 # The same update by another kernel: no line is worth that.
 _ALIKE = ({"adamw_torch", "adamw_torch_fused"},)
@@ -75,7 +68,11 @@ def in_force_table(asked: dict[str, Any], built_config: Any, given: dict[str, An
         given: settings that the config was built from; None: `asked` over the workbench's defaults.
     """
     given = {**DEFAULTS, **asked} if given is None else given
-    own, stock = _defaults(type(built_config))
+    kind = type(built_config)
+    own, stock = (
+        _defaults(kind),
+        _defaults(next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)),
+    )
     rows = []
     for name in dict.fromkeys([*SHOWN, *asked]):
         if not hasattr(built_config, name):
@@ -87,18 +84,18 @@ def in_force_table(asked: dict[str, Any], built_config: Any, given: dict[str, An
 
 
 def _by(name: str, now: Any, asked: dict, given: dict, own: dict, stock: dict) -> str:
-    if name in given and plain(name, given[name]) != now and given[name] is not None:
+    if given.get(name) is not None and plain(name, given[name]) != now:
         return CHANGED_THERE
     if name in asked:
-        return YOU if plain(name, asked[name]) == now else CHANGED_HERE
+        return "you" if plain(name, asked[name]) == now else CHANGED_HERE
     if name in given:
-        return WORKBENCH if name in DEFAULTS and plain(name, DEFAULTS[name]) == now else CHANGED_HERE
+        return "workbench default" if name in DEFAULTS and plain(name, DEFAULTS[name]) == now else CHANGED_HERE
     if plain(name, stock.get(name)) == now:
-        return TRL
+        return "TRL default"
     if plain(name, own.get(name)) == now:
-        return UNSLOTH
+        return "Unsloth default"
     # None in the class means that it is worked out from other settings, or from the machine.
-    return CHOSEN_THERE if stock.get(name) is None else CHANGED_THERE
+    return "chosen by Unsloth/TRL" if stock.get(name) is None else CHANGED_THERE
 
 
 def check_in_force(given: dict[str, Any], built_config: Any) -> list[str]:
@@ -133,21 +130,13 @@ def plain(name: str, value: Any) -> Any:
     return value
 
 
-def _defaults(config_class: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    own = _of_signature(config_class)
-    stock = next((base for base in config_class.__mro__ if base.__module__.startswith("trl.")), config_class)
-    return own, _of_signature(stock)
-
-
-def _of_signature(config_class: type) -> dict[str, Any]:
+def _defaults(config_class: type) -> dict[str, Any]:
     # The class that Unsloth generates keeps TRL's fields, and has its own defaults only in __init__.
-    found = {
-        field.name: field.default
-        for field in (dataclasses.fields(config_class) if dataclasses.is_dataclass(config_class) else ())
-        if field.default is not dataclasses.MISSING
+    fields = {field.name: field.default for field in dataclasses.fields(config_class)}
+    signature = {one.name: one.default for one in inspect.signature(config_class.__init__).parameters.values()}
+    plain_ones = (str, int, float, type(None), list, tuple)
+    return {
+        name: value
+        for name, value in {**fields, **signature}.items()
+        if isinstance(getattr(value, "value", value), plain_ones)
     }
-    for name, parameter in inspect.signature(config_class.__init__).parameters.items():
-        factory = type(parameter.default).__name__ == "_HAS_DEFAULT_FACTORY_CLASS"
-        if parameter.default is not inspect.Parameter.empty and not factory:
-            found[name] = parameter.default
-    return found

@@ -7,8 +7,10 @@ config is built: it is right, or translated with a visible line, or an error tha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import yaml
 
 from workbench.errors import RecipeError
 from workbench.recipe import Recipe
@@ -139,23 +141,44 @@ def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
             disagree.
     """
     notes: list[str] = []
-    content = recipe.model_dump()
-    content["grpo"] = _moved(translated(recipe.grpo, fields, notes), content, notes)
+    content, fresh = recipe.model_dump(), Recipe().model_dump()
+    content["grpo"] = {}
+    for name, value in translated(recipe.grpo, fields, notes).items():
+        where = "reward_weights" if name == "reward_weights" and isinstance(value, dict) else MOVED.get(name)
+        if name in LEFT_OUT:
+            if value or name not in _OFF:
+                notes.append(f"{name} = {value!r} is left out: {LEFT_OUT[name]}")
+        elif not where:
+            content["grpo"][name] = value
+        elif value is None:
+            notes.append(f"{name} = None is left out: it asks for nothing")
+        else:
+            value = _as_dtype(value) if "dtype" in name else value
+            part, _, leaf = where.rpartition(".")
+            target, default = (content[part], fresh[part]) if part else (content, fresh)
+            if target[leaf] not in (default[leaf], value):
+                raise RecipeError(
+                    f"grpo.{name} = {value!r} and {where} = {target[leaf]!r}",
+                    rule=f"{name} is the recipe's {where}",
+                    remedy=f"keep {where}, with one of the two values",
+                )
+            target[leaf] = value
+            why = f" ({_WHY_MOVED[name]})" if name in _WHY_MOVED else ""
+            notes.append(f"{name} belongs to the recipe, not to grpo: {where} = {value!r}{why}")
     for stage in content["stages"]:
-        said: list[str] = []
-        stage["grpo"] = translated(stage["grpo"], fields, said)
-        moved = [name for name in stage["grpo"] if name in MOVED or name in LEFT_OUT or name in ELSEWHERE]
-        if moved:
-            raise RecipeError(
-                f"stage {stage['name']!r}: grpo.{moved[0]} = {stage['grpo'][moved[0]]!r}",
-                rule="a stage changes settings of GRPOConfig; policy, adapter and seed are the whole run's",
-                remedy=f"say it once, outside the stages ({MOVED.get(moved[0]) or ELSEWHERE.get(moved[0]) or 'or not at all'})",
-            )
+        lines: list[str] = []
+        stage["grpo"] = translated(stage["grpo"], fields, lines)
+        for name, value in stage["grpo"].items():
+            if name in MOVED or name in LEFT_OUT or name in ELSEWHERE:
+                raise RecipeError(
+                    f"stage {stage['name']!r}: grpo.{name} = {value!r}",
+                    rule="a stage changes settings of GRPOConfig; policy, adapter and seed are the whole run's",
+                    remedy=f"set it once, outside the stages ({MOVED.get(name) or ELSEWHERE.get(name) or 'or not at all'})",
+                )
         _check_known(stage["grpo"], fields)
-        notes += [f"stage {stage['name']!r}: {line}" for line in said]
+        notes += [f"stage {stage['name']!r}: {line}" for line in lines]
     _check_known(content["grpo"], fields)
-    # What was not said stays so: a table tells "you" from "workbench default" by it.
-    fresh = Recipe().model_dump()
+    # What was not asked stays so: a table tells "you" from "workbench default" by it.
     asked = {name: value for name, value in content.items() if name in recipe.model_fields_set or value != fresh[name]}
     return Recipe.of(asked), notes
 
@@ -181,47 +204,6 @@ def translated(grpo: dict[str, Any], fields: set[str], notes: list[str]) -> dict
         asked["max_steps"] = -1
         notes.append("max_steps = None is written -1 in this version: train for num_train_epochs")
     return asked
-
-
-def _moved(asked: dict[str, Any], content: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    kept = {}
-    for name, value in asked.items():
-        if name in LEFT_OUT and name in _OFF and not value:
-            continue
-        if name in LEFT_OUT:
-            notes.append(f"{name} = {value!r} is left out: {LEFT_OUT[name]}")
-        elif name == "reward_weights" and isinstance(value, dict):
-            _put(content, "reward_weights", name, value, {})
-            notes.append(f"reward_weights belongs to the recipe, not to grpo: reward_weights = {value!r}")
-        elif name in MOVED and value is None:
-            notes.append(f"{name} = None is left out: it asks for nothing")
-        elif name in MOVED:
-            _put(content, MOVED[name], name, value := _as_dtype(value) if "dtype" in name else value, _default(name))
-            why = _WHY_MOVED.get(name)
-            notes.append(
-                f"{name} belongs to the recipe, not to grpo: {MOVED[name]} = {value!r}" + (f" ({why})" if why else "")
-            )
-        else:
-            kept[name] = value
-    return kept
-
-
-def _default(name: str) -> Any:
-    part, _, leaf = MOVED[name].rpartition(".")
-    fresh = Recipe().model_dump()
-    return (fresh[part] if part else fresh)[leaf]
-
-
-def _put(content: dict[str, Any], where: str, name: str, value: Any, default: Any) -> None:
-    part, _, leaf = where.rpartition(".")
-    target = content[part] if part else content
-    if target[leaf] not in (default, value):
-        raise RecipeError(
-            f"grpo.{name} = {value!r} and {where} = {target[leaf]!r}",
-            rule=f"{name} is the recipe's {where}",
-            remedy=f"keep {where}, with one of the two values",
-        )
-    target[leaf] = value
 
 
 def _as_dtype(value: Any) -> Any:
@@ -250,3 +232,56 @@ def nearest(name: str, fields: Iterable[str]) -> str | None:
     known = {field: field for field in fields} | MOVED | ALIASES
     near = difflib.get_close_matches(name.lower(), known, n=1)
     return known[near[0]] if near else None
+
+
+def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = None) -> Recipe:
+    """The recipe with other values.
+
+    Args:
+        recipe: it is not changed.
+        said: `key=value`; the key is a dotted field (`policy.load_in_4bit`, `stages.NAME.steps`), or a bare name: a field of
+            the recipe, or else a setting of GRPOConfig; the value is YAML.
+        steps: train so many; None: as the recipe says.
+
+    Raises:
+        RecipeError: for what is no `key=value`, an unknown field, a wrong value, or `steps` of a recipe with stages. Names of
+            GRPOConfig are checked with the rest of the recipe's.
+    """
+    # A field that nobody said stays unsaid: the plan tells "you" from "workbench default" by it.
+    content, whole = (recipe.model_dump(mode="json", exclude_unset=unset) for unset in (True, False))
+    for text in said:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not all(name.split(".")):
+            raise _not_set(text, "key=value", "for example --set grpo.learning_rate=1e-5")
+        bare = "." not in name and name not in Recipe.model_fields
+        where = MOVED.get(name, f"grpo.{name}") if bare else name
+        try:
+            for target in (whole, content):  # the whole one knows what is no field
+                _set(target, where.split("."), yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            raise _not_set(text, "a value in YAML", "quote it: --set 'key=\"value\"'") from error
+        except (TypeError, LookupError) as error:
+            raise _not_set(text, "a field of the recipe, or of a stage by its name", "see recipe.yaml") from error
+    if steps is not None and recipe.stages:
+        raise RecipeError(
+            f"--steps {steps}: the recipe has stages",
+            rule="each stage says its own number of steps",
+            remedy=f"--set stages.{recipe.stages[0].name}.steps={steps}",
+        )
+    if steps is not None:
+        content.setdefault("grpo", {})["max_steps"] = steps
+    return Recipe.of(content, "--set") if said or steps is not None else recipe
+
+
+def _set(target: Any, path: Sequence[str], value: Any) -> None:
+    for part in path[:-1]:
+        if isinstance(target, list):
+            target = {stage["name"]: stage for stage in target}[part]
+        else:
+            target = target.setdefault(part, {}) if isinstance(target, dict) else target[part]
+    target[path[-1]] = value
+
+
+def _not_set(text: str, rule: str, remedy: str) -> RecipeError:
+    return RecipeError(f"--set {text}", rule=f"--set takes {rule}", remedy=remedy)

@@ -11,28 +11,26 @@ import dataclasses
 from typing import Any
 
 from workbench.errors import RecipeError
-from workbench.recipe import Recipe
-from workbench.training.plan.advice import advice
+from workbench.recipe import PolicyPart, Recipe
 from workbench.training.plan.batches import whole_groups
-from workbench.training.plan.device import Machine, asks_for_vllm, depends, fitted
-from workbench.training.plan.names import MOVED, renamed
+from workbench.training.plan.device import Machine, asks_for_vllm, fitted
+from workbench.training.plan.names import renamed
 from workbench.training.plan.values import DEFAULTS
 
 CISPO_EPSILON_HIGH = 5.0  # epsilon_max of the ScaleRL paper
+LEAST_FOR_LORA = 1e-6
+MUCH_BETA = 0.05
 
 
 def normalised(
-    recipe: Recipe, fields: set[str], machine: Machine | None = None, processes: int = 1
+    recipe: Recipe, fields: set[str], machine: Machine | None = None
 ) -> tuple[Recipe, dict[str, Any], list[str]]:
-    """A recipe under today's names, and the settings that GRPOConfig is built from.
-
-    Done again with the recipe that it returns, it gives the same settings.
+    """A recipe under today's names, and the settings that GRPOConfig is built from. Idempotent.
 
     Args:
         recipe: what was asked; it is not changed.
         fields: names of the installed GRPOConfig's fields: `field_names(config_class)`.
-        machine: what it can do; None: this one, looked at only if a setting depends on it.
-        processes: how many train together, one a GPU.
+        machine: what it can do; None: this one.
 
     Returns:
         (the recipe with every name translated or moved to where it belongs, and every value as asked; settings over the
@@ -49,30 +47,10 @@ def normalised(
         found["max_steps"] = -1  # the default number of steps would win over the epochs that were asked for
     if found["max_steps"] == -1 and found.get("num_train_epochs") is None:
         found["num_train_epochs"] = 1
-    found, said = _as_the_paper(found, asked, fields)
-    notes += said
-    found, said = whole_groups(found, asked, processes)
-    notes += said
-    if depends(found, recipe):
-        found, said = fitted(found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe)))
-        notes += said
-    return recipe, found, notes + advice(recipe, found)
-
-
-def settings(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Only the settings and the lines of `normalised`, for a recipe in which nothing has to be moved out of `grpo`.
-
-    Raises:
-        RecipeError: as `normalised`, and for a setting that belongs elsewhere in the recipe: it would be said and not done.
-    """
-    new, found, notes = normalised(recipe, fields, machine)
-    for name, value in recipe.grpo.items():
-        where = "reward_weights" if name == "reward_weights" else MOVED.get(name)
-        if where and value is not None and new.model_dump(exclude={"grpo"}) != recipe.model_dump(exclude={"grpo"}):
-            raise RecipeError(
-                f"grpo.{name} = {value!r}", rule=f"{name} is set elsewhere", remedy=f"recipe field {where}"
-            )
-    return found, notes
+    found, papers = _as_the_paper(found, asked, fields)
+    found, raised = whole_groups(found, asked)
+    found, changed = fitted(found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe)))
+    return recipe, found, [*notes, *papers, *raised, *changed, *advice(recipe, found)]
 
 
 def _as_the_paper(found: dict[str, Any], asked: dict[str, Any], fields: set[str]) -> tuple[dict[str, Any], list[str]]:
@@ -128,3 +106,76 @@ def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:
 def field_names(config_class: type) -> set[str]:
     """Names that a config class can be built with."""
     return {field.name for field in dataclasses.fields(config_class) if field.init}
+
+
+def advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
+    """Lines about settings that were asked for, work, and may do something else than their author thinks.
+
+    Args:
+        recipe: under today's names.
+        settings: as they are given to GRPOConfig.
+    """
+    lines, asked = [], {name: value for name, value in recipe.grpo.items() if _is_number(value)}
+    rate, beta, logged = (asked.get(name) for name in ("learning_rate", "beta", "logging_steps"))
+    if rate is not None and 0 < rate < LEAST_FOR_LORA:
+        lines.append(
+            f"learning_rate = {rate:g} is a value for full fine-tuning; an adapter usually takes 5e-6 to 5e-5, and with "
+            "this one may not move"
+        )
+    if beta is not None and beta >= MUCH_BETA:
+        lines.append(
+            f"beta = {beta:g} is far above today's practice (0, or about 0.001): the reference holds the policy back"
+        )
+    # With stages neither decides: `stages_decide`.
+    if asked.get("max_steps") not in (None, -1) and "num_train_epochs" in asked and not recipe.stages:
+        lines.append(
+            f"max_steps = {asked['max_steps']} decides; num_train_epochs = {asked['num_train_epochs']} does not count "
+            "beside it"
+        )
+    accumulated = asked.get("gradient_accumulation_steps") or 1
+    stated = any(settings.get(name) for name in ("steps_per_generation", "generation_batch_size"))
+    if accumulated > 1 and accumulated == settings["gradient_accumulation_steps"] and not stated:
+        lines.append(
+            f"gradient_accumulation_steps = {accumulated:g} saves no memory in generation: the completions of all "
+            f"{accumulated:g} passes are generated at once (steps_per_generation says how many)"
+        )
+    if logged is not None and logged > 1:
+        lines.append(f"logging_steps = {logged:g}: metrics are averages over {logged:g} steps; 1 records every step")
+    cap = asked.get("epsilon_high")
+    if recipe.grpo.get("loss_type") == "cispo" and cap is not None and cap < 1:
+        lines.append(
+            f"epsilon_high = {cap:g} with loss_type = 'cispo' caps every weight below 1, where an unchanged policy has it, and "
+            "so makes every gradient smaller"
+        )
+    share = recipe.policy.gpu_memory_utilization
+    in_force = settings.get("use_vllm") and recipe.policy.backend == "unsloth"
+    if share != PolicyPart().gpu_memory_utilization and not in_force:
+        lines.append(
+            f"policy.gpu_memory_utilization = {share:g} counts only with fast_inference, which is not in force"
+        )
+    return lines
+
+
+def stages_decide(recipe: Recipe) -> list[str]:
+    """One line for a recipe that says how long to train beside its stages, which say it themselves; else none.
+
+    Args:
+        recipe: under today's names.
+    """
+    beside = [
+        f"{name} = {recipe.grpo[name]}"
+        for name in ("max_steps", "num_train_epochs")
+        if recipe.grpo.get(name) not in (None, -1)
+    ]
+    if not recipe.stages or not beside:
+        return []
+    steps = [stage.steps for stage in recipe.stages]
+    total = f"{' + '.join(map(str, steps))} = {sum(steps)}" if len(steps) > 1 else str(steps[0])
+    return [
+        f"the steps of the stages decide: {total}; grpo.{' and grpo.'.join(beside)} "
+        f"{'does' if len(beside) == 1 else 'do'} not count beside them"
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

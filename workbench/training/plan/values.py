@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import typing
 from collections.abc import Callable
@@ -38,34 +37,21 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def _at_least(least: float) -> tuple[Callable[[Any], bool], str]:
-    return lambda value: value >= least, f"at least {least:g}"
-
-
-def _above(bound: float) -> tuple[Callable[[Any], bool], str]:
-    return lambda value: value > bound, f"above {bound:g}"
-
-
 # Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_steps": (lambda value: value == -1 or value >= 1, "at least 1, or -1 to train for num_train_epochs"),
-    "num_train_epochs": _above(0),
-    "learning_rate": _above(0),
-    "temperature": _above(0),
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
-    "top_k": _at_least(0),
-    "repetition_penalty": _above(0),
-    "beta": _at_least(0),
-    "epsilon": _above(0),
-    "epsilon_high": _above(0),
-    "num_iterations": _at_least(1),
-    "weight_decay": _at_least(0),
-    "warmup_steps": _at_least(0),
-    "max_grad_norm": _at_least(0),
-    "logging_steps": _above(0),
-    "save_steps": _above(0),
-}
+    "num_iterations": (lambda value: value >= 1, "at least 1"),
+    **dict.fromkeys(
+        ("num_train_epochs", "learning_rate", "temperature", "repetition_penalty", "epsilon", "epsilon_high",
+         "logging_steps", "save_steps"),
+        (lambda value: value > 0, "above 0"),
+    ),
+    **dict.fromkeys(
+        ("top_k", "beta", "weight_decay", "warmup_steps", "max_grad_norm"), (lambda value: value >= 0, "at least 0")
+    ),
+}  # fmt: skip
 CHOICES = {
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
     "scale_rewards": ("group", "batch", "none", True, False),
@@ -76,31 +62,25 @@ _NO_EVALUATION = (
     "nothing is evaluated while it trains: the held-out prompts are measured before and after, in notebook 04",
     "leave it out",
 )
-# What GRPOConfig takes, and the trainer does not: name -> (whether these settings are so, rule, remedy).
-_REFUSED: dict[str, tuple[Callable[[dict[str, Any]], bool], str, str]] = {
-    "eval_strategy": (lambda asked: asked["eval_strategy"] not in ("no", None), *_NO_EVALUATION),
-    "eval_on_start": (lambda asked: asked["eval_on_start"], *_NO_EVALUATION),
-    "load_best_model_at_end": (lambda asked: asked["load_best_model_at_end"], *_NO_EVALUATION),
+# What GRPOConfig takes, and the trainer does not: name -> (rule, remedy) ...
+_REFUSED = {
+    **dict.fromkeys(("eval_strategy", "eval_on_start", "load_best_model_at_end"), _NO_EVALUATION),
     "sync_ref_model": (
-        lambda asked: asked["sync_ref_model"],
         "TRL cannot sync the reference of an adapter, and here an adapter is trained",
         "leave it out; `stages` take the adapter as they find it for their reference",
     ),
-    "use_liger_kernel": (
-        lambda asked: asked["use_liger_kernel"] and importlib.util.find_spec("liger_kernel") is None,
-        "liger-kernel is not installed here",
-        "install it, or leave it out",
-    ),
+    "use_liger_kernel": ("liger-kernel is not installed here", "install it, or leave it out"),
     "remove_unused_columns": (
-        lambda asked: asked["remove_unused_columns"],
         "the reward functions are handed the dataset's columns, the answer among them",
         "leave it out",
     ),
-    "dataloader_persistent_workers": (
-        lambda asked: asked["dataloader_persistent_workers"] and not asked.get("dataloader_num_workers"),
-        "workers that persist need dataloader_num_workers above 0",
-        "leave it out",
-    ),
+    "dataloader_persistent_workers": ("workers that persist need dataloader_num_workers above 0", "leave it out"),
+}
+# ... except where these settings are so.
+_ALLOWED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "eval_strategy": lambda asked: asked["eval_strategy"] == "no",
+    "use_liger_kernel": lambda asked: importlib.util.find_spec("liger_kernel"),
+    "dataloader_persistent_workers": lambda asked: asked.get("dataloader_num_workers"),
 }
 _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "empty"}
 
@@ -119,10 +99,9 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
         default = f"; {DEFAULTS[name]!r} is the default" if name in DEFAULTS else ""
         if name in CHOICES:
             if not any(value is choice or (isinstance(value, str) and value == choice) for choice in CHOICES[name]):
-                near = difflib.get_close_matches(str(value), [c for c in CHOICES[name] if isinstance(c, str)], n=1)
-                words = ", ".join(map(str, CHOICES[name]))
-                remedy = f"did you mean {near[0]!r}?" if near else f"choose one of them{default}"
-                raise RecipeError(said, rule=f"{name} is one of {words}", remedy=remedy)
+                words = [choice for choice in CHOICES[name] if isinstance(choice, str)]
+                remedy = nearest(str(value), words, f"choose one of them{default}")
+                raise RecipeError(said, rule=f"{name} is one of {', '.join(map(str, CHOICES[name]))}", remedy=remedy)
             continue
         if name == "chat_template_kwargs":
             template_kwargs(value)
@@ -132,8 +111,8 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             quoted = isinstance(value, str) and str not in wanted
             remedy = "write it without quotes" if quoted else f"give {words}"
             raise RecipeError(said, rule=f"{name} is {words}", remedy=remedy)
-        if name in _REFUSED and _REFUSED[name][0](settings):
-            raise RecipeError(said, rule=_REFUSED[name][1], remedy=_REFUSED[name][2])
+        if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
+            raise RecipeError(said, rule=_REFUSED[name][0], remedy=_REFUSED[name][1])
         if name in _RULES and isinstance(value, (int, float)) and not isinstance(value, bool):
             allowed, words = _RULES[name]
             if not allowed(value):

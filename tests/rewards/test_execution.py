@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from workbench.errors import RewardError
-from workbench.rewards.calls import check_scores, plain_result
+from workbench.rewards.execution import check_scores, plain_result
 from workbench.rewards.library import correctness_reward
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
@@ -108,7 +108,7 @@ marked_reward.runs_in_process = True
         (AwaitedScorer(), "awaited"),
         (Scorer(), "here: an object with a state of its own, which stays where you can reach it"),
         (marked_reward, "here: it holds a model"),
-        (closing_over(threading.Lock()), "here: it cannot travel to another process (cannot pickle"),
+        (closing_over(threading.Lock()), "here: it cannot be pickled for another process (cannot pickle"),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__) if callable(value) else "",
 )
@@ -277,7 +277,7 @@ def test_stop_names_function_line_prompt_and_completion(suite):
     with pytest.raises(RewardError) as caught:
         suite(fragile_reward).score(ROWS * 3, ["ab", "", "abcd"])
     first = str(caught.value).splitlines()[0]
-    assert first.startswith("fragile_reward raised ZeroDivisionError: division by zero (test_calls.py:")
+    assert first.startswith("fragile_reward raised ZeroDivisionError: division by zero (test_execution.py:")
     assert "return [1 / len(text_of(completion)) for completion in completions]" in first
     assert first.endswith("on the completion '' to the prompt 'What is 1 + 1?'")
 

@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
+from workbench.rewards.chat_or_text import convert, positional_reward, responses_parameter
 from workbench.rewards.library import correctness_reward
-from workbench.rewards.shapes import positional_reward, responses_parameter, shaped
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 from workbench.tasks.exercises import EXERCISES
@@ -105,11 +105,11 @@ def test_a_coroutine_is_not_called_to_find_out():
     assert calls == [4]
 
 
-def test_shaped_there_and_back():
+def test_converted_there_and_back():
     call = {"prompts": [CHAT[0]["prompt"]], "completions": ["42"], "answer": ["42"]}
-    chat = shaped(call, to_chat=True)
+    chat = convert(call, to_chat=True)
     assert chat["completions"] == [[{"role": "assistant", "content": "42"}]]
-    assert shaped(chat, to_chat=False) == {"prompts": [QUESTION], "completions": ["42"], "answer": ["42"]}
+    assert convert(chat, to_chat=False) == {"prompts": [QUESTION], "completions": ["42"], "answer": ["42"]}
     assert call["completions"] == ["42"]
 
 

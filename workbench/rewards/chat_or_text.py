@@ -1,9 +1,9 @@
-"""Which shape of prompt and completion a reward function was written for, and how it is given that shape.
+"""Whether a reward function was written for chat or for text, and how it is given that format.
 
 TRL hands a function messages (`[{"role": "assistant", "content": ...}]`) where the dataset's prompts are chat, and
 strings where they are text. A function written for one reads the other wrongly, and not always with an error:
 `len(completion)` of a message list is 1, whatever was written. So each function is tried with the same completions in
-both shapes, and one that understands only one of them is always given that one. Every such change is said in words.
+both formats, and one that understands only one of them is always given that one. Every such change is noted in words.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.errors import RewardError
 from workbench.rewards.answers import completion_text
-from workbench.rewards.calls import FROM_TRL, HOLDS_MODEL, Call, Failed, Functions, check_scores
+from workbench.rewards.execution import FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, RewardFailure, check_scores
 
-Shape = Literal["either", "chat", "text"]
 # Second parameters of the (prompts, responses) style, which TRL's keyword call does not know.
 _RESPONSES = ("responses", "response", "outputs", "generations", "texts", "samples")
 _TRIED = (
@@ -27,13 +26,14 @@ _TRIED = (
     "The answer is 42, and not 43.",
     "#### 42",
 )
+_TEXT_ONLY, _CHAT_ONLY = "it reads plain text only", "it reads messages only"
 
 
-class Reading(NamedTuple):
-    """How a function reads the two shapes."""
+class InputFormat(NamedTuple):
+    """How a function reads chat and text."""
 
-    shape: Shape  # the one that it understands; "either": both, or neither
-    note: str  # the difference in words; empty: there is none
+    format: Literal["either", "chat", "text"] = "either"  # the one that it understands; "either": both, or neither
+    note: str = ""  # the difference in words; empty: there is none
 
 
 def is_chat(prompt: Any) -> bool:
@@ -41,73 +41,56 @@ def is_chat(prompt: Any) -> bool:
     return not isinstance(prompt, str)
 
 
-def reading(functions: Functions, name: str, call: Call) -> Reading:
+def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> InputFormat:
     """Try one function with the same completions as messages and as text.
 
     Args:
         call: a call of one row, for the prompt and the columns.
     """
-    if functions.is_async(name) or functions.places[name] == HOLDS_MODEL:
-        return Reading("either", "")  # each call may cost
-    wide = _widened(call, len(_TRIED))
-    chat, text = (_scores(functions, name, shaped(wide, to_chat)) for to_chat in (True, False))
+    if executor.is_async(name) or executor.places[name] == HOLDS_MODEL:
+        return InputFormat()  # each call may cost
+    chat, text = _both(executor, name, call, _TRIED)
     if isinstance(chat, str) and isinstance(text, str):  # it may be the empty one that it cannot read
-        wide = _first_left_out(wide)
-        chat, text = (_scores(functions, name, shaped(wide, to_chat)) for to_chat in (True, False))
-    if chat == text:
-        return Reading("either", "")
-    if isinstance(chat, str) or isinstance(text, str):
-        if isinstance(chat, str) and isinstance(text, str):
-            return Reading("either", "")
-        understood: Shape = "text" if isinstance(chat, str) else "chat"
-        what = (chat if understood == "text" else text).partition(" (")[0]
-        return Reading(understood, f"it reads {_WORDS[understood]} only: with the other it {what}")
-    if len(set(chat)) == 1 and len(set(text)) > 1:
-        return Reading(
-            "text", f"it reads plain text only: every chat completion scores {_shown(chat)}, whatever it says"
-        )
-    if len(set(text)) == 1 and len(set(chat)) > 1:
-        return Reading(
-            "chat", f"it reads messages only: every plain completion scores {_shown(text)}, whatever it says"
-        )
-    if _scores(functions, name, shaped(wide, True)) != chat:
-        return Reading("either", "the same completions score differently when they are scored again")
-    return Reading("either", "the same completions score differently as messages and as plain text")
-
-
-_WORDS = {"text": "plain text", "chat": "messages"}
+        chat, text = _both(executor, name, call, _TRIED[1:])
+    if chat == text or (isinstance(chat, str) and isinstance(text, str)):
+        return InputFormat()
+    if isinstance(chat, str):
+        return InputFormat("text", f"{_TEXT_ONLY}: with the other it {chat.partition(' (')[0]}")
+    if isinstance(text, str):
+        return InputFormat("chat", f"{_CHAT_ONLY}: with the other it {text.partition(' (')[0]}")
+    alike, differs = len(set(chat)) == 1, len(set(text)) > 1
+    if alike and differs:
+        return InputFormat("text", f"{_TEXT_ONLY}: every chat completion scores {_shown(chat)}, whatever it says")
+    if not alike and not differs:
+        return InputFormat("chat", f"{_CHAT_ONLY}: every plain completion scores {_shown(text)}, whatever it says")
+    same = "the same completions score differently"
+    again, _ = _both(executor, name, call, _TRIED[-len(chat) :])
+    return InputFormat(note=f"{same} as messages and as plain text" if again == chat else f"{same} each time")
 
 
 def _shown(scores: list[float | None]) -> str:
     return "None" if scores[0] is None else f"{scores[0]:g}"
 
 
-def _scores(functions: Functions, name: str, call: Call) -> list[float | None] | str:
-    try:
-        result = functions.call(name, call, 2.0, quiet=True)
-        return [
-            None if score != score else score
-            for score in check_scores(name, result, call["prompts"], call["completions"]).scores
-        ]
-    except Failed as error:
-        return error.text
-    except RewardError as error:
-        return error.value
+def _both(executor: RewardExecutor, name: str, call: Call, texts: Sequence[str]) -> list[list[float | None] | str]:
+    # One row's call for several completions, as chat and as text: its scores, or what it did instead.
+    wide = {key: value * len(texts) if isinstance(value, list) else value for key, value in call.items()}
+    wide |= {"completions": list(texts), "completion_ids": [list(text.encode()) for text in texts]}
+    found: list[list[float | None] | str] = []
+    for to_chat in (True, False):
+        own = convert(wide, to_chat)
+        try:
+            result = executor.call(name, own, 2.0, quiet=True)
+            scores = check_scores(name, result, own["prompts"], own["completions"]).scores
+            found.append([None if score != score else score for score in scores])
+        except RewardFailure as error:
+            found.append(error.text)
+        except RewardError as error:
+            found.append(error.value)
+    return found
 
 
-def _widened(call: Call, count: int) -> Call:
-    # One row's call, for several completions.
-    wide = {key: value * count if isinstance(value, list) else value for key, value in call.items()}
-    wide["completions"] = list(_TRIED)
-    wide["completion_ids"] = [list(text.encode()) for text in _TRIED]
-    return wide
-
-
-def _first_left_out(call: Call) -> Call:
-    return {key: value[1:] if isinstance(value, list) else value for key, value in call.items()}
-
-
-def shaped(call: Call, to_chat: bool) -> Call:
+def convert(call: Call, to_chat: bool) -> Call:
     """A call with its prompts and completions as messages, or as text."""
     if to_chat:
         prompts = [p if is_chat(p) else [{"role": "user", "content": p}] for p in call["prompts"]]
@@ -138,7 +121,7 @@ def positional_reward(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def adapted(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> Any:
-        call = shaped({"prompts": list(prompts), "completions": list(completions)}, to_chat=False)
+        call = convert({"prompts": list(prompts), "completions": list(completions)}, to_chat=False)
         return function(call["prompts"], call["completions"])
 
     functools.update_wrapper(adapted, function)

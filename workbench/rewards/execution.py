@@ -1,0 +1,439 @@
+"""Calling reward functions: each where it can be stopped, with copies of its inputs, and with its errors told apart.
+
+A function that anyone wrote runs in a worker process with a deadline. The workbench's own run here: they are linear in
+the text, and ask a worker of their own where mathematics could hang. So do those that cannot be pickled or must not be
+copied: coroutines (which are awaited with the deadline), objects with a state of their own, and models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import io
+import math
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from workbench.errors import RewardError, fault_line
+from workbench.rewards.answers import completion_text
+from workbench.rewards.compare import watched
+from workbench.rewards.tracing import Trace, code_objects, traced
+from workbench.rewards.worker import DeadlineError, RemoteError, Worker, WorkerDied, packed
+
+Call = dict[str, Any]
+DEADLINE_S = 60.0
+# TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the squares of thousands.
+LARGEST = 1e15
+TOO_LARGE = f"a score is at most {LARGEST:g} in size: TRL computes advantages in 32 bits"
+HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
+# What TRL passes beside the dataset's columns.
+FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
+_OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
+_MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
+_NO_LIST = (dict, str, bytes, set, frozenset)  # what can be gone through, and is not one score per completion in order
+_BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
+_SHORTEST_S = 0.02  # for one completion
+_GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest time
+UNJUDGED = "its formula was not judged in time, or math-verify failed on it (not a 0; the run goes on)"
+_RULE = "a reward function scores every completion in time; an exception never becomes 0"
+
+
+class RewardFailure(Exception):
+    """A function that gave no scores. `text` says what it did: "raised ValueError: ...", "was not back after 60 s"."""
+
+    def __init__(self, text: str, in_time: bool = True) -> None:
+        super().__init__(text)
+        self.text, self.in_time = text, in_time
+
+
+class Scored(NamedTuple):
+    """One function's scores of a batch."""
+
+    scores: list[float]  # NaN: did not apply, or failed
+    errors: dict[int, str]  # index of the completion -> what the function did
+
+
+class _Answer(NamedTuple):
+    result: Any
+    changed: str = ""  # the input that the function changed; empty: none
+    logged: Sequence[tuple[str, tuple, dict]] = ()  # its calls of log_extra and log_metric
+
+
+class RewardExecutor:
+    """A suite's functions by name, and where each runs (`places`: "here: why", "worker" or "awaited").
+
+    Args:
+        keep_state: objects with a state of their own run here, where it can be reached, and so without a deadline; False:
+            they run in the worker if they can.
+    """
+
+    def __init__(self, functions: dict[str, Callable[..., Any]], keep_state: bool = True) -> None:
+        self._functions = functions
+        self._unjudged: set[int] = set()  # of the latest call: formulas that were not judged in time
+        self.places = {name: _place(function, keep_state) for name, function in functions.items()}
+        sent = {name: function for name, function in functions.items() if self.places[name] == "worker"}
+        self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        return self._functions[name]
+
+    def is_async(self, name: str) -> bool:
+        """Whether the function is a coroutine function."""
+        return self.places[name] == "awaited"
+
+    def close(self) -> None:
+        """End the worker process, if there is one."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def score(self, name: str, call: Call, deadline_s: float | None, skip: bool, quiet: bool = False) -> Scored:
+        """One function's scores of a batch. If it fails, it is asked again for each completion alone, to find the culprits.
+
+        Args:
+            skip: leave the culprits without a score and go on; False: the first one is an error.
+
+        Raises:
+            RewardError: naming function, prompt and completion.
+        """
+        if self.is_async(name):
+            return run_coroutine(self.ascore(name, call, deadline_s, skip))
+        started = time.monotonic()
+        # The whole deadline for one completion; of a batch's, most is kept for finding out which completion it was.
+        share = 1.0 if len(call["completions"]) == 1 else _BATCH_SHARE
+        try:
+            result = self.call(name, call, deadline_s and deadline_s * share, quiet)
+        except RewardFailure as error:
+            return self._without_culprits(name, call, error, started, deadline_s, skip)
+        found = check_scores(name, result, call["prompts"], call["completions"], skip)
+        found.errors.update({index: UNJUDGED for index in self._unjudged if math.isnan(found.scores[index])})
+        return found
+
+    async def ascore(self, name: str, call: Call, deadline_s: float | None, skip: bool) -> Scored:
+        """`score` for a coroutine function. A judge's calls may cost: it is not asked again, and the batch is named."""
+        try:
+            result = await self._awaited(name, call, deadline_s)
+        except RewardFailure as error:
+            count = len(call["completions"])
+            if skip:
+                return Scored([math.nan] * count, dict.fromkeys(range(count), error.text))
+            first = quote(call["prompts"][0], call["completions"][0])
+            raise RewardError(
+                f"{name} {error.text} on a batch of {count} completions, the first being {first}",
+                rule=_RULE,
+                remedy="handle it in the function, return None where it does not apply, or let on_error be skip",
+            ) from error.__cause__
+        return check_scores(name, result, call["prompts"], call["completions"], skip)
+
+    def call(self, name: str, call: Call, deadline_s: float | None, quiet: bool = False) -> Any:
+        """What a function (no coroutine) returns, tensors and generators as lists.
+
+        Raises:
+            RewardFailure: if it raised, or was not back in time.
+            RewardError: if it changed its inputs.
+        """
+        self._unjudged = set()
+        if self.places[name] != "worker":
+            own = self.places[name] == OWN
+            with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+                with watched(deadline_s) as late:
+                    # Those of the workbench change nothing, and copies of a million completions take their time.
+                    answer = _here(self._functions[name], call, copied=not own)
+            self._unjudged = late if own else set()
+            return _result(name, answer)
+        try:
+            answer = self._worker(name, _picklable(call), deadline_s=deadline_s, quiet=quiet)
+        except DeadlineError as error:
+            raise RewardFailure(f"was {error}", in_time=False) from None
+        except WorkerDied as error:
+            raise RewardFailure(f"ended its worker: {error}") from None
+        except RemoteError as error:
+            raise RewardFailure(f"raised {error}") from None
+        for logger, args, kwargs in answer.logged:
+            call[logger](*args, **kwargs)
+        return _result(name, answer)
+
+    async def _awaited(self, name: str, call: Call, deadline_s: float | None) -> Any:
+        # Cancelled at its deadline.
+        own = _copies(call)
+        limit, started = asyncio.timeout(deadline_s), time.monotonic()
+        try:
+            async with limit:
+                result = plain_result(await self._functions[name](**own))
+        except Exception as error:
+            if limit.expired() and isinstance(error, TimeoutError):
+                raise RewardFailure(f"was not back after {deadline_s:g} s", in_time=False) from None
+            raise _raised(error) from error
+        if deadline_s is not None and (took := time.monotonic() - started) > deadline_s + _GRACE_S:
+            text = f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting"
+            raise RewardFailure(text, in_time=False)
+        return _result(name, _Answer(result, _changed(call, own)))
+
+    def trace(self, name: str, call: Call, deadline_s: float | None) -> Trace | None:
+        """Which parts of the function a call reaches; None if it cannot be followed (a coroutine, a model) or fails."""
+        if self.is_async(name) or self.places[name] == HOLDS_MODEL:
+            return None
+        try:
+            if self.places[name] == "worker":
+                return self._worker(name, _picklable(call), True, deadline_s=deadline_s, quiet=True).result
+            with contextlib.redirect_stdout(io.StringIO()):
+                return _followed(self._functions[name], _copies(call))
+        except (DeadlineError, RemoteError, WorkerDied):
+            return None
+
+    def _without_culprits(
+        self, name: str, call: Call, error: RewardFailure, started: float, deadline_s: float | None, skip: bool
+    ) -> Scored:
+        prompts, completions = call["prompts"], call["completions"]
+        until = None if deadline_s is None else started + deadline_s
+        singles = {0: error} if len(completions) == 1 else self._one_by_one(name, call, until, first_only=not skip)
+        failed = {index: value for index, value in singles.items() if isinstance(value, RewardFailure)}
+        if not failed and error.in_time:
+            raise _reward_error(name, error, f"a batch of {len(completions)} completions") from error.__cause__
+        if failed and not skip:
+            index = min(failed, key=lambda index: (not failed[index].in_time, index))  # who raised, before who was late
+            where = quote(prompts[index], completions[index])
+            if not error.in_time and not failed[index].in_time:
+                late = f"; asked one by one, {len(failed)} were not back in their share of it, the first being {where}"
+                where = f"{len(completions)} completions{late}" if len(completions) > 1 else where
+                raise RewardError(
+                    f"{name} was not back after {deadline_s:g} s for {where}",
+                    rule="a reward function scores a batch within its deadline (deadline_s)",
+                    remedy="does it hang there (a pattern that backtracks, a number that explodes)? mend it; "
+                    "is it only slow? give it longer",
+                )
+            raise _reward_error(name, failed[index], where) from failed[index].__cause__
+        # Late as a batch with nobody to blame: it was slow, and each completion was scored alone.
+        scored = Scored([math.nan] * len(completions), {index: value.text for index, value in failed.items()})
+        for index in singles.keys() - failed.keys():
+            one = check_scores(name, singles[index], [prompts[index]], [completions[index]], skip=True)
+            [scored.scores[index]] = one.scores
+            scored.errors.update(dict.fromkeys([index], one.errors[0]) if one.errors else {})
+        return scored
+
+    def _one_by_one(self, name: str, call: Call, until: float | None, first_only: bool) -> dict[int, Any]:
+        """Each completion of a batch alone: index -> what the function returned for it, or its failure.
+
+        Each may take twice its share of the time that is left, so that half of them may hang.
+        """
+        found: dict[int, Any] = {}
+        count = len(call["completions"])
+        for index in range(count):
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left < -_GRACE_S:
+                found[index] = RewardFailure("was not asked: the batch's time was over", in_time=False)
+                continue
+            share_s = None if left is None else max(_SHORTEST_S, 2 * left / (count - index))
+            try:
+                found[index] = self.call(name, _single(call, index), share_s, quiet=True)
+            except RewardFailure as error:
+                found[index] = error
+                if not error.in_time:
+                    found[index] = RewardFailure(f"{error.text}, its share of the batch's time", in_time=False)
+                elif first_only:
+                    break
+        return found
+
+
+def _place(function: Callable[..., Any], keep_state: bool) -> str:
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        return "awaited"
+    beneath = function
+    while isinstance(beneath, functools.partial):
+        beneath = beneath.func
+    if getattr(beneath, "runs_in_process", False):
+        return HOLDS_MODEL
+    own = (getattr(beneath, "__module__", "") or "").startswith("workbench.")
+    if own and not getattr(beneath, "runs_in_worker", False):
+        return OWN
+    if keep_state and not inspect.isfunction(beneath) and not inspect.isbuiltin(beneath):
+        return "here: an object with a state of its own, which stays where you can reach it"
+    if held := _model_in(beneath):
+        return f"here: it holds {held}"
+    try:
+        packed(function)
+    except TypeError as error:
+        return f"here: it cannot be pickled for another process ({error})"
+    return "worker"
+
+
+def _model_in(function: Callable[..., Any]) -> str:
+    # A model must not be copied to another process; one on a GPU cannot even be.
+    names = {name for code in code_objects(function) for name in code.co_names}  # of comprehensions and helpers, too
+    held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
+    with contextlib.suppress(ValueError):
+        held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    for value in held:
+        kind = type(value)
+        of_library = kind.__module__.partition(".")[0] in _MODELS
+        if of_library and any(hasattr(value, part) for part in ("parameters", "device", "model", "vocab")):
+            return f"a {kind.__name__}"
+    return ""
+
+
+def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> _Answer:
+    # In the worker. What the function logs is collected, and logged where the trainer is.
+    logged: list[tuple[str, tuple, dict]] = []
+    given = dict(call)
+    for key in call.keys() & {"log_extra", "log_metric"}:
+        given[key] = lambda *args, _key=key, **kwargs: logged.append((_key, args, kwargs))
+    own = _copies(given)
+    if follow:
+        return _Answer(_followed(functions[name], own))
+    return _Answer(plain_result(functions[name](**own)), _changed(given, own), logged)
+
+
+def _followed(function: Callable[..., Any], call: Call) -> Trace:
+    return traced(function, [completion_text(completion) for completion in call["completions"]], **call)
+
+
+def _here(function: Callable[..., Any], call: Call, copied: bool) -> _Answer:
+    own = _copies(call) if copied else call
+    try:
+        return _Answer(plain_result(function(**own)), _changed(call, own) if copied else "")
+    except Exception as error:
+        raise _raised(error) from error
+
+
+def _raised(error: Exception) -> RewardFailure:
+    return RewardFailure(f"raised {type(error).__name__}: {error}{fault_line(error)}")
+
+
+def _result(name: str, answer: _Answer) -> Any:
+    if answer.changed:
+        raise RewardError(
+            f"{name} changed its input {answer.changed!r}",
+            rule="every function and the trainer's log are handed the same lists",
+            remedy=f"work on a copy, messages and all: {answer.changed} = copy.deepcopy({answer.changed})",
+        )
+    return answer.result
+
+
+def plain_result(result: Any) -> Any:
+    """What a function returned, with tensors, arrays and generators as lists of Python values."""
+    if hasattr(result, "tolist"):
+        column = getattr(result, "ndim", 1) == 2 and result.shape[1] == 1
+        return result.reshape(-1).tolist() if column else result.tolist()
+    if isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
+        return result
+    return [value.item() if hasattr(value, "item") else value for value in result]
+
+
+def _copies(call: Call) -> Call:
+    return {key: value if key in _OF_TRAINER else _copy(value) for key, value in call.items()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, list):
+        deep = any(isinstance(item, (list, dict)) for item in value)
+        return [_copy(item) for item in value] if deep else list(value)
+    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _changed(given: Call, own: Call) -> str:
+    for key, value in given.items():
+        # NaN is not equal to itself, and no change; arrays are not compared.
+        with contextlib.suppress(ValueError):
+            if isinstance(value, list) and value != own.get(key) and repr(value) != repr(own.get(key)):
+                return key
+    return ""
+
+
+def _picklable(call: Call) -> Call:
+    found = {key: None if key.startswith("log_") else value for key, value in call.items()}
+    if (state := call.get("trainer_state")) is not None:
+        simple = {key: value for key, value in vars(state).items() if isinstance(value, (int, float, str, bool))}
+        found["trainer_state"] = SimpleNamespace(**simple)
+    return found
+
+
+def _single(call: Call, index: int) -> Call:
+    count = len(call["completions"])
+    single = {
+        key: [value[index]] if isinstance(value, list) and len(value) == count else value for key, value in call.items()
+    }
+    if "log_extra" in single:
+        single["log_extra"] = lambda *_, **__: None  # the trainer's log takes whole batches only
+    return single
+
+
+def _reward_error(name: str, failure: RewardFailure, where: str) -> RewardError:
+    remedy = (
+        "handle this completion in the function, or return None where it does not apply"
+        if failure.in_time
+        else "a pattern or a number that explodes? mend the function, or give it longer (deadline_s)"
+    )
+    return RewardError(f"{name} {failure.text} on {where}", rule=_RULE, remedy=remedy)
+
+
+def check_scores(
+    name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False
+) -> Scored:
+    """What a reward function returned, as floats (None becomes NaN: "does not apply").
+
+    Args:
+        skip: a score that is no number TRL can compute with is that completion's failure; False: it is an error.
+
+    Raises:
+        RewardError: if it is not one score per completion, naming function, prompt and completion.
+    """
+    if result is None or isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
+        shown = f" {result!r}" if isinstance(result, (int, float, str)) else ""
+        raise RewardError(
+            f"{name} returned {type(result).__name__}{shown}",
+            rule="a reward function returns a list with one number (or None) per completion",
+            remedy=f"return [score for completion in completions]{'; is a `return` missing?' if result is None else ''}",
+        )
+    values = list(result)
+    if len(values) != len(completions):
+        raise RewardError(
+            f"{name} returned {len(values)} scores for {len(completions)} completions",
+            rule="a reward function returns one score per completion, in order",
+            remedy="score every completion, and use None where the function does not apply",
+        )
+    scored = Scored([], {})
+    for index, value in enumerate(values):
+        try:
+            score = math.nan if value is None else math.inf if isinstance(value, (str, bytes)) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            score = math.inf
+        if value is not None and not abs(score) <= LARGEST:
+            said = f"returned {_short(value)}"
+            if not skip:
+                huge = math.isfinite(score)
+                raise RewardError(
+                    f"{name} {said} for {quote(prompts[index], completions[index])}",
+                    rule=TOO_LARGE if huge else "a score is a finite number, or None where the function does not apply",
+                    remedy="divide the scores, or bound them with min() and max()"
+                    if huge
+                    else "correct the function for this completion; NaN or infinity would destroy the weights or be lost",
+                )
+            score, scored.errors[index] = math.nan, said
+        scored.scores.append(score)
+    return scored
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more than 4,300 digits
+        return f"a {type(value).__name__} of more than 4,300 digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def quote(prompt: Any, completion: Any, limit: int = 200) -> str:
+    """A completion and its prompt, cut to a length that an error message can hold."""
+    question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    text = completion_text(completion)
+    return f"the completion {text[:limit]!r}{'…' if len(text) > limit else ''} to the prompt {question[:limit]!r}"
+
+
+def run_coroutine(coroutine: Any) -> Any:
+    """Run a coroutine to its end. A notebook's own event loop is running and cannot be entered again: use a thread's."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
