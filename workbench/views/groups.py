@@ -11,7 +11,7 @@ import numpy as np
 from workbench.rewards.groups import ExplainedGroup
 from workbench.views.charts import advantage_bars
 from workbench.views.figure import BLACK, GREY, SERIES, inline_image, new_figure
-from workbench.views.tables import Table, Verbatim, one_line, short_name
+from workbench.views.tables import Table, Verbatim, short_name
 
 
 class ExplainedView:
@@ -25,10 +25,10 @@ class ExplainedView:
 
     def _repr_html_(self) -> str:
         found = self.found
-        labels = [f"{one_line(text, 20)}  {number}" for number, text in enumerate(found.texts)]
+        labels = [f"completion {number}" for number in range(len(found.texts))]
         totals, learnt = np.nan_to_num(found.totals).tolist(), found.advantages.tolist()
         bars = inline_image(advantage_bars(labels, totals, learnt), "rewards and advantages of the group")
-        bars += inline_image(contribution_bars(found, labels), found.verdict)
+        bars += inline_image(contribution_bars(found), found.verdict)
         return bars + "".join(table._repr_html_() for table in self.tables)
 
 
