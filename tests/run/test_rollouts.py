@@ -13,7 +13,7 @@ from workbench.rewards.groups import batch_of
 from workbench.run import rollouts
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import columns_of, query, read_batches, read_group, write_part
+from workbench.run.rollouts import batch_and_place, columns_of, query, read_batches, write_part
 
 ROW = {
     "stage": "1",
@@ -126,6 +126,11 @@ def run(home):
     return RunDirectory.create("r", Recipe(), {"settings": {"in_force": settings}, "task": {"format_by": "b_reward"}})
 
 
+def group(*asked) -> ScoredBatch:
+    found, place = batch_and_place(*asked)
+    return found.group(place)
+
+
 def leave(run, *batches):
     for own in batches:
         write_part(run.rollouts, own.step, columns_of(own), own.names)
@@ -163,17 +168,17 @@ def test_only_the_parts_of_the_steps_that_are_asked_for_are_opened(run, monkeypa
         rollouts, "read_part", lambda part, *a, **k: opened.append(part.name) or original(part, *a, **k)
     )
     assert [own.step for own in read_batches(run, [2, 12])] == [2, 12]
-    assert read_group(run, 1, 1).completions == ["<b>", "4" * 9]
+    assert group(run, 1, 1).completions == ["<b>", "4" * 9]
     assert opened == [f"step-{step:07d}-00.parquet" for step in (2, 12, 1)]
 
 
 def test_a_group_by_its_number_over_all_parts_of_its_step_or_the_widest(run):
     leave(run, batch(1), batch(1, spread=5.0))
-    found = read_group(run, 1, 3)
+    found = group(run, 1, 3)
     assert (found.group_count, found.prompts[0], found.totals.tolist()) == (1, '["text that is JSON"]', [0.0, 5.0])
-    assert read_group(run, 1).totals.tolist() == [0.0, 5.0]
-    assert read_group(run, 1, 0).errors == {"b_reward": {0: "raised ValueError"}}
-    assert read_group(run, 1, 1).errors == {}
+    assert group(run, 1).totals.tolist() == [0.0, 5.0]
+    assert group(run, 1, 0).errors == {"b_reward": {0: "raised ValueError"}}
+    assert group(run, 1, 1).errors == {}
 
 
 def test_what_cannot_be_read_is_an_error_or_noted(run):

@@ -38,7 +38,7 @@ def test_as_text_the_verdict_comes_first_then_the_findings_then_the_tables(flawe
         "expected format: <reasoning> <answer>",
         "error: ",
         "What each function pays",
-        "What exploits earn",
+        "What reward hacks earn",
     ]
     places = [text.index(word) for word in order]
     assert places == sorted(places)
@@ -88,7 +88,7 @@ def test_without_scores_there_are_no_tables_of_them_and_no_error():
     found = audit_rewards(Task("t", ROWS, [failing_reward]))
     report = audit_view(found)
     assert "raised RuntimeError: never" in str(report)
-    assert "What exploits earn" not in str(report)
+    assert "What reward hacks earn" not in str(report)
     assert "raised RuntimeError: never" in report._repr_html_()
 
 

@@ -1,4 +1,4 @@
-"""What is said about a run's health, and what has to be known to say it."""
+"""Verdicts on a run, and the view of a run that rules give them from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Verdict:
 
     Args:
         name: the issue, a word for scripts.
-        state: "alarm" (stop and look), "warning", "note" (worth knowing), "ok", or "skipped": it cannot be said, and
+        state: "alarm" (stop and look), "warning", "note" (worth knowing), "ok", or "skipped": not enough is known, and
             `evidence` has the key that is `missing`, or what it `needs` and `has`.
         line: one sentence with its numbers.
         evidence: those numbers, by name.

@@ -22,15 +22,15 @@ from workbench.views.figure import (
     new_figure,
     with_legend,
 )
-from workbench.views.tables import Table, Verbatim, View, number, one_line, short_name
+from workbench.views.tables import Table, Verbatim, View, number, short_name
 
 
 def explained_view(found: ExplainedGroup) -> View:
     """Rewards and advantages, and what each function adds to them, as bars; and the tables behind them."""
-    tables, labels = group_tables(found), [f"{one_line(text, 20)}  {index}" for index, text in enumerate(found.texts)]
+    tables, labels = group_tables(found), [f"completion {index}" for index in range(len(found.texts))]
     totals, learnt = np.nan_to_num(found.totals).tolist(), found.advantages.tolist()
     bars = inline_image(advantage_bars(labels, totals, learnt), "rewards and advantages of the group")
-    bars += inline_image(contribution_bars(found, labels), found.verdict)
+    bars += inline_image(contribution_bars(found), found.verdict)
     return View(bars + "".join(table._repr_html_() for table in tables), "\n\n".join(map(str, tables)))
 
 

@@ -1,4 +1,4 @@
-"""The lab: a group of completions that are scored while one types, beside what exploits earn.
+"""The lab: a group of completions that are scored while one types, beside what reward hacks earn.
 
 `Lab(task)` in a notebook shows the panel; where there are no widgets (a terminal, a saved page) it shows the same as
 tables. A task that came from a file is loaded again whenever the file is saved. What a completion says is only ever
