@@ -383,7 +383,7 @@ def probe(
     """
     from workbench.audit.examination import audit_rewards
     from workbench.recipe import template_kwargs
-    from workbench.views.audit import AuditView
+    from workbench.views.audit import audit_view
     from workbench.views.terminal import progress
 
     tokenizer = None
@@ -402,7 +402,7 @@ def probe(
             deadline_s=deadline,
             progress=bar,
         )
-    return Result(found.found(), AuditView(found), 0 if found.ok else 1)
+    return Result(found.found(), audit_view(found), 0 if found.ok else 1)
 
 
 @command()
@@ -429,12 +429,12 @@ def replay(
     --weight length_reward=0 --out changed.parquet`.
     """
     from workbench.replaying import replay as again
-    from workbench.views.replay import ReplayView
+    from workbench.views.replay import replay_view
     from workbench.views.terminal import progress
 
     with progress("completions") as bar:
         found = again(_named(run, "recorded"), task, _weights(weight), out=out, limit=limit, progress=bar)
-    return Result(found.found(), ReplayView(found))
+    return Result(found.found(), replay_view(found))
 
 
 @command()
