@@ -34,7 +34,7 @@ def adapter(request, tmp_path_factory):
         for name, parameter in policy.model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.02)
-    return save_adapter(policy, tmp_path_factory.mktemp("run") / "final")
+    return save_adapter(policy.model, policy.tokenizer, tmp_path_factory.mktemp("run") / "final")
 
 
 @pytest.fixture(scope="module")

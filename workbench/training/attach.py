@@ -64,10 +64,11 @@ def attach(
 ) -> RunDirectory:
     """Put the workbench on a GRPOTrainer, and return the run that its `train()` will record.
 
-        trainer = GRPOTrainer(model=model, reward_funcs=[my_reward], args=config, train_dataset=rows)
-        run = wb.attach(trainer)  # in any notebook, on anyone's trainer
-        trainer.train()
-        run.result()
+    >>> trainer = GRPOTrainer(model=model, reward_funcs=[my_reward], args=config, train_dataset=rows)
+    >>> run = wb.attach(trainer)  # in any notebook, on anyone's trainer
+    >>> _ = trainer.train()
+    >>> run.result()["status"]
+    'finished'
 
     Every completion of every group, each function's scores, a row of metrics for every step, events and the manifest go
     into the run directory; in a notebook the live figure shows them. The run's health is looked at, the first Interrupt
