@@ -48,6 +48,29 @@ def style(axis: Any) -> None:
     axis.tick_params(labelsize=8)
 
 
+def with_legend(figure: Any, axis: Any, *entries: Any) -> Any:
+    """The figure, laid out, with the axis's legend (or these handles and labels) on its right."""
+    axis.legend(*entries, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.tight_layout()
+    return figure
+
+
+def lying(axis: Any, places: Any, labels: Any) -> None:
+    """An axis of horizontal bars: labels from the top down, the grid upright."""
+    axis.set_yticks(places, labels, fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axis.grid(visible=False, axis="y")
+
+
+def whole_numbers(axis: Any) -> None:
+    """Ticks at whole numbers alone, on both sides."""
+    from matplotlib.ticker import MaxNLocator
+
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_locator(MaxNLocator(integer=True))
+
+
 def png(figure: Any) -> bytes:
     """The figure as PNG bytes, in at most 128 colours: a chart has few, and it is then a third of the size."""
     figure.canvas.draw()
@@ -93,4 +116,4 @@ def show(figure: Any, text: str) -> None:
     """Show a figure in the notebook, as an image that stays in the saved file."""
     from IPython.display import display
 
-    display(image_bundle(png(figure), text), raw=True)
+    display(Picture(figure, text))
