@@ -21,6 +21,7 @@ def make(completions: int, a_step: int) -> Any:
     from workbench.recipe import Recipe
     from workbench.rewards import library
     from workbench.rewards.suite import RewardSuite
+    from workbench.health.summary import summarise
     from workbench.run.directory import RunDirectory
     from workbench.task import Task
     from workbench.tiny.task import task as arithmetic
@@ -39,7 +40,7 @@ def make(completions: int, a_step: int) -> Any:
         "settings": {"asked": {}, "in_force": {"num_generations": GENERATIONS, "scale_rewards": "group"}},
     }
     run = RunDirectory.create(NAME, Recipe(), manifest)
-    suite.on_batch = Recorder(run, suite, eos_token_id=0).batch
+    suite.on_batch = Recorder(run, eos_token_id=0, summarise=summarise).batch
     rows = task.with_ids(rows)
     for step, start in enumerate(range(0, completions, a_step)):
         groups = draw.choices(rows, k=min(a_step, completions - start) // GENERATIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from workbench.health.summary import summarise
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
@@ -31,7 +32,7 @@ def record(
         },
     }
     run = RunDirectory.create(name, Recipe(reward_weights=weights or {}), manifest)
-    suite.on_batch = Recorder(run, suite, eos_token_id=0).batch
+    suite.on_batch = Recorder(run, eos_token_id=0, summarise=summarise).batch
     for step, batch in enumerate(batches):
         rows = [row for row, texts in batch for _ in texts]
         texts = [text for _, texts in batch for text in texts]

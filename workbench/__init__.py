@@ -30,6 +30,7 @@ FACE = {
     "split": "data.split",
     "profile_difficulty": "training.profiling",
     "write_dataset": "data.card",
+    "resolve": "workspace",
     # 02: rewards
     "Task": "task",
     "load_task": "task",

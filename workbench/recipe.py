@@ -105,7 +105,7 @@ class RewardsPart(_Part):
 
 
 class AdaptivePart(_Part):
-    """How a reward function's weight follows its success: the share of its best score that it pays on average."""
+    """How a reward function's weight follows its success: its average score as a share of its best score."""
 
     below: float = Field(0.3, ge=0, le=1, description="success below this: the weight grows")
     above: float = Field(0.8, ge=0, le=1, description="success above this: the weight shrinks")
@@ -138,7 +138,13 @@ class StagePart(_Part):
 
 
 class Recipe(_Part):
-    """Everything asked for. `grpo` takes any field of the installed `trl.GRPOConfig` under its own name."""
+    """Everything asked for. `grpo` takes any field of the installed `trl.GRPOConfig` under its own name.
+
+    >>> recipe = Recipe.of({"run_name": "first", "task": "arithmetic", "grpo": {"max_steps": 20, "learning_rate": "1e-4"}})
+    >>> recipe.grpo["learning_rate"], recipe.policy.name
+    (0.0001, 'tiny')
+    >>> recipe = Recipe.load("workbench/tiny/recipe.yaml")  # doctest: +SKIP
+    """
 
     run_name: str = "run"
     task: str = Field("arithmetic", description="an embedded task's name, or the path of a task file")
@@ -163,7 +169,7 @@ class Recipe(_Part):
     def _distinct(cls, stages: list[StagePart]) -> list[StagePart]:
         names = [stage.name for stage in stages]
         if len(set(names)) < len(names):
-            raise ValueError(f"every stage has a name of its own, and these are {', '.join(names)}")
+            raise ValueError(f"every stage has its own name, and these are {', '.join(names)}")
         return stages
 
     _grpo_numbers = field_validator("grpo")(_settings)

@@ -40,35 +40,33 @@ _brought: set[str] = set()
 # Names that TRL hands to a reward function itself or overwrites: a dataset column of that name breaks or vanishes.
 RESERVED_COLUMNS = frozenset(
     {
-        "prompts",
-        "completions",
-        "completion",
-        "completion_ids",
-        "trainer_state",
-        "log_extra",
-        "log_metric",
-        "environments",
-        "image",  # these two would switch TRL to vision mode
-        "images",
+        "prompts", "completions", "completion", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments",
+        "image", "images",  # these two would switch TRL to vision mode
     }
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Task:
     """What the policy is asked, and how its completions are scored.
 
+    >>> def short_reward(completions, **columns):
+    ...     return [1.0 if len(text) < 20 else 0.0 for text in completions]
+    >>> task = Task("short", rows=[{"prompt": "Name a colour."}], reward_funcs=[short_reward])
+    >>> task.function_names, task.weights
+    (['short_reward'], [1.0])
+
     Args:
         name: shown in pictures and written into the manifest.
         rows: training prompts; each row has `prompt` (chat messages or text) and whatever columns the rewards read.
         reward_funcs: functions in TRL's signature, `(prompts, completions, **columns) -> list[float | None]`.
-        reward_weights: one number a function, in their order; None means 1.0 each.
+        reward_weights: one per function, in their order; None means 1.0 each.
         held_out: prompts that are never trained on; notebook 04 measures on them.
         answer_column: the column that holds the right answer.
         right_by: name of the reward function that says whether a completion is right (a score above 0); None: the first.
         format_by: name of the one that says whether it keeps the strict format (a score above 0); None: not measured.
-        ideal: row -> the completion of an honest policy, where it cannot be read off the prompt (`workbench probe`).
-        probes: cheats of your own, name -> text or a function of the row, beside those that are made from the prompt.
+        ideal: row -> the reference completion, where it cannot be read off the prompt (`workbench probe`).
+        probes: your own reward hacks, name -> text or a function of the row, beside those that are made from the prompt.
         cases: file of completions with the scores that they must get; None: `cases.jsonl` beside the task file.
 
     Raises:
@@ -89,50 +87,33 @@ class Task:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        names = self.function_names
+        for value, rule, remedy in self._misfits():
+            raise TaskError(f"task {self.name!r}: {value}", rule=rule, remedy=remedy)
+
+    def _misfits(self) -> Iterator[tuple[str, str, str]]:
+        names, weights = self.function_names, self.reward_weights
         if not names:
-            raise TaskError(
-                f"task {self.name!r}: no reward functions",
-                rule="GRPO learns from a number a completion",
-                remedy="give reward_funcs=[...]; notebook 02 shows how to write one",
-            )
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise TaskError(
-                f"task {self.name!r}: two reward functions are called {twice[0]!r}",
-                rule="a function's name is its curve's label and its column in the record",
-                remedy="give each a __name__ of its own",
-            )
-        if self.reward_weights is not None and len(self.reward_weights) != len(names):
-            raise TaskError(
-                f"task {self.name!r}: {len(self.reward_weights)} reward_weights for {len(names)} reward functions",
-                rule="one weight a function",
-                remedy=f"give {len(names)} weights, in the order {', '.join(names)}",
-            )
+            remedy = "give reward_funcs=[...]; notebook 02 shows how to write one"
+            yield "no reward functions", "GRPO learns from one score per completion", remedy
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            rule = "a function's name is its curve's label and its column in the record"
+            yield f"two reward functions are called {twice[0]!r}", rule, "give each its own __name__"
+        if weights is not None and len(weights) != len(names):
+            value = f"{len(weights)} reward_weights for {len(names)} reward functions"
+            yield value, "one weight per function", f"give {len(names)} weights, in the order {', '.join(names)}"
         for which, named in (("right_by", self.right_by), ("format_by", self.format_by)):
             if named is not None and named not in names:
-                raise TaskError(
-                    f"task {self.name!r}: {which} = {named!r}",
-                    rule=f"{which} names one of the task's reward functions",
-                    remedy=f"choose from {', '.join(names)}",
-                )
+                remedy = f"choose from {', '.join(names)}"
+                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", remedy
         for split, rows in (("rows", self.rows), ("held_out", self.held_out)):
             without = next((number for number, row in enumerate(rows) if "prompt" not in row), None)
             if without is not None:
-                raise TaskError(
-                    f"task {self.name!r}: {split}[{without}] has the columns {', '.join(map(str, rows[without]))}",
-                    rule="the prompt is the column named `prompt`",
-                    remedy="rename your column, e.g. {'prompt': row.pop('question'), **row}",
-                )
-        reserved = sorted(
-            RESERVED_COLUMNS.intersection(*(row.keys() for row in self.rows[:1])) if len(self.rows) else []
-        )
-        if reserved:
-            raise TaskError(
-                f"task {self.name!r}: the rows have a column {reserved[0]!r}",
-                rule="TRL hands its own argument of that name to every reward function",
-                remedy="rename the column",
-            )
+                columns = ", ".join(map(str, rows[without]))
+                remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
+                yield f"{split}[{without}] has the columns {columns}", "the prompt is the column named `prompt`", remedy
+        if len(self.rows) and (reserved := sorted(RESERVED_COLUMNS.intersection(self.rows[0]))):
+            rule = "TRL hands its own argument of that name to every reward function"
+            yield f"the rows have a column {reserved[0]!r}", rule, "rename the column"
 
     @property
     def function_names(self) -> list[str]:
@@ -141,7 +122,7 @@ class Task:
 
     @property
     def weights(self) -> list[float]:
-        """One weight a function, in order."""
+        """One weight per function, in order."""
         return [float(weight) for weight in (self.reward_weights or [1.0] * len(self.reward_funcs))]
 
     @property
@@ -177,12 +158,13 @@ def modules_of_tasks() -> list[ModuleType]:
     return [module for name, module in [*sys.modules.items()] if name.startswith(_OWN_MODULE) or name in _brought]
 
 
-def _load_remedy(path: Path, kept: Path | None, missing_module: bool) -> str:
+def _load_remedy(path: Path, kept: Path | None, error: BaseException) -> str:
     if kept is not None:
         folder = shown(path.parent)
         what = f"put back what it reads from {folder}" if path.parent.is_dir() else f"{folder} is gone: put it back"
         return f"{what}, or hand the task over in Python: continue_run(run, task=...)"
-    return "put that module beside the task file, or install it" if missing_module else "correct that line"
+    missing = isinstance(error, ModuleNotFoundError)
+    return "put that module beside the task file, or install it" if missing else "correct that line"
 
 
 def _executed_as(path: Path) -> Path:
@@ -216,6 +198,9 @@ def _beside(folder: Path) -> Iterator[None]:
 def load_task(name: str | Path, kept: Path | None = None) -> Task:
     """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
 
+    >>> load_task("arithmetic").right_function
+    'correctness_reward'
+
     Args:
         kept: a run's copy of the task file. Its text is executed as if it were the file `name`, whose rows and modules
             it reads, although that file may have been edited since, or be gone.
@@ -224,19 +209,14 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
         TaskError: if there is no such task, if the file fails, or if it binds no `task`.
     """
     if str(name) in EMBEDDED:
-        module = importlib.import_module(EMBEDDED[str(name)])
-        return module.task()
+        return importlib.import_module(EMBEDDED[str(name)]).task()
     path = find(name)
     text = kept or path
     if not text.is_file():
         raise TaskError(
             f"task {str(name)!r}: no task of that name and no such file",
             rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
-            remedy=nearest(
-                str(name),
-                EMBEDDED,
-                f"notebook 02 writes a task file (run 01 first, which writes its rows); {looked_in()}",
-            ),
+            remedy=nearest(str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}"),
         )
     if path.suffix != ".py":
         raise TaskError(
@@ -260,12 +240,11 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     except TaskError:
         raise
     except (Exception, SystemExit) as error:
-        missing = isinstance(error, ModuleNotFoundError)
         raise TaskError(
             f"{shown(text)}{f', executed as {shown(place)}' if kept else ''}: {type(error).__name__}: {error}"
             + fault_line(error, place),
             rule="a task file runs when it is imported",
-            remedy=_load_remedy(place, kept, missing),
+            remedy=_load_remedy(place, kept, error),
         ) from error
     task = getattr(module, "task", None)
     if not isinstance(task, Task):

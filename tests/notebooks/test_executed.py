@@ -204,7 +204,7 @@ def test_02_examines_its_task_and_shows_the_lab_as_tables(demo):
     _, run, _ = demo
     shown = json.dumps(outputs(run, "02_rewards"))
     assert "nothing is wrong" in shown
-    assert "4 of 4 golden cases hold" in shown
+    assert "4 of 4 regression cases hold" in shown
     assert "cannot pay" in shown  # of the exercise
     assert "decided this group" in shown
     assert "widget-view" not in shown

@@ -45,7 +45,7 @@ def test_it_is_off_where_training_fits_without_it_on_where_it_may_not_and_said_n
     assert needed.on is True
     assert needed.line == (
         "gradient_checkpointing = True, by the memory estimate: training takes 13.5 GB (6.3 to 21.6) without it, and the "
-        "card has 16.0 GB; with it 3.92 GB (2.6 to 7.0). It is slower; grpo.gradient_checkpointing says otherwise"
+        "card has 16.0 GB; with it 3.92 GB (2.6 to 7.0). It is slower; grpo.gradient_checkpointing overrides this"
     )
     small = choose_checkpointing([one], 4)
     assert small.on
@@ -144,7 +144,7 @@ def test_a_run_is_trained_as_it_was_planned_and_goes_on_as_it_began(home, monkey
     row = next(row for row in planned.rows if row.name == "gradient_checkpointing")
     assert row[1:] == (None, False, True, "changed by the workbench")
     assert planned.settings["gradient_checkpointing"] is True
-    assert planned.memory.asked[1]["gradient_checkpointing"] is True
+    assert planned.memory.inputs.settings["gradient_checkpointing"] is True
 
     here_now = Machine.here()
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls, for_vllm=False: here_now._replace(card_gb=vram)))

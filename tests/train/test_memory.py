@@ -19,7 +19,6 @@ from workbench.memory import (
     OutOfMemory,
     calibrate,
     card,
-    changes,
     cheapest,
     combined,
     estimate,
@@ -27,6 +26,7 @@ from workbench.memory import (
     is_oom,
     measured_peak,
 )
+from workbench.memory.changes import changed
 from workbench.memory.footprint import (
     activation_bytes_per_token,
     kv_bytes,
@@ -153,7 +153,7 @@ def test_an_adapter_is_counted_as_peft_makes_it(kind):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
         model = get_peft_model(model, LoraConfig(r=6, target_modules=targets))
     real = sorted(p.numel() for p in model.parameters() if p.requires_grad)
-    assert sorted(lora_sizes(from_config({"model_type": kind, **SMALL}), 6, targets)) == real
+    assert sorted(lora_sizes(from_config({"model_type": kind, **sizes}), 6, targets)) == real
 
 
 @pytest.fixture(scope="module")
@@ -402,11 +402,11 @@ def test_settings_move_what_they_should():
 
 
 def test_prompts_are_as_long_as_the_recipe_lets_them_be():
-    assert made().prompt_tokens == 512
+    assert made().inputs.prompt == 512
     settings = {**DEFAULTS, "max_completion_length": 512}
     short = recipe_of().model_copy(update={"max_prompt_length": 100})
-    assert estimate(short, settings).prompt_tokens == 100
-    assert estimate(short, settings, longest_prompt_tokens=64).prompt_tokens == 64
+    assert estimate(short, settings).inputs.prompt == 100
+    assert estimate(short, settings, longest_prompt_tokens=64).inputs.prompt == 64
 
 
 def test_trls_vllm_takes_its_share_of_the_card_and_keeps_the_keys_and_values():
@@ -548,10 +548,9 @@ def test_a_change_keeps_groups_whole_and_prompts_as_long_as_they_were():
         per_device_train_batch_size=2, num_generations=2, max_completion_length=900, gradient_checkpointing=True
     )
     for change in cheapest(counted, count=9):
-        recipe, settings, how = changes._asked(counted)
-        after = estimate(*changes._apply(recipe, settings, change.sets), **how)
-        assert after.prompt_tokens == counted.prompt_tokens == 124
-        assert after.sequences % (settings["num_generations"]) == 0
+        after = changed(counted, change.sets)
+        assert after.inputs.prompt == counted.inputs.prompt == 124
+        assert after.inputs.sequences % after.inputs.settings["num_generations"] == 0
 
 
 def test_each_change_is_there_where_it_helps():
@@ -568,10 +567,10 @@ def test_each_change_is_there_where_it_helps():
 def test_together_they_save_more_than_any_alone_and_the_recipe_is_not_changed():
     counted = made(how={"vram_gb": 6})
     changes = cheapest(counted)
-    before = counted.asked[0].model_dump(), dict(counted.asked[1])
+    before = counted.inputs.recipe.model_dump(), dict(counted.inputs.settings)
     together = combined(counted, changes)
     assert together.peak.bytes <= min(change.peak.bytes for change in changes)
-    assert (counted.asked[0].model_dump(), counted.asked[1]) == before
+    assert (counted.inputs.recipe.model_dump(), counted.inputs.settings) == before
 
 
 def test_if_the_cheapest_three_do_not_suffice_the_largest_are_given():

@@ -107,8 +107,8 @@ def test_a_quantised_configuration_says_which_modules_were_left_alone():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "config.json"),
-        ("[1]", "it holds a list"),
+        ("{", "not a valid JSON"),
+        ("[1]", "config.json"),
         ("{}", "model_type = None"),
         ('{"model_type": "no-such-model"}', "model_type = 'no-such-model'"),
         (json.dumps({"model_type": "llama", **SMALL, "num_hidden_layers": 0}), "layers = 0"),

@@ -144,6 +144,8 @@ def double_reward(completions, **kwargs):
 
 
 class Scored:
+    names = ("half_reward", "double_reward")
+
     def __init__(self, *columns):
         self.scores = np.array(columns, dtype=float).T
 
@@ -155,10 +157,10 @@ def suite():
 
 def test_a_weight_grows_while_its_function_fails_and_shrinks_when_it_succeeds(suite):
     adaptive = AdaptiveWeights({"double_reward": AdaptivePart(every=2)}, suite)
-    names, weights = suite.names, {"half_reward": 1.0, "double_reward": 0.5}
+    weights = {"half_reward": 1.0, "double_reward": 0.5}
     found = []
     for mean in (0.2, 0.4, 1.0, 1.0, 1.9, 2.0):  # of 2: 15 % -> grows; 50 % -> stays; 97.5 % -> shrinks
-        adaptive.note(Scored([0, 0], [mean, mean]), names)
+        adaptive.note(Scored([0, 0], [mean, mean]))
         changes = adaptive.due(weights)
         weights.update({change.function: change.weight for change in changes})
         found.append(weights["double_reward"])
@@ -169,14 +171,14 @@ def test_it_stays_within_its_bounds(suite):
     parts = {"double_reward": AdaptivePart(every=1, up=10, down=0.01)}
     adaptive, weights = AdaptiveWeights(parts, suite), {"half_reward": 1.0, "double_reward": 0.5}
     for mean, expected in ((0, 2.0), (0, 2.0), (2, 0.125), (2, 0.125)):  # 4 x and 0.25 x 0.5
-        adaptive.note(Scored([0], [mean]), suite.names)
+        adaptive.note(Scored([0], [mean]))
         weights.update({change.function: change.weight for change in adaptive.due(weights)})
         assert weights["double_reward"] == expected
 
 
 def test_without_a_stated_maximum_success_is_of_the_most_that_was_seen(suite):
     adaptive = AdaptiveWeights({"half_reward": AdaptivePart(every=1)}, suite)
-    adaptive.note(Scored([4.0, 0.0, 0.0, 0.0], [0, 0, 0, 0]), suite.names)
+    adaptive.note(Scored([4.0, 0.0, 0.0, 0.0], [0, 0, 0, 0]))
     [change] = adaptive.due({"half_reward": 1.0, "double_reward": 0.5})
     assert change.weight == pytest.approx(1.2)
     assert change.why == "pays 25% of 4 over 1 steps, below 30%"
@@ -184,7 +186,7 @@ def test_without_a_stated_maximum_success_is_of_the_most_that_was_seen(suite):
 
 def test_a_muted_function_is_left_alone_and_one_without_weight_is_refused(suite):
     adaptive = AdaptiveWeights({"double_reward": AdaptivePart(every=1)}, suite)
-    adaptive.note(Scored([0], [0]), suite.names)
+    adaptive.note(Scored([0], [0]))
     assert adaptive.due({"half_reward": 1.0, "double_reward": 0.0}) == []
     silent = RewardSuite(suite.task, 2, {"double_reward": 0.0})
     with pytest.raises(RecipeError, match="has the weight 0"):

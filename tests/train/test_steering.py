@@ -19,7 +19,7 @@ from workbench.run.rollouts import query
 from workbench.run.state import RunState
 from workbench.task import load_task
 from workbench.tiny.task import task as arithmetic
-from workbench.training import session
+from workbench.training import trainer as training
 from workbench.training.policy import load_policy
 from workbench.training.trainer import train
 
@@ -82,7 +82,7 @@ def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and
     home, policy, monkeypatch
 ):
     used = []
-    original = session.build_trainer
+    original = training.build_trainer
 
     def watched(*args):
         trainer = original(*args)

@@ -14,9 +14,9 @@ import pytest
 import workbench.training
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare
-from workbench.training.session import build_config, build_trainer
+from workbench.training.trainer import make_trainer
 
 # Under plan/ a "trainer" is a call in somebody's script.
 SOURCES = [p for p in sorted(Path(workbench.training.__file__).parent.rglob("*.py")) if p.parent.name != "plan"]
@@ -40,16 +40,11 @@ def _is_trainer(node: ast.expr) -> bool:
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory):
+def trainer():
     """The trainer that a run of the embedded policy gets on this machine."""
-    config_class, trainer_class = trainer_classes("unsloth")
     policy = load_policy("tiny")
     grpo = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16}
-    [stage] = prepare(Recipe.of({"grpo": grpo}), arithmetic(16, 2), policy=policy).stages
-    yield build_trainer(
-        trainer_class, build_config(config_class, stage, tmp_path_factory.mktemp("out"), policy), stage, policy
-    )
-    stage.suite.close()
+    return make_trainer(prepare(Recipe.of({"grpo": grpo}), arithmetic(16, 2), policy=policy), policy)
 
 
 @pytest.fixture(scope="module")

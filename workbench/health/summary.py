@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.errors import RunError
-from workbench.rewards.groups import DEAD_KINDS, IDENTICAL, contributions, dead_kinds
+from workbench.rewards.groups import DEAD_KINDS, IDENTICAL, attribution, dead_kinds
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, MIXED
@@ -122,7 +122,7 @@ def summarise(batch: ScoredBatch) -> StepSummary:
         stage=batch.stage,
         completions=len(texts),
         group_size=size,
-        functions=_functions(batch, np.array([kind is None for kind in kinds])),
+        functions=_functions(batch, None in kinds),
         reward=float(scored.mean()) if len(scored) else None,
         group_std=float(np.nanmean(stds)) if not np.isnan(stds).all() else None,
         nonfinite=int((np.isinf(totals) | ~np.isfinite(batch.groups.advantages)).sum()),
@@ -189,51 +189,32 @@ def _formatted(batch: ScoredBatch) -> np.ndarray | None:
     return np.nan_to_num(batch.scores[:, batch.names.index(batch.format_by)]) > 0
 
 
-def _functions(batch: ScoredBatch, alive: np.ndarray) -> tuple[FunctionSummary, ...]:
+def _functions(batch: ScoredBatch, some_alive: bool) -> tuple[FunctionSummary, ...]:
     scores, size = batch.scores, batch.num_generations
     grouped = scores.reshape(-1, size, scores.shape[1])
-    missing = np.isnan(scores).sum(axis=0)
-    if missing.any():
-        low, high = np.where(np.isnan(grouped), np.inf, grouped), np.where(np.isnan(grouped), -np.inf, grouped)
-        varies = (high.max(axis=1) > low.min(axis=1)).sum(axis=0)
-        lows, highs = low.min(axis=(0, 1)), high.max(axis=(0, 1))
-        with warnings.catch_warnings():
-            # A column without a number has no mean; it becomes None below.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            means, stds = np.nanmean(scores, axis=0), np.nanmean(np.nanstd(grouped, axis=1, ddof=1), axis=0)
-    else:
-        varies = (grouped.max(axis=1) > grouped.min(axis=1)).sum(axis=0)
-        lows, highs, means = scores.min(axis=0), scores.max(axis=0), scores.mean(axis=0)
-        stds = grouped.std(axis=1, ddof=1).mean(axis=0)
-    shares = _shares(batch, alive)
+    absent = np.isnan(grouped)
+    low, high = np.where(absent, np.inf, grouped), np.where(absent, -np.inf, grouped)
+    varies = (high.max(axis=1) > low.min(axis=1)).sum(axis=0)
+    with warnings.catch_warnings():
+        # A column without a number has no mean; it becomes None below.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        means, stds = np.nanmean(scores, axis=0), np.nanmean(np.nanstd(grouped, axis=1, ddof=1), axis=0)
+        # Within a group shares do not depend on what the advantages are divided by, so each counts the same.
+        shares = np.nanmean(attribution(scores, batch.weights, size, "none", batch.aggregation).shares, axis=0)
     return tuple(
         FunctionSummary(
             name=name,
             weight=float(batch.weights[index]),
             mean=_number(means[index]),
-            low=_number(lows[index]),
-            high=_number(highs[index]),
+            low=_number(low[..., index].min()),
+            high=_number(high[..., index].max()),
             std=_number(stds[index]),
             varies=int(varies[index]),
-            share=None if shares is None else float(shares[index]),
-            unscored=int(missing[index]),
+            share=_number(shares[index]) if some_alive else None,
+            unscored=int(absent[..., index].sum()),
         )
         for index, name in enumerate(batch.names)
     )
-
-
-def _shares(batch: ScoredBatch, alive: np.ndarray) -> np.ndarray | None:
-    # [F] of the advantages' variance: within a group it does not depend on what the advantages are divided by, so
-    # each group that is alive counts the same under every scaling.
-    if not alive.any():
-        return None
-    size = batch.num_generations
-    added = contributions(batch.scores, batch.weights, size, "none", batch.aggregation)
-    grouped = added.reshape(len(alive), size, -1)[alive]
-    whole = grouped.sum(axis=2)
-    whole = whole - whole.mean(axis=1, keepdims=True)
-    shares = np.einsum("pgf,pg->pf", grouped, whole) / (whole**2).sum(axis=1, keepdims=True)
-    return shares.mean(axis=0)
 
 
 def _correlation(totals: np.ndarray, lengths: np.ndarray, size: int) -> float | None:

@@ -1,4 +1,4 @@
-"""What is said about a run's health, and what has to be known to say it."""
+"""Verdicts on a run, and the view of a run that rules give them from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Verdict:
 
     Args:
         name: the issue, a word for scripts.
-        state: "alarm" (stop and look), "warning", "note" (worth knowing), "ok", or "skipped": it cannot be said, and
+        state: "alarm" (stop and look), "warning", "note" (worth knowing), "ok", or "skipped": not enough is known, and
             `evidence` has the key that is `missing`, or what it `needs` and `has`.
         line: one sentence with its numbers.
         evidence: those numbers, by name.
@@ -260,10 +260,11 @@ def missing(key: str, why: str) -> Verdict:
     return Verdict("", SKIPPED, f"not examined: {why}", {"missing": key})
 
 
-def early(needs: int, has: int, of: str, line: str = "", function: str = "", **steps: int) -> Verdict:
+def early(needs: int, has: int, of: str, what: str = "") -> Verdict:
     """A verdict that has to wait for more."""
-    line = line or f"too early to say: {has} of {needs} {of}"
-    return Verdict("", SKIPPED, line, {"needs": needs, "has": has, "of": of}, function=function, **steps)
+    return Verdict(
+        "", SKIPPED, f"too early to say: {has} of {needs} {what or of}", {"needs": needs, "has": has, "of": of}
+    )
 
 
 def is_number(value: Any) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from workbench.data.split import fingerprint
 from workbench.rewards.groups import ExplainedGroup, explain
 from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, last_step, query
 from workbench.task import Task
@@ -86,20 +87,24 @@ class RecordedGroup:
 
 
 def explain_group(
-    run: RunDirectory, step: int | None = None, index: int | None = None, answer_column: str = "answer"
-) -> RecordedGroup:
-    """One group of a step, completions best first: what they scored, and what made their advantages.
+    run: RunDirectory | ScoredBatch, step: int | None = None, index: int | None = None, answer_column: str = "answer"
+) -> RecordedGroup | ExplainedGroup:
+    """One group: what its completions scored, and what made their advantages.
 
         wb.explain_group(wb.open_run(), step=1)
+        wb.explain_group(wb.score(task, row, completions))
 
     Args:
+        run: a run, whose completions are shown best first; or what `score` returned, whose first group is explained as it stands.
         step: None: the last on record.
-        index: counts the step's groups from 0; None: the one with the widest spread of rewards, which taught most.
+        index: counts the groups from 0; None: of a run's step the one with the widest spread of rewards, which taught most.
         answer_column: the dataset column that holds the right answer.
 
     Raises:
         RunError: if the run recorded no such group.
     """
+    if isinstance(run, ScoredBatch):
+        return explain(run, index or 0)
     step = last_step(run) if step is None else step
     batch, place = batch_and_place(run, step, index)
     first = place * batch.num_generations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from workbench.errors import RecipeError, WorkbenchError
 from workbench.memory.estimate import MemoryEstimate, estimate
 from workbench.memory.parts import Span, in_gb
 from workbench.recipe import Recipe
+
+_LEAST = 0.02  # of the peak: what a change saves at least
 
 
 class OutOfMemory(WorkbenchError, MemoryError):
@@ -28,87 +30,53 @@ class Change:
     fits: bool | None
 
     def __str__(self) -> str:
-        asked = ", ".join(f"{name}: {_yaml(value)}" for name, value in self.sets.items())
+        values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in self.sets.items()}
+        asked = ", ".join(f"{name}: {value}" for name, value in values.items())
         return f"{asked} saves about {in_gb(self.saving_bytes)}: {self.cost}"
 
 
-_Asked = tuple[Recipe, dict[str, Any]]
-
-
-def _checkpointing(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
-    return None if settings.get("gradient_checkpointing") else {"grpo.gradient_checkpointing": True}
-
-
-def _smaller_steps(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
-    rows = settings["per_device_train_batch_size"]
-    if rows % 2:
-        return None
-    sets = {
+def _changes(recipe: Recipe, settings: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """(rank, what it sets, cost) of each change that this recipe leaves open."""
+    policy = recipe.policy
+    rows, group, length = (
+        settings[name] for name in ("per_device_train_batch_size", "num_generations", "max_completion_length")
+    )
+    batch, steps = settings.get("generation_batch_size"), settings.get("steps_per_generation")
+    generated = steps or settings["gradient_accumulation_steps"]
+    half = {
         "grpo.per_device_train_batch_size": rows // 2,
         "grpo.gradient_accumulation_steps": 2 * settings["gradient_accumulation_steps"],
     }
-    if settings.get("steps_per_generation"):
-        sets["grpo.steps_per_generation"] = 2 * settings["steps_per_generation"]
-    return sets
-
-
-def _smaller_generation(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
-    rows, count = settings["per_device_train_batch_size"], settings["num_generations"]
-    batch = settings.get("generation_batch_size")
+    if not settings.get("gradient_checkpointing"):
+        cost = "activations are computed a second time, so training is slower; nothing else changes"
+        yield 1, {"grpo.gradient_checkpointing": True}, cost
+    if rows % 2 == 0:
+        more = {"grpo.steps_per_generation": 2 * steps} if steps else {}
+        yield 1, half | more, "the same batch in smaller steps; a little slower"
+    parts: dict[str, Any] = {}
     if batch:
-        return {"grpo.generation_batch_size": batch // 2} if batch % (2 * rows) == 0 else None
-    steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
-    if steps % 2 == 0:
-        return {"grpo.steps_per_generation": steps // 2}
-    if steps == 1 and rows % (2 * count) == 0:
-        return {
-            "grpo.per_device_train_batch_size": rows // 2,
-            "grpo.gradient_accumulation_steps": 2 * settings["gradient_accumulation_steps"],
-            "grpo.steps_per_generation": 1,
-        }
-    return None
-
-
-def _small_moments(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
-    return {"grpo.optim": "adamw_8bit"} if settings.get("optim") in ("adamw_torch", "adamw_torch_fused") else None
-
-
-def _less_vllm(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
-    unsloths = settings.get("use_vllm") and recipe.policy.backend == "unsloth"
-    return {"policy.gpu_memory_utilization": recipe.policy.gpu_memory_utilization / 2} if unsloths else None
-
-
-def _four_bits(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
-    return None if recipe.policy.load_in_4bit else {"policy.load_in_4bit": True}
-
-
-def _half_rank(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
-    return {"lora.r": recipe.lora.r // 2} if recipe.lora.r >= 8 else None
-
-
-def _half_group(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
-    rows, count = settings["per_device_train_batch_size"], settings["num_generations"]
-    if count < 8 or count % 2 or rows % 2 or settings.get("generation_batch_size"):
-        return None
-    return {"grpo.num_generations": count // 2, "grpo.per_device_train_batch_size": rows // 2}
-
-
-def _half_completion(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any] | None:
-    length = settings["max_completion_length"]
-    return {"grpo.max_completion_length": length // 2} if length >= 32 else None
-
-
-_CHANGES: tuple[tuple[int, Callable[[Recipe, dict], dict[str, Any] | None], str], ...] = (
-    (1, _checkpointing, "activations are computed a second time, so training is slower; nothing else changes"),
-    (1, _smaller_steps, "the same batch in smaller steps; a little slower"),
-    (1, _smaller_generation, "the same batch, generated in two parts; generation is slower"),
-    (1, _small_moments, "Adam's moments in 8 bits; the updates are rounded a little"),
-    (1, _less_vllm, "vLLM keeps fewer keys and values, and so generates fewer completions at a time"),
-    (2, _four_bits, "frozen weights in NF4: a slightly different base, and slower steps"),
-    (3, _half_rank, "an adapter of half the rank can learn less"),
-    (3, _half_group, "smaller groups: noisier advantages, and more of them dead"),
-    (3, _half_completion, "completions that need more tokens are cut, and earn nothing"),
-)
+        parts = {"grpo.generation_batch_size": batch // 2} if batch % (2 * rows) == 0 else {}
+    elif generated % 2 == 0:
+        parts = {"grpo.steps_per_generation": generated // 2}
+    elif generated == 1 and rows % (2 * group) == 0:
+        parts = half | {"grpo.steps_per_generation": 1}
+    if parts:
+        yield 1, parts, "the same batch, generated in two parts; generation is slower"
+    if settings.get("optim") in ("adamw_torch", "adamw_torch_fused"):
+        yield 1, {"grpo.optim": "adamw_8bit"}, "Adam's moments in 8 bits; the updates are rounded a little"
+    if settings.get("use_vllm") and policy.backend == "unsloth":
+        cost = "vLLM keeps fewer keys and values, and so generates fewer completions at a time"
+        yield 1, {"policy.gpu_memory_utilization": policy.gpu_memory_utilization / 2}, cost
+    if not policy.load_in_4bit:
+        yield 2, {"policy.load_in_4bit": True}, "frozen weights in NF4: a slightly different base, and slower steps"
+    if recipe.lora.r >= 8:
+        yield 3, {"lora.r": recipe.lora.r // 2}, "an adapter of half the rank can learn less"
+    if group >= 8 and group % 2 == rows % 2 == 0 and not batch:
+        sets = {"grpo.num_generations": group // 2, "grpo.per_device_train_batch_size": rows // 2}
+        yield 3, sets, "smaller groups: noisier advantages, and more of them dead"
+    if length >= 32:
+        sets = {"grpo.max_completion_length": length // 2}
+        yield 3, sets, "completions that need more tokens are cut, and earn nothing"
 
 
 def cheapest(made: MemoryEstimate, count: int = 3) -> list[Change]:
@@ -117,26 +85,18 @@ def cheapest(made: MemoryEstimate, count: int = 3) -> list[Change]:
     First those that cost time only, then precision, then learning; within these, the largest saving first. If the
     cheapest `count` would not suffice even all together and others save more, those are given instead.
     """
-    recipe, settings, how = _asked(made)
-    found: list[Change] = []
-    for rank, change, cost in _CHANGES:
-        sets = change(recipe, settings)
-        after = _estimated(*_apply(recipe, settings, sets), how) if sets else None
-        if sets is None or after is None:
-            continue
-        saving = made.peak.bytes - after.peak.bytes
-        if saving >= 0.02 * made.peak.bytes:
-            fits = None if made.vram_bytes is None else after.peak.bytes <= made.vram_bytes
-            found.append(Change(sets, cost, rank, saving, after.peak, fits))
-    found = [change for change in found if not _is_idle(change, found, 0.02 * made.peak.bytes)]
+    least, card, found = _LEAST * made.peak.bytes, made.vram_bytes, []
+    for rank, sets, cost in _changes(made.inputs.recipe, made.inputs.settings):
+        after = changed(made, sets)
+        if after is not None and made.peak.bytes - after.peak.bytes >= least:
+            fits = None if card is None else after.peak.bytes <= card
+            found.append(Change(sets, cost, rank, made.peak.bytes - after.peak.bytes, after.peak, fits))
+    found = [change for change in found if not _is_idle(change, found, least)]
     found.sort(key=lambda change: (change.rank, -change.saving_bytes))
-    chosen = found[:count]
-    if made.vram_bytes is not None and len(found) > count:
-        together = combined(made, chosen)
-        if together.peak.bytes > made.vram_bytes:
-            largest = sorted(found, key=lambda change: -change.saving_bytes)[:count]
-            chosen = sorted(largest, key=lambda change: (change.rank, -change.saving_bytes))
-    return chosen
+    if card is not None and len(found) > count and combined(made, found[:count]).peak.bytes > card:
+        largest = sorted(found, key=lambda change: -change.saving_bytes)[:count]
+        return [change for change in found if change in largest]
+    return found[:count]
 
 
 def _is_idle(change: Change, others: Sequence[Change], least: float) -> bool:
@@ -152,62 +112,44 @@ def combined(made: MemoryEstimate, changes: Sequence[Change]) -> MemoryEstimate:
 
     A change that the ones before it have made impossible is left out.
     """
-    recipe, settings, how = _asked(made)
-    makers = {cost: change for _, change, cost in _CHANGES}
-    best = made
     for wanted in changes:
-        sets = makers[wanted.cost](recipe, settings)
-        after = _estimated(*_apply(recipe, settings, sets), how) if sets else None
-        if after is not None:
-            (recipe, settings), best = _apply(recipe, settings, sets), after
-    return best
+        again = {cost: sets for _, sets, cost in _changes(made.inputs.recipe, made.inputs.settings)}
+        made = (wanted.cost in again and changed(made, again[wanted.cost])) or made
+    return made
 
 
-def _asked(made: MemoryEstimate) -> tuple[Recipe, dict[str, Any], dict[str, Any]]:
-    # Shorter completions must not be answered with longer prompts.
-    recipe, settings, how = made.asked
-    return recipe, settings, {**how, "longest_prompt_tokens": made.prompt_tokens}
-
-
-def _apply(recipe: Recipe, settings: dict[str, Any], sets: dict[str, Any]) -> _Asked:
-    recipe, settings = recipe.model_copy(deep=True), dict(settings)
+def changed(made: MemoryEstimate, sets: dict[str, Any]) -> MemoryEstimate | None:
+    """The estimate with recipe fields set otherwise; None for a batch that cannot be."""
+    recipe, settings = made.inputs.recipe.model_copy(deep=True), dict(made.inputs.settings)
     for name, value in sets.items():
         part, _, key = name.partition(".")
         if part == "grpo":
             settings[key] = value
         else:
             setattr(getattr(recipe, part), key, value)
-    return recipe, settings
-
-
-def _estimated(recipe: Recipe, settings: dict[str, Any], how: dict[str, Any]) -> MemoryEstimate | None:
     try:
-        return estimate(recipe, settings, **how)
+        # Shorter completions must not be answered with longer prompts.
+        return estimate(recipe, settings, **{**made.how, "longest_prompt_tokens": made.inputs.prompt})
     except RecipeError:
-        return None  # a batch that cannot be
+        return None
 
 
 # --------------------------------------------------------------------------------------------------------- out of memory
 
+_OOM_TEXTS = ("cuda out of memory", "cuda error: out of memory", "hip out of memory", "cublas_status_alloc_failed")
+
 
 def is_oom(error: BaseException | None) -> bool:
     """Whether an error, or one that it came from, says that the GPU's memory did not suffice."""
-    seen = set()
+    seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, OutOfMemory):
-            return True
         names = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
-        text = str(error).lower()
-        if "torch.OutOfMemoryError" in names or (
-            isinstance(error, RuntimeError) and any(w in text for w in _OOM_TEXTS)
-        ):
+        said = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OOM_TEXTS)
+        if said or isinstance(error, OutOfMemory) or "torch.OutOfMemoryError" in names:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
-
-
-_OOM_TEXTS = ("cuda out of memory", "cuda error: out of memory", "hip out of memory", "cublas_status_alloc_failed")
 
 
 def explain_oom(error: BaseException, recipe: Recipe, settings: dict[str, Any], **how: Any) -> OutOfMemory:
@@ -235,17 +177,11 @@ def explain_oom(error: BaseException, recipe: Recipe, settings: dict[str, Any], 
     room = "" if made.vram_bytes is None else f" of the card's {in_gb(made.vram_bytes)}"
     rule = f"estimated need about {made.peak}{room}; {made.peak_phase} decides: {largest}"
     if not changes:
-        return OutOfMemory(
-            value, rule=rule, remedy="no setting saves much: take a smaller policy or a larger card, or free this one"
-        )
+        remedy = "no setting saves much: take a smaller policy or a larger card, or free this one"
+        return OutOfMemory(value, rule=rule, remedy=remedy)
     lines = [f"\n    - {change}" for change in changes]
-    together = combined(made, changes)
     if len(changes) > 1:
-        lines.append(f"\n    all together: about {together.peak}")
-    if made.vram_bytes is not None and made.fits:
+        lines.append(f"\n    all together: about {combined(made, changes).peak}")
+    if made.fits:
         lines.append("\n    by the estimate it fits: another process may hold memory on this card (nvidia-smi)")
     return OutOfMemory(value, rule=rule, remedy="one or more of these, cheapest first (estimates):" + "".join(lines))
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

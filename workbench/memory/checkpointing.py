@@ -16,7 +16,7 @@ from workbench.memory.estimate import estimate
 from workbench.memory.parts import GB, Span, in_gb
 from workbench.recipe import Recipe
 
-NEAR = 0.9  # of the card: from here on it is said that there is little room
+NEAR = 0.9  # of the card: from here on the choice comes with a warning
 _MEASURED = "benchmarks/README.md says by how much on a CPU; it was measured on no GPU"
 
 
@@ -41,44 +41,33 @@ class Choice(NamedTuple):
 
 
 def choose_checkpointing(trained: Sequence[Trained], vram_gb: float) -> Choice:
-    """The choice for a whole run: on if one of its stages needs it.
+    """The choice for a whole run: on if one of its stages needs it. Off also where no estimate can be made.
 
     Args:
         vram_gb: of the card, in 10^9 bytes.
-
-    Returns:
-        Off, without a line, also where no estimate can be made.
     """
-    found = _largest(trained, vram_gb)
-    if found is None:
-        return Choice(False)
-    without, checkpointed = found
+    without, checkpointed = _largest(trained, vram_gb) or (Span(0, 0, 0), Span(0, 0, 0))
     room = round(vram_gb * GB)
     if without.high > room and checkpointed.high < without.high:
         both = "" if checkpointed.high <= room else ", which may be too much all the same"
-        return Choice(
-            True,
+        line = (
             f"gradient_checkpointing = True, by the memory estimate: training takes {without} without it, and the card has "
-            f"{in_gb(room)}; with it {checkpointed}{both}. It is slower; grpo.gradient_checkpointing says otherwise",
+            f"{in_gb(room)}; with it {checkpointed}{both}. It is slower; grpo.gradient_checkpointing overrides this"
         )
+        return Choice(True, line)
     if without.high > NEAR * room:
-        return Choice(
-            False,
+        line = (
             f"gradient_checkpointing stays off: training takes {without} of the card's {in_gb(room)} by the estimate, which "
-            "leaves little room; if memory runs out, grpo.gradient_checkpointing: true",
+            "leaves little room; if memory runs out, grpo.gradient_checkpointing: true"
         )
+        return Choice(False, line)
     return Choice(False)
 
 
 def idle_checkpointing(trained: Sequence[Trained], vram_gb: float) -> str:
-    """One line where the recipe asks for checkpointing and training fits without it; else empty.
-
-    Args:
-        vram_gb: of the card, in 10^9 bytes.
-    """
+    """One line where the recipe asks for checkpointing and training fits without it on a card of so many GB; else empty."""
     asked = all(one.recipe.grpo.get("gradient_checkpointing") is True for one in trained)
-    found = _largest(trained, vram_gb) if asked else None
-    room = round(vram_gb * GB)
+    found, room = _largest(trained, vram_gb) if asked else None, round(vram_gb * GB)
     if found is None or found[0].high > room:
         return ""
     return (
@@ -89,14 +78,13 @@ def idle_checkpointing(trained: Sequence[Trained], vram_gb: float) -> str:
 
 def _largest(trained: Sequence[Trained], vram_gb: float) -> tuple[Span, Span] | None:
     """The training phase (without, with) of the stage that needs most; None if one cannot be estimated."""
+
+    def training(one: Trained, on: bool) -> Span:
+        settings = {**one.settings, "gradient_checkpointing": on}
+        made = estimate(one.recipe, settings, longest_prompt_tokens=one.longest_prompt_tokens, vram_gb=vram_gb)
+        return made.total("training")
+
     try:
-        found = [tuple(_training(one, vram_gb, on) for on in (False, True)) for one in trained]
-    except WorkbenchError:
+        return max([(training(one, False), training(one, True)) for one in trained], key=lambda spans: spans[0].high)
+    except (WorkbenchError, ValueError):
         return None
-    return max(found, key=lambda spans: spans[0].high, default=None)
-
-
-def _training(one: Trained, vram_gb: float, on: bool) -> Span:
-    settings = {**one.settings, "gradient_checkpointing": on}
-    made = estimate(one.recipe, settings, longest_prompt_tokens=one.longest_prompt_tokens, vram_gb=vram_gb)
-    return made.total("training")

@@ -5,34 +5,32 @@ log-probabilities and gradients of one `per_device_train_batch_size`. Weights, L
 the peak is the larger of the two, not their sum. (Scoring the reference sits between them, without gradients, a step's
 rows at a time in TRL, and in Unsloth as many as fit: it never decides.)
 
-What is counted exactly, and compared with real objects in tests/train/test_memory.py: weights as bitsandbytes packs
-them, LoRA parameters, their gradients, the optimiser's states, keys and values. The rest (activations, log-probabilities,
-scratch, the CUDA context, what the allocator cannot use) is an estimate with a low and a high end. The activations of
-TRL's own path are compared with what autograd keeps on a CPU. **No part has been compared with any GPU yet**: measure one
-step with `measured_peak()` and give it to `calibrate`.
-
-Bytes are bytes; GB is 10^9 of them, as on a card's box. Nothing heavy is imported before a GPU is asked for.
+Counted exactly, and compared with real objects in tests/train/test_memory.py: weights as bitsandbytes packs them, LoRA
+parameters, their gradients, the optimiser's states, keys and values. The rest (activations, log-probabilities, scratch, the
+CUDA context, what the allocator cannot use) is an estimate with a low and a high end. **No part has been compared with any
+GPU yet**: measure one step with `measured_peak()` and give it to `calibrate`. GB is 10^9 bytes, as on a card's box.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from workbench.errors import RecipeError
 from workbench.memory.parts import (
     PHASES,
+    Inputs,
     Part,
     Phase,
     Span,
     add,
-    around,
-    facts_of,
     generation,
     in_gb,
-    lasting,
+    inputs_of,
+    overhead,
+    static_parts,
     training,
 )
 from workbench.memory.shapes import ModelShape, shape_of
@@ -55,16 +53,18 @@ class Calibration:
 class MemoryEstimate:
     """What a recipe needs, by part and phase, against the card."""
 
-    shape: ModelShape
+    inputs: Inputs
     parts: tuple[Part, ...]
-    vram_bytes: int | None  # of the card; None: not known
-    sequences: int  # of the generation batch
-    rows: int  # that the training phase holds at once
-    prompt_tokens: int
-    completion_tokens: int
-    kernels: str
-    calibrated: Calibration | None
-    asked: tuple[Recipe, dict[str, Any], dict[str, Any]] = field(repr=False)
+    how: dict[str, Any]  # the other arguments of `estimate`
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.inputs.shape
+
+    @property
+    def vram_bytes(self) -> int | None:
+        """Of the card; None: not known."""
+        return self.inputs.vram_bytes
 
     def of(self, phase: Phase) -> tuple[Part, ...]:
         """The parts that are there in a phase, the lasting ones first."""
@@ -81,29 +81,28 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> Span:
-        spans = [self.total(phase) for phase in PHASES]
-        return Span(*(max(ends) for ends in zip(*spans, strict=True)))
+        return Span(*map(max, zip(*map(self.total, PHASES), strict=True)))
 
     @property
     def fits(self) -> bool | None:
         """True or False where both ends agree; None where they do not, or no card is known."""
-        if self.vram_bytes is None:
+        if self.vram_bytes is None or self.peak.low <= self.vram_bytes < self.peak.high:
             return None
-        if self.peak.high <= self.vram_bytes:
-            return True
-        return False if self.peak.low > self.vram_bytes else None
+        return self.peak.high <= self.vram_bytes
 
     @property
     def verdict(self) -> str:
         """One line: does it fit, and which phase decides."""
-        deciding = f"{self.peak_phase} decides"
-        if self.vram_bytes is None:
-            return f"peak about {self.peak}; {deciding}; no card to compare with"
-        word = {True: "fits", False: "does not fit", None: "may not fit" if self._over else "probably fits"}[self.fits]
-        return f"{word}: peak about {self.peak} of {in_gb(self.vram_bytes)}; {deciding}"
+        card = self.vram_bytes
+        if card is None:
+            return f"peak about {self.peak}; {self.peak_phase} decides; no card to compare with"
+        doubtful = "may not fit" if self.peak.bytes > card else "probably fits"
+        word = {True: "fits", False: "does not fit", None: doubtful}[self.fits]
+        return f"{word}: peak about {self.peak} of {in_gb(card)}; {self.peak_phase} decides"
 
     def found(self) -> dict[str, Any]:
         """For a manifest or `--json`."""
+        calibration = self.how["calibration"]
         return {
             "policy": self.shape.name,
             "parameters": self.shape.parameters,
@@ -113,34 +112,27 @@ class MemoryEstimate:
             "peak_phase": self.peak_phase,
             "phases": {phase: self.total(phase)._asdict() for phase in PHASES},
             "parts": [dataclasses.asdict(part) for part in self.parts],
-            "sequences": self.sequences,
-            "rows": self.rows,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "calibration": dataclasses.asdict(self.calibrated) if self.calibrated else None,
+            "sequences": self.inputs.sequences,
+            "rows": self.inputs.rows,
+            "prompt_tokens": self.inputs.prompt,
+            "completion_tokens": self.inputs.completion,
+            "calibration": dataclasses.asdict(calibration) if calibration else None,
         }
 
-    @property
-    def _over(self) -> bool:
-        return self.vram_bytes is not None and self.peak.bytes > self.vram_bytes
-
     def __str__(self) -> str:
-        lines = [f"{self.shape.name} ({self.kernels}): {self.verdict}"]
+        kernels = "Unsloth's kernels" if self.inputs.kernels == "unsloth" else "PyTorch's operations"
+        lines = [f"{self.shape.name} ({kernels}): {self.verdict}"]
         width = max(len(part.name) for part in self.parts)
         for part in self.parts:
-            size = in_gb(part.bytes).rjust(9)
             ends = "exact" if part.exact else f"{in_gb(part.low)} to {in_gb(part.high)}"
-            lines.append(f"  {' ' if part.exact else '~'}{size}  {part.name.ljust(width)}  {part.phase}, {ends}")
-        for phase in PHASES:
-            lines.append(f"  {phase}: {self.total(phase)}")
-        said = self.calibrated
-        lines.append(
-            f"  ~ {UNCALIBRATED}"
-            if said is None
-            else f"  ~ of the {said.phase} phase: scaled by {said.factor:.2f}, as measured"
-            + (f" on {said.card}" if said.card else "")
-        )
-        return "\n".join(lines)
+            size = f"{' ' if part.exact else '~'}{in_gb(part.bytes).rjust(9)}"
+            lines.append(f"  {size}  {part.name.ljust(width)}  {part.phase}, {ends}")
+        lines += [f"  {phase}: {self.total(phase)}" for phase in PHASES]
+        said: Calibration | None = self.how["calibration"]
+        if said is None:
+            return "\n".join([*lines, f"  ~ {UNCALIBRATED}"])
+        on = f" on {said.card}" if said.card else ""
+        return "\n".join([*lines, f"  ~ of the {said.phase} phase: scaled by {said.factor:.2f}, as measured{on}"])
 
 
 def estimate(
@@ -152,29 +144,30 @@ def estimate(
     longest_completion_tokens: int | None = None,
     vram_gb: float | None = None,
     calibration: Calibration | None = None,
-    device: Literal["cuda", "cpu"] = "cuda",
-    adapter_bytes: Literal[2, 4] = 4,
+    device: str = "cuda",
+    adapter_bytes: int = 4,
 ) -> MemoryEstimate:
     """Memory that a recipe needs on one device, by part and phase.
 
     Parts that are not exact are not calibrated against any GPU yet, unless `calibration` is given.
 
     Args:
-        settings: what `workbench.training.plan.settings` made of the recipe (of a stage: with the stage's own over it).
+        settings: what GRPOConfig is built from (of a stage: with the stage's own over it).
         shape: the policy's; None: read from its config.json, which may need the hub.
         longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that `max_seq_length` leaves.
         longest_completion_tokens: of the step to be compared with a measurement; None: `max_completion_length`.
         vram_gb: of the card, in 10^9 bytes (`card()` knows that of this machine); None: no verdict.
         calibration: from `calibrate`.
-        device: "cpu" for a CPU, where Unsloth's kernels do not run and no CUDA context is needed.
+        device: "cuda", or "cpu", where Unsloth's kernels do not run and no CUDA context is needed.
         adapter_bytes: of a trained parameter, and so of its gradient and moments: 4, float32, as Unsloth and PEFT make
             them; 2 where TRL alone turns the adapter of a 4-bit model into bfloat16.
 
     Raises:
-        PolicyError: if the policy's configuration is not to be had, or its parameters cannot be counted.
+        PolicyError: if the policy's configuration cannot be had, or its parameters cannot be counted.
         RecipeError: if the batch is impossible, no room is left for a prompt, or vLLM takes a share of an unknown card.
     """
     how = dict(
+        shape=shape or shape_of(recipe.policy.name),
         longest_prompt_tokens=longest_prompt_tokens,
         longest_completion_tokens=longest_completion_tokens,
         vram_gb=vram_gb,
@@ -182,27 +175,11 @@ def estimate(
         device=device,
         adapter_bytes=adapter_bytes,
     )
-    shape = shape or shape_of(recipe.policy.name)
-    facts = facts_of(
-        recipe, settings, shape, longest_prompt_tokens, longest_completion_tokens, vram_gb, device, adapter_bytes
-    )
-    parts = [*lasting(facts), *generation(facts), *training(facts)]
+    inputs = inputs_of(recipe, settings, how)
+    parts = [*static_parts(inputs), *generation(inputs), *training(inputs)]
     if calibration is not None:
         parts = [_calibrated(part, calibration) for part in parts]
-    if device == "cuda":
-        parts += around(parts)
-    return MemoryEstimate(
-        shape=shape,
-        parts=tuple(parts),
-        vram_bytes=facts.vram_bytes,
-        sequences=facts.sequences,
-        rows=facts.rows,
-        prompt_tokens=facts.prompt,
-        completion_tokens=facts.completion,
-        kernels="Unsloth's kernels" if facts.kernels == "unsloth" else "PyTorch's operations",
-        calibrated=calibration,
-        asked=(recipe, settings, {**how, "shape": shape}),
-    )
+    return MemoryEstimate(inputs, (*parts, *(overhead(parts) if device == "cuda" else ())), how)
 
 
 def measured_peak() -> int | None:
@@ -238,16 +215,15 @@ def calibrate(made: MemoryEstimate, measured_peak_bytes: int, card: str = "") ->
     Raises:
         RecipeError: if less was measured than the exact parts alone hold.
     """
-    if made.calibrated is not None:
+    if made.how["calibration"] is not None:
         raise RecipeError(
-            f"an estimate that is already scaled by {made.calibrated.factor:.2f}",
+            f"an estimate that is already scaled by {made.how['calibration'].factor:.2f}",
             rule="a measurement is compared with the uncalibrated estimate",
             remedy="call estimate(...) without calibration, and calibrate that",
         )
     phase = made.peak_phase
-    counted = [part for part in made.of(phase) if part.allocated]
-    scaled = sum(part.bytes for part in counted if _is_scaled(part, phase))
-    fixed = sum(part.bytes for part in counted) - scaled
+    scaled = sum(part.bytes for part in made.of(phase) if _is_scaled(part, phase))
+    fixed = sum(part.bytes for part in made.of(phase) if part.allocated) - scaled
     if measured_peak_bytes <= fixed or not scaled:
         raise RecipeError(
             f"measured peak {in_gb(measured_peak_bytes)}",

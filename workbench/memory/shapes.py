@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import PolicyError
-from workbench.hub import HUB_TIMEOUT_S, check_hub
+from workbench.hub import check_hub
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import resolve
 
@@ -84,7 +84,7 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     text = str(name)
     folder = MODEL_DIR if text == "tiny" else resolve(text)
     if folder.is_dir():
-        return from_config(_read(folder / "config.json", text), text, source=LOCAL)
+        return from_config(_read(str(folder), text), text, source=LOCAL)
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise PolicyError(
             f"policy {text!r}: no such folder",
@@ -92,10 +92,11 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
             remedy="check the path, or write the hub name with its owner",
         )
     if (cached := _cached(text)) is not None:
-        return from_config(_read(cached, text), text, source="the hub's cache")
+        return from_config(_read(str(cached.parent), text), text, source="the hub's cache")
     if (known := _known(text)) is not None:
         return from_config(known, text, source="the configurations that come with the workbench")
-    return from_config(_read(_download(text), text), text, source="the hub")
+    check_hub(text)  # a download tries five times over half a minute, and writes a line each time
+    return from_config(_read(text, text), text, source="the hub")
 
 
 def from_config(config: Mapping[str, Any], name: str = "model", *, source: str = "config.json") -> ModelShape:
@@ -182,29 +183,15 @@ def _cached(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _download(name: str) -> Path:
-    from huggingface_hub import hf_hub_download
+def _read(place: str, name: str) -> dict[str, Any]:
+    from transformers import PretrainedConfig
 
-    check_hub(name)  # a download tries five times over half a minute, and writes a line each time
     try:
-        return Path(hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S))
+        return PretrainedConfig.get_config_dict(place)[0]
     except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise PolicyError(
-            f"policy {name!r}: its config.json cannot be downloaded ({type(error).__name__})",
-            rule="memory is estimated from config.json: from a local folder, the hub's cache, or the hub",
-            remedy="check that the model's page has one, or give a local folder (a gated model needs HF_TOKEN)",
+            f"policy {name!r}: config.json: {first}",
+            rule="memory is estimated from the config.json that transformers' save_pretrained wrote",
+            remedy="check the folder, or the model's page on the hub (a gated model needs HF_TOKEN)",
         ) from error
-
-
-def _read(file: Path, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}")
-    except (OSError, ValueError) as error:
-        raise PolicyError(
-            f"policy {name!r}: config.json: {error}",
-            rule="a model's folder holds a config.json, a JSON object that transformers wrote",
-            remedy="download or save the model again, and point at the folder that holds it",
-        ) from error
-    return content

@@ -128,8 +128,9 @@ class ScoredBatch:
             finished=_part(self.finished, own),
             completion_ids=_part(self.completion_ids, own),
             errors={
-                name: {number - start: why for number, why in each.items() if start <= number < start + size}
+                name: there
                 for name, each in self.errors.items()
+                if (there := {number - start: why for number, why in each.items() if start <= number < start + size})
             },
             places=self.group_places[index : index + 1],
         )

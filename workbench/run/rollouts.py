@@ -121,7 +121,7 @@ def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], fu
     """Write one step's completions as one immutable part, whole or not at all.
 
     Args:
-        columns: by name, one value a completion; NaN in a column of numbers stands for none. One that is left out is empty.
+        columns: by name, one value per completion; NaN in a column of numbers means no value. A column left out is empty.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -235,8 +235,8 @@ def read_batches(
             left_out[part.name] = error.value.partition(": ")[2] or error.value
 
 
-def read_group(run: RunDirectory, step: int, index: int | None = None) -> ScoredBatch:
-    """One group of a step, as a batch with P = 1. `batch_and_place` for what it stands among.
+def batch_and_place(run: RunDirectory, step: int, index: int | None = None) -> tuple[ScoredBatch, int]:
+    """The batch that holds one group of a step, and the group's place in it: `batch.group(place)` is the group alone.
 
     Args:
         index: counts the step's groups from 0; None: the one with the widest spread of totals, which taught most.
@@ -244,12 +244,6 @@ def read_group(run: RunDirectory, step: int, index: int | None = None) -> Scored
     Raises:
         RunError: if the run recorded no such group.
     """
-    batch, place = batch_and_place(run, step, index)
-    return batch.group(place)
-
-
-def batch_and_place(run: RunDirectory, step: int, index: int | None = None) -> tuple[ScoredBatch, int]:
-    """The batch that holds a group of a step, and the group's place in it; arguments and errors as for `read_group`."""
     before, batches = 0, list(read_batches(run, step))
     if index is None and batches:
         batch = max(batches, key=lambda own: float(np.nan_to_num(own.groups.stds, nan=-1.0).max()))

@@ -11,7 +11,7 @@ from workbench.data.sources import Source
 from workbench.rewards.library import strict_format_reward
 from workbench.rewards.verifiers import countdown_reward, numbers_used_reward
 from workbench.task import Row, Task
-from workbench.tasks.making import task_rows
+from workbench.tasks import task_rows
 
 LARGEST = 99
 LARGEST_TARGET = 999

@@ -12,7 +12,7 @@ from workbench.rewards.library import (
     strict_format_reward,
 )
 from workbench.task import Task
-from workbench.tasks.making import task_rows
+from workbench.tasks import task_rows
 
 EXAMPLE_FILE = Path(__file__).parent / "questions.csv"
 

@@ -11,7 +11,7 @@ from typing import Any
 from workbench.data.sources import Source
 from workbench.rewards.verifiers import json_right_reward, json_schema_reward, json_values_reward
 from workbench.task import Row, Task
-from workbench.tasks.making import task_rows
+from workbench.tasks import task_rows
 
 QUESTIONS = 1200
 SCHEMA: dict[str, Any] = {
@@ -33,54 +33,15 @@ EXAMPLE = (
     json.dumps({"name": "Mara Lind", "age": 41, "city": "Oslo", "languages": ["Norwegian", "German"]}),
 )
 
-_FIRST = (
-    "Ada",
-    "Ben",
-    "Chen",
-    "Dora",
-    "Emil",
-    "Farah",
-    "Goran",
-    "Hana",
-    "Ivo",
-    "Jun",
-    "Kofi",
-    "Lea",
-    "Nia",
-    "Omar",
-    "Pia",
+_FIRST, _LAST, _CITIES, _LANGUAGES = map(
+    str.split,
+    (
+        "Ada Ben Chen Dora Emil Farah Goran Hana Ivo Jun Kofi Lea Nia Omar Pia",
+        "Abbas Berg Costa Duarte Eriksen Fofana Gupta Haas Ito Kim Lopez Marek Novak",
+        "Accra Bergen Cusco Dakar Essen Faro Graz Hanoi Izmir Kyoto Lima Malmo Nairobi",
+        "Arabic Czech Dutch English French German Hindi Korean Polish Spanish Twi",
+    ),
 )
-_LAST = (
-    "Abbas",
-    "Berg",
-    "Costa",
-    "Duarte",
-    "Eriksen",
-    "Fofana",
-    "Gupta",
-    "Haas",
-    "Ito",
-    "Kim",
-    "Lopez",
-    "Marek",
-    "Novak",
-)
-_CITIES = (
-    "Accra",
-    "Bergen",
-    "Cusco",
-    "Dakar",
-    "Essen",
-    "Faro",
-    "Graz",
-    "Hanoi",
-    "Izmir",
-    "Kyoto",
-    "Lima",
-    "Malmo",
-    "Nairobi",
-)
-_LANGUAGES = ("Arabic", "Czech", "Dutch", "English", "French", "German", "Hindi", "Korean", "Polish", "Spanish", "Twi")
 _FORMS = (
     "{name} is {age} and lives in {city}. {first} speaks {languages}.",
     "In {city} lives {name}, aged {age}, who speaks {languages}.",

@@ -57,12 +57,12 @@ class AdaptiveWeights:
         self._scores: dict[str, list[float]] = defaultdict(list)  # mean score of each batch since the last decision
         self._steps: dict[str, int] = defaultdict(int)
 
-    def note(self, scored: ScoredBatch, names: list[str]) -> None:
+    def note(self, scored: ScoredBatch) -> None:
         """Take in one scored batch."""
         for name in self.parts:
-            if name not in names:
+            if name not in scored.names:
                 continue
-            column = scored.scores[:, names.index(name)]
+            column = scored.scores[:, scored.names.index(name)]
             if not np.isnan(column).all():
                 self._scores[name].append(float(np.nanmean(column)))
                 self._most_seen[name] = max(self._most_seen[name], float(np.nanmax(column)))

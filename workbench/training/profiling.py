@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from workbench.audit.grading import advice, grader_for
 from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
 from workbench.data.lengths import PromptLengths, prompt_lengths_tokens
 from workbench.data.template import TemplateCard, template_card
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task
-from workbench.tasks.grading import advice, grader_for
 from workbench.training.loading import load_tokenizer
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import sample

@@ -6,68 +6,53 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from workbench.health.summary import summarise
-from workbench.health.watchdog import Watchdog
-from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import (
-    GENERATE_S,
-    KL,
-    REWARD_S,
-    STEP_S,
-    TRAIN_S,
-    weight_of,
-)
+from workbench.run.metrics import GENERATE_S, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
 from workbench.run.rollouts import columns_of, write_part
+from workbench.run.state import RunState
+from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
 
 _REQUIRED = ("begin", "update", "end")
 
 
-class Watcher(Protocol):
-    """Something that shows a run while it trains: a live plot, a progress bar.
-
-    It may also have `event(event)` (each line of events.jsonl), `batch(scored, summary)` (each generation batch) and
-    `verdicts(list)` (the run's health, when it was looked at).
-    """
-
-    def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None: ...
-
-    def update(self, step: int, values: dict[str, Any]) -> None: ...
-
-    def end(self, message: str) -> None: ...
-
-
 class Recorder:
-    """Writes a run's rollouts and metrics, and passes each row of metrics on to the watchers.
+    """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
 
-    `seconds` adds up the wall time spent in here, watchers included: the price of watching.
+    Args:
+        eos_token_id: what a completion ends with when it was not cut.
+        summarise: the summary of a batch, with its `metrics`, `completions`, `dead_count` and `group_count`.
+        in_background: parts are written on a thread of their own while the step goes on, and are there when it ends.
+
+    Attributes:
+        state: what is in force in the run; every event that is recorded here has been applied to it.
+        seconds: wall time spent in here, watchers included: the price of watching.
+        watchdog: looks at the health of the stage that trains; None: nobody does.
     """
 
     def __init__(
         self,
         run: RunDirectory,
-        suite: RewardSuite,
-        eos_token_id: int,
+        eos_token_id: int | None,
         watchers: Sequence[Watcher] = (),
-        measures_kl: bool = True,
+        *,
+        summarise: Callable[[ScoredBatch], Any],
         in_background: bool = False,
     ) -> None:
-        """`in_background`: parts are written on a thread of their own while the step goes on, and are there when it ends."""
-        self.run, self.suite, self.eos_token_id, self.watchers = run, suite, eos_token_id, list(watchers)
-        self.measures_kl = measures_kl
+        self.run, self.eos_token_id, self.watchers, self.summarise = run, eos_token_id, list(watchers), summarise
+        self.state = RunState.of(run)
+        self.stage, self.measures_kl = "1", True
         self.seconds = 0.0
         self.reward_s: dict[str, float] = {}  # by function
         self.reward_errors: dict[str, int] = {}  # by function: completions that it gave no score because it failed
-        self.stage = "1"
+        self.watchdog: Any = None
         self._writer = ThreadPoolExecutor(1, "rollouts") if in_background else None
         self._writing: Future | None = None
-        self.watchdog: Watchdog | None = None  # of the stage that trains
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
         self._weights: dict[str, float] = {}
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
@@ -95,6 +80,29 @@ class Recorder:
             for name, count in self.reward_errors.items()
         ]
 
+    def result(
+        self, status: str, steps: int, seconds: float, paused_s: float, before: dict[str, Any]
+    ) -> dict[str, Any]:
+        """How a session ended, for the manifest.
+
+        Args:
+            seconds: that it took, pauses included.
+            before: the result of the session before, whose minutes are added.
+        """
+        return {
+            "status": status,
+            "steps": steps,
+            "minutes": seconds / 60 + before.get("minutes", 0.0),
+            "paused_s": paused_s,
+            "rewards_s": sum(self.reward_s.values()),
+            "rewards_s_by_function": self.reward_s,
+            "reward_errors": self.reward_errors,
+            "hooks_s": self.seconds,
+            "hooks_share": self.seconds / max(1e-9, seconds - paused_s),
+            "health": self.watchdog.found() if self.watchdog else [],
+            "drawing_s": sum(getattr(watcher, "drawing_s", 0.0) for watcher in self.watchers),
+        }
+
     def batch(self, scored: ScoredBatch) -> None:
         """Record one generation batch: every completion of every group."""
         started = time.perf_counter()
@@ -107,10 +115,8 @@ class Recorder:
             write_part(*part)
         # Now, because what is asked for at the end of the step is in force for the next one.
         self._kl_measured = self.measures_kl
-        self._weights = {
-            weight_of(name): weight for name, weight in zip(self.suite.names, self.suite.weights, strict=True)
-        }
-        summary = summarise(scored)
+        self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}
+        summary = self.summarise(scored)
         self._groups.append(summary.metrics)
         self._batches += 1
         self._scored += summary.completions
@@ -138,14 +144,20 @@ class Recorder:
         """The next row of metrics is about the steps after this one."""
         self._steps_before = step
 
+    def begin_rewards(self) -> None:
+        """Other reward functions are in force: what was seen of the run's health says nothing about them."""
+        self._guarded(lambda dog: dog.forget())
+
     def generated(self, seconds: float) -> None:
         """Take note of how long sampling a generation batch took."""
         self._generated_s += seconds
 
     def event(self, kind: str, step: int | None = None, **details: Any) -> None:
-        """Record one event, and pass it on to the watchers."""
+        """Record one event, apply it to the run's state, and pass it on to the watchers."""
+        event = {"event": kind, "step": step, **details}
         self.run.log_event(kind, step, **details)
-        self.tell("event", {"event": kind, "step": step, **details})
+        self.state.apply(event)
+        self.tell("event", event)
 
     def _note_errors(self, scored: ScoredBatch) -> None:
         for name, errors in scored.errors.items():
@@ -157,14 +169,9 @@ class Recorder:
                     flush=True,
                 )
             self.reward_errors[name] = self.reward_errors.get(name, 0) + len(errors)
+            where = {"prompt": scored.prompts[first], "completion": scored.completions[first]}
             self.event(
-                "reward_error",
-                scored.step,
-                function=name,
-                completions=len(errors),
-                error=errors[first],
-                prompt=scored.prompts[first],
-                completion=scored.completions[first],
+                "reward_error", scored.step, function=name, completions=len(errors), error=errors[first], **where
             )
 
     def log(self, step: int, logs: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +205,7 @@ class Recorder:
         if self.watchdog is not None:
             self.tell("verdicts", self.watchdog.verdicts)
 
-    def _guarded(self, ask: Callable[[Watchdog], Any]) -> Any:
+    def _guarded(self, ask: Callable[[Any], Any]) -> Any:
         # Watching must not end a run; what fails is left out from then on.
         if self.watchdog is None:
             return None
@@ -214,9 +221,8 @@ class Recorder:
         # Means over the steps that this row is about, as TRL's step_time is.
         steps, whole = max(1, step - self._steps_before), values.get(STEP_S)
         if self._generated_s and whole is not None:
-            generated, rewarded, recorded = (
-                seconds / steps for seconds in (self._generated_s, self._rewarded_s, self._recorded_s)
-            )
+            spent = (self._generated_s, self._rewarded_s, self._recorded_s)
+            generated, rewarded, recorded = (seconds / steps for seconds in spent)
             values[GENERATE_S], values[REWARD_S] = generated, rewarded
             values[TRAIN_S] = max(0.0, whole - generated - rewarded - recorded)
         self._steps_before = step

@@ -1,4 +1,4 @@
-"""Whether a run gets anywhere, as far as its noise lets that be told."""
+"""Whether a run gets anywhere, as far as its noise shows it."""
 
 from __future__ import annotations
 

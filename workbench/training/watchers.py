@@ -1,0 +1,27 @@
+"""What shows a run while it trains, and what a run is shown by unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from workbench.run.directory import RunDirectory
+
+
+class Watcher(Protocol):
+    """Something that shows a run while it trains: a live plot, a progress bar.
+
+    It may also have `event(event)` (each line of events.jsonl), `batch(scored, summary)` (each generation batch) and
+    `verdicts(list)` (the run's health, when it was looked at).
+    """
+
+    def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None: ...
+
+    def update(self, step: int, values: dict[str, Any]) -> None: ...
+
+    def end(self, message: str) -> None: ...
+
+
+# Makers of the watchers that a run gets if none are named; in a notebook the face puts the live plot here.
+unasked: list[Callable[[], Watcher]] = []
