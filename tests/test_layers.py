@@ -121,7 +121,7 @@ def test_no_imports_go_in_a_circle_within_a_folder_or_between_folders():
 CORE = (
     "recipe", "task", "run.directory", "run.rollouts", "run.metrics", "run.state", "run.control_file", "rewards.library",
     "rewards.answers", "rewards.suite", "rewards.groups", "training.prepare", "training.policy", "training.trainer",
-    "training.stages", "training.session", "training.recorder",
+    "training.stages",
 )  # fmt: skip
 INSTRUMENTS = ("audit", "replaying", "memory", "health", "views", "inspection", "exporting")
 

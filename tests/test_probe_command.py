@@ -57,7 +57,7 @@ def test_a_sound_task_with_a_policy_exits_with_0(home):
 def test_a_flawed_task_exits_with_1_and_names_function_and_cheat(flawed):
     result = workbench("flawed.py", home=flawed)
     assert result.returncode == 1, result.stderr
-    assert "error: format_reward: an exploit earns 1, the reference completion 1: 'empty tags'" in result.stdout
+    assert "error: format_reward: a reward hack earns 1, the reference completion 1: 'empty tags'" in result.stdout
     assert "loading" not in result.stdout
     assert "scoring" not in result.stdout + result.stderr
 

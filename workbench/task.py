@@ -66,7 +66,7 @@ class Task:
         right_by: name of the reward function that says whether a completion is right (a score above 0); None: the first.
         format_by: name of the one that says whether it keeps the strict format (a score above 0); None: not measured.
         ideal: row -> the reference completion, where it cannot be read off the prompt (`workbench probe`).
-        probes: your own exploits, name -> text or a function of the row, beside those that are made from the prompt.
+        probes: your own reward hacks, name -> text or a function of the row, beside those that are made from the prompt.
         cases: file of completions with the scores that they must get; None: `cases.jsonl` beside the task file.
 
     Raises:

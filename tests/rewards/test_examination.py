@@ -62,20 +62,20 @@ KNOWN_FLAWS = {
         (),
         {
             "cannot_pay": NEVER_2,
-            "hackable": "an exploit earns 2, the reference completion 0: 'the answer alone'",
+            "hackable": "a reward hack earns 2, the reference completion 0: 'the answer alone'",
             "spelling": r"written 42.0 or \$42 or 42.",
         },
     ),
     "R2": (
         "format",
         (),
-        {"hackable": "an exploit earns 1, the reference completion 1: 'empty tags'.*'a wrong answer, in few words'"},
+        {"hackable": "a reward hack earns 1, the reference completion 1: 'empty tags'.*'a wrong answer, in few words'"},
     ),
     "R3": (
         "incremental_format",
         (),
         {
-            "hackable": "an exploit earns 1, the reference completion 1",
+            "hackable": "a reward hack earns 1, the reference completion 1",
             "unbounded": "warning: .* falls without a bound",
         },
     ),
@@ -83,7 +83,7 @@ KNOWN_FLAWS = {
         "length",
         (),
         {
-            "hackable": r"an exploit earns 2048, the reference completion 36\.6667: 'very long, cut at the limit'",
+            "hackable": r"a reward hack earns 2048, the reference completion 36\.6667: 'very long, cut at the limit'",
             "unit": "counts characters; GRPO's own lengths are in tokens",
             "unbounded": "rises without a bound",
         },
@@ -107,7 +107,7 @@ KNOWN_FLAWS = {
         {
             "unit": "counts characters, best at 20 of those tried .about 5 tokens., and speaks of tokens",
             "unbounded": "falls without a bound",
-            "hackable": "an exploit earns .*'prompt echo'",
+            "hackable": "a reward hack earns .*'prompt echo'",
         },
     ),
     "R7": (
@@ -124,13 +124,13 @@ KNOWN_FLAWS = {
             "hackable": "'the answer alone'",
         },
     ),
-    "R8": ("think_content", (), {"hackable": "an exploit earns 1, the reference completion 1: 'a wrong answer'"}),
+    "R8": ("think_content", (), {"hackable": "a reward hack earns 1, the reference completion 1: 'a wrong answer'"}),
     "R9": (
         "worked_maths",
         (),
         {
             "signature": r"is written as \(prompts, responses\)",
-            "hackable": "an exploit earns 0.6, the reference completion 0.6: 'a wrong answer'",
+            "hackable": "a reward hack earns 0.6, the reference completion 0.6: 'a wrong answer'",
         },
     ),
     "R11": ("debug", (), {"constant": r"cannot pay: 1 for each of \d+ completions, right, wrong or empty"}),
@@ -140,14 +140,14 @@ KNOWN_FLAWS = {
         {
             "overlap": "format_reward: ranks the probes much as incremental_format_reward does",
             "cannot_pay": NEVER_2,
-            "hackable": "an exploit earns 2, the reference completion 2",
+            "hackable": "a reward hack earns 2, the reference completion 2",
         },
     ),
     "R16 accuracy": ("trl_accuracy", (), {"needs_column": "accuracy_reward: needs 'solution'"}),
     "R16 format": (
         "trl_think_format",
         (),
-        {"hackable": "an exploit earns 1, the reference completion 1: 'empty tags'"},
+        {"hackable": "a reward hack earns 1, the reference completion 1: 'empty tags'"},
     ),
     "strict and soft": (
         "strict_and_soft",
@@ -155,7 +155,7 @@ KNOWN_FLAWS = {
         {
             "cannot_pay": r"strict_format_reward_func: .*only with its reasoning on one line and a newline at the end; "
             r"never reached: exercises.py:\d+: `0.5` in `return \[0.5 if re.match",
-            "hackable": "soft_format_reward_func: an exploit earns 0.5, the reference completion 0: 'empty tags'",
+            "hackable": "soft_format_reward_func: a reward hack earns 0.5, the reference completion 0: 'empty tags'",
         },
     ),
     "xml count": (
@@ -231,7 +231,7 @@ def test_r16_trls_accuracy_with_its_column_is_sound_and_with_words_says_nothing(
 def test_a_task_that_ships_is_sound(name):
     examination = audit_rewards(load_task(name))
     assert examination.ok, examination.findings
-    assert examination.best_exploit.share < 0.75
+    assert examination.best_hack.share < 0.75
     assert examination.verdict.endswith("nothing is wrong")
     assert examination.rows == 6
     for function in examination.functions:
@@ -276,7 +276,7 @@ def test_it_is_not_once_its_correctness_is_left_out():
     examination = audit_rewards(Task("broken", arithmetic(40, 4).rows, kept))
     assert [finding.kind for finding in examination.findings if finding.severity == "error"] == ["hackable"]
     assert "a wrong answer" in examination.findings[0].text
-    assert examination.best_exploit.share >= 1
+    assert examination.best_hack.share >= 1
 
 
 def test_a_function_that_only_prints_may_have_the_weight_0():
@@ -416,7 +416,7 @@ def test_ones_own_probe_is_tried_and_can_be_the_one_that_pays():
     own = {"digits": lambda row: f"0{row['answer']}0 is 5 times more"}
     examination = audit_rewards(Task("own", SYSTEM_ROWS, [lenient], probes=own))
     assert next(cheat for cheat in examination.probes if cheat.name == "digits").own
-    assert examination.best_exploit.share == 1
+    assert examination.best_hack.share == 1
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_repetitions_are_no_characters_and_are_not_blamed_for_what_another_funct
 
     found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [repetition_penalty, lenient_reward]))
     assert not any("repetition_penalty" in each for each in said(found, "unit"))
-    assert "lenient_reward: an exploit earns" in said(found, "hackable")[0]
+    assert "lenient_reward: a reward hack earns" in said(found, "hackable")[0]
 
 
 def slow_to_start_reward(completions, answer, **kwargs):
@@ -244,6 +244,6 @@ def longer_reward(completions, answer, **kwargs):
 def test_the_headline_holds_the_padded_answer_that_earns_more():
     found = audit_rewards(Task("t", rows(SYSTEM_PROMPT, "42", "7"), [longer_reward]))
     assert re.search(
-        r"the best exploit \(.*\) earns \d\d% of the reference completion, a padded one \(.*\) 1\d\d%; 1 error",
+        r"the best reward hack \(.*\) earns \d\d% of the reference completion, a padded one \(.*\) 1\d\d%; 1 error",
         found.verdict,
     )

@@ -159,7 +159,7 @@ def test_without_widgets_the_same_as_tables(file, monkeypatch):
     assert lab.widget is None
     bundle = lab._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain"}
-    for words in ("15 + 27", "2.25", "0.25", "What exploits earn", "decided this group"):
+    for words in ("15 + 27", "2.25", "0.25", "What reward hacks earn", "decided this group"):
         assert words in bundle["text/plain"]
         assert words in bundle["text/html"]
     lab.close()
@@ -168,7 +168,7 @@ def test_without_widgets_the_same_as_tables(file, monkeypatch):
 def test_a_saved_notebook_keeps_the_tables_beside_the_widget(lab):
     data = lab._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
-    assert "What exploits earn" in data["text/html"]
+    assert "What reward hacks earn" in data["text/html"]
 
 
 def test_a_prompt_that_is_not_there_is_named(file):
@@ -275,7 +275,7 @@ def test_odd_arguments_are_named_or_understood(file):
         Lab(Task("t", ROWS, [correctness_reward], ideal=lambda row: row["nothing"]))
     for opened in (Lab(file, []), Lab(file, "one text"), Lab(file, scale_rewards=False)):
         assert opened.texts in ([], ["one text"]) or opened._scale.value == "none"
-        assert "What exploits earn" in repr(opened)
+        assert "What reward hacks earn" in repr(opened)
         opened.close()
 
 
@@ -287,5 +287,5 @@ def test_a_save_while_the_panel_looks_changes_nothing_that_is_shown(lab, file):
     vars(lab.bench).pop("audit", None)
     lab.refresh(everything=True)
     assert "Error" not in lab._verdict.value + lab._status.value
-    assert "What exploits earn" in lab._report.value
+    assert "What reward hacks earn" in lab._report.value
     assert reward_hash(lab.bench.task.reward_funcs[1]) == before

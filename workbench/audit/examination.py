@@ -1,4 +1,4 @@
-"""Can these rewards pay, and what do exploits earn? Everything that can be said about a task's rewards before any training."""
+"""Can these rewards pay, and what do reward hacks earn? All that can be said about a task's rewards before any training."""
 
 from __future__ import annotations
 
@@ -83,24 +83,24 @@ class RewardAudit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: every function can pay, no exploit earns as much as the reference, every case holds."""
+        """Whether nothing is wrong: every function can pay, no reward hack earns as much as the reference, every case holds."""
         return not any(finding.severity == "error" for finding in self.findings)
 
     @property
-    def best_exploit(self) -> ProbeResult | None:
+    def best_hack(self) -> ProbeResult | None:
         """The best paid completion that does not do what is asked."""
         return next((probe for probe in self.probes if not probe.right), None)
 
     @property
     def verdict(self) -> str:
-        """One line: what the best exploit earns, and what is wrong."""
-        best = self.best_exploit
+        """One line: what the best reward hack earns, and what is wrong."""
+        best = self.best_hack
         if best is None:
-            earned = "no exploit could be tried"
+            earned = "no reward hack could be tried"
         elif best.share is None:
-            earned = f"the reference completion earns {self.reference_total:g}, the best exploit {best.total:g} ({best.name})"
+            earned = f"the reference completion earns {self.reference_total:g}, the best reward hack {best.total:g} ({best.name})"
         else:
-            earned = f"the best exploit ({best.name}) earns {best.share:.0%} of the reference completion"
+            earned = f"the best reward hack ({best.name}) earns {best.share:.0%} of the reference completion"
         waste = next((probe for probe in self.probes if probe.right), None)
         if (
             waste is not None
@@ -130,7 +130,7 @@ def audit_rewards(
     deadline_s: float = DEADLINE_S,
     progress: Callable[[int, int], None] | None = None,
 ) -> RewardAudit:
-    """Score reference completions and exploits of a task's prompts, and say what is wrong.
+    """Score reference completions and reward hacks of a task's prompts, and say what is wrong.
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.
@@ -146,7 +146,7 @@ def audit_rewards(
         TaskError: if the task has no rows, or one of its probes or cases cannot be read.
 
     >>> audit_rewards("arithmetic").verdict  # doctest: +SKIP
-    'the best exploit (a wrong answer, in few words) earns 58% of the reference completion; nothing is wrong'
+    'the best reward hack (a wrong answer, in few words) earns 58% of the reference completion; nothing is wrong'
     """
     started = time.monotonic()
     task = task if isinstance(task, Task) else load_task(task)

@@ -163,11 +163,11 @@ def _cannot_pay(
     most = declared if declared is not None else np.nanmax(scores)
     of_first = [each for each in zip(table.texts, scores, strict=True) if each[0].row == table.texts[0].row]
     would = [t.name for t, score in of_first if t.kind == REFERENCE and t.name != AS_ASKED and score >= target]
-    exploits = [t.name for t, score in of_first if t.kind == PROBE and not t.right and score >= most - _CLOSE]
+    hacks = [t.name for t, score in of_first if t.kind == PROBE and not t.right and score >= most - _CLOSE]
     only = f"; it pays only {' or '.join(would)}" if would else "; it pays no reference completion that was tried"
-    also = f"; {exploits[0]!r} earns {most:g}" if exploits else ""
+    also = f"; {hacks[0]!r} earns {most:g}" if hacks else ""
     rule = "cannot_pay"
-    if table.guessed and not would and not exploits:
+    if table.guessed and not would and not hacks:
         rule = "cannot_pay.guessed"
     elif would and not table.shown:
         rule = "cannot_pay.layout"  # which of its layouts a policy writes is open
@@ -188,7 +188,7 @@ class ProbeResult:
     total: float
     share: float | None  # of the reference completion's total; None where that is not above 0
     scores: dict[str, float]  # by function, unweighted; NaN where none applied
-    right: bool  # it holds the right answer, padded: no exploit unless it earns more than the reference
+    right: bool  # it holds the right answer, padded: no reward hack unless it earns more than the reference
     own: bool  # the user's
     example: str
 
@@ -208,7 +208,7 @@ def leaderboard(table: ScoreTable) -> list[ProbeResult]:
 
 
 def hackable(table: ScoreTable) -> Iterator[Finding]:
-    """The exploits that earn as much as the reference completion, and the right but padded answers that earn more."""
+    """The reward hacks that earn as much as the reference completion, and the right but padded answers that earn more."""
     reference, totals = table.reference_total, table.totals
     lowest = float(np.nanmin(totals)) if np.isfinite(totals).any() else np.nan
     if not np.isfinite(reference) or (table.guessed and reference <= lowest + _CLOSE):
@@ -216,9 +216,9 @@ def hackable(table: ScoreTable) -> Iterator[Finding]:
     probes = leaderboard(table)
     # What the worst earns is no pay, though a reference completion earns no more.
     paid = max(reference, lowest + 2 * _CLOSE)
-    exploits = [probe for probe in probes if not probe.right and probe.total >= paid - _CLOSE]
+    hacks = [probe for probe in probes if not probe.right and probe.total >= paid - _CLOSE]
     padded = [probe for probe in probes if probe.right and probe.total > reference + _CLOSE]
-    for what, these in (("an exploit", exploits), ("a padded answer", padded)):
+    for what, these in (("a reward hack", hacks), ("a padded answer", padded)):
         if these:
             others = _listed([probe.name for probe in these[1:]])
             yield finding(
@@ -231,12 +231,12 @@ def hackable(table: ScoreTable) -> Iterator[Finding]:
                 others=f" (and no less: {others})" if others else "",
             )
     around = [probe.name for probe in probes if probe.name in AROUND and abs(probe.total - reference) <= _CLOSE]
-    if around and not exploits and reference > lowest + _CLOSE:
+    if around and not hacks and reference > lowest + _CLOSE:
         yield finding("padding", names=_listed(around))
 
 
 def _payer(table: ScoreTable, probe: ProbeResult) -> str:
-    # The function that pays an exploit most; where none does, or it is right, the one that pays it most beyond the reference.
+    # The function that pays a reward hack most; where none does, or it is right, the one that pays it most beyond the reference.
     if len(table.names) == 1:
         return table.names[0]
     paid = _paid(table, table.at(PROBE, probe.name))

@@ -1,7 +1,7 @@
 """Probes: completions that a policy would love to get away with, made from the task itself.
 
 Each is written for one row, in the format that the row's prompt asks for. A policy finds whatever pays, and it has a
-million tries; so an exploit that earns what the reference completion earns is what it will learn.
+million tries; so a reward hack that earns what the reference completion earns is what it will learn.
 """
 
 from __future__ import annotations

@@ -6,7 +6,10 @@ _SAY_HOW_IT_LOOKS = (
     "say what a reference completion looks like: Task(ideal=lambda row: ...), and answer_column= if there are answers"
 )
 _FIRST = "; the first is {name!r}: {text!r}"
-_EARNS = "cannot pay: a reference completion in the format that the prompt asks for earns {earned:g} of {most:g}{only}{also}{never}"
+_EARNS = (
+    "cannot pay: a reference completion in the format that the prompt asks for earns {earned:g} of {most:g}"
+    "{only}{also}{never}"
+)
 _COMPARE = (
     "compare the pattern with that completion, character by character: line breaks (re.DOTALL), white space around the "
     "answer, numbers against text"
@@ -63,7 +66,11 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "does it hang (a pattern that backtracks)? restrict the pattern, or cut the text first; is it only slow (a judge)? "
         "allow more time: --deadline",
     ),
-    "slow": ("note", "takes {each:.2g} s per completion: a step of 64 waits {step:.0f} s for it", "make it faster, or a coroutine"),
+    "slow": (
+        "note",
+        "takes {each:.2g} s per completion: a step of 64 waits {step:.0f} s for it",
+        "make it faster, or a coroutine",
+    ),
     "no_deadline": ("note", "runs without a deadline, in this process: {reason}", ""),
     # can it pay?
     "constant": (

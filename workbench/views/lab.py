@@ -1,4 +1,4 @@
-"""The lab: a group of completions that are scored while one types, beside what exploits earn.
+"""The lab: a group of completions that are scored while one types, beside what reward hacks earn.
 
 `Lab(task)` in a notebook shows the panel; where there are no widgets (a terminal, a saved page) it shows the same as
 tables. A task that came from a file is loaded again whenever the file is saved. What a completion says is only ever
@@ -30,7 +30,7 @@ from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.rewards.groups import SCALES, ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
-from workbench.views.audit import AuditView
+from workbench.views.audit import audit_view
 from workbench.views.controls import GREEN, MUTED, RED, WIDGETS, widget_view
 from workbench.views.groups import group_tables
 from workbench.views.tables import LONGEST_SHOWN, PRE, Table, number, plain, pre, short_name
@@ -129,7 +129,7 @@ class Bench:
     def report(self) -> Any:
         """The audit for people, or why there is none."""
         try:
-            return AuditView(self.audit, chart=False)
+            return audit_view(self.audit, chart=False)
         except WorkbenchError as error:
             return Table(["the task cannot be audited"], [[str(error)]])
 
@@ -137,7 +137,8 @@ class Bench:
 class Lab:
     """The panel. Show it by leaving it as the last line of a cell.
 
-        wb.Lab("tasks/mine/task.py")  # scores change as you type, and when the file is saved
+    >>> import workbench as wb
+    >>> lab = wb.Lab("arithmetic", ["<answer>42</answer>", "42"])  # doctest: +SKIP
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.
