@@ -33,6 +33,7 @@ from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training import watchers as shows
 from workbench.training.background import announce
+from workbench.training.begun import kept_task
 from workbench.training.control import LiveRun
 from workbench.training.fitting import Fit
 from workbench.training.loading import base_parameters, compute_dtype, linear4bit_layers, random_kept
@@ -42,7 +43,7 @@ from workbench.training.prepare import Plan
 from workbench.training.recorder import Recorder
 from workbench.training.resuming import Point
 from workbench.training.session import Session, StagedSession
-from workbench.training.stages import ONLY_STAGE, Stage, kept_task
+from workbench.training.stages import ONLY_STAGE, Stage
 from workbench.training.trackers import tracker_callbacks
 from workbench.training.watchers import Watcher
 from workbench.workspace import shown
