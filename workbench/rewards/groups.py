@@ -150,29 +150,6 @@ def _std(values: np.ndarray, axis: int) -> np.ndarray:
     return np.where(count > 1, spread, np.where(count == 1, 0.0, np.nan))
 
 
-class GroupHealth(NamedTuple):
-    """Shares of the groups of a step; `mixed + all_right + all_wrong` is 1."""
-
-    std: float  # mean of the within-group stds
-    mixed: float
-    all_right: float
-    all_wrong: float
-    dead: float  # all completions of the group score the same, so that nothing is learnt from it
-
-
-def group_health(groups: Groups, right: Sequence[bool], num_generations: int) -> GroupHealth:
-    """How many of a step's groups can teach, and of what kind the others are."""
-    share_right = np.asarray(right, dtype=float).reshape(-1, num_generations).mean(axis=1)
-    stds = groups.stds[::num_generations]
-    return GroupHealth(
-        std=float(np.nanmean(stds)) if np.isfinite(stds).any() else float("nan"),
-        mixed=float(np.mean((share_right > 0) & (share_right < 1))),
-        all_right=float(np.mean(share_right == 1)),
-        all_wrong=float(np.mean(share_right == 0)),
-        dead=float(np.mean(dead_groups(groups, num_generations))),
-    )
-
-
 def dead_groups(groups: Groups, num_generations: int, aggregation: str = "sum_then_normalize") -> np.ndarray:
     """Which of the P groups nothing is learnt from: [P] bool.
 
