@@ -173,7 +173,7 @@ def plan(
     whole groups are errors (exit code 2); exits with 1 if it does not fit. "Effective" is what this machine would do; without
     a GPU here, memory is estimated as on one. A preset is a recipe to begin with; an unknown name lists them.
 
-    Examples: `workbench plan small_gpu --vram 16`, `workbench plan train.py --out recipe.yaml`,
+    Examples: `workbench plan t4 --vram 16`, `workbench plan train.py --out recipe.yaml`,
     `workbench plan recipe.yaml --set learning_rate=1e-5`.
     """
     from workbench.training.prepare import plan

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.run.batch import Groups, ScoredBatch
+from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
-NO_SPREAD = 1e-8  # a std below this is rounding: the completions score the same
 
 IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED = DEAD_KINDS = (
     "identical texts",
