@@ -18,8 +18,7 @@ from workbench.tiny.task import task as arithmetic
 from workbench.training import plan
 from workbench.training.plan.device import Machine
 from workbench.training.policy import load_policy, trainer_classes
-from workbench.training.prepare import read_source
-from workbench.training.presets import FOLDER, find_recipe, preset_names
+from workbench.training.presets import FOLDER, find_recipe, preset_names, read_source
 from workbench.training.trainer import train
 
 NAMES = ["cpu", "gpu_24gb", "gpu_80gb", "t4"]

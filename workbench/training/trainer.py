@@ -17,12 +17,13 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.training import plan as settings_of
 from workbench.training.attach import MADE, attach, go_on
+from workbench.training.begun import changed_since_begun
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import REFUSALS, Plan, prepare, refused, settled
 from workbench.training.resuming import STATE_FILES, Point, latest_point, load_adapter
-from workbench.training.stages import Stage, changed_since_begun
+from workbench.training.stages import Stage
 from workbench.training.watchers import Watcher
 
 

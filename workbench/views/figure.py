@@ -1,4 +1,4 @@
-"""Figures without pyplot, and showing them as plain PNG.
+"""Figures without pyplot, as plain PNG.
 
 pyplot keeps global state that Jupyter's own hooks close and redraw behind a running cell, so nothing here touches it:
 a bare `Figure`, drawn by Agg into bytes, sent to the front end as an image.
@@ -110,10 +110,3 @@ def inline_image(figure: Any, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who cannot see it."""
     data = base64.b64encode(png(figure)).decode("ascii")
     return f"<img src='data:image/png;base64,{data}' alt='{html.escape(text, quote=True)}' style='max-width:100%'>"
-
-
-def show(figure: Any, text: str) -> None:
-    """Show a figure in the notebook, as an image that stays in the saved file."""
-    from IPython.display import display
-
-    display(Picture(figure, text))

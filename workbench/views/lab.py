@@ -137,7 +137,8 @@ class Bench:
 class Lab:
     """The panel. Show it by leaving it as the last line of a cell.
 
-        wb.Lab("tasks/mine/task.py")  # scores change as you type, and when the file is saved
+    >>> import workbench as wb
+    >>> lab = wb.Lab("arithmetic", ["<answer>42</answer>", "42"])  # doctest: +SKIP
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.
