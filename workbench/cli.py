@@ -173,7 +173,7 @@ def plan(
     whole groups are errors (exit code 2); exits with 1 if it does not fit. "Effective" is what this machine would do; without
     a GPU here, memory is estimated as on one. A preset is a recipe to begin with; an unknown name lists them.
 
-    Examples: `workbench plan small_gpu --vram 16`, `workbench plan train.py --out recipe.yaml`,
+    Examples: `workbench plan t4 --vram 16`, `workbench plan train.py --out recipe.yaml`,
     `workbench plan recipe.yaml --set learning_rate=1e-5`.
     """
     from workbench.training.prepare import plan
@@ -383,7 +383,7 @@ def probe(
     """
     from workbench.audit.examination import audit_rewards
     from workbench.recipe import template_kwargs
-    from workbench.views.audit import AuditView
+    from workbench.views.audit import audit_view
     from workbench.views.terminal import progress
 
     tokenizer = None
@@ -402,7 +402,7 @@ def probe(
             deadline_s=deadline,
             progress=bar,
         )
-    return Result(found.found(), AuditView(found), 0 if found.ok else 1)
+    return Result(found.found(), audit_view(found), 0 if found.ok else 1)
 
 
 @command()
@@ -429,12 +429,12 @@ def replay(
     --weight length_reward=0 --out changed.parquet`.
     """
     from workbench.replaying import replay as again
-    from workbench.views.replay import ReplayView
+    from workbench.views.replay import replay_view
     from workbench.views.terminal import progress
 
     with progress("completions") as bar:
         found = again(_named(run, "recorded"), task, _weights(weight), out=out, limit=limit, progress=bar)
-    return Result(found.found(), ReplayView(found))
+    return Result(found.found(), replay_view(found))
 
 
 @command()

@@ -13,23 +13,23 @@ from workbench.training import watchers
 
 # Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its `str()` is its text.
 VIEWS: dict[str, str] = {
-    "workbench.training.prepare.Plan": "workbench.views.plan.PlanView",
-    "workbench.audit.examination.RewardAudit": "workbench.views.audit.AuditView",
+    "workbench.audit.examination.RewardAudit": "workbench.views.audit.audit_view",
     "workbench.data.difficulty.Profile": "workbench.views.dataset.difficulty_picture",
     "workbench.data.lengths.PromptLengths": "workbench.views.dataset.lengths_picture",
     "workbench.data.sources.Rows": "workbench.views.dataset.rows_table",
-    "workbench.data.template.TemplateCard": "workbench.views.template.CardView",
+    "workbench.data.template.TemplateCard": "workbench.views.dataset.card_view",
     "workbench.exporting.proof.Proof": "workbench.views.results.proof_table",
-    "workbench.health.diagnosis.Verdicts": "workbench.views.health.HealthReport",
+    "workbench.health.diagnosis.Verdicts": "workbench.views.health.health_view",
     "workbench.inspection.evaluation.Evaluation": "workbench.views.results.evaluation_picture",
     "workbench.inspection.evaluation.Examples": "workbench.views.results.examples_table",
     "workbench.inspection.reading.RecordedGroup": "workbench.views.results.group_view",
     "workbench.inspection.reading.Steps": "workbench.views.results.steps_table",
     "workbench.memory.estimate.MemoryEstimate": "workbench.views.memory.memory_picture",
-    "workbench.replaying.Replay": "workbench.views.replay.ReplayView",
-    "workbench.rewards.groups.ExplainedGroup": "workbench.views.groups.ExplainedView",
+    "workbench.replaying.Replay": "workbench.views.replay.replay_view",
+    "workbench.rewards.groups.ExplainedGroup": "workbench.views.groups.explained_view",
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
     "workbench.run.directory.RunDirectory": "workbench.views.curves.RunCurves",
+    "workbench.training.prepare.Plan": "workbench.views.results.plan_view",
 }
 
 
@@ -49,7 +49,7 @@ def register(shell: Any = None) -> bool:
         return False
 
     def shown(result: Any) -> dict[str, Any]:
-        if isinstance(result, list):  # IPython has its own text for lists, and would take that
+        if isinstance(result, (list, tuple)):  # IPython has its own text for these, and would take that
             text = display.formatters["text/plain"]
             text.for_type(type(result), lambda own, printer, cycle: printer.text(str(view_of(own))))
         return bundle_of(result)

@@ -56,7 +56,7 @@ def test_typing_and_saving_change_the_scores(jupyterlab, page):
     page.screenshot(path=str(jupyterlab.home / "lab.png"))
     file.write_text(TASK.replace("0.25", "0.75"))
     says(page, seen, "total 2.75")
-    says(page, page.locator(".jp-OutputArea"), "the best cheat", "What cheats earn")
+    says(page, page.locator(".jp-OutputArea"), "the best reward hack", "What reward hacks earn")
     keep_screenshots(jupyterlab.home)
 
 

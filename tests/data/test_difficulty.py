@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from workbench.data.difficulty import Profile, Solved, dead_share, load_profile, measure, pick, row_key, within_band
+from workbench.data.difficulty import Profile, Solved, dead_share, load_profile, measure, pick, row_key
 from workbench.errors import DataError
 
 ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(20)]
@@ -95,20 +95,23 @@ def test_another_policys_profile_is_refused_by_name(home):
 
 
 def test_a_band_keeps_what_was_not_measured_and_loses_nothing():
-    profile = Profile({}, {row_key(row): Solved(number, 10, 10) for number, row in enumerate(ROWS[:11])})
-    band = within_band(ROWS, profile, 0.01, 0.99)
+    profile = Profile({}, {row_key(row): Solved(number, 10, 10) for number, row in enumerate(ROWS[:11])}, ROWS)
+    band = profile.within(0.01, 0.99)
     assert [row["answer"] for row in band.filtered_out] == ["0", "10"]
     assert len(band.kept) == 18
     assert band.unmeasured == 9
     assert sorted(map(str, band.kept + band.filtered_out)) == sorted(map(str, ROWS))
-    assert within_band(ROWS, profile).kept == ROWS
+    assert profile.within().kept == ROWS
+    assert band.record() == {"pass_rates": (0.01, 0.99), **profile.shares}
+    assert Profile({}, {}, ROWS).within().record() is None
+    assert "steps per epoch: 4" in band.steps(8, 2)
     assert str(band) == "18 rows kept (9 of them not measured), 2 filtered out"
 
 
 @pytest.mark.parametrize("band", [(0.5, 0.2), (-0.1, 1), (0, 1.1)])
 def test_a_band_that_is_none(band):
     with pytest.raises(DataError, match="a band from"):
-        within_band(ROWS, Profile({}, {}), *band)
+        Profile({}, {}, ROWS).within(*band)
 
 
 def test_picked_rows_do_not_depend_on_the_order():

@@ -36,7 +36,7 @@ from workbench.tiny.task import task as arithmetic
 from workbench.training.loading import load_tokenizer
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare, settled
-from workbench.training.profiling import profile_difficulty
+from workbench.training.profiling import profile_difficulty, prompt_lengths
 from workbench.training.trainer import train
 
 
@@ -86,6 +86,22 @@ def test_a_limit_that_no_prompt_is_within_is_an_error():
     with pytest.raises(DataError) as caught:
         check_budget(48, 96, 100, shortest_prompt=40)
     assert "max_prompt_length" not in str(caught.value), "a limit of 4 tokens would help nobody"
+
+
+def test_measured_lengths_filter_and_check_themselves():
+    rows = [chat("What is 1 + 1?"), chat("What is 1 + 1 + 1 + 1?"), chat("Why" * 40)]
+    for policy in ("tiny", load_tokenizer()):
+        lengths = prompt_lengths(rows, policy)
+        assert lengths.keep() == (rows, [])
+        assert lengths.longest == lengths.covering[1.0] == max(lengths.lengths)
+    limit = sorted(lengths.lengths)[1]
+    lengths = prompt_lengths(rows, "tiny", max_tokens=limit)
+    assert lengths.keep() == (rows[:2], rows[2:])
+    assert lengths.longest == limit
+    assert lengths.check_budget(96, 256) == f"{limit} + 96 = {limit + 96} <= 256 tokens: fits"
+    assert lengths.record()["policy"] == "tiny"
+    with pytest.raises(DataError, match=f"at least {limit + 250}"):
+        lengths.check_budget(250, 256)
 
 
 @pytest.mark.parametrize(("longest", "fits"), [(159, True), (160, True), (161, False)])

@@ -8,8 +8,8 @@ import pytest
 
 from workbench.data.checks import Checked
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.data.sources import open_source
-from workbench.data.split import fingerprint, percentile, shared_questions, split_rows
+from workbench.data.sources import Source, open_source
+from workbench.data.split import fingerprint, percentile, shared_questions, split, split_rows
 from workbench.errors import DataError
 from workbench.tiny import arithmetic
 
@@ -70,6 +70,23 @@ def test_a_key_that_a_row_lacks():
 def test_questions_that_differ_in_case_and_closing_marks_are_shared():
     held_out, train = [row("What is  1?"), row("Other?")], [row("what is 1")]
     assert shared_questions(held_out, train) == held_out[:1]
+
+
+def test_a_split_says_how_it_was_made_and_what_a_step_takes():
+    rows = [row(str(n), pair=n // 2) for n in range(200)]
+    halves = split(rows, 20, source=Source("made", lambda: iter(rows), split_by="pair"))
+    assert {one["pair"] for one in halves.train}.isdisjoint(one["pair"] for one in halves.held_out)
+    assert halves.by == {"held_out_percent": 20, "key": "pair", "salt": ""}
+    assert str(halves).startswith(
+        f"{len(halves.train)} rows to train on, {len(halves.held_out)} held out, by pair\n0 held-out"
+    )
+    given = split(rows, held_out=rows[:3], held_out_split="test")
+    assert (len(given.train), given.held_out, given.shared) == (200, rows[:3], rows[:3])
+    assert given.record() == {"held_out_split": "test"}
+    assert given.steps(64, 8) == "a step takes 8 prompts x 8 completions; steps per epoch: 25"
+    for completions, group, said in ((60, 8, "take 56 or 64"), (4, 8, "take 8 or 16"), (1608, 8, "give at least 201")):
+        with pytest.raises(DataError, match=said):
+            given.steps(completions, group)
 
 
 def test_fingerprint_sees_every_change():

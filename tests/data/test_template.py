@@ -9,7 +9,7 @@ from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT
 from workbench.data.template import tags_in, template_card
 from workbench.errors import DataError
 from workbench.training.loading import load_tokenizer
-from workbench.views.template import CardView
+from workbench.views.dataset import card_view
 
 PROMPT = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "What is 1 + 1?"}]
 TURN = "{% for m in messages %}<|user|>{{ m.content }}"
@@ -109,9 +109,9 @@ def test_a_plain_prompt_has_no_turns():
 
 
 def test_the_view_marks_special_tokens_and_escapes_the_rest():
-    view = CardView(card(prompt=[{"role": "user", "content": "<script>alert(1)</script>"}]))
+    view = card_view(card(prompt=[{"role": "user", "content": "<script>alert(1)</script>"}]))
     page = view._repr_html_()
     assert "<script>" not in page
     assert "<span style='background:#f3d9a4;color:#222;border-radius:3px;padding:0 2px'>&lt;|user|&gt;</span>" in page
     assert "Nothing to worry about" in page
-    assert "look: " in str(CardView(card(special=["<answer>"])))
+    assert "check: " in str(card_view(card(special=["<answer>"])))

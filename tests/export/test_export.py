@@ -8,9 +8,13 @@ import shutil
 
 import pytest
 
-from workbench.errors import ExportError
-from workbench.exporting.merge import Exported, copy_adapter, merge_16bit, sixteen_bit_base
+from workbench.display import view_of
+from workbench.errors import ExportError, RunError
+from workbench.exporting import Exported, export
+from workbench.exporting.merge import copy_adapter, merge_16bit, sixteen_bit_base
 from workbench.exporting.proof import Proof, ask, prove
+from workbench.recipe import Recipe
+from workbench.run.directory import RunDirectory
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import load_policy
@@ -30,7 +34,7 @@ def adapter(request, tmp_path_factory):
         for name, parameter in policy.model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.02)
-    return save_adapter(policy, tmp_path_factory.mktemp("run") / "final")
+    return save_adapter(policy.model, policy.tokenizer, tmp_path_factory.mktemp("run") / "final")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +68,23 @@ def test_the_proof_agrees(adapter, merged):
     assert proof.same_greedy == proof.prompts == 4
     assert proof.largest_difference_to_base > 10 * proof.largest_logit_difference
     proof.require()
+
+
+def test_a_run_is_exported_and_leaves_its_proof(home, adapter):
+    run = RunDirectory.create("r", Recipe(), {"policy": {"source": str(MODEL_DIR)}})
+    with pytest.raises(RunError, match="r: "):
+        export(run)  # it trains
+    run.release()
+    shutil.copytree(adapter, run.final)
+    exported = export(run)
+    assert {line.split()[0] for line in str(exported).splitlines()} >= {
+        "runs/r/export/adapter", "runs/r/export/merged_16bit", "adapter_model.safetensors", "model.safetensors",
+    }  # fmt: skip
+    proof = prove(exported, PROMPTS[:2])
+    assert view_of(proof).rows[-1] == ["merged is base + adapter, and not base", True]
+    assert list(run.read_json("export/proof.json")) == [
+        "prompts", "largest_logit_difference", "logit_spread", "same_greedy", "largest_difference_to_base", "answers", "agrees",
+    ]  # fmt: skip
 
 
 def test_what_one_backend_trained_the_other_loads(adapter):

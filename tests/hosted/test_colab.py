@@ -125,8 +125,8 @@ def test_panel_controls_and_lab_work_in_ipywidgets_7(colab, ran):
     assert len(views) == 3, "panel, controls, lab"
     # A reader of the saved notebook has no kernel: each view says the same in words.
     assert all(data["text/plain"].strip() for data in views)
-    [lab] = [data for data in views if "What cheats earn" in data["text/plain"]]
-    assert "What cheats earn" in lab["text/html"]
+    [lab] = [data for data in views if "What reward hacks earn" in data["text/plain"]]
+    assert "What reward hacks earn" in lab["text/html"]
 
 
 def test_a_second_call_asks_nobody(colab, ran):

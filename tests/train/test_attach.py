@@ -299,7 +299,7 @@ def test_in_a_notebook_the_live_plot_comes_unasked(home, trainer, monkeypatch):
     monkeypatch.setattr(watchers, "unasked", [lambda: seen.append(plot := LivePlot()) or plot])
     attach(trainer)
     trainer.train()
-    assert len(seen[0].screen.history) == STEPS
+    assert len(seen[0].view.history) == STEPS
 
 
 def test_the_spine_in_the_open(home):

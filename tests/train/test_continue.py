@@ -481,7 +481,8 @@ def test_a_checkpoint_of_another_lora_shape_is_refused(home):
 def test_a_started_run_is_steered_killed_and_goes_on(home):
     asked = recipe("bg", task="arithmetic", grpo={"max_steps": 4000, "save_steps": 3})
     started = start(asked)
-    run = started.wait_for_run(600)
+    waited_for(lambda: started.run is not None or started.poll() is not None)
+    run = started.run
     assert run.path == home / "runs" / "bg"
     waited_for(lambda: len(run.metrics()) >= 2)
     assert run.live
@@ -512,7 +513,7 @@ def test_a_started_run_is_steered_killed_and_goes_on(home):
 def test_a_start_that_fails_says_why(home):
     started = start(recipe("bad", grpo={"beta": -1}))
     with pytest.raises(RunError, match="beta is at least 0"):
-        started.wait_for_run(600)
+        started.wait(600)
     assert started.poll() == 2
     assert not (home / "runs" / "bad").exists()
 

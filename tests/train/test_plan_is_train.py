@@ -1,4 +1,4 @@
-"""What `plan` accepts, `train` trains, and what one refuses the other refuses in the same words: 40 recipes, half of them broken."""
+"""What `plan` accepts, `train` trains, and both refuse in the same words: 42 recipes, most of them broken."""
 
 from __future__ import annotations
 

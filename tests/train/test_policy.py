@@ -67,7 +67,7 @@ def test_a_recipes_policy_is_loaded_on_the_recipes_backend(backend, tmp_path):
     recipe = Recipe.of({"policy": {"backend": backend, "load_in_4bit": False, "max_seq_length": 128}, "seed": 3})
     made = load_policy(recipe)
     assert (made.backend_name, made.linear4bit, made.max_seq_length) == (backend, 0, 128)
-    trained = load_policy(recipe, adapter=save_adapter(made, tmp_path / "final"))
+    trained = load_policy(recipe, adapter=save_adapter(made.model, made.tokenizer, tmp_path / "final"))
     assert (trained.backend_name, trained.trainable) == (backend, 0)
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,13 +18,14 @@ from workbench.tiny.task import task as arithmetic
 from workbench.training import plan
 from workbench.training.plan.device import Machine
 from workbench.training.policy import load_policy, trainer_classes
-from workbench.training.prepare import read_source
-from workbench.training.presets import FOLDER, find_recipe, preset_names
+from workbench.training.presets import FOLDER, find_recipe, preset_names, read_source
 from workbench.training.trainer import train
 
-NAMES = [
-    "blog", "blog_math", "course", "course_vllm", "cpu", "gemma", "gpu_24gb", "gpu_80gb", "large_gpu", "small_gpu", "t4",
-]  # fmt: skip
+NAMES = ["cpu", "gpu_24gb", "gpu_80gb", "t4"]
+# Configurations that courses and blogs print, in working form: what is passed around must be planned and train.
+PRINTED = sorted((Path(__file__).parent / "configurations").glob("*.yaml"))
+FILES = [*(FOLDER / f"{name}.yaml" for name in NAMES), *PRINTED]
+every_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 GPU = Machine(cuda=True, bf16=True, vllm=True)
 
 
@@ -42,9 +44,9 @@ def test_these_are_the_presets():
     assert preset_names() == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_preset_needs_no_correction(fields, name):
-    recipe = Recipe.load(find_recipe(name))
+@every_file
+def test_a_preset_needs_no_correction(fields, file):
+    recipe, name = Recipe.load(file), file.stem
     assert recipe.run_name == ("arithmetic" if name == "cpu" else name)
     assert recipe.policy.name == "tiny" or re.fullmatch(r"[\w-]+/[\w.-]+", recipe.policy.name)
     found, settings, notes = plan.normalised(recipe, fields, GPU)
@@ -57,18 +59,18 @@ def test_a_preset_needs_no_correction(fields, name):
         assert [line for line in notes if "saves no memory in generation" not in line] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_number_of_a_preset_is_explained(name):
-    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+@every_file
+def test_every_number_of_a_preset_is_explained(file):
+    text = file.read_text(encoding="utf-8")
     bare = [line for line in text.splitlines() if re.search(r":\s*[\d.]", line) and "#" not in line]
     assert [line for line in bare if not line.startswith("seed:")] == []
-    assert "Not measured on a GPU" in text or name == "cpu"
+    assert "Not measured on a GPU" in text or file.stem == "cpu"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_preset_trains_a_step_on_the_embedded_policy(home, policy, name):
-    recipe = Recipe.load(find_recipe(name))
+@every_file
+def test_a_preset_trains_a_step_on_the_embedded_policy(home, policy, file):
+    recipe = Recipe.load(file)
     grpo = {**recipe.grpo, "max_steps": 1, "max_completion_length": 24}
     count = grpo["num_generations"]
     if grpo["per_device_train_batch_size"] * grpo.get("gradient_accumulation_steps", 1) > 32:
@@ -87,7 +89,7 @@ def test_the_cpu_preset_is_the_demo(fields):
 
 
 def test_corrected_batches_are_those_that_were_worked_out_by_hand():
-    batches = {name: plan.batch({**plan.DEFAULTS, **Recipe.load(find_recipe(name)).grpo}) for name in NAMES}
+    batches = {file.stem: plan.batch({**plan.DEFAULTS, **Recipe.load(file).grpo}) for file in FILES}
     assert {name: (made.prompts, made.num_generations) for name, made in batches.items()} == {
         "blog": (2, 4), "blog_math": (3, 6), "course": (1, 8), "course_vllm": (2, 4), "cpu": (8, 8), "gemma": (1, 8),
         "gpu_24gb": (4, 8), "gpu_80gb": (4, 16), "large_gpu": (1, 16), "small_gpu": (1, 8), "t4": (1, 8),
@@ -104,9 +106,9 @@ def test_a_file_comes_before_a_preset_of_its_name(home):
 
 
 def test_a_name_that_is_neither_is_refused_with_the_nearest(home):
-    with pytest.raises(RecipeError, match="(?s)'small_gpus': no such file.*did you mean 'small_gpu'"):
-        find_recipe("small_gpus")
-    with pytest.raises(RecipeError, match="the presets are blog, blog_math"):
+    with pytest.raises(RecipeError, match="(?s)'gpu_24': no such file.*did you mean 'gpu_24gb'"):
+        find_recipe("gpu_24")
+    with pytest.raises(RecipeError, match="the presets are cpu, gpu_24gb"):
         find_recipe("zzz")
     for name in ("mine.yaml", "mytask.py", "units.csv"):
         (home / name).write_text("")
@@ -189,7 +191,7 @@ def test_the_seed_is_whose_it_is(asked, row):
     assert found[1:] == row
 
 
-@pytest.mark.parametrize("name", ["small_gpu", "course"])
+@pytest.mark.parametrize("name", ["t4", str(PRINTED[2])])
 def test_without_the_hub_the_rest_is_planned_and_that_is_said(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = wb.plan(name)
@@ -290,7 +292,7 @@ def test_a_file_that_is_neither_is_refused(home):
 @pytest.mark.slow
 def test_the_plain_backend_is_planned_without_unsloth():
     script = (
-        "import sys\nimport workbench as wb\nfound = wb.plan('course')\n"
+        f"import sys\nimport workbench as wb\nfound = wb.plan({str(PRINTED[2])!r})\n"
         "assert 'unsloth' not in sys.modules\nprint(found.settings['num_generations'])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from workbench.errors import RecipeError
-from workbench.training import tracker_guard
+from workbench.training import trackers
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.precision import config_overrides
 from workbench.training.trackers import planned_trackers, tracker_callbacks
@@ -201,7 +201,8 @@ def fake(monkeypatch):
         monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "tensorboard", made)
         return made
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: True)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: name == "tensorboard" or real(name, *more))
     return put
 
 
@@ -214,7 +215,7 @@ def exits(*_, **__):
 
 
 def begins_in_time(*_, **__):
-    tracker_guard.DEADLINE_S = 0.3  # for what comes next
+    trackers.DEADLINE_S = 0.3  # for what comes next
 
 
 def hangs(*_, **__):
@@ -234,7 +235,7 @@ def hangs(*_, **__):
     ids=["start", "begin", "log", "exit", "end", "hang"],
 )
 def test_a_tracker_that_fails_is_said_once_and_the_run_is_whole(policy, tmp_path, fake, monkeypatch, methods, said):
-    monkeypatch.setattr(tracker_guard, "DEADLINE_S", 600.0)
+    monkeypatch.setattr(trackers, "DEADLINE_S", 600.0)
     fake(**methods)
     lines, _, failures = run(policy, tmp_path, "tensorboard")
     assert failures == [("tensorboard", said)]

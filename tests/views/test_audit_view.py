@@ -11,7 +11,7 @@ from workbench.audit.examination import audit_rewards
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.rewards.library import correctness_reward, length_reward, strict_format_reward
 from workbench.task import Task
-from workbench.views.audit import AuditView, functions_table, leaderboard_chart, probes_table
+from workbench.views.audit import audit_view, functions_table, leaderboard_chart, probes_table
 
 HOSTILE = "<script>alert(1)</script> $x$ \u202egnp"
 ROWS = [{"prompt": to_messages(f"What is {n} + 27?", SYSTEM_PROMPT), "answer": str(n + 27)} for n in range(3)]
@@ -32,7 +32,7 @@ def sound():
 
 
 def test_as_text_the_verdict_comes_first_then_the_findings_then_the_tables(flawed):
-    text = str(AuditView(flawed))
+    text = str(audit_view(flawed))
     order = [
         flawed.verdict,
         "expected format: <reasoning> <answer>",
@@ -46,7 +46,7 @@ def test_as_text_the_verdict_comes_first_then_the_findings_then_the_tables(flawe
 
 
 def test_as_html_everything_is_escaped_and_completions_stand_in_pre(flawed):
-    page = AuditView(flawed, most=40)._repr_html_()
+    page = audit_view(flawed, most=40)._repr_html_()
     assert "<script" not in page
     assert "<i>mine" not in page
     assert "<b>flawed" not in page
@@ -59,7 +59,7 @@ def test_as_html_everything_is_escaped_and_completions_stand_in_pre(flawed):
 
 def test_a_cheats_name_with_mathematics_in_it_cannot_run_as_such():
     found = audit_rewards(Task("t", ROWS, [tag_reward], probes={"$y$": "x"}))
-    page = AuditView(found, most=40)._repr_html_()
+    page = audit_view(found, most=40)._repr_html_()
     assert "$y$" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
 
 
@@ -86,7 +86,7 @@ def test_without_scores_there_are_no_tables_of_them_and_no_error():
         raise RuntimeError("never")
 
     found = audit_rewards(Task("t", ROWS, [failing_reward]))
-    report = AuditView(found)
+    report = audit_view(found)
     assert "raised RuntimeError: never" in str(report)
     assert "What reward hacks earn" not in str(report)
     assert "raised RuntimeError: never" in report._repr_html_()

@@ -247,6 +247,15 @@ def test_time_is_split_where_it_was_measured():
     assert named(whole) == ["whole step"]
 
 
+def test_a_legend_keeps_no_dot_of_the_first_step():
+    figure, filled = RunFigure("r", FIVE, 0.01), history(1)
+    figure.draw(filled)
+    assert figure._kl_lines[0].get_marker() == "."
+    figure.beta = 0.1
+    figure.draw(history(2))
+    assert {handle.get_marker() for handle in figure.kl.shown_legend.get_lines()} == {""}
+
+
 def test_a_function_that_appears_later_is_drawn():
     figure = drawn(history(3, ["a_reward"]))
     filled = history(3, ["a_reward"])

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from running import Running
+from running import TASK, Running
 
 import workbench
 from workbench import display
+from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of, explain
 
 EVIL = "</pre><script>window.hacked=1</script><img src=x onerror=alert(1)> $x^2$ \u202e\x1b[2J"
@@ -63,7 +65,6 @@ def audit():
 
 def memory():
     from workbench.memory import estimate
-    from workbench.recipe import Recipe
     from workbench.training.plan.values import DEFAULTS
 
     return estimate(Recipe(policy={"name": "tiny"}), dict(DEFAULTS), vram_gb=16.0)
@@ -76,7 +77,65 @@ def run():
     return running.run
 
 
+def verdicts():
+    from workbench.health import ALARM, Verdict
+    from workbench.health.diagnosis import Verdicts
+
+    return Verdicts([Verdict("non_finite", ALARM, EVIL, cause=EVIL, remedy=EVIL, prompts=(EVIL,))])
+
+
+def evaluation():
+    from workbench.inspection.evaluation import Evaluation, Measured
+
+    ones = np.ones((2, 2), dtype=bool)
+    measured = [Measured([[EVIL] * 2] * 2, right, ones, ones, 1.0 * right) for right in (~ones, ones)]
+    return Evaluation([EVIL, EVIL], *measured, right_by=EVIL)
+
+
+def recorded_group():
+    from workbench.inspection.reading import RecordedGroup
+
+    return RecordedGroup(3, EVIL, EVIL, explain(scored()))
+
+
+def steps():
+    import pandas
+
+    from workbench.inspection.reading import Steps
+
+    return Steps(pandas.DataFrame({"step": [1, 2], "reward": [0.5, 0.6]}))
+
+
+def proof():
+    from workbench.exporting.proof import Proof
+
+    return Proof(4, 0.001, 3.0, 4, 1.5, [EVIL])
+
+
+def replayed():
+    from workbench.replaying import replay
+
+    running = Running("r", 10)
+    running.step()
+    running.finish()
+    return replay(running.run, TASK, {"format_reward": 2.0})
+
+
+def plan():
+    from workbench.training.prepare import plan
+
+    return plan(Recipe(run_name="p", task="arithmetic", grpo={"max_steps": 2, "num_generations": 4}))
+
+
 SAMPLES = {
+    "workbench.training.prepare.Plan": plan,
+    "workbench.exporting.proof.Proof": proof,
+    "workbench.health.diagnosis.Verdicts": verdicts,
+    "workbench.inspection.evaluation.Evaluation": evaluation,
+    "workbench.inspection.evaluation.Examples": lambda: evaluation().examples(),
+    "workbench.inspection.reading.RecordedGroup": recorded_group,
+    "workbench.inspection.reading.Steps": steps,
+    "workbench.replaying.Replay": replayed,
     "workbench.audit.examination.RewardAudit": audit,
     "workbench.data.sources.Rows": rows,
     "workbench.data.template.TemplateCard": template_card,

@@ -11,9 +11,8 @@ from recording import record
 from workbench.replaying import replay
 from workbench.rewards.groups import batch_of, explain
 from workbench.task import Task
-from workbench.views.charts import advantage_bars
 from workbench.views.figure import png
-from workbench.views.groups import contribution_bars, group_tables
+from workbench.views.groups import advantage_bars, contribution_bars, group_tables
 from workbench.views.replay import decider_bars, replay_chart, replay_tables
 
 NAMES = ["right_reward", "length_reward"]

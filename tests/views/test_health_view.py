@@ -6,7 +6,7 @@ import re
 
 from workbench.health import ALARM, NOTE, OK, SKIPPED, WARNING, RunConfig, Verdict, diagnose
 from workbench.health.verdicts import NAMES
-from workbench.views.health import HealthReport, verdict_lines
+from workbench.views.health import health_view, verdict_lines
 
 HOSTILE = "<script>alert(1)</script> $x$ \u202egnp \x1b[31m\nnext"
 VERDICTS = [
@@ -47,16 +47,15 @@ def test_without_causes_there_is_a_line_a_verdict():
 
 
 def test_as_text_nothing_of_a_completion_reaches_the_terminal_as_a_command():
-    text = str(HealthReport(VERDICTS))
+    text = str(health_view(VERDICTS))
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "\\nnext" in text
 
 
 def test_as_html_everything_is_escaped_and_stands_in_pre():
-    bundle = HealthReport(VERDICTS)._repr_mimebundle_()
-    page = bundle["text/html"]
-    assert bundle["text/plain"] == verdict_lines(VERDICTS)
+    page = health_view(VERDICTS)._repr_html_()
+    assert str(health_view(VERDICTS)) == verdict_lines(VERDICTS)
     assert "<script" not in page
     assert "\u202e" not in page
     for place in (match.start() for match in re.finditer(r"alert\(1\)|\$x\$", page)):
@@ -68,5 +67,5 @@ def test_as_html_everything_is_escaped_and_stands_in_pre():
 
 def test_a_healthy_run_takes_one_line():
     assert verdict_lines([Verdict("truncation", OK, "0 % were cut")]) == "no sign of: clipped completions"
-    assert "<ul" not in HealthReport([Verdict("truncation", OK, "0 % were cut")])._repr_html_()
+    assert "<ul" not in health_view([Verdict("truncation", OK, "0 % were cut")])._repr_html_()
     assert verdict_lines([]) == ""

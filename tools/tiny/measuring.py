@@ -61,16 +61,16 @@ def measure(
         flags = list(flags)
         return sum(flags) / len(flags) if flags else 0.0
 
-    habits = [habits.classify(completion, problem.answer) for completion, problem in pairs]
+    shown = [habits.classify(completion, problem.answer) for completion, problem in pairs]
     meant = [
         habit == "right"
-        for habit, (completion, problem) in zip(habits, pairs, strict=True)
+        for habit, (completion, problem) in zip(shown, pairs, strict=True)
         if habit in ("right", "wrong_sum") and not habits.is_deliberate_error(completion, problem)
     ]
     return {
         "strict_correct": share(habits.is_strict_correct(completion, p.answer) for completion, p in pairs),
         "strict_format": share(habits.strict_blocks(completion) is not None for completion in completions),
-        **{name: share(habit == name for habit in habits) for name in habits.HABIT_NAMES},
+        **{name: share(habit == name for habit in shown) for name in habits.HABIT_NAMES},
         "skill": share(meant),
     }
 

@@ -49,8 +49,28 @@ class Profile:
     rows: Sequence[Row] = ()
 
     def within(self, low: float = 0.0, high: float = 1.0) -> Band:
-        """The rows whose pass rate lies in a band; those that were not measured are kept. Errors as `within_band`."""
-        return within_band(self.rows, self, low, high)
+        """The rows whose pass rate lies in a band, both ends included; rows that were not measured are kept, and counted.
+
+        Nothing is lost: what is filtered out is returned too. 0.01 and 0.99 leave out what was never and always solved.
+
+        Raises:
+            DataError: if the band is empty or lies outside 0 to 1.
+        """
+        if not 0 <= low <= high <= 1:
+            raise DataError(
+                f"a band from {low} to {high}",
+                rule="pass rates lie between 0 and 1, lowest first",
+                remedy="use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved",
+            )
+        measured = [(row, self.solved.get(row_key(row))) for row in self.rows]
+        inside = [solved is None or low <= solved.rate <= high for _, solved in measured]
+        return Band(
+            kept=[row for (row, _), kept in zip(measured, inside, strict=True) if kept],
+            filtered_out=[row for (row, _), kept in zip(measured, inside, strict=True) if not kept],
+            unmeasured=sum(solved is None for _, solved in measured),
+            pass_rates=(low, high),
+            shares=self.shares if self.solved else None,
+        )
 
     @property
     def shares(self) -> dict[str, float]:
@@ -203,32 +223,3 @@ class Band:
         return f"{len(self.kept)} rows kept ({self.unmeasured} of them not measured), {len(self.filtered_out)} filtered out"
 
     __repr__ = __str__
-
-
-def within_band(rows: Iterable[Row], profile: Profile, lowest: float = 0.0, highest: float = 1.0) -> Band:
-    """Keep the rows whose pass rate lies in a band; rows that were not measured are kept, and counted.
-
-    Nothing is lost: what is filtered out is returned too, and a band of 0 to 1 keeps everything.
-
-    Args:
-        lowest, highest: pass rates, both included. 0.01 and 0.99 leave out what was never and always solved.
-
-    Raises:
-        DataError: if the band is empty or lies outside 0 to 1.
-    """
-    if not 0 <= lowest <= highest <= 1:
-        raise DataError(
-            f"a band from {lowest} to {highest}",
-            rule="pass rates lie between 0 and 1, lowest first",
-            remedy="use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved",
-        )
-    kept, filtered_out, unmeasured = [], [], 0
-    for row in rows:
-        solved = profile.solved.get(row_key(row))
-        if solved is None or lowest <= solved.rate <= highest:
-            kept.append(row)
-            unmeasured += solved is None
-        else:
-            filtered_out.append(row)
-    shares = profile.shares if profile.solved else None
-    return Band(kept, filtered_out, unmeasured, (lowest, highest), shares)

@@ -36,7 +36,8 @@ class PromptLengths:
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt within `max_tokens`."""
-        return max(length for length in self.lengths if self.max_tokens is None or length <= self.max_tokens)
+        within = (length for length in self.lengths if self.max_tokens is None or length <= self.max_tokens)
+        return max(within, default=min(self.lengths))
 
     @property
     def covering(self) -> dict[float, int]:

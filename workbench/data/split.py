@@ -83,10 +83,11 @@ def step_of(prompts: int, completions_per_step: int, num_generations: int) -> st
     """As `Split.steps`, for a number of prompts."""
     each, rest = divmod(completions_per_step, num_generations)
     if rest or not each:
+        nearest = max(each, 1) * num_generations
         raise DataError(
             f"{completions_per_step} completions per step, num_generations = {num_generations}",
             rule="a step holds whole groups",
-            remedy=f"take {max(each, 1) * num_generations} or {(each + 1) * num_generations} completions per step",
+            remedy=f"take {nearest} or {nearest + num_generations} completions per step",
         )
     if prompts < each:
         raise DataError(

@@ -260,10 +260,11 @@ def missing(key: str, why: str) -> Verdict:
     return Verdict("", SKIPPED, f"not examined: {why}", {"missing": key})
 
 
-def early(needs: int, has: int, of: str, line: str = "", function: str = "", **steps: int) -> Verdict:
+def early(needs: int, has: int, of: str, what: str = "") -> Verdict:
     """A verdict that has to wait for more."""
-    line = line or f"too early to say: {has} of {needs} {of}"
-    return Verdict("", SKIPPED, line, {"needs": needs, "has": has, "of": of}, function=function, **steps)
+    return Verdict(
+        "", SKIPPED, f"too early to say: {has} of {needs} {what or of}", {"needs": needs, "has": has, "of": of}
+    )
 
 
 def is_number(value: Any) -> bool:

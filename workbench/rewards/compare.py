@@ -345,11 +345,15 @@ def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool
 
 def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
     # Each gets a small slice of time, and a larger one if that was not enough; what looks steep waits for the others.
-    until, found = time.monotonic() + deadline_s, {}
-    slices = dict.fromkeys(pairs, FIRST_SLICE_S)
+    # A turn ends with each degree of steepness, and where one was late: the pairs of other threads come in between.
+    worker, turns = (None, None) if inside_worker() else _shared_worker()  # its start is not counted
+    until, slices = time.monotonic() + deadline_s, dict.fromkeys(pairs, FIRST_SLICE_S)
+    found: dict[Pair, bool] = {}
 
     def attempt(ask: Callable[..., bool | None]) -> None:
-        for pair in sorted(slices, key=lambda pair: slices[pair] * (1 + _steepness(pair)) ** 2):
+        ranks = {pair: slices[pair] * (1 + _steepness(pair)) ** 2 for pair in slices}
+        lowest = min(ranks.values())
+        for pair in [pair for pair, rank in ranks.items() if rank == lowest]:
             slice_s = min(slices[pair], until - time.monotonic())
             if slice_s <= 0:
                 return
@@ -357,7 +361,7 @@ def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
                 same = ask(*pair, deadline_s=slice_s)
             except TimeoutError:
                 slices[pair] *= GROWTH
-                return  # now it is another thread's turn
+                return
             except WorkerDied:  # out of memory: it would be again
                 same = None
             del slices[pair]
@@ -365,13 +369,12 @@ def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
                 found[pair] = same
 
     with contextlib.suppress(TimeoutError):  # it was not one's turn in time
-        if inside_worker():
+        if worker is None:
             from workbench.rewards.judge import agrees_within
 
             while slices and time.monotonic() < until:
                 attempt(agrees_within)
         else:
-            worker, turns = _shared_worker()
             while slices and (left := until - time.monotonic()) > 0:
                 turns.submit(attempt, worker).result(left)
     judged = dict(found)

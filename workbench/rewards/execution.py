@@ -138,10 +138,10 @@ class RewardExecutor:
         self._unjudged = set()
         if self.places[name] != "worker":
             own = self.places[name] == OWN
-            with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
-                with watched(deadline_s) as late:
-                    # Those of the workbench change nothing, and copies of a million completions take their time.
-                    answer = _here(self._functions[name], call, copied=not own)
+            silence = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
+            with silence, watched(deadline_s) as late:
+                # Those of the workbench change nothing, and copies of a million completions take their time.
+                answer = _here(self._functions[name], call, copied=not own)
             self._unjudged = late if own else set()
             return _result(name, answer)
         try:

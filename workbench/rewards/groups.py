@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.run.batch import Groups, ScoredBatch
+from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
-NO_SPREAD = 1e-8  # a std below this is rounding: the completions score the same
 
 IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED = DEAD_KINDS = (
     "identical texts",
@@ -148,29 +147,6 @@ def _std(values: np.ndarray, axis: int) -> np.ndarray:
     total = np.nansum((values - centre) ** 2, axis=axis)
     spread = np.sqrt(total / np.maximum(count - 1, 1).astype(values.dtype))
     return np.where(count > 1, spread, np.where(count == 1, 0.0, np.nan))
-
-
-class GroupHealth(NamedTuple):
-    """Shares of the groups of a step; `mixed + all_right + all_wrong` is 1."""
-
-    std: float  # mean of the within-group stds
-    mixed: float
-    all_right: float
-    all_wrong: float
-    dead: float  # all completions of the group score the same, so that nothing is learnt from it
-
-
-def group_health(groups: Groups, right: Sequence[bool], num_generations: int) -> GroupHealth:
-    """How many of a step's groups can teach, and of what kind the others are."""
-    share_right = np.asarray(right, dtype=float).reshape(-1, num_generations).mean(axis=1)
-    stds = groups.stds[::num_generations]
-    return GroupHealth(
-        std=float(np.nanmean(stds)) if np.isfinite(stds).any() else float("nan"),
-        mixed=float(np.mean((share_right > 0) & (share_right < 1))),
-        all_right=float(np.mean(share_right == 1)),
-        all_wrong=float(np.mean(share_right == 0)),
-        dead=float(np.mean(dead_groups(groups, num_generations))),
-    )
 
 
 def dead_groups(groups: Groups, num_generations: int, aggregation: str = "sum_then_normalize") -> np.ndarray:

@@ -82,7 +82,7 @@ class RewardModel:
         return f"RewardModel({self.path or self.name!r})"
 
     def scores(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
-        """One number a completion, from one forward pass over all of them."""
+        """One number per completion, from one forward pass over all of them."""
         if not len(completions):
             return []
         self._prepare()

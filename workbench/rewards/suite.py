@@ -1,6 +1,6 @@
-"""The suite: a task's reward functions as the trainer calls them, checked, and joined into one record a batch.
+"""The suite: a task's reward functions as the trainer calls them, checked, and joined into one record per batch.
 
-TRL calls each function in turn; the suite hands each call on (in the shape that the function understands, with a
+TRL calls each function in turn; the suite hands each call on (in the format that the function understands, with a
 deadline), checks what comes back before any gradient sees it, and, when the last function has answered, hands over the
 batch with its totals and advantages.
 """
@@ -28,7 +28,7 @@ from workbench.rewards.chat_or_text import (
     responses_parameter,
 )
 from workbench.rewards.execution import DEADLINE_S, FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, Scored, quote
-from workbench.rewards.groups import Groups, batch_advantages, batch_of
+from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
 from workbench.rewards.tracing import Trace
@@ -71,27 +71,21 @@ class RewardSuite:
         on_error: str = "stop",
         keep_state: bool = True,
     ) -> None:
-        self.task, self.names = task, task.function_names
-        unknown = sorted(set(weights or {}) - set(self.names))
-        if unknown:
+        self.task, self.names, given = task, task.function_names, weights or {}
+        self.weights = [float(given.get(name, own)) for name, own in zip(self.names, task.weights, strict=True)]
+        if unknown := sorted(given.keys() - set(self.names)):
+            rule = "a weight names one of the task's reward functions"
             raise RecipeError(
-                f"reward_weights: {unknown[0]!r}",
-                rule="a weight names one of the task's reward functions",
-                remedy=f"choose from {', '.join(self.names)}",
+                f"reward_weights: {unknown[0]!r}", rule=rule, remedy=f"choose from {', '.join(self.names)}"
             )
-        self.weights = [
-            float((weights or {}).get(name, own)) for name, own in zip(self.names, task.weights, strict=True)
-        ]
         if not any(self.weights):
+            rule = "the reward is the weighted sum of the functions"
             raise RecipeError(
-                f"reward_weights: all {len(self.weights)} are 0",
-                rule="the reward is the weighted sum of the functions",
-                remedy="give at least one function a weight",
+                f"reward_weights: all {len(self.weights)} are 0", rule=rule, remedy="give one of the functions a weight"
             )
         if on_error not in POLICIES:
-            raise RecipeError(
-                f"on_error = {on_error!r}", rule="a reward error stops the run or is skipped", remedy="stop or skip"
-            )
+            rule = "a reward error stops the run or is skipped"
+            raise RecipeError(f"on_error = {on_error!r}", rule=rule, remedy="stop or skip")
         self.num_generations, self.scale_rewards, self.aggregation = num_generations, scale_rewards, aggregation
         self.on_batch, self.deadline_s, self.on_error = on_batch, deadline_s, on_error
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
@@ -115,9 +109,8 @@ class RewardSuite:
     @property
     def hash(self) -> str:
         """One hash over all functions and weights, 12 hex digits: which rewards a rollout was scored under."""
-        text = "".join(
-            f"{name}={self.hashes[name]}*{weight};" for name, weight in zip(self.names, self.weights, strict=True)
-        )
+        weighed = zip(self.names, self.weights, strict=True)
+        text = "".join(f"{name}={self.hashes[name]}*{weight};" for name, weight in weighed)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -208,23 +201,23 @@ class RewardSuite:
             seconds=seconds,
             errors={name: own.errors for name, own in scored.items() if own.errors},
         )
-        self._check_in_32_bits(batch.scores, batch.groups, call)
+        self._check_in_32_bits(batch)
         return batch
 
-    def _check_in_32_bits(self, scores: np.ndarray, groups: Groups, call: Call) -> None:
+    def _check_in_32_bits(self, batch: ScoredBatch) -> None:
+        scores = batch.scores
         size = np.nan_to_num(np.abs(scores)) * np.maximum(np.abs(self.weights), 1.0)  # [B, F]
         if size.max() <= EXACT:
             return
+        settings = (self.weights, batch.num_generations, self.scale_rewards, self.aggregation)
         with np.errstate(all="ignore"):
-            single = batch_advantages(
-                scores.astype(np.float32), self.weights, self.num_generations, self.scale_rewards, self.aggregation
-            )
-        if np.allclose(single.advantages, groups.advantages, rtol=0.01, atol=0.01):
+            single = batch_advantages(scores.astype(np.float32), *settings).advantages
+        if np.allclose(single, batch.advantages, rtol=0.01, atol=0.01):
             return
         index, function = np.unravel_index(size.argmax(), size.shape)
         raise RewardError(
             f"{self.names[function]} scored {scores[index, function]:.10g}, with the weight {self.weights[function]:g}, "
-            + quote(call["prompts"][index], call["completions"][index]),
+            + quote(batch.prompts[index], batch.completions[index]),
             rule="TRL computes advantages in 32 bits, some 7 digits; there these scores give other advantages than they should",
             remedy="bring the scores closer to 0: divide them, or subtract what they have in common",
         )
@@ -232,17 +225,15 @@ class RewardSuite:
     def score(
         self, rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None = None
     ) -> np.ndarray:
-        """Score completions by hand, one a row, as the trainer would: [B, F], NaN where a function did not apply.
+        """Score completions by hand, one per row, as the trainer would: [B, F], NaN where a function did not apply.
 
         Args:
-            rows: the prompts' rows, one a completion.
+            rows: the prompts' rows, one per completion.
             completions: texts; turned into chat messages where the prompt is chat.
             completion_ids: their tokens; without them a function that counts tokens is given the text's bytes.
         """
         scored = self.score_each(rows, completions, completion_ids)
-        return np.array([scored[name].scores for name in self.names], dtype=np.float64).T.reshape(
-            len(rows), len(self.names)
-        )
+        return np.array([own.scores for own in scored.values()], dtype=np.float64).T.reshape(len(rows), len(scored))
 
     def score_batch(
         self,
@@ -289,20 +280,15 @@ class RewardSuite:
 
         Raises:
             TaskError: if a function needs a column that the rows lack.
-            RewardError: if a function raises or returns something other than one finite number a completion, or if
+            RewardError: if a function raises or returns something other than one finite number per completion, or if
                 none of them returns a number at all.
         """
         self.check_signatures(rows)
+        answers = [str(row.get(self.task.answer_column, "")) for row in rows[:2]]
+        blocks = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
+        words = "The quick brown fox jumps over the lazy dog, 3 times."
+        texts = [text for answer in answers for text in ("", answer, blocks.format(answer), words)]
         sample = [row for row in rows[:2] for _ in range(4)]
-        texts = []
-        for row in rows[:2]:
-            answer = row.get(self.task.answer_column, "")
-            texts += [
-                "",
-                str(answer),
-                f"<reasoning>\nthe working\n</reasoning>\n<answer>\n{answer}\n</answer>",
-                "The quick brown fox jumps over the lazy dog, 3 times.",
-            ]
         # A model is not asked: loading it here would bring in libraries that the policy has to bring in first.
         names = [name for name in self.names if self.functions.places[name] != HOLDS_MODEL]
         scored = self.score_each(sample, texts, names=names)
@@ -324,19 +310,18 @@ class RewardSuite:
         row = rows[0]
         keywords = (FROM_TRL | set(row)) - {"prompt"}
         parameters = inspect.signature(self.functions[name]).parameters.values()
-        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        needed = [
-            p.name
-            for p in parameters
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty
-        ]
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        own = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        named = {p.name for p in own if p.kind is not p.POSITIONAL_ONLY}
+        needed = [p.name for p in own if p.default is p.empty]
         missing = [parameter for parameter in needed if parameter not in keywords]
         if missing:
             raise TaskError(
                 f"{name} needs {missing[0]!r}; the rows have the columns {', '.join(map(str, row))}",
                 rule="a reward function gets `prompts`, `completions` and the dataset's columns, by keyword",
-                remedy=_missing_remedy(missing[0]),
+                remedy=f"rename the parameter to {missing[0]}s: it is a list with one item per completion"
+                if f"{missing[0]}s" in FROM_TRL
+                else f"add a column {missing[0]!r} to the rows, or rename the parameter to one that is there",
             )
         for column in sorted(set(needed) - FROM_TRL):
             empty = [number for number, other in enumerate(rows) if other.get(column) is None]
@@ -403,25 +388,16 @@ def score(
         suite.close()
 
 
-def _missing_remedy(parameter: str) -> str:
-    if f"{parameter}s" in FROM_TRL:
-        return f"rename the parameter to {parameter}s: it is a list with one item a completion"
-    return f"add a column {parameter!r} to the rows, or rename the parameter to one that is there"
-
-
 def _call(
     rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None
 ) -> dict[str, Any]:
     prompts = [row["prompt"] for row in rows]
-    chat = [not isinstance(prompt, str) for prompt in prompts]
-    shaped = [
-        [{"role": "assistant", "content": text}] if is_chat else text
-        for text, is_chat in zip(completions, chat, strict=True)
-    ]
+    both = zip(prompts, completions, strict=True)
+    written = [[{"role": "assistant", "content": text}] if is_chat(prompt) else text for prompt, text in both]
     columns = {key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"} if len(rows) else {}
     return {
         "prompts": prompts,
-        "completions": shaped,
+        "completions": written,
         "completion_ids": list(completion_ids or [list(text.encode("utf-8", "replace")) for text in completions]),
         **columns,
         **_before_training(),

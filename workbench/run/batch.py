@@ -11,6 +11,8 @@ import numpy as np
 
 from workbench.printable import printable
 
+NO_SPREAD = 1e-8  # a std below this is rounding: the completions score the same
+
 
 class Groups(NamedTuple):
     """Totals and advantages of B = P * G completions, prompts in order, the completions of a prompt together."""
@@ -83,6 +85,14 @@ class ScoredBatch:
     def group_places(self) -> np.ndarray:
         """Index of each group within its step: [P]."""
         return np.arange(self.group_count) if self.places is None else self.places
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the P groups: "mixed" (right and wrong), "all right" and "all wrong", which add up to 1, and "dead"."""
+        right = np.reshape(self.right, (-1, self.num_generations)).mean(axis=1)
+        dead = np.nan_to_num(self.groups.stds[:: self.num_generations]) < NO_SPREAD
+        kinds = {"mixed": (right > 0) & (right < 1), "all right": right == 1, "all wrong": right == 0, "dead": dead}
+        return {kind: float(np.mean(of_kind)) for kind, of_kind in kinds.items()}
 
     @property
     def prompt_ids(self) -> list[str]:

@@ -68,15 +68,14 @@ class RunDirectory:
             remedy=f"choose another run{self._finished_one()}; to lose less next time, lower grpo.save_steps",
         )
 
+    def saved(self) -> list[Path]:
+        """The folders of its checkpoints, the newest first."""
+        found = [folder for folder in self.checkpoints.glob("checkpoint-*") if folder.name[11:].isdigit()]
+        return sorted(found, key=lambda folder: -int(folder.name[11:]))
+
     def _saved_adapter(self) -> Path | None:
-        saved = sorted(
-            (folder for folder in self.checkpoints.glob("checkpoint-*") if folder.name[11:].isdigit()),
-            key=lambda folder: int(folder.name[11:]),
-        )
-        for folder in (self.final, *reversed(saved)):
-            if (folder / "adapter_config.json").is_file():
-                return folder
-        return None
+        folders = [self.final, *self.saved()]
+        return next((folder for folder in folders if (folder / "adapter_config.json").is_file()), None)
 
     @property
     def has_adapter(self) -> bool:
@@ -186,15 +185,8 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Take away what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
-        for name in (
-            "recipe.yaml",
-            "manifest.json",
-            "metrics.jsonl",
-            "events.jsonl",
-            "control.jsonl",
-            "task.py",
-            "lock",
-        ):
+        lines = ("metrics.jsonl", "events.jsonl", "control.jsonl")
+        for name in ("recipe.yaml", "manifest.json", *lines, "task.py", "lock"):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.rollouts, self.checkpoints, self.path / "tasks", self.path / "trackers"):
             shutil.rmtree(folder, ignore_errors=True)
@@ -296,7 +288,7 @@ class RunDirectory:
             )
         return json.loads(file.read_text(encoding="utf-8"))
 
-    def write_json(self, name: str, content: dict[str, Any]) -> Path:
+    def write_json(self, name: str, content: Any) -> Path:
         """Write one of the run's JSON files, whole or not at all."""
         return write_json(self.path / name, content)
 
@@ -322,8 +314,9 @@ class RunDirectory:
 def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str = "begun") -> RunDirectory:
     """Open a run by name, by path, or the latest one.
 
-        run = wb.open_run()
-        run.result()["status"]
+    >>> run = wb.open_run("latest", latest="trained")
+    >>> run.result()["status"]
+    'finished'
 
     Args:
         name: its name under `root`, its path, or "latest".

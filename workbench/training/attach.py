@@ -9,8 +9,7 @@ import re
 import shutil
 import sys
 import time
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +33,7 @@ from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training import watchers as shows
 from workbench.training.background import announce
+from workbench.training.begun import kept_task
 from workbench.training.control import LiveRun
 from workbench.training.fitting import Fit
 from workbench.training.loading import base_parameters, compute_dtype, linear4bit_layers, random_kept
@@ -43,13 +43,12 @@ from workbench.training.prepare import Plan
 from workbench.training.recorder import Recorder
 from workbench.training.resuming import Point
 from workbench.training.session import Session, StagedSession
-from workbench.training.stages import ONLY_STAGE, Stage, kept_task
+from workbench.training.stages import ONLY_STAGE, Stage
 from workbench.training.trackers import tracker_callbacks
 from workbench.training.watchers import Watcher
 from workbench.workspace import shown
 
 MADE = "_workbench_made_from"  # of a trainer, what `make_trainer` made it from
-_attached: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()  # trainers that wait or train
 
 
 @random_kept()
@@ -64,10 +63,11 @@ def attach(
 ) -> RunDirectory:
     """Put the workbench on a GRPOTrainer, and return the run that its `train()` will record.
 
-        trainer = GRPOTrainer(model=model, reward_funcs=[my_reward], args=config, train_dataset=rows)
-        run = wb.attach(trainer)  # in any notebook, on anyone's trainer
-        trainer.train()
-        run.result()
+    >>> trainer = GRPOTrainer(model=model, reward_funcs=[my_reward], args=config, train_dataset=rows)
+    >>> run = wb.attach(trainer)  # in any notebook, on anyone's trainer
+    >>> _ = trainer.train()
+    >>> run.result()["status"]
+    'finished'
 
     Every completion of every group, each function's scores, a row of metrics for every step, events and the manifest go
     into the run directory; in a notebook the live figure shows them. The run's health is looked at, the first Interrupt
@@ -126,9 +126,9 @@ def _check(trainer: Any, plan: Plan | None) -> None:
             rule="the workbench attaches to a GRPOTrainer of TRL or Unsloth",
             remedy="hand over the trainer itself: run = wb.attach(trainer), before trainer.train()",
         )
-    if trainer in _attached:
+    if isinstance(session := getattr(trainer.train, "__self__", None), Session):
         raise RunError(
-            f"attach: this trainer is attached already, as {_attached[trainer].run.name}",
+            f"attach: this trainer is attached already, as {session.run.name}",
             rule="a trainer trains one run at a time",
             remedy="call trainer.train(), or make the trainer again",
         )
@@ -157,21 +157,20 @@ def _begin(
         run, trainer, stages, recorder, next_trainer=made.next_trainer, policy=policy, fit=Fit,
         trackers=_trackers(run, stages[0]), point=point, watch=_watchdog, **more,
     )  # fmt: skip
-    _wait(session)
+    _until_trained(session, run.release if point else run.discard)
     announce(run)
 
 
-def _wait(session: Session) -> None:
-    """The session waits for `trainer.train()`. If it never comes, nothing is left of it."""
-    _attached[session.trainer] = session
-    first, process = session.trainer, os.getpid()
-    session.at_end = lambda: _attached.pop(first, None)
+def _until_trained(session: Session, leave: Callable[[], None]) -> None:
+    """If `trainer.train()` is never called, leave nothing of the run when the process ends."""
+    process = os.getpid()
 
     def forgotten() -> None:
-        if os.getpid() == process and first in _attached and not session.begun:
-            session.forget()
+        if os.getpid() == process:  # not a child's end
+            leave()
 
     atexit.register(forgotten)
+    session.at_end = lambda: atexit.unregister(forgotten)
 
 
 def _recorder(run: RunDirectory, tokenizer: Any, watchers: Sequence[Watcher] | None) -> Recorder:
@@ -251,16 +250,11 @@ def _to_theirs(
     trainer: Any, run_name: str | None, watchers: Sequence[Watcher] | None, runs: str | Path
 ) -> RunDirectory:
     args, model = trainer.args, trainer.model
-    names = [run_name, getattr(args, "run_name", None), Path(args.output_dir).name, "attached"]
-    called = next(
-        name for name in (re.sub(r"[^\w.-]+|^[^A-Za-z0-9]+", "-", name or "").strip("-") for name in names) if name
-    )
-    task = _task_of(trainer)
-    policy = _policy_of(trainer)
-    recipe = _recipe_of(trainer, run_name or called, policy, task)
-    suite = TheirRewards(trainer, task)
-    settings = settings_in_force(args)
-    stage = Stage(ONLY_STAGE, 0, recipe, task, [], settings, None, suite, {}, [])
+    names = [str(getattr(args, "run_name", None) or ""), Path(args.output_dir).name, "attached"]
+    called = next(filter(None, (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names)))
+    task, policy = _task_of(trainer), _policy_of(trainer)
+    recipe, suite = _recipe_of(trainer, run_name or called, policy, task), TheirRewards(trainer, task)
+    stage = Stage(ONLY_STAGE, 0, recipe, task, [], settings_in_force(args), None, suite, {}, [])
     adapter = hasattr(model, "peft_config")
     without = [
         "without a recipe the workbench cannot go on with this run: that is your trainer's resume_from_checkpoint",
@@ -272,7 +266,7 @@ def _to_theirs(
     try:
         session = Session(run, trainer, stage, _recorder(run, trainer.processing_class, watchers), watch=_watchdog)
         _record_rewards(session, suite)
-        _wait(session)
+        _until_trained(session, run.discard)
     except BaseException:
         run.discard()
         raise

@@ -65,20 +65,7 @@ class Started:
             subprocess.TimeoutExpired: if it still runs then.
         """
         self.process.wait(timeout_s)
-        return self._of(self.run)
-
-    def wait_for_run(self, timeout_s: float = 600.0) -> RunDirectory:
-        """Wait until the run exists, which is when the policy is loaded and everything is checked.
-
-        Raises:
-            RunError: if the process fails before, or takes longer.
-        """
-        until = time.monotonic() + timeout_s
-        while self.run is None and self.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
-        return self._of(self.run)
-
-    def _of(self, run: RunDirectory | None) -> RunDirectory:
+        run = self.run
         if self.error or run is None:
             raise RunError(
                 self.error or "the run was not there in time",
@@ -95,7 +82,10 @@ class Started:
 
 
 def start(recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: int | None = None) -> Started:
-    """Train in a process of its own, and return at once.
+    """Train in another process, and return at once.
+
+    >>> started = wb.start(wb.Recipe(grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}))
+    >>> run = started.wait()  # or wb.RunPanel(started)
 
     Args:
         recipe: what to do; or a run, to go on with it.
@@ -140,12 +130,8 @@ def announce(run: RunDirectory) -> None:
     """In the process that `start` made: say that the run exists, and put its output into the run's folder."""
     log, file = os.environ.pop(LOG, None), os.environ.pop(ANNOUNCE, None)
     if log and Path(log).is_file():
-        try:
-            if (run.path / LOG_NAME).exists():  # of an earlier session
-                (run.path / LOG_NAME).replace(run.path / f"{LOG_NAME}.before")
-            os.replace(log, run.path / LOG_NAME)
-        except OSError:
-            # A system that cannot rename an open file: it goes on where it is, and this says where.
-            (run.path / LOG_NAME).write_text(f"the output of this run goes to {log}\n", encoding="utf-8")
+        if (run.path / LOG_NAME).exists():  # of an earlier session
+            (run.path / LOG_NAME).replace(run.path / f"{LOG_NAME}.before")
+        os.replace(log, run.path / LOG_NAME)
     if file:
         write_json(file, {"run": str(run.path)})

@@ -376,14 +376,9 @@ class RunControl:
         texts = [completions[0].text for completions in found]
         scores = live.suite.score_each(rows, texts, [completions[0].ids for completions in found])
         for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
-            line = {
-                "step": step,
-                "held_out": bool(len(task.held_out)),
-                "prompt": row["prompt"],
-                "answer": row.get(task.answer_column),
-                "completion": text,
-                "scores": {name: scored.scores[number] for name, scored in scores.items()},
-            }
+            asked = {"step": step, "held_out": bool(len(task.held_out)), "prompt": row["prompt"]}
+            own = {name: scored.scores[number] for name, scored in scores.items()}
+            line = {**asked, "answer": row.get(task.answer_column), "completion": text, "scores": own}
             append_line(self.run.path / "samples.jsonl", line)
         return {"file": "samples.jsonl", "completions": len(texts), "first": texts[0][:500]}
 

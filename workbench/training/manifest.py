@@ -89,18 +89,13 @@ def _rewards(stage: Stage) -> dict[str, Any]:
 
 
 def _stage(stage: Stage) -> dict[str, Any]:
+    task = stage.task
     return {
-        "name": stage.name,
-        "steps": stage.steps,
-        "after": stage.offset,
-        "task": stage.task.source or stage.task.name,
-        "rows": fingerprint(stage.task.rows),
-        "prompts": len(stage.rows),
-        "right_by": stage.task.right_function,
-        "format_by": stage.task.format_by,
-        "rewards": _rewards(stage),
+        "name": stage.name, "steps": stage.steps, "after": stage.offset, "task": task.source or task.name,
+        "rows": fingerprint(task.rows), "prompts": len(stage.rows), "right_by": task.right_function,
+        "format_by": task.format_by, "rewards": _rewards(stage),
         "settings": {key: _plain(value) for key, value in stage.settings.items() if key in _IN_FORCE},
-    }
+    }  # fmt: skip
 
 
 def _dataset_card(task_file: str) -> dict[str, Any] | None:

@@ -73,17 +73,7 @@ def add_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: 
         # The embeddings are frozen: without this, nothing that is recomputed would ask for a gradient.
         model.enable_input_require_grads()
     torch.manual_seed(seed)
-    return get_peft_model(
-        model,
-        LoraConfig(
-            task_type="CAUSAL_LM",
-            r=lora.r,
-            lora_alpha=lora.lora_alpha,
-            lora_dropout=lora.lora_dropout,
-            target_modules=list(lora.target_modules),
-            bias="none",
-        ),
-    )
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", bias="none", **lora.model_dump()))
 
 
 def for_inference(model: Any) -> None:

@@ -9,7 +9,6 @@ with the plain backend it is not imported at all.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import sys
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import PolicyError
+from workbench.errors import PolicyError, nearest
 from workbench.recipe import LoraPart, Recipe
 from workbench.training import plain
 from workbench.training.fast_inference import COST, NOT_IN_FORCE, missing, why_not
@@ -66,17 +65,14 @@ class Policy:
     def __str__(self) -> str:
         quantised = f"NF4 in {self.linear4bit} Linear4bit layers, computing in {self.compute_dtype}"
         stored = quantised if self.linear4bit else self.precision
-        return (
-            f"{self.name}: {_count(self.parameters)} parameters, {stored}, on {self.device} through {self.backend}; "
-            + (
-                f"LoRA trains {_count(self.trainable)} ({self.trainable / self.parameters:.1%})"
-                if self.trainable
-                else "with a trained adapter, frozen"
-            )
-            + ("; vLLM generates" if self.fast_inference else "")
-            + f"; loaded in {self.load_s:.0f} s"
-            + "".join(f"\n  note: {note}" for note in self.notes)
-        )
+        trains = f"LoRA trains {_count(self.trainable)} ({self.trainable / self.parameters:.1%})"
+        parts = [
+            f"{self.name}: {_count(self.parameters)} parameters, {stored}, on {self.device} through {self.backend}",
+            trains if self.trainable else "with a trained adapter, frozen",
+            *["vLLM generates"] * self.fast_inference,
+            f"loaded in {self.load_s:.0f} s",
+        ]
+        return "; ".join(parts) + "".join(f"\n  note: {note}" for note in self.notes)
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any]:
@@ -90,13 +86,8 @@ class Policy:
 
     def found(self) -> dict[str, Any]:
         """What the manifest records."""
-        return {
-            key: getattr(self, key)
-            for key in (
-                "name", "source", "device", "backend", "precision", "compute_dtype", "parameters", "trainable",
-                "linear4bit", "max_seq_length", "fast_inference", "notes", "trained_in",
-            )
-        }  # fmt: skip
+        left_out = ("model", "tokenizer", "load_s", "gradient_checkpointing")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     @contextlib.contextmanager
     def generating(self, *, base: bool = False) -> Iterator[Any]:
@@ -260,12 +251,8 @@ def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
 
 def _check_backend(backend: str) -> None:
     if backend not in _BACKENDS:
-        near = difflib.get_close_matches(str(backend), _BACKENDS, n=1)
-        raise PolicyError(
-            f"backend {backend!r}: unknown",
-            rule="a backend is unsloth or transformers",
-            remedy=f"did you mean {near[0]!r}?" if near else "choose one of them",
-        )
+        remedy = nearest(str(backend), _BACKENDS, "choose one of them")
+        raise PolicyError(f"backend {backend!r}: unknown", rule="a backend is unsloth or transformers", remedy=remedy)
 
 
 def _check_not_replaced() -> None:
@@ -340,10 +327,7 @@ def _unsloth_base(
 def _unsloth_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
     return _unsloth().FastLanguageModel.get_peft_model(
         model,
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=list(lora.target_modules),
+        **lora.model_dump(),
         bias="none",
         use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
         random_state=seed,

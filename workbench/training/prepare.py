@@ -18,6 +18,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
 from workbench.training import plan as settings_of
+from workbench.training.begun import begun_task
 from workbench.training.generation import expected, in_words
 from workbench.training.loading import load_tokenizer, local_model
 from workbench.training.plan.batches import Batch
@@ -25,17 +26,9 @@ from workbench.training.plan.device import Machine, asks_for_vllm
 from workbench.training.plan.in_force import Row
 from workbench.training.policy import trainer_classes
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
-from workbench.training.presets import find_recipe
-from workbench.training.stages import (
-    ONLY_STAGE,
-    Memory,
-    Stage,
-    begun_task,
-    fit,
-    planned_stages,
-    settled_vllm,
-)
-from workbench.workspace import find, shown, to_json
+from workbench.training.presets import read_source
+from workbench.training.stages import ONLY_STAGE, Memory, Stage, fit, planned_stages, settled_vllm
+from workbench.workspace import to_json
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
@@ -212,35 +205,6 @@ def plan(
         notes=(*notes, *(line for line in made.notes if line not in notes)),
         stand_ins=tuple(name for name, own in (("task", tasked), ("policy", named)) if not own),
     )
-
-
-def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool, bool]:
-    """What a recipe file, a preset's name, a script or a recipe asks for.
-
-    Returns:
-        (what to call it, the recipe, lines about what a script had otherwise, whether policy.name was asked for, and a task).
-    """
-    from workbench.training.script import read_script
-
-    if isinstance(source, Recipe):
-        return "recipe", source, [], True, True
-    if isinstance(source, str) and "\n" in source:
-        return "script", *read_script(source)
-    if Path(source).suffix in (".yaml", ".yml") or not find(source).is_file():
-        file = find_recipe(source)
-        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True, True
-    file = find(source)
-    if file.suffix != ".py":
-        raise RecipeError(
-            f"{shown(file)}: neither YAML nor Python",
-            rule="a plan is made of a recipe (.yaml), a preset or a training script (.py)",
-            remedy="paste a notebook's cells into one .py file; rows belong to a task, which a recipe names as its `task:`",
-        )
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so") from error
-    return shown(file), *read_script(text, shown(file))
 
 
 def settled(made: Plan, policy: Policy) -> Plan:

@@ -169,14 +169,9 @@ class Recorder:
                     flush=True,
                 )
             self.reward_errors[name] = self.reward_errors.get(name, 0) + len(errors)
+            where = {"prompt": scored.prompts[first], "completion": scored.completions[first]}
             self.event(
-                "reward_error",
-                scored.step,
-                function=name,
-                completions=len(errors),
-                error=errors[first],
-                prompt=scored.prompts[first],
-                completion=scored.completions[first],
+                "reward_error", scored.step, function=name, completions=len(errors), error=errors[first], **where
             )
 
     def log(self, step: int, logs: dict[str, Any]) -> dict[str, Any]:

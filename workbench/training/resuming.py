@@ -96,11 +96,7 @@ def latest_point(run: RunDirectory) -> Point:
     Raises:
         RunError: if it has none.
     """
-    folders = sorted(
-        (folder for folder in run.checkpoints.glob("checkpoint-*") if folder.name[11:].isdigit()),
-        key=lambda folder: -int(folder.name[11:]),
-    )
-    for folder in folders:
+    for folder in run.saved():
         try:
             state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         except (OSError, ValueError):

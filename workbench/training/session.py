@@ -55,7 +55,7 @@ class Session:
         self.run, self.trainer, self.stage, self.recorder, self.watch = run, trainer, stage, recorder, watch
         self.stop = GracefulStop(lambda by: write_request(run, "stop", by, {}))
         self.control = RunControl(run, self.stop, replayed, replayed_from)
-        self.begun_at, self.begun = 0, False
+        self.begun_at = 0
         self.at_end: Callable[[], Any] = lambda: None
         self._replaced: list[tuple[Any, str, Any]] = []  # (trainer, name, what stood there)
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
@@ -76,7 +76,7 @@ class Session:
         Raises:
             Whatever ended it before its time; the record says so, too.
         """
-        started, status, details, self.begun = time.monotonic(), "failed", {}, True
+        started, status, details = time.monotonic(), "failed", {}
         try:
             with self.stop:
                 result = self._train_all(*args, **kwargs)
@@ -97,10 +97,6 @@ class Session:
             self._let_go()
             step = max(self.begun_at, self.trainer.state.global_step)
             self._close(status, step, time.monotonic() - started, details)
-
-    def forget(self) -> None:
-        """It never trained: leave nothing of it."""
-        self.run.discard()
 
     # -- what a plan's session does more of ----------------------------------------------------------------------------
     _is_last = True
@@ -321,9 +317,6 @@ class StagedSession(Session):
             raise explained from error
         finally:
             self.live.suite.close()
-
-    def forget(self) -> None:
-        self.run.discard() if self.point is None else self.run.release()
 
     def _generates(self, why_not: str | None) -> None:
         step = self.trainer.state.global_step + 1

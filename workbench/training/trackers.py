@@ -1,9 +1,10 @@
 """Experiment trackers beside the run's own files: TensorBoard, Trackio, Weights & Biases, MLflow, and what else transformers
 has a callback for.
 
-The run directory is the record, and it is whole without them; so a tracker may fail or hang at any moment
-(`tracker_guard.py`). What a tracker writes goes to `runs/<run_name>/trackers/<tracker>`, unless the environment says
-otherwise; nothing is sent anywhere that the environment does not ask for.
+The run directory is the record, and it is whole without them; so a tracker may fail or hang at any moment. Each runs in a
+thread of its own with a deadline for every event: the first thing that goes wrong is reported once and takes that tracker out.
+What a tracker writes goes to `runs/<run_name>/trackers/<tracker>`, unless the environment says otherwise; nothing is sent
+anywhere that the environment does not ask for.
 
 TRL sends its table of completions to wandb and trackio by itself, and only if they stand in its own `report_to`, which they
 do not here. Every completion of every step is in the run's `rollouts/`.
@@ -11,25 +12,30 @@ do not here. Every completion of every step is in the run's `rollouts/`.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from workbench.training.plan.values import check_trackers
-from workbench.training.tracker_guard import PROJECT, guarded
+from workbench.errors import RecipeError, nearest
 from workbench.workspace import shown
 
+PROJECT = "grpo-workbench"
+DEADLINE_S = 60.0  # for one event of one tracker; a tracker that works takes milliseconds
 _PACKAGES = {"comet_ml": "comet-ml", "azure_ml": "azureml-core", "flyte": "flytekit"}  # where pip's name is another
 _MODULES = {
-    "tensorboard": ("tensorboard", "tensorboardX"), "azure_ml": ("azureml",), "flyte": ("flytekit",),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "azure_ml": ("azureml",),
+    "flyte": ("flytekit",),
     "kubeflow": (),
-}  # fmt: skip
-_OPEN_WITH = {
-    "tensorboard": "tensorboard --logdir {folder}",
-    "trackio": "TRACKIO_DIR={folder} trackio show",
-    "mlflow": "mlflow ui --backend-store-uri {uri}",
 }
 
 OnFailure = Callable[[str, str], None]
@@ -44,19 +50,30 @@ def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], 
     Raises:
         RecipeError: for a name that transformers knows no tracker by.
     """
-    from transformers.integrations.integration_utils import get_available_reporting_integrations
+    from transformers.integrations import integration_utils
 
-    asked = check_trackers(report_to)
+    known = [*integration_utils.INTEGRATION_TO_CALLBACK]
+    asked = list(report_to) if isinstance(report_to, (list, tuple)) else [] if report_to is None else [report_to]
+    if asked == ["all"]:
+        asked = integration_utils.get_available_reporting_integrations()
     found, notes = [], []
-    for name in get_available_reporting_integrations() if asked == ["all"] else asked:
+    for name in [name for name in dict.fromkeys(asked) if name != "none"]:
+        if name not in known:
+            raise RecipeError(
+                f"grpo.report_to = {name!r}",
+                rule=f"a tracker is one of {', '.join(known)}; or none, or all that are installed",
+                remedy=nearest(
+                    str(name), [*known, "none", "all"], "choose one; the run's own files are written anyway"
+                ),
+            )
         modules = _MODULES.get(name, (name,))
-        if modules and not any(importlib.util.find_spec(module) for module in modules):
+        if not modules or any(importlib.util.find_spec(module) for module in modules):
+            found.append(name)
+        else:
             notes.append(
                 f"WARNING: report_to = {name} is left out: it is not installed (uv pip install {_PACKAGES.get(name, name)}); "
                 "the run's own files are written as always"
             )
-            continue
-        found.append(name)
     return found, notes
 
 
@@ -71,7 +88,7 @@ def tracker_callbacks(
     Args:
         run_name: the run's name in the trackers.
         folder: the run directory's folder for trackers; made if a tracker needs it.
-        on_failure: called once with (tracker, what went wrong) for a tracker that is taken out.
+        on_failure: called once with (tracker, what went wrong), in the trainer's own thread, for a tracker that is taken out.
 
     Raises:
         RecipeError: for a name that is no tracker.
@@ -83,58 +100,164 @@ def tracker_callbacks(
     for name in names:
         place = Path(folder).absolute() / name
         settings = _environment(name, place)
-        tracker = guarded(name, run_name, settings, on_failure)
-        if not tracker.open():
-            continue
-        callbacks.append(tracker)
-        notes.append(_where(name, place, settings))
+        tracker = _guarded(name, run_name, settings, on_failure)
+        if tracker.works:
+            callbacks.append(tracker)
+            notes.append(_where(name, place, settings))
     return callbacks, notes
 
 
 def _environment(name: str, place: Path) -> dict[str, str]:
     """What each library reads from the environment; what the user has set there stays as it is."""
+    # A database is what MLflow wants; its small edition (mlflow-skinny) has none and keeps files.
+    store = f"sqlite:///{place}/mlflow.db" if importlib.util.find_spec("sqlalchemy") else place.as_uri()
     wanted = {
         "tensorboard": {"TENSORBOARD_LOGGING_DIR": str(place)},
         "trackio": {"TRACKIO_DIR": str(place)},
-        "wandb": {
-            "WANDB_DIR": str(place),
-            "WANDB_PROJECT": PROJECT,
-            "WANDB_SILENT": "true",
-            "WANDB_CONSOLE": "off",  # it would send the notebook's output through itself
-            "WANDB_INIT_TIMEOUT": "30",  # seconds; a network that is not there
-        },
-        "mlflow": {
-            "MLFLOW_TRACKING_URI": _mlflow_store(place),
-            "MLFLOW_EXPERIMENT_NAME": PROJECT,
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-            "MLFLOW_ALLOW_FILE_STORE": "true",
-        },
+        # Its console would send the notebook's output through itself; 30 s: a network that is not there.
+        "wandb": {"WANDB_DIR": str(place), "WANDB_PROJECT": PROJECT, "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
+        | {"WANDB_INIT_TIMEOUT": "30"}
+        # Without a key it asks for one, or waits.
+        | ({} if os.environ.get("WANDB_API_KEY") else {"WANDB_MODE": "offline"}),
+        "mlflow": {"MLFLOW_TRACKING_URI": store, "MLFLOW_EXPERIMENT_NAME": PROJECT, "MLFLOW_ALLOW_FILE_STORE": "true"}
+        | {"MLFLOW_DISABLE_TELEMETRY": "true"},
     }.get(name, {})
-    if name == "wandb" and not os.environ.get("WANDB_API_KEY"):
-        # Without a key it asks for one, or waits for a network that may not be there.
-        wanted["WANDB_MODE"] = "offline"
     settings = {key: value for key, value in wanted.items() if not os.environ.get(key)}
-    if _in_folder(place, settings):
+    if any(str(place) in value for value in settings.values()):
         place.mkdir(parents=True, exist_ok=True)
     return settings
 
 
-def _mlflow_store(place: Path) -> str:
-    # A database is what MLflow wants; its small edition (mlflow-skinny) has none and keeps files.
-    return f"sqlite:///{place}/mlflow.db" if importlib.util.find_spec("sqlalchemy") else place.as_uri()
-
-
-def _in_folder(place: Path, settings: dict[str, str]) -> bool:
-    return any(str(place) in value for value in settings.values())
-
-
 def _where(name: str, place: Path, settings: dict[str, str]) -> str:
-    if not _in_folder(place, settings):
+    folder, offline = shown(place), settings.get("WANDB_MODE") == "offline"
+    if not any(str(place) in value for value in settings.values()):
         return f"{name}: where the environment says"
+    return f"{name}: in {folder}" + {
+        "tensorboard": f"; to look at it: tensorboard --logdir {folder}",
+        "trackio": f"; to look at it: TRACKIO_DIR={folder} trackio show",
+        "mlflow": f"; to look at it: mlflow ui --backend-store-uri {settings.get('MLFLOW_TRACKING_URI', '')}",
+        "wandb": f"; offline, as WANDB_API_KEY is not set: wandb sync {folder}/wandb/offline-run-*" if offline else "",
+    }.get(name, "")
+
+
+def _work(calls: queue.SimpleQueue) -> None:
+    while (item := calls.get()) is not None:
+        function, future = item
+        try:
+            future.set_result(function())
+        except BaseException as error:  # a library that calls sys.exit must not end the run either
+            future.set_exception(error)
+
+
+def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnFailure) -> Any:
+    """A `TrainerCallback` that passes a trainer's events on to the tracker's own one for as long as that works."""
+    from transformers import TrainerCallback
+
+    class Tracker(TrainerCallback):  # a class for each: the trainer takes two of the same class for a mistake
+        def __init__(self) -> None:
+            self.name, self._inner = name, None
+            self._last: tuple[Any, ...] = ()  # what the latest event came with
+            # One thread for its whole life: trackio and mlflow keep their run in variables of the thread.
+            self._calls: queue.SimpleQueue = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self._calls,), name=f"tracker-{name}", daemon=True).start()
+            # For as long as it works: libraries read the environment again when they log, some in threads of their own.
+            self._environment = contextlib.ExitStack()
+            self._environment.enter_context(_in_environment(settings))
+            self._inner = self._guard("start", lambda: _start(name, run_name, settings))
+
+        @property
+        def works(self) -> bool:
+            """Whether it still gets the run's events."""
+            return self._inner is not None
+
+        def close(self) -> None:
+            """End the tracker's run and put the environment back; nothing the second time."""
+            if self._last:
+                self._pass("on_train_end", *self._last[:3], **self._last[3])
+            if self.works and name == "wandb" and self._inner.own:
+                # transformers leaves wandb's run open, and the next run in this process would be logged into it.
+                self._guard("end", self._inner._wandb.finish)
+            self._let_go()
+
+        def _pass(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            later_stage = event == "on_train_begin" and self._last
+            self._last = (args, state, control, {key: kwargs.get(key) for key in ("model", "processing_class")})
+            if later_stage or not self.works or getattr(type(self._inner), event) is getattr(TrainerCallback, event):
+                return
+            own = copy.copy(args)
+            own.run_name, own.report_to = run_name, [name]
+            if getattr(own, "project", None) == "huggingface":  # the default of transformers
+                own.project = PROJECT
+            if kwargs.get("logs"):
+                # A function that scored nothing logs None, which is no number to any of them.
+                kwargs["logs"] = {key: value for key, value in kwargs["logs"].items() if value is not None}
+            method = getattr(self._inner, event)
+            # A copy of control: to watch a run is not to steer it.
+            self._guard(event.removeprefix("on_"), lambda: method(own, state, copy.copy(control), **kwargs))
+
+        def _guard(self, when: str, call: Callable[[], Any]) -> Any:
+            future: Future = Future()
+            self._calls.put((call, future))
+            try:
+                return future.result(DEADLINE_S)
+            except (Exception, SystemExit) as error:
+                late = "" if future.done() else f"no answer within {DEADLINE_S:g} s"
+                self._let_go()
+                on_failure(
+                    name, f"{when}: {type(error).__name__}: {(str(error).strip() or late).partition(chr(10))[0]}"
+                )
+
+        def _let_go(self) -> None:
+            self._inner = None
+            self._calls.put(None)
+            self._environment.close()
+
+    for event in vars(TrainerCallback):
+        if event.startswith("on_") and event != "on_train_end":  # a stage's end is not the run's
+            setattr(Tracker, event, functools.partialmethod(Tracker._pass, event))
+    return Tracker()
+
+
+def _start(name: str, run_name: str, settings: dict[str, str]) -> Any:
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    callback = get_reporting_integration_callbacks(name)[0]()
     if name == "wandb":
-        sends = "" if settings.get("WANDB_MODE") != "offline" else (
-            f"; offline, as WANDB_API_KEY is not set: wandb sync {shown(place)}/wandb/offline-run-*"
-        )  # fmt: skip
-        return f"wandb: in {shown(place)}{sends}"
-    uri = settings.get("MLFLOW_TRACKING_URI", "")
-    return f"{name}: in {shown(place)}; to look at it: {_OPEN_WITH[name].format(folder=shown(place), uri=uri)}"
+        import wandb
+
+        callback.own = wandb.run is None  # else the user's own, which stays open
+        if callback.own:
+            # wandb reads its folder from the environment once per process; a run started here is told it in words.
+            told = {"dir": settings.get("WANDB_DIR"), "mode": settings.get("WANDB_MODE")}
+            told = {key: value for key, value in told.items() if value}
+            wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run_name, **told)
+    return callback
+
+
+@contextlib.contextmanager
+def _in_environment(settings: dict[str, str]) -> Iterator[None]:
+    """The environment with these settings, put back afterwards."""
+    before = {key: os.environ.get(key) for key in (*settings, "MLFLOW_EXPERIMENT_ID")}  # MLflow sets that itself
+    os.environ.update(settings)
+    moved = _move_trackio(Path(settings["TRACKIO_DIR"])) if "TRACKIO_DIR" in settings else []
+    try:
+        yield
+    finally:
+        for module, key, value in moved:
+            setattr(module, key, value)
+        for key, value in before.items():
+            os.environ.pop(key, None)
+            if value is not None:
+                os.environ[key] = value
+
+
+def _move_trackio(place: Path) -> list[tuple[Any, str, Any]]:
+    # Trackio reads its folder once, when it is imported, and TRL imports it long before there is a run.
+    import trackio.sqlite_storage  # noqa: F401
+
+    folders = {"TRACKIO_DIR": place, "MEDIA_DIR": place / "media", "ARTIFACTS_DIR": place / "artifacts"}
+    loaded = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "trackio"]
+    moved = [(module, key, vars(module)[key]) for module in loaded for key in folders if key in vars(module)]
+    for module, key, _ in moved:
+        setattr(module, key, folders[key])
+    return moved

@@ -17,12 +17,13 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.training import plan as settings_of
 from workbench.training.attach import MADE, attach, go_on
+from workbench.training.begun import changed_since_begun
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import REFUSALS, Plan, prepare, refused, settled
 from workbench.training.resuming import STATE_FILES, Point, latest_point, load_adapter
-from workbench.training.stages import Stage, changed_since_begun
+from workbench.training.stages import Stage
 from workbench.training.watchers import Watcher
 
 
@@ -39,11 +40,11 @@ class Made:
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
     """TRL's GRPOTrainer for a plan: the model, the tokenizer, the reward functions, the GRPOConfig and the prompts.
 
-        plan = wb.plan(recipe)
-        policy = wb.load_policy(plan)
-        trainer = wb.make_trainer(plan, policy)
-        run = wb.attach(trainer, plan)  # leave it out, and nothing is recorded
-        trainer.train()
+    >>> plan = wb.plan(wb.Recipe(grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}))
+    >>> policy = wb.load_policy(plan)
+    >>> trainer = wb.make_trainer(plan, policy)
+    >>> run = wb.attach(trainer, plan)  # leave it out, and nothing is recorded
+    >>> _ = trainer.train()
 
     It is that of the plan's first stage. Attached, `trainer.train()` trains the later ones, too.
 
@@ -88,8 +89,9 @@ def train(
 ) -> RunDirectory:
     """Train a policy as the recipe says, and leave the run directory.
 
-        run = wb.train(wb.Recipe(grpo={"max_steps": 20, "num_generations": 4}))
-        run.result()
+    >>> run = wb.train(wb.Recipe(grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}))
+    >>> run.result()["status"]
+    'finished'
 
     The first Interrupt finishes the step, saves and returns as if the run were over; the second raises
     `KeyboardInterrupt`. What else can be asked of the run while it trains is in `workbench.run.control_file`. Everything that
@@ -126,7 +128,7 @@ def continue_run(
 ) -> RunDirectory:
     """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
 
-        run = wb.continue_run("arithmetic", steps=20)
+    >>> run = wb.continue_run("run", steps=2)
 
     Adapter, optimiser, schedule, random states, order of the prompts, and what was changed while it trained are those of
     the checkpoint. What the record holds of later steps is taken out of it: they are trained again.

@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 from workbench.audit.examination import RewardAudit
-from workbench.views.figure import GREY, SERIES, inline_image, new_figure
-from workbench.views.tables import PRE, Table, Verbatim, plain, short_name
+from workbench.views.figure import GREY, SERIES, inline_image, new_figure, with_legend
+from workbench.views.tables import BAD, MUTED, WARNING, Table, Verbatim, View, one_line, pre, short_name
 
-_COLOURS = {"error": "#c0392b", "warning": "#b9770e", "note": "#5d6d7e"}
+_COLOURS = {"error": BAD, "warning": WARNING, "note": MUTED}
 MOST_PROBES = 12
-_REMEDY = html.escape("\n  -> ")
+_REMEDY = "\n  -> "
 
 
-class AuditView:
-    """The whole audit: HTML in a notebook, text elsewhere.
+def audit_view(audit: RewardAudit, most: int = MOST_PROBES, chart: bool = True) -> View:
+    """The whole audit.
 
     Args:
         most: probes in the table and the chart.
         chart: with the chart of what they earn.
     """
-
-    def __init__(self, audit: RewardAudit, most: int = MOST_PROBES, chart: bool = True) -> None:
-        self.audit, self.most, self.chart = audit, most, chart and bool(audit.probes)
-        self.tables = [table for table in (functions_table(audit), probes_table(audit, most)) if table.rows]
-
-    def __str__(self) -> str:
-        head = "\n".join([f"{self.audit.task}: {self.audit.verdict}", _tried(self.audit)])
-        found = "\n".join(map(str, self.audit.findings))
-        return "\n\n".join(part for part in (head, found, *map(str, self.tables)) if part)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        audit = self.audit
-        head = f"<b>{_pre(f'{audit.task}: {audit.verdict}')}</b>{_pre(_tried(audit))}"
-        chart = inline_image(leaderboard_chart(audit, self.most), audit.verdict) if self.chart else ""
-        lines = "".join(
-            f"<li><b style='color:{_COLOURS[finding.severity]}'>{finding.severity}</b> "
-            f"{_pre(str(finding).partition(': ')[2].replace(_REMEDY, chr(10) + '→ '))}</li>"
-            for finding in audit.findings
-        )
-        return f"{head}{chart}<ul>{lines}</ul>" + "".join(table._repr_html_() for table in self.tables)
-
-
-def _pre(text: str) -> str:
-    # As tables have it: findings quote completions and answers, and outside of <pre> a `$` would begin a formula.
-    return f"<pre style='{PRE}'>{html.escape(plain(text))}</pre>"
+    tables = [table for table in (functions_table(audit), probes_table(audit, most)) if table.rows]
+    title, tried, found = f"{audit.task}: {audit.verdict}", _tried(audit), "\n".join(map(str, audit.findings))
+    text = "\n\n".join(part for part in (f"{title}\n{tried}", found, *map(str, tables)) if part)
+    image = inline_image(leaderboard_chart(audit, most), audit.verdict) if chart and audit.probes else ""
+    lines = "".join(
+        f"<li><b style='color:{_COLOURS[finding.severity]}'>{finding.severity}</b> "
+        f"{pre(str(finding).partition(': ')[2].replace(_REMEDY, chr(10) + '→ '))}</li>"
+        for finding in audit.findings
+    )
+    head = f"<b>{pre(title)}</b>{pre(tried)}{image}<ul>{lines}</ul>"
+    return View(head + "".join(table._repr_html_() for table in tables), text)
 
 
 def _tried(audit: RewardAudit) -> str:
@@ -67,13 +50,13 @@ def probes_table(audit: RewardAudit, most: int = MOST_PROBES) -> Table:
     """The probes, best paid first."""
     reference = _reference(audit)
     whole = "100%" if any(probe.share is not None for probe in audit.probes) else "-"
-    example = Verbatim(_short(audit.reference))
+    example = Verbatim(one_line(audit.reference, 60))
     rows = [["(the reference completion)", audit.reference_total, whole, *reference.values(), example]]
     for probe in audit.probes[:most]:
         share = "-" if probe.share is None else f"{probe.share:.0%}"
         name = probe.name + (" (yours)" if probe.own else "") + (" (right, padded)" if probe.right else "")
         scores = [probe.scores[each] for each in reference]
-        rows.append([Verbatim(name), probe.total, share, *scores, Verbatim(_short(probe.example))])
+        rows.append([Verbatim(name), probe.total, share, *scores, Verbatim(one_line(probe.example, 60))])
     more = len(audit.probes) - most
     caption = "What reward hacks earn, against the reference completion" + (
         f" ({more} more earn less)" if more > 0 else ""
@@ -86,11 +69,6 @@ def _reference(audit: RewardAudit) -> dict[str, float | None]:
     # What the reference earns, of the functions that could score.
     scored = audit.probes[0].scores if audit.probes else {}
     return {function.name: function.reference for function in audit.functions if function.name in scored}
-
-
-def _short(text: str, most: int = 60) -> str:
-    text = text.replace("\n", "⏎")
-    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def leaderboard_chart(audit: RewardAudit, most: int = MOST_PROBES) -> Any:
@@ -110,6 +88,4 @@ def leaderboard_chart(audit: RewardAudit, most: int = MOST_PROBES) -> Any:
     axis.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel("weighted reward", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.tight_layout()
-    return figure
+    return with_legend(figure, axis)

@@ -165,6 +165,7 @@ class RunFigure:
         for function in history.functions:
             if function not in self._lines:
                 self._add_function(function)
+        self._mark_points("")  # a legend that is made now would keep the dots
         self._title.set_text(cut(title or self.name, 118 if len(history) <= self.std.points else 72))
         self._note.set_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …")))
         steps = np.array(history.steps)
@@ -174,16 +175,19 @@ class RunFigure:
         depends["time"].append(self._fit_time(history))
         depends["reward"].append(self._fit_legend(history))
         depends["entropy"].append(self._fit_entropy(history))
-        # One point is no line. After the legends were made, which would keep the dots.
-        for chart in self.charts.values():
-            for line in chart.lines:
-                line.artist.set_marker("." if len(steps) == 1 else "")
+        if len(steps) == 1:  # one point is no line
+            self._mark_points(".")
         self._key.set_text(self._marks.fill(marks, limit))
         size = -(-len(steps) // self.reward.points)
         told = f"lines: means of up to {-(-len(steps) // self.std.points)} steps; shading: min to max"
         self._reduced.set_text(told if size > 1 else "")
         self._paint(depends | {"": self._reduced.get_text()})
         return drawn_png(self.figure)
+
+    def _mark_points(self, marker: str) -> None:
+        for chart in self.charts.values():
+            for line in chart.lines:
+                line.artist.set_marker(marker)
 
     def _most_x(self, step: int) -> float:
         # The planned steps, halved as long as the run has its place in them: the frame changes with each doubling only.

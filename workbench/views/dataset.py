@@ -1,12 +1,16 @@
-"""The results of notebook 01 as tables and pictures."""
+"""The results of notebook 01 as tables and pictures: rows, the template's text, prompt lengths, difficulty."""
 
 from __future__ import annotations
 
+import html
+from collections.abc import Sequence
 from typing import Any
 
-from workbench.views.charts import length_histogram, pass_rates
-from workbench.views.figure import Picture
-from workbench.views.tables import Table, Verbatim
+from workbench.views.figure import BLUE, GREEN, ORANGE, RED, Picture, new_figure, whole_numbers, with_legend
+from workbench.views.tables import Table, Verbatim, View, plain, pre
+
+_TEXT = "white-space:pre-wrap;font-family:monospace;border-left:3px solid #888;padding-left:8px"
+_SPECIAL = "background:#f3d9a4;color:#222;border-radius:3px;padding:0 2px"
 
 
 def rows_table(rows: Any) -> Table:
@@ -26,3 +30,78 @@ def difficulty_picture(profile: Any) -> Any:
     if not profile.solved:
         return Table(["difficulty"], [[str(profile)]])
     return Picture(pass_rates(profile, profile.settings["num_generations"]), str(profile))
+
+
+def length_histogram(lengths: Sequence[int], limits: dict[float, int], max_prompt_length: int | None = None) -> Any:
+    """Distribution of prompt lengths (tokens), with the limit that keeps each share of the rows.
+
+    Args:
+        limits: share -> tokens, as `covering_lengths` gives them.
+        max_prompt_length: the filter in force, shaded from there on; None: there is none.
+    """
+    figure, axis = new_figure(8, 2.6)
+    few = max(lengths) - min(lengths) < 60
+    axis.hist(lengths, bins=[edge - 0.5 for edge in range(min(lengths), max(lengths) + 2)] if few else 60, color=BLUE)
+    by_limit: dict[int, list[str]] = {}
+    for share, limit in sorted(limits.items()):
+        by_limit.setdefault(limit, []).append(f"{share:.0%}")
+    for (limit, shares), style in zip(by_limit.items(), (":", "--", "-"), strict=False):
+        label = f"at most {limit} tokens: {' and '.join(shares)} of the prompts"
+        axis.axvline(limit, color=ORANGE, linestyle=style, label=label)
+    if max_prompt_length is not None and max_prompt_length < max(lengths):
+        axis.axvspan(max_prompt_length + 0.5, max(lengths) + 0.5, color=RED, alpha=0.15, label="left out")
+    whole_numbers(axis)
+    axis.set_xlabel("prompt length, tokens", fontsize=8)
+    axis.set_ylabel("rows", fontsize=8)
+    return with_legend(figure, axis)
+
+
+def pass_rates(profile: Any, num_generations: int) -> Any:
+    """How often each prompt was solved: prompts by number of right completions; never, sometimes and always coloured.
+
+    Args:
+        profile: a `workbench.data.difficulty.Profile` that is not empty.
+        num_generations: size of the groups that dead ones are estimated for.
+    """
+    rates = [solved.rate for solved in profile.solved.values()]
+    most = max(solved.of for solved in profile.solved.values())
+    figure, axis = new_figure(8, 2.6)
+    counts = [sum(round(rate * most) == right for rate in rates) for right in range(most + 1)]
+    shares = profile.shares
+    for which, places, colour in (
+        ("never", [0], ORANGE),
+        ("sometimes", range(1, most), BLUE),
+        ("always", [most], GREEN),
+    ):
+        heights, label = [counts[place] for place in places], f"{which} solved: {shares[which]:.0%}"
+        axis.bar(places, heights, color=colour, width=0.85, label=label)
+    whole_numbers(axis)
+    axis.set_xlabel(f"right completions of {most}", fontsize=8)
+    axis.set_ylabel("prompts", fontsize=8)
+    title = f"about {profile.dead_groups(num_generations):.0%} of groups of {num_generations} would be all right or all wrong"
+    axis.set_title(title, fontsize=9, loc="left")
+    return with_legend(figure, axis)
+
+
+def card_view(card: Any) -> View:
+    """A `TemplateCard`: the exact text with its special tokens marked, what a trainer makes of it, and what to worry about."""
+    survive = " ".join(tag for tag, survives in card.survives.items() if survives)
+    lost = " ".join(tag for tag, survives in card.survives.items() if not survives)
+    words = {True: "yes", False: "NO", None: "-"}
+    rows = [
+        ["tokens", str(len(card.tokens))],
+        ["special tokens", " ".join(dict.fromkeys(token.text for token in card.tokens if token.special)) or "none"],
+        ["tags that survive decoding", (survive + (f"; LOST: {lost}" if lost else "")) or "none expected"],
+        ["EOS token", str(card.eos_token)],
+        ["the template ends the assistant's turn with it", words[card.ends_turns]],
+        ["tag opened by the template itself", f"<{card.prefilled}>" if card.prefilled else "none"],
+        ["the system message is in the text", words[card.keeps_system]],
+    ]
+    table = Table(["what a trainer makes of it", ""], rows)
+    texts = [(html.escape(plain(token.text)), token.special) for token in card.tokens]
+    marked = "".join(f"<span style='{_SPECIAL}'>{text}</span>" if special else text for text, special in texts)
+    problems = "".join(f"<li>{pre(problem)}</li>" for problem in card.problems)
+    verdict = f"<p><b>Check this:</b></p><ul>{problems}</ul>" if problems else "<p>Nothing to worry about.</p>"
+    worries = [plain(f"check: {problem}") for problem in card.problems] or ["nothing to worry about"]
+    page = f"<pre style='{_TEXT}'>{marked}</pre>{table._repr_html_()}{verdict}"
+    return View(page, "\n".join([plain(card.text), "", str(table), *worries]))

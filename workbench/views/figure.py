@@ -1,4 +1,4 @@
-"""Figures without pyplot, and showing them as plain PNG.
+"""Figures without pyplot, as plain PNG.
 
 pyplot keeps global state that Jupyter's own hooks close and redraw behind a running cell, so nothing here touches it:
 a bare `Figure`, drawn by Agg into bytes, sent to the front end as an image.
@@ -48,6 +48,29 @@ def style(axis: Any) -> None:
     axis.tick_params(labelsize=8)
 
 
+def with_legend(figure: Any, axis: Any, *entries: Any) -> Any:
+    """The figure, laid out, with the axis's legend (or these handles and labels) on its right."""
+    axis.legend(*entries, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.tight_layout()
+    return figure
+
+
+def lying(axis: Any, places: Any, labels: Any) -> None:
+    """An axis of horizontal bars: labels from the top down, the grid upright."""
+    axis.set_yticks(places, labels, fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axis.grid(visible=False, axis="y")
+
+
+def whole_numbers(axis: Any) -> None:
+    """Ticks at whole numbers alone, on both sides."""
+    from matplotlib.ticker import MaxNLocator
+
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_locator(MaxNLocator(integer=True))
+
+
 def png(figure: Any) -> bytes:
     """The figure as PNG bytes, in at most 128 colours: a chart has few, and it is then a third of the size."""
     figure.canvas.draw()
@@ -87,10 +110,3 @@ def inline_image(figure: Any, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who cannot see it."""
     data = base64.b64encode(png(figure)).decode("ascii")
     return f"<img src='data:image/png;base64,{data}' alt='{html.escape(text, quote=True)}' style='max-width:100%'>"
-
-
-def show(figure: Any, text: str) -> None:
-    """Show a figure in the notebook, as an image that stays in the saved file."""
-    from IPython.display import display
-
-    display(image_bundle(png(figure), text), raw=True)

@@ -9,27 +9,29 @@ from typing import Any
 import numpy as np
 
 from workbench.rewards.groups import ExplainedGroup
-from workbench.views.charts import advantage_bars
-from workbench.views.figure import BLACK, GREY, SERIES, inline_image, new_figure
-from workbench.views.tables import Table, Verbatim, short_name
+from workbench.views.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    SERIES,
+    inline_image,
+    lying,
+    new_figure,
+    with_legend,
+)
+from workbench.views.tables import Table, Verbatim, View, number, short_name
 
 
-class ExplainedView:
-    """An `ExplainedGroup`: rewards and advantages, and what each function adds to them, as bars; and the tables behind them."""
-
-    def __init__(self, found: ExplainedGroup) -> None:
-        self.found, self.tables = found, group_tables(found)
-
-    def __str__(self) -> str:
-        return "\n\n".join(map(str, self.tables))
-
-    def _repr_html_(self) -> str:
-        found = self.found
-        labels = [f"completion {number}" for number in range(len(found.texts))]
-        totals, learnt = np.nan_to_num(found.totals).tolist(), found.advantages.tolist()
-        bars = inline_image(advantage_bars(labels, totals, learnt), "rewards and advantages of the group")
-        bars += inline_image(contribution_bars(found), found.verdict)
-        return bars + "".join(table._repr_html_() for table in self.tables)
+def explained_view(found: ExplainedGroup) -> View:
+    """Rewards and advantages, and what each function adds to them, as bars; and the tables behind them."""
+    tables, labels = group_tables(found), [f"completion {index}" for index in range(len(found.texts))]
+    totals, learnt = np.nan_to_num(found.totals).tolist(), found.advantages.tolist()
+    bars = inline_image(advantage_bars(labels, totals, learnt), "rewards and advantages of the group")
+    bars += inline_image(contribution_bars(found), found.verdict)
+    return View(bars + "".join(table._repr_html_() for table in tables), "\n\n".join(map(str, tables)))
 
 
 def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]:
@@ -38,36 +40,22 @@ def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]
     Args:
         completions: with their texts.
     """
-    short = [short_name(name) for name in found.names]
-    scales = list(found.by_scale)
-    scored = Table(
-        ["", *(["completion"] if completions else []), *short, "total", *(f"advantage, {scale}" for scale in scales)],
-        [
-            [
-                number,
-                *([Verbatim(text)] if completions else []),
-                *map(float, found.scores[number]),
-                float(found.totals[number]),
-                *(float(found.by_scale[scale][number]) for scale in scales),
-            ]
-            for number, text in enumerate(found.texts)
-        ],
-        f"scores, weighted total (mean {found.mean:.3g}, std {found.std:.3g}), and the advantage under each scale_rewards",
-    )
-    added = Table(
-        ["", *short, "advantage"],
-        [[number, *map(float, row), float(found.advantages[number])] for number, row in enumerate(found.contributions)],
-        "what each function adds to the advantage; a row adds up to it",
-    )
-    functions = Table(
-        ["function", "weight", "mean score", "std of scores", "share of the advantages' variance"],
-        [
-            [name, found.weights[f], *_statistics(found.scores[:, f]), _percent(found.shares[f])]
-            for f, name in enumerate(found.names)
-        ],
-        found.verdict,
-    )
-    return [scored, added, functions]
+    short, scales = list(map(short_name, found.names)), found.by_scale
+    head = ["", *(["completion"] if completions else []), *short, "total"]
+    caption = f"scores, weighted total (mean {found.mean:.3g}, std {found.std:.3g}), and the advantage under each scale_rewards"
+    rows = [
+        [index, *([Verbatim(text)] if completions else []), *map(float, own)]
+        for index, (text, *own) in enumerate(
+            zip(found.texts, *found.scores.T, found.totals, *scales.values(), strict=True)
+        )
+    ]
+    scored = Table([*head, *(f"advantage, {scale}" for scale in scales)], rows, caption)
+    rows = [[index, *map(float, [*own, found.advantages[index]])] for index, own in enumerate(found.contributions)]
+    added = Table(["", *short, "advantage"], rows, "what each function adds to the advantage; rows sum to it")
+    pairs = zip(found.names, found.weights, found.scores.T, found.shares, strict=True)
+    rows = [[name, weight, *_statistics(scores), number(share, ".0%")] for name, weight, scores, share in pairs]
+    header = ["function", "weight", "mean score", "std of scores", "share of the advantages' variance"]
+    return [scored, added, Table(header, rows, found.verdict)]
 
 
 def _statistics(scores: np.ndarray) -> tuple[float | None, float | None]:
@@ -88,7 +76,7 @@ def contribution_bars(
     """
     count = len(found.texts)
     order = list(range(count)) if order is None else list(order)
-    labels = [f"completion {number}" for number in range(count)] if labels is None else labels
+    labels = [f"completion {index}" for index in range(count)] if labels is None else labels
     figure, axis = new_figure(9, 0.42 * count + 1.3)
     places = np.arange(count)
     right, left = np.zeros(count), np.zeros(count)
@@ -99,16 +87,26 @@ def contribution_bars(
         right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
     axis.plot(found.advantages[order], places, "D", color=BLACK, markersize=5, label="advantage")
     axis.axvline(0, color=GREY, linewidth=0.8)
-    axis.set_yticks(places, [labels[number] for number in order], fontsize=8)
-    axis.invert_yaxis()
-    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axis.grid(visible=False, axis="y")
+    lying(axis, places, [labels[index] for index in order])
     axis.set_xlabel("advantage", fontsize=8)
     axis.set_title(textwrap.fill(found.verdict, 110), fontsize=9, loc="left")
-    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return with_legend(figure, axis)
+
+
+def advantage_bars(labels: Sequence[str], totals: Sequence[float], advantages: Sequence[float]) -> Any:
+    """A group: each completion's reward with the group's mean, and the advantage that comes of it."""
+    figure, (left, right) = new_figure(9, 0.42 * len(labels) + 1.1, 1, 2)
+    places = range(len(labels))
+    left.barh(places, totals, color=BLUE)
+    mean = sum(totals) / len(totals)
+    left.axvline(mean, color=ORANGE, linestyle="--", label=f"group mean {mean:.2f}")
+    left.set_title("reward (weighted total)", fontsize=9, loc="left")
+    left.legend(fontsize=8, frameon=False, loc="lower right")
+    right.barh(places, advantages, color=[GREEN if value > 0 else RED for value in advantages])
+    right.axvline(0, color=GREY, linewidth=0.8)
+    right.set_title("advantage: above 0 reinforced, below 0 suppressed", fontsize=9, loc="left")
+    for axis, label, names in ((left, "reward", labels), (right, "advantage", [""] * len(labels))):
+        axis.set_xlabel(label, fontsize=8)
+        lying(axis, places, names)
     figure.tight_layout()
     return figure
-
-
-def _percent(share: float) -> str:
-    return "-" if share != share else f"{share:.0%}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
-from typing import Any
 
 from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Verdict
-from workbench.views.tables import PRE, plain
+from workbench.views import tables
+from workbench.views.tables import BAD, MUTED, View, pre
 
-_COLOURS = {ALARM: "#c0392b", WARNING: "#b9770e", NOTE: "#5d6d7e"}
+_COLOURS = {ALARM: BAD, WARNING: tables.WARNING, NOTE: MUTED}
 _SHOWN = (ALARM, WARNING, NOTE)
 _MOST_PROMPTS = 3
 
@@ -22,38 +21,25 @@ def verdict_lines(verdicts: Sequence[Verdict], causes: bool = True) -> str:
     """
     lines = []
     for verdict in _in_order(verdicts):
-        lines.append(f"{verdict.state}: {_said(verdict)}")
+        lines.append(f"{verdict.state}: {_headline(verdict)}")
         if causes:
             lines += [f"  {word} {text}" for word, text in _reasons(verdict)]
     return "\n".join(lines + _rest(verdicts))
 
 
-class HealthReport:
-    """The verdicts as a compact list: HTML in a notebook, text elsewhere. Made to stand under a live plot."""
-
-    def __init__(self, verdicts: Sequence[Verdict]) -> None:
-        self.verdicts = list(verdicts)
-
-    def __str__(self) -> str:
-        return verdict_lines(self.verdicts)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        items = "".join(_item(verdict) for verdict in _in_order(self.verdicts))
-        listed = f"<ul style='margin:2px 0;padding-left:18px'>{items}</ul>" if items else ""
-        rest = "".join(f"<div style='color:{_COLOURS[NOTE]}'>{_pre(line)}</div>" for line in _rest(self.verdicts))
-        return f"<div style='font-size:90%'>{listed}{rest}</div>"
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": self._repr_html_()}
+def health_view(verdicts: Sequence[Verdict]) -> View:
+    """The verdicts as a compact list, made to stand under a live plot."""
+    items = "".join(_item(verdict) for verdict in _in_order(verdicts))
+    listed = f"<ul style='margin:2px 0;padding-left:18px'>{items}</ul>" if items else ""
+    rest = "".join(pre(_flat(line), f"color:{MUTED}") for line in _rest(verdicts))
+    return View(f"<div style='font-size:90%'>{listed}{rest}</div>", verdict_lines(verdicts))
 
 
 def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return sorted((each for each in verdicts if each.state in _SHOWN), key=lambda each: STATES.index(each.state))
 
 
-def _said(verdict: Verdict) -> str:
+def _headline(verdict: Verdict) -> str:
     return f"{verdict.title}: {_flat(verdict.line)}{_when(verdict)}"
 
 
@@ -92,14 +78,9 @@ def _key(verdict: Verdict) -> str:
 
 def _item(verdict: Verdict) -> str:
     # What is worth a look is open; a note's reasons are not worth the room.
-    reasons = "" if verdict.state == NOTE else "".join(_pre(f"{word} {text}") for word, text in _reasons(verdict))
+    reasons = "" if verdict.state == NOTE else "".join(pre(f"{word} {text}") for word, text in _reasons(verdict))
     colour = _COLOURS[verdict.state]
-    return f"<li><b style='color:{colour}'>{verdict.state}</b> {_pre(_said(verdict))}{reasons}</li>"
-
-
-def _pre(text: str) -> str:
-    # As tables have it: a verdict quotes completions, and outside of <pre> a `$` would begin a formula.
-    return f"<pre style='{PRE}'>{html.escape(plain(text), quote=True)}</pre>"
+    return f"<li><b style='color:{colour}'>{verdict.state}</b> {pre(_headline(verdict))}{reasons}</li>"
 
 
 def _flat(text: str) -> str:

@@ -30,7 +30,7 @@ from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.rewards.groups import SCALES, ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
-from workbench.views.audit import AuditView
+from workbench.views.audit import audit_view
 from workbench.views.controls import GREEN, MUTED, RED, WIDGETS, widget_view
 from workbench.views.groups import group_tables
 from workbench.views.tables import LONGEST_SHOWN, PRE, Table, number, plain, pre, short_name
@@ -129,7 +129,7 @@ class Bench:
     def report(self) -> Any:
         """The audit for people, or why there is none."""
         try:
-            return AuditView(self.audit, chart=False)
+            return audit_view(self.audit, chart=False)
         except WorkbenchError as error:
             return Table(["the task cannot be audited"], [[str(error)]])
 
@@ -137,7 +137,8 @@ class Bench:
 class Lab:
     """The panel. Show it by leaving it as the last line of a cell.
 
-        wb.Lab("tasks/mine/task.py")  # scores change as you type, and when the file is saved
+    >>> import workbench as wb
+    >>> lab = wb.Lab("arithmetic", ["<answer>42</answer>", "42"])  # doctest: +SKIP
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.

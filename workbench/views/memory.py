@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.memory import UNCALIBRATED, MemoryEstimate
 from workbench.memory.parts import GB, PHASES, Part, add, in_gb
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, new_figure
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, new_figure, with_legend
 
 # What is drawn in one colour: name, its parts' names, colour. What is named in none is drawn as the last.
 _GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -62,9 +62,9 @@ def memory_bars(estimate: MemoryEstimate) -> Any:
         )  # fmt: skip
     axis.set_xlabel("GB" if estimate.how["calibration"] else f"GB, estimated: {UNCALIBRATED}", fontsize=8)
     axis.set_title(f"{estimate.shape.name}: {estimate.verdict}", fontsize=9, loc="left")
-    _legend(axis)
-    figure.tight_layout()
-    return figure
+    handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    order = [name for name, _, _ in _GROUPS if name in handles]
+    return with_legend(figure, axis, [handles[name] for name in order], order)
 
 
 def _grouped(parts: Sequence[Part]) -> list[tuple[str, str, list[Part]]]:
@@ -75,11 +75,3 @@ def _grouped(parts: Sequence[Part]) -> list[tuple[str, str, list[Part]]]:
         if own:
             found.append((name, colour, own))
     return found
-
-
-def _legend(axis: Any) -> None:
-    handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    order = [name for name, _, _ in _GROUPS if name in handles]
-    axis.legend(
-        [handles[name] for name in order], order, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0)
-    )

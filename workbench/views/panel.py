@@ -28,8 +28,10 @@ class RunPanel(RunCell):
 
     Show it by leaving it as the last line of a cell. The saved notebook keeps the last picture.
 
-        panel = wb.RunPanel("latest")  # a run that trains in another process, or that has ended
-        panel.wait(timeout_s=60)  # in a script: follow it here
+    >>> import workbench as wb
+    >>> panel = wb.RunPanel("latest")  # doctest: +SKIP
+    >>> panel.wait(timeout_s=60)  # follow it here, in a notebook that is executed as a whole  # doctest: +SKIP
+    'running'
 
     Args:
         run: a run, its name or path, "latest", or what `start(...)` returned.

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import numpy as np
 
 from workbench.replaying import DEAD, Replay
 from workbench.views.curves import MAX_POINTS
-from workbench.views.figure import BLUE, GREY, ORANGE, inline_image, new_figure
-from workbench.views.tables import PRE, Table, Verbatim, number, one_line, plain, short_name
+from workbench.views.figure import BLUE, GREY, ORANGE, inline_image, lying, new_figure, with_legend
+from workbench.views.tables import Table, Verbatim, View, number, one_line, pre, short_name
 
 _NONE = "none (zero std)"
 
 
-class ReplayView:
+def replay_view(found: Replay) -> View:
     """The two pictures and the text in a notebook, tables and text in a terminal."""
-
-    def __init__(self, found: Replay) -> None:
-        self.found = found
-
-    def __str__(self) -> str:
-        return "\n\n".join(map(str, [*replay_tables(self.found), self.found]))
-
-    def _repr_html_(self) -> str:
-        pictures = (
-            inline_image(replay_chart(self.found), "dead groups by step, as trained and replayed"),
-            inline_image(decider_bars(self.found), "which function decides a group, as trained and replayed"),
-        )
-        return "<br>".join([*pictures, f"<pre style='{PRE}'>{html.escape(plain(str(self.found)))}</pre>"])
+    dead = inline_image(replay_chart(found), "dead groups by step, as trained and replayed")
+    deciders = inline_image(decider_bars(found), "which function decides a group, as trained and replayed")
+    return View(f"{dead}<br>{deciders}<br>{pre(str(found))}", "\n\n".join(map(str, [*replay_tables(found), found])))
 
 
 def replay_tables(found: Replay) -> list[Table]:
@@ -113,9 +102,7 @@ def replay_chart(found: Replay) -> Any:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel("step" if size == 1 else f"step, means of {size}", fontsize=8)
     axis.set_title("share of dead groups, on the same completions", fontsize=9, loc="left")
-    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.tight_layout()
-    return figure
+    return with_legend(figure, axis)
 
 
 def decider_bars(found: Replay) -> Any:
@@ -126,11 +113,6 @@ def decider_bars(found: Replay) -> Any:
     places = np.arange(len(rows))
     for offset, column, label, colour in ((-0.2, 1, "as trained", GREY), (0.2, 2, "with the new rewards", ORANGE)):
         axis.barh(places + offset, [row[column] for row in rows], height=0.36, color=colour, label=label)
-    axis.set_yticks(places, [row[0] for row in rows], fontsize=8)
-    axis.invert_yaxis()
+    lying(axis, places, [row[0] for row in rows])
     axis.set_xlabel("groups whose advantages it decides", fontsize=8)
-    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axis.grid(visible=False, axis="y")
-    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.tight_layout()
-    return figure
+    return with_legend(figure, axis)

@@ -1,30 +1,25 @@
-"""The results of notebooks 04 and 05 as tables and pictures."""
+"""The results of notebooks 03 to 05 as tables and pictures."""
 
 from __future__ import annotations
 
-import html
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from workbench.exporting.proof import Proof
-from workbench.inspection.evaluation import Evaluation, Examples, share_interval
-from workbench.inspection.reading import RecordedGroup, Steps
-from workbench.views.charts import before_after
-from workbench.views.figure import inline_image
+from workbench.views.figure import BLUE, GREY, inline_image, new_figure, with_legend
 from workbench.views.groups import contribution_bars, group_tables
-from workbench.views.tables import Table, Verbatim
+from workbench.views.tables import Table, Verbatim, View, pre
+
+if TYPE_CHECKING:
+    from workbench.exporting.proof import Proof
+    from workbench.inspection.evaluation import Evaluation, Examples
+    from workbench.inspection.reading import RecordedGroup, Steps
+    from workbench.training.prepare import Plan
 
 
-class Both:
-    """Some HTML, and the same as text."""
-
-    def __init__(self, page: str, text: str) -> None:
-        self.page, self.text = page, text
-
-    def _repr_html_(self) -> str:
-        return self.page
-
-    def __str__(self) -> str:
-        return self.text
+def plan_view(plan: Plan) -> View:
+    """The batch in words, what is not as requested, and every setting: requested, effective, set by."""
+    lines = [f"{plan.words}.", f"{plan.generation}.", *(f"note: {note}" for note in plan.notes)]
+    return View(pre("\n".join(lines)) + Table(plan.HEADER, plan.cells)._repr_html_(), str(plan))
 
 
 def steps_table(steps: Steps) -> Table:
@@ -32,20 +27,22 @@ def steps_table(steps: Steps) -> Table:
     return Table(steps.some.columns, steps.some.itertuples(index=False))
 
 
-def group_view(group: RecordedGroup) -> Both:
+def group_view(group: RecordedGroup) -> View:
     """A group's completions from best to worst, and what each function adds to their advantages, numbered alike."""
     table = group_tables(group.explained)[0]
     table.caption = group.title
     bars = inline_image(contribution_bars(group.explained), f"step {group.step}: {group.explained.verdict}")
-    return Both(f"{table._repr_html_()}<div>{bars}</div>", f"{table}\n{group.explained.verdict}")
+    return View(f"{table._repr_html_()}<div>{bars}</div>", f"{table}\n{group.explained.verdict}")
 
 
-def evaluation_picture(evaluation: Evaluation) -> Both:
+def evaluation_picture(evaluation: Evaluation) -> View:
     """The shares before and after with their intervals, the gain, and the numbers beside it."""
+    from workbench.inspection.evaluation import share_interval
+
     rows = [(label, share_interval(old), share_interval(new)) for label, old, new in evaluation.pairs]
     text = str(evaluation)
     image = inline_image(before_after(rows), text.partition(";")[0])
-    return Both(f"{image}<pre>{html.escape(text)}</pre>", text)
+    return View(f"{image}{pre(text)}", text)
 
 
 def examples_table(examples: Examples) -> Table:
@@ -63,3 +60,22 @@ def proof_table(proof: Proof) -> Table:
         ["merged is base + adapter, and not base", proof.agrees],
     ]
     return Table(["proof", "found"], rows)
+
+
+def before_after(rows: Sequence[tuple[str, tuple[float, float, float], tuple[float, float, float]]]) -> Any:
+    """Shares before and after training, each (share, low, high) with its 95 % interval drawn."""
+    figure, axis = new_figure(8, 0.75 * len(rows) + 0.9)
+    for offset, which, colour in ((-0.18, 1, GREY), (0.18, 2, BLUE)):
+        for place, row in enumerate(rows):
+            share, low, high = row[which]
+            axis.barh(
+                place + offset, share, height=0.32, color=colour, xerr=[[share - low], [high - share]],
+                error_kw={"elinewidth": 1, "capsize": 3}, label=("base", "trained")[which - 1] if place == 0 else None,
+            )  # fmt: skip
+            axis.text(min(high + 0.015, 1.0), place + offset, f"{share:.0%}", va="center", fontsize=8)
+    axis.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=9)
+    axis.set_xlim(0, 1.08)
+    axis.set_xlabel("share of held-out completions", fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+    return with_legend(figure, axis)

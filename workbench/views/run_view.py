@@ -20,7 +20,7 @@ from workbench.run.state import RunState
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
 from workbench.views.group_view import ShownGroup, group_html, group_of, newest_part, read_batch
-from workbench.views.health import HealthReport
+from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
 from workbench.views.tables import PRE, plain
 
@@ -145,7 +145,7 @@ class RunView:
 
     def below(self) -> str:
         """HTML of what stands under the picture: the verdicts on the run's health, and the latest group."""
-        return (HealthReport(self.verdicts)._repr_html_() if self.verdicts else "") + (
+        return (health_view(self.verdicts)._repr_html_() if self.verdicts else "") + (
             group_html(self.group) if self.group is not None else ""
         )
 

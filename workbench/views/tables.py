@@ -15,6 +15,7 @@ from workbench.printable import printable
 LONGEST_SHOWN = 2000
 _NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
+GOOD, BAD, WARNING, MUTED = "#1e8449", "#c0392b", "#b9770e", "#5d6d7e"  # of words
 # JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.
 PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"
 
@@ -42,6 +43,21 @@ class Table:
         widths = [max(len(row[column]) for row in flat) for column in range(len(self.header))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in flat]
         return "\n".join([printable(self.caption), *lines] if self.caption else lines)
+
+    __repr__ = __str__
+
+
+class View:
+    """A page of HTML for a notebook, and the same as text for elsewhere."""
+
+    def __init__(self, html: str, text: str) -> None:
+        self.html, self.text = html, text
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __str__(self) -> str:
+        return self.text
 
     __repr__ = __str__
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.health.summary import FunctionSummary
-from workbench.health.verdicts import ALARM, NOTE, OK, WARNING, RunView, Verdict, early, percent, rule
+from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, WARNING, RunView, Verdict, early, percent, rule
 
 # Nothing in n completions: at 95 % it happens in fewer than 3 in n. 128 say "in fewer than one in 43", with which most
 # groups of 8 would be dead; 1,024 say "one in 341", and then it does not matter that other rewards still rise.
@@ -79,8 +79,7 @@ def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
         return view.verdict(NOTE, line, evidence, WHY["at its best"], **more)
     if count < PAYS_NOTHING:
         line = f"too early to say of {name}: {low:g} for all of {count} completions, of {PAYS_NOTHING}"
-        steps = {"first_step": batches[0].step, "last_step": batches[-1].step}
-        return early(PAYS_NOTHING, count, "completions", line, name, **steps)
+        return view.verdict(SKIPPED, line, {"needs": PAYS_NOTHING, "has": count, "of": "completions"}, **more)
     line = f"{name} has paid {low:g} for each of {count} completions"
     if best is None:
         line += "; what it could pay is not known"
@@ -110,7 +109,7 @@ def one_function(view: RunView) -> Verdict:
     groups = view.total("group_count", batches)
     alive = groups - view.total("dead_count", batches)
     if alive < 16:
-        return early(16, alive, "groups", f"too early to say: {alive} of 16 groups that are not dead")
+        return early(16, alive, "groups", "groups that are not dead")
     shares, varies = {}, {}
     for each in weights:
         own = [(batch, function) for batch in batches if (function := batch.function(each)) is not None]

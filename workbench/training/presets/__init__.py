@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.errors import RecipeError, nearest
+from workbench.recipe import Recipe
+from workbench.training.script import read_script
 from workbench.workspace import find, shown, workspace
 
 FOLDER = Path(__file__).parent
@@ -45,3 +47,30 @@ def find_recipe(name_or_path: str | Path) -> Path:
         rule="a recipe is a YAML file or a preset",
         remedy=nearest(name, [*preset_names(), *beside], f"the presets are {', '.join(preset_names())}"),
     )
+
+
+def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool, bool]:
+    """What a recipe file, a preset's name, a script or a recipe asks for.
+
+    Returns:
+        (what to call it, the recipe, lines about what a script had otherwise, whether policy.name was asked for, and a task).
+    """
+    if isinstance(source, Recipe):
+        return "recipe", source, [], True, True
+    if isinstance(source, str) and "\n" in source:
+        return "script", *read_script(source)
+    if Path(source).suffix in (".yaml", ".yml") or not find(source).is_file():
+        file = find_recipe(source)
+        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True, True
+    file = find(source)
+    if file.suffix != ".py":
+        raise RecipeError(
+            f"{shown(file)}: neither YAML nor Python",
+            rule="a plan is made of a recipe (.yaml), a preset or a training script (.py)",
+            remedy="paste a notebook's cells into one .py file; rows belong to a task, which a recipe names as its `task:`",
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so") from error
+    return shown(file), *read_script(text, shown(file))
