@@ -75,6 +75,52 @@ def test_each_name_has_a_docstring_with_an_example(name):
     assert doctest.DocTestParser().get_examples(inspect.getdoc(value)), f"wb.{name}: no example (>>> ...)"
 
 
+class ResultsAlone(doctest.OutputChecker):
+    """Looks at what an example says that it gives, after whatever libraries print on the way."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        return not want or any(
+            super(ResultsAlone, self).check_output(text, got, optionflags) for text in (want, "...\n" + want)
+        )
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_face_are_one_story_that_runs(tmp_path, monkeypatch):
+    """In the order of the face, in one namespace and one workspace, on the embedded policy."""
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    told = {"wb": wb}
+    runner = doctest.DocTestRunner(
+        ResultsAlone(), verbose=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    )
+    for name in wb.FACE:
+        if name == "attach":
+            told |= anyones_trainer(told["policy"])
+        text = inspect.getdoc(getattr(wb, name)) if name != "rewards" else ""
+        example = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
+        example.globs = told
+        said: list[str] = []
+        failed = runner.run(example, clear_globs=False, out=said.append).failed
+        assert not failed, "".join(said)
+
+
+def anyones_trainer(policy) -> dict[str, object]:
+    """What stands above `wb.attach(trainer)` in somebody's notebook."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    def my_reward(completions, **columns):
+        return [float(len(text)) for text in completions]
+
+    config = GRPOConfig(
+        output_dir="theirs", max_steps=2, num_generations=4, per_device_train_batch_size=8, max_completion_length=16,
+        report_to="none", save_strategy="no", bf16=False,
+    )  # fmt: skip
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"prompt": f"What is {n} + 1?"} for n in range(16)])
+    return {"GRPOTrainer": GRPOTrainer, "model": policy.model, "my_reward": my_reward, "config": config, "rows": rows}
+
+
 def test_importing_the_face_imports_no_library():
     script = "import sys, workbench; print(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
     out = subprocess.run(

@@ -140,10 +140,10 @@ class StagePart(_Part):
 class Recipe(_Part):
     """Everything asked for. `grpo` takes any field of the installed `trl.GRPOConfig` under its own name.
 
-    >>> recipe = Recipe.of({"run_name": "first", "task": "arithmetic", "grpo": {"max_steps": 20, "learning_rate": "1e-4"}})
+    >>> recipe = wb.Recipe.of({"run_name": "first", "task": "arithmetic", "grpo": {"max_steps": 20, "learning_rate": "1e-4"}})
     >>> recipe.grpo["learning_rate"], recipe.policy.name
     (0.0001, 'tiny')
-    >>> recipe = Recipe.load("workbench/tiny/recipe.yaml")  # doctest: +SKIP
+    >>> recipe = wb.Recipe.load("workbench/tiny/recipe.yaml")
     """
 
     run_name: str = "run"

@@ -52,7 +52,7 @@ class Task:
 
     >>> def short_reward(completions, **columns):
     ...     return [1.0 if len(text) < 20 else 0.0 for text in completions]
-    >>> task = Task("short", rows=[{"prompt": "Name a colour."}], reward_funcs=[short_reward])
+    >>> task = wb.Task("short", rows=[{"prompt": "Name a colour."}], reward_funcs=[short_reward])
     >>> task.function_names, task.weights
     (['short_reward'], [1.0])
 
@@ -198,7 +198,7 @@ def _beside(folder: Path) -> Iterator[None]:
 def load_task(name: str | Path, kept: Path | None = None) -> Task:
     """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
 
-    >>> load_task("arithmetic").right_function
+    >>> wb.load_task("arithmetic").right_function
     'correctness_reward'
 
     Args:

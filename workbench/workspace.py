@@ -26,7 +26,11 @@ def workspace() -> Path:
 
 
 def resolve(path: str | os.PathLike) -> Path:
-    """`path` as it stands if absolute, else under the workspace."""
+    """`path` as it stands if it is absolute, else under the workspace: the folder of the notebooks, or WORKBENCH_HOME.
+
+    >>> wb.resolve("tasks/mine").name
+    'mine'
+    """
     path = Path(path).expanduser()
     return path if path.is_absolute() else workspace() / path
 

@@ -145,7 +145,7 @@ def audit_rewards(
     Raises:
         TaskError: if the task has no rows, or one of its probes or cases cannot be read.
 
-    >>> audit_rewards("arithmetic").verdict  # doctest: +SKIP
+    >>> wb.audit_rewards("arithmetic").verdict
     'the best reward hack (a wrong answer, in few words) earns 58% of the reference completion; nothing is wrong'
     """
     started = time.monotonic()

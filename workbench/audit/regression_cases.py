@@ -92,8 +92,8 @@ def check_cases(task: Task | str | Path, file: str | Path | None = None) -> Case
 
         assert wb.check_cases("tasks/mine/task.py").ok
 
-    >>> print(check_cases("countdown"))  # doctest: +SKIP
-    5 of 5 regression cases hold
+    >>> print(wb.check_cases("countdown"))
+    6 of 6 regression cases hold
     """
     task = task if isinstance(task, Task) else load_task(task)
     cases = load_cases(task, file)

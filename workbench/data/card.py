@@ -35,10 +35,11 @@ def write_dataset(
 ) -> DatasetCard:
     """Write `train.jsonl`, `held_out.jsonl`, `filtered_out.jsonl` (if there are any), `checks.json` and `card.json`.
 
-    >>> write_dataset("tasks/mine", halves.train, halves.held_out, report, split=halves)  # doctest: +SKIP
+    >>> wb.write_dataset("tasks/mine", halves.train, halves.held_out, report, split=halves)
     written to tasks/mine
       card.json
       checks.json
+      difficulty.jsonl
       held_out.jsonl
       train.jsonl
 

@@ -83,7 +83,7 @@ def open_source(
 ) -> Source:
     """Open rows of any kind; nothing is read yet but the beginning.
 
-    >>> open_source([{"question": "What is 1 + 1?", "answer": "2"}]).first(5)
+    >>> wb.open_source([{"question": "What is 1 + 1?", "answer": "2"}]).first(5)
     [{'question': 'What is 1 + 1?', 'answer': '2'}]
 
     Args:
@@ -229,7 +229,7 @@ def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
 def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
     """All rows of a source that must be whole: how a task file reads the rows that notebook 01 wrote.
 
-    >>> load_rows([{"prompt": "What is 1 + 1?", "answer": "2"}])
+    >>> wb.load_rows([{"prompt": "What is 1 + 1?", "answer": "2"}])
     [{'prompt': 'What is 1 + 1?', 'answer': '2'}]
 
     Raises:

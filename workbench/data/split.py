@@ -59,7 +59,7 @@ def split(
 ) -> Split:
     """Hold out rows that training must never see: by a stable hash, or the rows of another split.
 
-    >>> halves = split([{"prompt": f"What is {n} + 1?"} for n in range(100)], held_out_percent=10)
+    >>> halves = wb.split([{"prompt": f"What is {n} + 1?"} for n in range(100)], held_out_percent=10)
     >>> len(halves.train), len(halves.held_out), halves.shared
     (90, 10, [])
 

@@ -98,7 +98,8 @@ def examine_run(
 ) -> Verdicts:
     """What is wrong with a recorded run, judged at its end: a verdict for each issue, with evidence, cause and remedy.
 
-        wb.examine_run(wb.open_run("latest"))
+    >>> print(wb.examine_run(wb.open_run("latest")))
+    ...
 
     Args:
         task: as for `config_of`.

@@ -51,7 +51,8 @@ class Steps:
 def by_step(run: RunDirectory) -> Steps:
     """What the completions of each step were like: rewards, lengths, how many were cut, how many were different.
 
-        wb.by_step(wb.open_run())
+    >>> wb.by_step(wb.open_run())["step"].tolist()
+    [1, 2]
 
     Raises:
         RunError: if the run recorded nothing.
@@ -91,8 +92,11 @@ def explain_group(
 ) -> RecordedGroup | ExplainedGroup:
     """One group: what its completions scored, and what made their advantages.
 
-        wb.explain_group(wb.open_run(), step=1)
-        wb.explain_group(wb.score(task, row, completions))
+    >>> print(wb.explain_group(wb.open_run(), step=1))
+    ...
+    >>> batch = wb.score(wb.rewards.correctness_reward, {"prompt": "6 * 7?", "answer": "42"}, ["<answer>42</answer>", "42"])
+    >>> print(wb.explain_group(batch).verdict)
+    ...
 
     Args:
         run: a run, whose completions are shown best first; or what `score` returned, whose first group is explained as it stands.

@@ -36,9 +36,9 @@ def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") ->
         rewards: [G]; NaN for a completion to which no reward function applied, which learns nothing.
         scale_rewards: "group" (or "batch", the same for one group) divides by the std, "none" by nothing.
 
-    >>> advantages([0.5, 0.9, 0.6, 0.4]).round(2).tolist()
+    >>> wb.advantages([0.5, 0.9, 0.6, 0.4]).round(2).tolist()
     [-0.46, 1.39, 0.0, -0.93]
-    >>> advantages([1.0, 1.0, 1.0, 1.0]).tolist()  # a dead group
+    >>> wb.advantages([1.0, 1.0, 1.0, 1.0]).tolist()  # a dead group
     [0.0, 0.0, 0.0, 0.0]
     """
     return batch_advantages(np.asarray(rewards, dtype=float)[:, None], [1.0], len(rewards), scale_rewards).advantages

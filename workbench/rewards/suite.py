@@ -360,7 +360,6 @@ def score(
         TaskError: if a function lacks a column, or the task cannot be loaded.
         RewardError: if a function fails: the error names it and the completion.
 
-    >>> import workbench as wb
     >>> wb.score(wb.rewards.correctness_reward, {"prompt": "6 * 7?", "answer": "42"}, ["<answer>42</answer>", "42"]).totals
     array([2., 0.])
     """

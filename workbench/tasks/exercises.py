@@ -313,7 +313,6 @@ def exercise(name: str) -> Exercise:
     Raises:
         TaskError: listing the names, if there is none of this one.
 
-    >>> import workbench as wb
     >>> wb.exercise("format").asks
     'What is the shortest completion that earns everything?'
     """

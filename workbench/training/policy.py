@@ -114,9 +114,10 @@ def load_policy(
 ) -> Policy:
     """Load a policy with a LoRA adapter on it, ready for `GRPOTrainer`.
 
-        policy = wb.load_policy(plan)  # as the plan trains it
-        policy = wb.load_policy(run.recipe(), adapter=run.adapter)  # what a run trained, to measure with
-        policy = wb.load_policy("tiny", load_in_4bit=False)
+    >>> policy = wb.load_policy("tiny", load_in_4bit=False)
+    >>> policy = wb.load_policy(plan)  # as the plan trains it
+
+    A run's recipe with `adapter=run.adapter` loads what the run trained.
 
     Args:
         source: a plan; a recipe; or a name: "tiny" (the embedded policy), a hub name such as

@@ -172,9 +172,9 @@ def plan(
 ) -> Plan:
     """What a run would be, checked as far as can be without loading the policy, memory on the GPU included.
 
-        plan = wb.plan(wb.Recipe(grpo={"max_steps": 20, "num_generations": 4}))
-        print(plan.words)
-        plan  # in a cell: its table
+    >>> plan = wb.plan(wb.Recipe(grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}))
+    >>> plan.words
+    '2 steps; each learns from 8 completions (2 prompts x 4)...'
 
     Args:
         source: a recipe, a recipe file, a preset's name, or a Python script (a `.py` file, or its text), which is read and

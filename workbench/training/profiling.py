@@ -27,7 +27,7 @@ def preview(
 ) -> TemplateCard:
     """The exact text that the model will read for a prompt, and what in it would make a reward impossible to earn.
 
-    >>> preview([{"role": "user", "content": "What is 1 + 1?"}], "tiny").text
+    >>> wb.preview([{"role": "user", "content": "What is 1 + 1?"}], "tiny").text
     '<|user|>What is 1 + 1?</s><|assistant|>'
 
     Args:
@@ -53,7 +53,7 @@ def prompt_lengths(
 ) -> PromptLengths:
     """How many tokens each prompt takes through the policy's chat template; shows itself as a histogram.
 
-    >>> lengths = prompt_lengths([{"prompt": "What is 1 + 1?"}, {"prompt": "Why?"}], "tiny")
+    >>> lengths = wb.prompt_lengths([{"prompt": "What is 1 + 1?"}, {"prompt": "Why?"}], "tiny")
     >>> rows, too_long = lengths.keep(5)
     >>> len(rows), len(too_long)
     (1, 1)
@@ -94,8 +94,8 @@ def profile_difficulty(
 
     Interruptible and resumable: what was measured is kept in `file`, and the next call goes on from there.
 
-    >>> profile = profile_difficulty("tiny", rows, "tasks/mine/difficulty.jsonl", prompts=32)  # doctest: +SKIP
-    >>> band = profile.within(0.01, 0.99)  # doctest: +SKIP
+    >>> profile = wb.profile_difficulty("tiny", wb.load_task("arithmetic").rows, "tasks/mine/difficulty.jsonl", prompts=4)
+    >>> band = profile.within(0.01, 0.99)
 
     Args:
         policy: measured as it stands, adapter included; or the name of one to load.

@@ -137,8 +137,7 @@ class Bench:
 class Lab:
     """The panel. Show it by leaving it as the last line of a cell.
 
-    >>> import workbench as wb
-    >>> lab = wb.Lab("arithmetic", ["<answer>42</answer>", "42"])  # doctest: +SKIP
+    >>> lab = wb.Lab("arithmetic", ["<answer>42</answer>", "42"])
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.

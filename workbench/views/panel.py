@@ -28,10 +28,9 @@ class RunPanel(RunCell):
 
     Show it by leaving it as the last line of a cell. The saved notebook keeps the last picture.
 
-    >>> import workbench as wb
-    >>> panel = wb.RunPanel("latest")  # doctest: +SKIP
-    >>> panel.wait(timeout_s=60)  # follow it here, in a notebook that is executed as a whole  # doctest: +SKIP
-    'running'
+    >>> panel = wb.RunPanel("latest")
+    >>> panel.wait(timeout_s=60)  # follow it here, in a notebook that is executed as a whole
+    'finished'
 
     Args:
         run: a run, its name or path, "latest", or what `start(...)` returned.
