@@ -47,7 +47,7 @@ class Exported:
 def export(run: RunDirectory) -> Exported:
     """Copy a run's adapter into its `export/` folder, and merge it into the 16-bit base model there.
 
-        exported = wb.export(wb.open_run())
+    >>> exported = wb.export(wb.open_run())  # doctest: +SKIP
 
     Raises:
         RunError: if the run trains, or has no adapter.

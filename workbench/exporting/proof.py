@@ -70,8 +70,8 @@ class Proof:
 def prove(exported: Exported, prompts: Sequence[Any], max_completion_length: int = 96) -> Proof:
     """Load the merged model with plain transformers and hold it against base + adapter, in 32-bit arithmetic.
 
-        proof = wb.prove(exported, [row["prompt"] for row in task.held_out[:16]])
-        proof.require()
+    >>> proof = wb.prove(exported, [row["prompt"] for row in task.held_out[:16]])  # doctest: +SKIP
+    >>> proof.require()  # doctest: +SKIP
 
     Leaves `export/proof.json` in the folder of the run that was exported.
 
@@ -116,7 +116,7 @@ def ask(
 ) -> str:
     """Ask the merged model one question, greedily, through plain transformers.
 
-        print(wb.ask(exported, "What is 15 + 27?"))
+    >>> print(wb.ask(exported, "What is 15 + 27?"))  # doctest: +SKIP
 
     Args:
         exported: an export, whose run's `chat_template_kwargs` are used, or the folder of any saved model.

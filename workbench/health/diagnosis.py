@@ -98,7 +98,7 @@ def examine_run(
 ) -> Verdicts:
     """What is wrong with a recorded run, judged at its end: a verdict for each issue, with evidence, cause and remedy.
 
-        wb.examine_run(wb.open_run("latest"))
+    >>> wb.examine_run(wb.open_run("latest"))  # doctest: +SKIP
 
     Args:
         task: as for `config_of`.

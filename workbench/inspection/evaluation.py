@@ -117,8 +117,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure what a run bought: its base and its trained policy on held-out prompts that neither was trained on.
 
-        evaluation = wb.evaluate(wb.open_run(), held_out=50)
-        evaluation.examples(4)
+    >>> evaluation = wb.evaluate(wb.open_run(), held_out=50)  # doctest: +SKIP
+    >>> evaluation.examples(4)  # doctest: +SKIP
 
     The policy is loaded on the run's own backend, and sampled at the temperature and length limit of training. Leaves
     `evaluation.json` in the run's folder. What of the task has changed since the run is printed as a warning.

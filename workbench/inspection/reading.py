@@ -51,7 +51,7 @@ class Steps:
 def by_step(run: RunDirectory) -> Steps:
     """What the completions of each step were like: rewards, lengths, how many were cut, how many were different.
 
-        wb.by_step(wb.open_run())
+    >>> wb.by_step(wb.open_run())  # doctest: +SKIP
 
     Raises:
         RunError: if the run recorded nothing.
@@ -91,7 +91,7 @@ def explain_group(
 ) -> RecordedGroup | ExplainedGroup:
     """One group: what its completions scored, and what made their advantages.
 
-        wb.explain_group(wb.open_run(), step=1)
+    >>> wb.explain_group(wb.open_run(), step=1)  # doctest: +SKIP
         wb.explain_group(wb.score(task, row, completions))
 
     Args:
