@@ -94,6 +94,17 @@ def test_the_numbers_of_a_batch_by_hand(home, live):
     assert found.function("other") is None
 
 
+def test_the_metrics_of_its_groups_by_hand():
+    scores = np.array([[0, 0, 1, 1, 0, 1, 3, 1]], dtype=float).T  # groups 00 11 01 31
+    right = [False, False, True, True, False, True, True, True]
+    found = summarise(groups.batch_of(["a"], [1.0], scores, list("abcdefgh"), right, 2)).metrics
+    std = (0 + 0 + np.sqrt(0.5) + np.sqrt(2)) / 4
+    assert found == {
+        "group_reward_std": pytest.approx(std), "groups/mixed": 0.25, "groups/all_right": 0.5, "groups/all_wrong": 0.25,
+        "groups/dead": 0.5,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_the_record_gives_the_same_summary(home, live, scale, aggregation):
