@@ -14,8 +14,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "printable", "errors", "workspace", "hub", "progress", "recipe", "run", "task", "data", "rewards", "audit", "replaying", "tiny",
-    "tasks", "memory", "health", "training", "inspection", "exporting", "views", "top",
+    "printable", "errors", "workspace", "hub", "progress", "recipe", "run", "task", "data", "rewards", "audit", "replaying",
+    "tiny", "tasks", "memory", "health", "training", "inspection", "exporting", "views", "top",
 ]  # fmt: skip
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
 
@@ -54,7 +54,7 @@ def imported(path: Path) -> list[tuple[str, bool]]:
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 # The decoding loop, made of transformers' classes: reached when a trainer generates, from inside functions alone.
-LATE = [PACKAGE / "training" / "generation" / f"{stem}.py" for stem in ("cache", "covered", "decoding")]
+LATE = [PACKAGE / "training" / "generation" / f"{stem}.py" for stem in ("decoding", "support")]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

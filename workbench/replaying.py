@@ -149,6 +149,9 @@ def replay(
     >>> again.turned_up, again.came_alive  # doctest: +SKIP
     (12, 3)
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="recorded")
     task = task if isinstance(task, Task) else load_task(task)
     recipe, hashes, known_hash, settings = run.recipe(), *_rewards_of(run)
@@ -169,8 +172,9 @@ def replay(
     with contextlib.ExitStack() as stack:
         stack.callback(suite.close)
         file = stack.enter_context(_side_by_side(out, run))
-        write = stack.enter_context(_writer(file))
-        columns = None
+        schema = _schema([*hashes], suite.names)
+        writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+        columns, held = None, []
         for batch in read_batches(run, at_most=ABOUT, left_out=left_out):
             rows = batch.rows
             if rows[0].keys() != columns:
@@ -179,7 +183,10 @@ def replay(
             # What was recorded of the tokens is their number.
             scores = suite.score(rows, batch.completions, [[0] * length for length in batch.lengths])
             old, new = _both(batch, scores, suite)
-            write(_table(batch, old, new, done, [*hashes], suite.names))
+            held.append(_table(batch, old, new, done, schema))
+            if sum(map(len, held)) >= ABOUT:  # a part may be one small step
+                writer.write_table(pa.concat_tables(held))
+                held.clear()
             furthest = heapq.nlargest(examples, [*furthest, *_changes(batch, new, examples)], key=lambda each: each[0])
             drift = max(drift, float(np.abs(batch.advantages - old.advantages).max()))
             old_weights, done = dict(zip(batch.names, batch.weights, strict=True)), done + len(rows)
@@ -194,9 +201,10 @@ def replay(
                 rule="a replay scores what was recorded",
                 remedy="choose another run: none of it is whole",
             )
-        write(None)
-        counted = _counted(file, [*hashes], suite.names)
-    functions = _functions(counted.pop("scored"), counted["deciders"], hashes, old_weights, suite)
+        if held:
+            writer.write_table(pa.concat_tables(held))
+        writer.close()
+        counted = _counted(file, hashes, old_weights, suite)
     return Replay(
         run=run.name,
         task=task.name,
@@ -205,9 +213,8 @@ def replay(
         settings=settings,
         recorded=recorded,
         completions=done,
-        functions=functions,
         examples=[example for _, example in furthest],
-        notes=[*suite.notes, *_stand_ins(task), *_notes(functions, known_hash == suite.hash, drift)],
+        notes=[*suite.notes, *_stand_ins(task), *_notes(counted["functions"], known_hash == suite.hash, drift)],
         left_out=left_out,
         out=Path(out) if out else None,
         **counted,
@@ -254,35 +261,52 @@ def _both(batch: ScoredBatch, scores: np.ndarray, suite: RewardSuite) -> tuple[S
     return old, batch_of(suite.names, suite.weights, scores, batch.completions, right, *settings)
 
 
+def _schema(old_names: list[str], new_names: list[str]) -> pyarrow.Schema:
+    import pyarrow as pa
+
+    kinds = {
+        "step": pa.int32(),
+        "group": pa.int32(),
+        "generation": pa.int32(),
+        "number": pa.int64(),
+        "prompt_id": pa.string(),
+    }
+    for side, names in (("old", old_names), ("new", new_names)):
+        kinds |= {f"{side}_dead": pa.string(), f"{side}_decider": pa.string()}
+        kinds |= dict.fromkeys(
+            [f"{side}_total", f"{side}_advantage", *(f"{side}.{name}" for name in names)], pa.float64()
+        )
+    return pa.schema({**kinds, "rank_correlation": pa.float64()})
+
+
 def _table(
-    batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, old_names: list[str], new_names: list[str]
+    batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: pyarrow.Schema
 ) -> pyarrow.Table:
-    # A row per completion; what belongs to a group stands in each of its rows.
+    # A row per completion; what belongs to a group stands in each of its rows. `number`: of the completion in the replay.
     import pyarrow as pa
 
     size, count = batch.num_generations, len(batch.completions)
-    columns: dict[str, tuple[Any, Any]] = {
-        "step": (np.full(count, batch.step), pa.int32()),
-        "group": (np.repeat(batch.group_places, size), pa.int32()),
-        "generation": (np.arange(count) % size, pa.int32()),
-        "prompt_id": (batch.prompt_ids, pa.string()),
-        "number": (np.arange(before, before + count), pa.int64()),  # of the completion in the record
+    columns: dict[str, Any] = {
+        "step": np.full(count, batch.step),
+        "group": np.repeat(batch.group_places, size),
+        "generation": np.arange(count) % size,
+        "number": np.arange(before, before + count),
+        "prompt_id": batch.prompt_ids,
     }
     for side, trained, own in (("old", batch, old), ("new", new, new)):
-        columns[f"{side}_total"] = (trained.totals, pa.float64())
-        columns[f"{side}_advantage"] = (trained.advantages, pa.float64())
+        columns |= {f"{side}_total": trained.totals, f"{side}_advantage": trained.advantages}
         kinds = dead_kinds(own.groups, own.right, own.completions, size, own.aggregation)
         deciders = attribution(own.scores, own.weights, size, own.scale_rewards, own.aggregation).deciders
         names = [*own.names, None]  # -1, in a dead group, is the last
-        columns[f"{side}_dead"] = ([kind for kind in kinds for _ in range(size)], pa.string())
-        columns[f"{side}_decider"] = ([names[index] for index in deciders for _ in range(size)], pa.string())
-        for name in old_names if side == "old" else new_names:
-            there = own.scores[:, own.names.index(name)] if name in own.names else np.full(count, np.nan)
-            columns[f"{side}.{name}"] = (there, pa.float64())
+        columns[f"{side}_dead"] = [kind for kind in kinds for _ in range(size)]
+        columns[f"{side}_decider"] = [names[index] for index in deciders for _ in range(size)]
+        columns |= {f"{side}.{name}": scores for name, scores in zip(own.names, own.scores.T, strict=True)}
     ranks = _rank_correlations(batch.advantages.reshape(-1, size), new.advantages.reshape(-1, size))
-    dead = [bool(was or now) for was, now in zip(columns["old_dead"][0], columns["new_dead"][0], strict=True)]
-    columns["rank_correlation"] = (np.where(dead, np.nan, np.repeat(ranks, size)), pa.float64())
-    return pa.table({name: pa.array(values, kind, from_pandas=True) for name, (values, kind) in columns.items()})
+    dead = [bool(was or now) for was, now in zip(columns["old_dead"], columns["new_dead"], strict=True)]
+    columns["rank_correlation"] = np.where(dead, np.nan, np.repeat(ranks, size))
+    missing = np.full(count, np.nan)  # a function of another stage
+    arrays = [pa.array(columns.get(field.name, missing), field.type, from_pandas=True) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _rank_correlations(old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -319,125 +343,81 @@ def _side_by_side(out: str | Path | None, run: RunDirectory) -> Iterator[Path]:
         yield beside
 
 
-@contextlib.contextmanager
-def _writer(file: Path) -> Iterator[Callable[[pyarrow.Table | None], None]]:
-    # Takes tables, and writes some of them at a time; None: that was all.
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    held: list[pa.Table] = []
-    with contextlib.ExitStack() as stack:
-        writer: Any = None
-
-        def write(table: pa.Table | None) -> None:
-            nonlocal writer
-            held.extend([] if table is None else [table])
-            if held and (table is None or sum(map(len, held)) >= ABOUT):
-                if writer is None:
-                    writer = stack.enter_context(pq.ParquetWriter(file, held[0].schema, compression="zstd"))
-                writer.write_table(pa.concat_tables(held))
-                held.clear()
-            if table is None:
-                stack.close()
-
-        yield write
-
-
-def _counted(file: Path, old_names: list[str], new_names: list[str]) -> dict[str, Any]:
+def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite) -> dict[str, Any]:
     # The fields of a `Replay` that are counts, by asking the file. `groups` has the first completion of each group.
     import duckdb
     import pyarrow.dataset as ds
 
-    def name(side: str, function: str) -> str:
-        return '"{}.{}"'.format(side, function.replace('"', '""'))
-
-    sign = f"case when {{0}} > {NO_SIGN} then 2 when {{0}} < -{NO_SIGN} then 0 else 1 end"
-    means = [f"avg({name(side, each)})" for side, own in (("old", old_names), ("new", new_names)) for each in own]
-    both = [each for each in new_names if each in old_names]
-    differs = "coalesce(abs({0} - {1}) > 1e-9, ({0} is null) <> ({1} is null))"
-    rescored = [f"count(*) filter (where {differs.format(name('old', each), name('new', each))})" for each in both]
     with duckdb.connect() as connection:
         connection.register("completions", ds.dataset(file, format="parquet"))
         connection.execute("create view groups as select * from completions where generation = 0")
 
-        def rows(sql: str) -> list[tuple]:
-            return connection.execute(sql).fetchall()
-
-        def records(sql: str) -> list[dict]:
+        def ask(sql: str) -> list[dict[str, Any]]:
             found = connection.execute(sql)
             names = [column[0] for column in found.description]
             return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
+        def pairs(sql: str) -> dict[Any, int]:
+            return {
+                key[0] if len(key) == 1 else tuple(key): count for *key, count in connection.execute(sql).fetchall()
+            }
+
+        sign = f"case when {{0}}_advantage > {NO_SIGN} then 2 when {{0}}_advantage < -{NO_SIGN} then 0 else 1 end"
         signs = np.zeros((3, 3), dtype=np.int64)
-        for old, new, count in rows(
-            f"select {sign.format('old_advantage')}, {sign.format('new_advantage')}, count(*) from completions group by all"
-        ):
-            signs[old, new] = count
-        dead = [
-            dict(
-                rows(
-                    f"select {side}, count(*) from groups where {side} is not null group by 1 order by 2 desc, min(number)"
-                )
-            )
-            for side in ("old_dead", "new_dead")
-        ]
-        [(groups, came_alive, died, correlation, ranked)] = rows(
-            """select count(*), count(old_dead) filter (new_dead is null), count(new_dead) filter (old_dead is null),
-                      avg(rank_correlation), count(rank_correlation) from groups"""
+        by_sign = pairs(f"select {sign.format('old')}, {sign.format('new')}, count(*) from completions group by 1, 2")
+        for place, count in by_sign.items():
+            signs[place] = count
+        dead = (
+            "select {0}_dead, count(*) from groups where {0}_dead is not null group by 1 order by 2 desc, min(number)"
         )
-        deciders = rows(
-            f"""select coalesce(old_decider, '{DEAD}'), coalesce(new_decider, '{DEAD}'), count(*) from groups
-                group by 1, 2 order by 3 desc, min(number)"""
+        decided = f"coalesce(old_decider, '{DEAD}'), coalesce(new_decider, '{DEAD}')"
+        deciders = pairs(f"select {decided}, count(*) from groups group by 1, 2 order by 3 desc, min(number)")
+        [counts] = ask(
+            """select count(*) as groups, count(old_dead) filter (new_dead is null) as came_alive,
+                      count(new_dead) filter (old_dead is null) as died, count(rank_correlation) as ranked,
+                      coalesce(avg(rank_correlation), 'nan') as rank_correlation from groups"""
         )
-        scored = rows(f"select {', '.join([*means, *rescored])} from completions")[0]
-        half, rest = len(old_names), len(old_names) + len(new_names)
+        steps = "step, count(*) as groups, count(old_dead) as old_dead, count(new_dead) as new_dead"
         return {
-            "groups": groups,
+            **counts,
             "signs": signs,
-            "old_dead": dead[0],
-            "new_dead": dead[1],
-            "came_alive": came_alive,
-            "died": died,
-            "rank_correlation": float("nan") if correlation is None else correlation,
-            "ranked": ranked,
-            "deciders": {(old, new): count for old, new, count in deciders},
-            "steps": records(
-                "select step, count(*) as groups, count(old_dead) as old_dead, count(new_dead) as new_dead "
-                "from groups group by step order by step"
-            ),
-            "alive": records(
+            "old_dead": pairs(dead.format("old")),
+            "new_dead": pairs(dead.format("new")),
+            "deciders": deciders,
+            "functions": [
+                _function(name, ask, deciders, hashes, old_weights, suite)
+                for name in dict.fromkeys([*suite.names, *hashes])
+            ],
+            "steps": ask(f"select {steps} from groups group by step order by step"),
+            "alive": ask(
                 f"""select step, "group", prompt_id, old_dead, new_decider from groups
                     where old_dead is not null and new_dead is null order by number limit {GROUPS_LISTED}"""
             ),
-            "scored": [dict(zip(own, values, strict=True)) for own, values in (
-                (old_names, scored[:half]), (new_names, scored[half:rest]), (both, scored[rest:])
-            )],
-        }  # fmt: skip
+        }
 
 
-def _functions(
-    scored: list[dict], deciders: dict, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite
-) -> list[dict]:
-    (old_means, new_means, rescored), new_weights = scored, dict(zip(suite.names, suite.weights, strict=True))
-    found = []
-    for name in [*suite.names, *(name for name in hashes if name not in suite.names)]:
-        old, new = hashes.get(name), suite.hashes.get(name)
-        found.append(
-            {
-                "name": name,
-                "change": "added" if old is None else "removed" if new is None else "same" if old == new else "changed",
-                "old_hash": old,
-                "new_hash": new,
-                "old_weight": old_weights.get(name),
-                "new_weight": new_weights.get(name),
-                "old_mean": old_means.get(name),
-                "new_mean": new_means.get(name),
-                "rescored": rescored.get(name),
-                "old_decided": sum(count for (was, _), count in deciders.items() if was == name),
-                "new_decided": sum(count for (_, now), count in deciders.items() if now == name),
-            }
-        )
-    return found
+def _function(
+    name: str, ask: Callable, deciders: dict, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite
+) -> dict[str, Any]:
+    old, new = hashes.get(name), suite.hashes.get(name)
+    quoted = name.replace('"', '""')
+    was, now = (f'"{side}.{quoted}"' if there else "null::double" for side, there in (("old", old), ("new", new)))
+    differs = f"coalesce(abs({was} - {now}) > 1e-9, ({was} is null) <> ({now} is null))"
+    [scored] = ask(
+        f"select avg({was}) as old_mean, avg({now}) as new_mean, count(*) filter (where {differs}) as rescored from completions"
+    )
+    return {
+        "name": name,
+        "change": "added" if old is None else "removed" if new is None else "same" if old == new else "changed",
+        "old_hash": old,
+        "new_hash": new,
+        "old_weight": old_weights.get(name),
+        "new_weight": dict(zip(suite.names, suite.weights, strict=True)).get(name),
+        **scored,
+        "rescored": scored["rescored"] if old and new else None,
+        "old_decided": sum(count for pair, count in deciders.items() if pair[0] == name),
+        "new_decided": sum(count for pair, count in deciders.items() if pair[1] == name),
+    }
 
 
 def _changes(batch: ScoredBatch, new: ScoredBatch, most: int) -> list[tuple[float, dict]]:

@@ -25,8 +25,8 @@ from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.training.generation import Generation, adapters, decoding, expected, hook, in_words
-from workbench.training.generation.covered import NotCovered, NotNumbers
-from workbench.training.generation.decoding import ALL, Parts, decoder
+from workbench.training.generation.decoding import ALL, Optimizations, decoder
+from workbench.training.generation.support import NotNumbers, Unsupported
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.sampling import sample
 from workbench.training.trainer import train
@@ -105,9 +105,9 @@ def test_every_sampling_setting_gives_the_tokens_of_transformers(policy, setting
     assert drew
 
 
-@pytest.mark.parametrize("left_out", Parts._fields)
+@pytest.mark.parametrize("left_out", Optimizations._fields)
 def test_every_part_can_be_left_out(plain, left_out):
-    theirs, ours, drew = both(plain.model, prompts(plain, 4), Parts(**{left_out: False}))
+    theirs, ours, drew = both(plain.model, prompts(plain, 4), Optimizations(**{left_out: False}))
     assert torch.equal(ours, theirs)
     assert drew
 
@@ -462,7 +462,7 @@ def test_a_run_is_the_same_to_the_last_digit_with_and_without(home, capsys):
 
 def test_what_turns_up_while_it_trains_is_an_event(home, capsys, monkeypatch):
     def sliding(model):
-        raise NotCovered("a cache of DynamicSlidingWindowLayer")
+        raise Unsupported("a cache of DynamicSlidingWindowLayer")
 
     monkeypatch.setattr(decoding, "check_model", sliding)
     grpo = {**GRPO, "max_steps": 2}
@@ -512,5 +512,5 @@ def test_arguments_that_unsloth_adds_draw_no_warning_and_the_callers_own_do(plai
 
 
 def test_not_covered_is_raised_by_name(plain):
-    with pytest.raises(NotCovered, match="beam_search"):
+    with pytest.raises(Unsupported, match="beam_search"):
         plain.model.generate(**prompts(plain, 2), num_beams=2, max_new_tokens=2, custom_generate=decoder())

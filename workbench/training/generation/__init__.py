@@ -1,6 +1,6 @@
 """Completions for GRPO, faster than `generate` and the same: each prompt is read once for all its completions.
 
-`decoding.py` is the loop, `cache.py` and `adapters.py` what makes it quick, `covered.py` what it leaves to transformers' own
+`decoding.py` is the loop, `adapters.py` what makes it quick, `support.py` what it leaves to transformers' own
 path, and `hook.py` puts it where a trainer generates. It enters through `generate(custom_generate=...)`, transformers' own
 opening for another loop, so settings, processors of logits and stopping criteria are the ones that `generate` prepares.
 """

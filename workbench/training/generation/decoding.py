@@ -16,8 +16,7 @@ import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria
 
 from workbench.training.generation.adapters import lean_adapters
-from workbench.training.generation.cache import GrowingLayer
-from workbench.training.generation.covered import NotNumbers, check_asked, check_cache, check_model
+from workbench.training.generation.support import NotNumbers, check_asked, check_cache, check_model
 
 _LEAVE_AT = 0.75  # finished rows leave when no more than this share of the rows is unfinished
 # Asking a GPU whether all are finished makes the host wait for it; between two questions it works ahead.
@@ -25,22 +24,21 @@ _LOOK_EVERY = {"cpu": 1}
 _LOOK_EVERY_ELSEWHERE = 8
 
 
-class Parts(NamedTuple):
+class Optimizations(NamedTuple):
     """What the loop does differently from transformers' own; each can be left out, to see what it brings."""
 
     shared_prefill: bool = True
     lean_adapters: bool = True
-    growing_cache: bool = True
     drop_finished: bool = True
 
 
-ALL = Parts()
+ALL = Optimizations()
 
 
-def decoder(parts: Parts = ALL) -> Callable[..., Any]:
+def decoder(use: Optimizations = ALL) -> Callable[..., Any]:
     """A function for `generate(custom_generate=...)`.
 
-    It raises `NotCovered` for what it does not do, before a token is drawn or anything is changed.
+    It raises `Unsupported` for what it does not do, before a token is drawn or anything is changed.
     """
 
     def decode(
@@ -53,8 +51,8 @@ def decoder(parts: Parts = ALL) -> Callable[..., Any]:
     ) -> torch.Tensor:
         check_asked(generation_config, logits_processor, stopping_criteria, model_kwargs)
         check_model(model)
-        rows = _Rows(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, parts)
-        if not parts.lean_adapters:
+        rows = _Rows(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, use)
+        if not use.lean_adapters:
             return rows.decode()
         with lean_adapters(model):
             return rows.decode()
@@ -77,9 +75,9 @@ class _Rows:
         criteria: Any,
         config: Any,
         kwargs: dict[str, Any],
-        parts: Parts,
+        use: Optimizations,
     ) -> None:
-        self.model, self.processors, self.parts = model, processors, parts
+        self.model, self.processors, self.use = model, processors, use
         self.sampling = config.do_sample
         self.most = min(each.max_length for each in criteria if isinstance(each, MaxLengthCriteria))
         self.eos = next((each.eos_token_id for each in criteria if isinstance(each, EosTokenCriteria)), None)
@@ -118,7 +116,7 @@ class _Rows:
                 left = int(unfinished.sum())
                 if left == 0:
                     break
-                if self.parts.drop_finished and left <= _LEAVE_AT * len(self.row):
+                if self.use.drop_finished and left <= _LEAVE_AT * len(self.row):
                     tokens, unfinished = self._drop(unfinished, tokens)
             logits = self._read(tokens, end)
         if not sound:
@@ -127,17 +125,12 @@ class _Rows:
         return self.out[:, : self._longest(end)]
 
     def _read_prompts(self) -> torch.Tensor:
-        first, owner = _distinct(self.out[:, : self.prompt_length], self.mask, self.parts.shared_prefill)
+        first, owner = _distinct(self.out[:, : self.prompt_length], self.mask, self.use.shared_prefill)
         mask = self.mask
         positions = self.position.expand(self.count, -1)
         logits = self._forward(self.out[first, : self.prompt_length], mask[first], positions[first])
         check_cache(self.cache)
-        if self.parts.growing_cache:
-            layers = self.cache.layers
-            for index, layer in enumerate(layers):
-                if layer.is_initialized:  # a configuration may name more layers than the model has
-                    layers[index] = GrowingLayer(layer.keys[owner], layer.values[owner], self.most)
-        elif len(first) < self.count:
+        if len(first) < self.count:
             self.cache.batch_select_indices(owner)
         self.mask = mask.new_ones((self.count, self.most))
         self.mask[:, : self.prompt_length] = mask

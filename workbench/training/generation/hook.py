@@ -13,7 +13,7 @@ SWITCHED_OFF = "generation: trl in the recipe"
 UNSLOTH_ON_A_GPU = "on a GPU it is Unsloth's decoding, with kernels of its own"
 VLLM = "vLLM generates"
 CONTINUOUS = "transformers' continuous batching generates"
-# Of `generation_kwargs`; covered.py knows what they turn into.
+# Of `generation_kwargs`; support.py knows what they turn into.
 _COVERED = {
     "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id",
     "pad_token_id", "bos_token_id",
@@ -132,17 +132,17 @@ class Generation:
         import torch
         from transformers import GenerationConfig
 
-        from workbench.training.generation.covered import NotCovered, NotNumbers
         from workbench.training.generation.decoding import decoder
+        from workbench.training.generation.support import NotNumbers, Unsupported
 
         states = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
         try:
             known = {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()}
             other = sorted(name for name in kwargs if name not in known)
             if args or other:
-                raise NotCovered(f"inputs other than text: {', '.join(other) or 'by position'}")
+                raise Unsupported(f"inputs other than text: {', '.join(other) or 'by position'}")
             found = self._generate(**kwargs, custom_generate=decoder())
-        except NotCovered as error:
+        except Unsupported as error:
             self._say(str(error))
         except (NotNumbers, torch.OutOfMemoryError):
             raise  # no other path would do better

@@ -30,7 +30,7 @@ MODEL_KWARGS = {"attention_mask", "position_ids", "past_key_values", "use_cache"
 ATTENTION = ("sdpa", "eager")
 
 
-class NotCovered(Exception):
+class Unsupported(Exception):
     """Something that only transformers' own loop does; the text says what."""
 
 
@@ -42,74 +42,74 @@ def check_asked(config: Any, processors: Any, criteria: Any, model_kwargs: dict[
     """Check what `generate` prepared.
 
     Raises:
-        NotCovered: for the first thing that the loop does not do.
+        Unsupported: for the first thing that the loop does not do.
     """
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
-        raise NotCovered(f"{mode.value} instead of one token at a time")
+        raise Unsupported(f"{mode.value} instead of one token at a time")
     for each in processors:
         if type(each) not in PROCESSORS:
-            raise NotCovered(f"the setting behind {type(each).__name__}")
+            raise Unsupported(f"the setting behind {type(each).__name__}")
     for each in criteria:
         if type(each) not in CRITERIA:
-            raise NotCovered(f"the setting behind {type(each).__name__}")
+            raise Unsupported(f"the setting behind {type(each).__name__}")
     if not any(isinstance(each, MaxLengthCriteria) for each in criteria):
-        raise NotCovered("no limit to the length")
+        raise Unsupported("no limit to the length")
     inputs = sorted(name for name in model_kwargs if name not in MODEL_KWARGS)
     if inputs:
-        raise NotCovered(f"inputs other than text: {', '.join(inputs)}")
+        raise Unsupported(f"inputs other than text: {', '.join(inputs)}")
     if config.return_dict_in_generate:
-        raise NotCovered("return_dict_in_generate")
+        raise Unsupported("return_dict_in_generate")
     if config.prefill_chunk_size is not None:
-        raise NotCovered("prefill_chunk_size")
+        raise Unsupported("prefill_chunk_size")
     cache = model_kwargs.get("past_key_values")
     if not model_kwargs.get("use_cache") or type(cache) is not DynamicCache or getattr(cache, "offloading", False):
-        raise NotCovered("no cache of keys and values, or another kind than the default")
+        raise Unsupported("no cache of keys and values, or another kind than the default")
     if cache.get_seq_length():
-        raise NotCovered("a cache that is filled already")
+        raise Unsupported("a cache that is filled already")
     check_cache(cache)
     if model_kwargs.get("attention_mask") is None or model_kwargs.get("position_ids") is None:
-        raise NotCovered("a model without an attention mask or positions")
+        raise Unsupported("a model without an attention mask or positions")
 
 
 def check_model(model: Any) -> None:
     """Check that the model's tokens depend on nothing but the row they stand in.
 
     Raises:
-        NotCovered: for the first thing that the loop does not do.
+        Unsupported: for the first thing that the loop does not do.
     """
     config = model.config
     if config.is_encoder_decoder:
-        raise NotCovered("an encoder")
+        raise Unsupported("an encoder")
     if type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
-        raise NotCovered(f"{type(model).__name__} prepares its inputs in a way of its own")
+        raise Unsupported(f"{type(model).__name__} prepares its inputs in a way of its own")
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ATTENTION:
-        raise NotCovered(f"attention by {attention}; tried with {' and '.join(ATTENTION)}")
+        raise Unsupported(f"attention by {attention}; tried with {' and '.join(ATTENTION)}")
     if model.training:
         # TRL samples in training mode, where every copy of a prompt has a dropout mask of its own.
         dropping = [name for name, module in model.named_modules() if _drops(module)]
         if dropping:
-            raise NotCovered(f"dropout while sampling, in {dropping[0]}")
+            raise Unsupported(f"dropout while sampling, in {dropping[0]}")
         if getattr(config, "attention_dropout", 0):
-            raise NotCovered(f"attention_dropout = {config.attention_dropout} while sampling")
+            raise Unsupported(f"attention_dropout = {config.attention_dropout} while sampling")
         if getattr(model, "is_gradient_checkpointing", False):
-            raise NotCovered("gradient checkpointing that is on while sampling")
+            raise Unsupported("gradient checkpointing that is on while sampling")
     if model.device.type != "cpu" and "grouped_mm" in model.get_experts_implementation().values():
-        raise NotCovered("a mixture of experts on a GPU, for whose decoding transformers switches kernels")
+        raise Unsupported("a mixture of experts on a GPU, for whose decoding transformers switches kernels")
     if _sharded(model):
-        raise NotCovered("a model whose weights are spread over processes")
+        raise Unsupported("a model whose weights are spread over processes")
 
 
 def check_cache(cache: Any) -> None:
     """Check the cache's layers: those that the configuration names, and again those that there are after the prompts.
 
     Raises:
-        NotCovered: for layers that do not keep every token (a sliding window, a state instead of keys and values).
+        Unsupported: for layers that do not keep every token (a sliding window, a state instead of keys and values).
     """
     for layer in cache.layers:
         if type(layer) is not DynamicLayer:
-            raise NotCovered(f"a cache of {type(layer).__name__}")
+            raise Unsupported(f"a cache of {type(layer).__name__}")
 
 
 def _drops(module: Any) -> bool:
