@@ -18,10 +18,10 @@ def make(completions: int, a_step: int) -> Any:
         completions: in all; whole groups of `GENERATIONS`.
         a_step: completions of a step, which are one part of the record.
     """
+    from workbench.health.summary import summarise
     from workbench.recipe import Recipe
     from workbench.rewards import library
     from workbench.rewards.suite import RewardSuite
-    from workbench.health.summary import summarise
     from workbench.run.directory import RunDirectory
     from workbench.task import Task
     from workbench.tiny.task import task as arithmetic

@@ -174,7 +174,7 @@ def test_a_function_that_draws_at_random_is_told(home):
         __name__ = "right_reward"
 
         def __call__(self, completions, **kwargs):
-            return [float(next(count) % 7) for _ in completions]
+            return [next(count) / 100 for _ in completions]
 
     task = Task("t", [CHAT], [Drawn()])
     found = replay(record(task, [GROUPS]), task)

@@ -47,15 +47,11 @@ class Unreached(NamedTuple):
     def __str__(self) -> str:
         short = self.file.replace("\\", "/").rpartition("/")[2]
         part = self.part if len(self.part) < 60 else self.part[:60] + "…"
-        return (
-            f"{short}:{self.line}: `{part}` in `{self.source}`"
-            if part != self.source
-            else f"{short}:{self.line}: `{part}`"
-        )
+        return f"{short}:{self.line}: `{part}`" + (f" in `{self.source}`" if part != self.source else "")
 
 
 def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwargs: Any) -> Trace:
-    """Call a function and follow it, and the functions of its own files that it calls. What it returns or raises is lost.
+    """Call a function and follow it, and the functions of its own files that it calls. What it returns or raises is discarded.
 
     Args:
         texts: the completions, to find again what was matched in them.
@@ -141,13 +137,12 @@ def _note_matches(variables: dict[str, Any], matched: dict[str, set[tuple[int, i
 
 def merged(traces: Iterable[Trace]) -> Trace:
     """Several traces as one."""
-    reached: dict[str, set[Position]] = {}
-    matched: dict[str, set[tuple[int, int]]] = {}
+    whole = Trace({}, {})
     for trace in traces:
-        for target, source in ((reached, trace.reached), (matched, trace.matched)):
+        for target, source in zip(whole, trace, strict=True):
             for key, found in source.items():
                 target.setdefault(key, set()).update(found)
-    return Trace(reached, matched)
+    return whole
 
 
 def code_objects(function: Callable[..., Any]) -> list[CodeType]:
@@ -159,13 +154,8 @@ def code_objects(function: Callable[..., Any]) -> list[CodeType]:
     if start is None:
         return []
     found: list[CodeType] = []
-    waiting = [start]
-    names = getattr(function, "__globals__", {})
-    cells = (
-        dict(zip(start.co_freevars, function.__closure__ or (), strict=False))
-        if hasattr(function, "__closure__")
-        else {}
-    )
+    waiting, names = [start], getattr(function, "__globals__", {})
+    cells = dict(zip(start.co_freevars, getattr(function, "__closure__", None) or (), strict=False))
     while waiting:
         code = waiting.pop()
         if code in found:
@@ -173,7 +163,7 @@ def code_objects(function: Callable[..., Any]) -> list[CodeType]:
         found.append(code)
         waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         called = [names.get(name) for name in code.co_names]
-        called += [cell.cell_contents for name, cell in cells.items() if name in code.co_freevars and _filled(cell)]
+        called += [_content(cell) for name, cell in cells.items() if name in code.co_freevars]
         for other in called:
             beneath = inspect.unwrap(other) if inspect.isfunction(other) else None
             if beneath is not None and beneath.__code__.co_filename == start.co_filename:
@@ -187,46 +177,57 @@ def _beneath(function: Callable[..., Any]) -> Callable[..., Any]:
     return inspect.unwrap(function)
 
 
-def _filled(cell: Any) -> bool:
+def _content(cell: Any) -> Any:
     try:
-        return cell.cell_contents is not None
+        return cell.cell_contents
     except ValueError:  # not assigned yet
-        return False
+        return None
 
 
 def unreached(function: Callable[..., Any], trace: Trace) -> list[Unreached]:
     """The branches of a function that the traced calls never evaluated, outermost first; empty if its source is not there."""
-    found: list[_Region] = []
+    found: list[tuple[Position, Unreached]] = []
     for code in code_objects(function):
-        lines = linecache.getlines(code.co_filename)
-        node = _definition(code, lines)
-        if node is None:
+        file, lines = code.co_filename, linecache.getlines(code.co_filename)
+        if (node := _definition(code, lines)) is None:
             continue
-        positions = [place for place in code.co_positions() if None not in place]
-        positions += [place for inner in _inner(code) for place in inner.co_positions() if None not in place]
-        reached = trace.reached.get(code.co_filename, set())
+        positions = [place for each in (code, *_inner(code)) for place in each.co_positions() if None not in place]
+        reached = trace.reached.get(file, set())
         for branch in _branches(node):
-            region = (branch[0].lineno, branch[0].col_offset, branch[-1].end_lineno, branch[-1].end_col_offset)
-            own = [place for place in positions if _within(place, region)]
-            if own and not any(place in reached for place in own) and not _covered(found, code.co_filename, region):
-                found.append(_Region(region, _describe(code.co_filename, lines, branch)))
-    return sorted((item.unreached for item in found), key=lambda item: (item.file, item.line))
+            begin, end = (branch[0].lineno, branch[0].col_offset), (branch[-1].end_lineno, branch[-1].end_col_offset)
+            # An instruction's place is (line, end line, column, end column).
+            own = [place for place in positions if (place[0], place[2]) >= begin and (place[1], place[3]) <= end]
+            around = any(begin >= outer[:2] and end <= outer[2:] for outer, other in found if other.file == file)
+            if own and not any(place in reached for place in own) and not around:
+                found.append(((*begin, *end), _describe(file, lines, branch)))
+    return sorted((each for _, each in found), key=lambda each: (each.file, each.line))
 
 
 def broad_handlers(function: Callable[..., Any]) -> list[str]:
     """`except:` and `except Exception:` of a function that go on without raising: "file.py:12", in order."""
-    found = []
+
+    def hides(node: ast.AST) -> bool:
+        if not isinstance(node, ast.ExceptHandler):
+            return False
+        broad = node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException")
+        return broad and not any(isinstance(each, ast.Raise) for each in ast.walk(node)) and not _says_none(node)
+
+    return _places(function, hides)
+
+
+def calls_of(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
+    """Where a function calls one of these builtins: "file.py:12", in order."""
+    return _places(function, lambda node: isinstance(node, ast.Call) and getattr(node.func, "id", "") in names)
+
+
+def _places(function: Callable[..., Any], wanted: Callable[[ast.AST], bool]) -> list[str]:
+    found: dict[str, None] = {}
     for code in code_objects(function):
         node = _definition(code, linecache.getlines(code.co_filename))
-        for handler in ast.walk(node) if node is not None else ():
-            if not isinstance(handler, ast.ExceptHandler):
-                continue
-            broad = handler.type is None or getattr(handler.type, "id", "") in ("Exception", "BaseException")
-            raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler)) or _says_none(handler)
-            place = f"{Path(code.co_filename).name}:{handler.lineno}"
-            if broad and not raises and place not in found:
-                found.append(place)
-    return found
+        for each in ast.walk(node) if node is not None else ():
+            if wanted(each):
+                found[f"{Path(code.co_filename).name}:{each.lineno}"] = None
+    return [*found]
 
 
 def _says_none(handler: ast.ExceptHandler) -> bool:
@@ -235,36 +236,6 @@ def _says_none(handler: ast.ExceptHandler) -> bool:
     calls = any(isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) for each in handler.body)
     none = all(value is None or (isinstance(value, ast.Constant) and value.value is None) for value in returns)
     return bool(returns) and none and calls
-
-
-def calls_of(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
-    """Where a function calls one of these builtins: "file.py:12", in order."""
-    found = []
-    for code in code_objects(function):
-        node = _definition(code, linecache.getlines(code.co_filename))
-        for call in ast.walk(node) if node is not None else ():
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in names:
-                place = f"{Path(code.co_filename).name}:{call.lineno}"
-                found += [place] if place not in found else []
-    return found
-
-
-class _Region(NamedTuple):
-    region: Position
-    unreached: Unreached
-
-
-def _covered(found: list[_Region], file: str, region: Position) -> bool:
-    return any(item.unreached.file == file and _inside(region, item.region) for item in found)
-
-
-def _inside(inner: Position, outer: Position) -> bool:
-    return inner[:2] >= outer[:2] and inner[2:] <= outer[2:]
-
-
-def _within(place: tuple, region: Position) -> bool:
-    # An instruction's place is (line, end line, column, end column).
-    return (place[0], place[2]) >= region[:2] and (place[1], place[3]) <= region[2:]
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:

@@ -9,7 +9,9 @@ with the plain backend it is not imported at all.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -284,6 +286,27 @@ def _count(number: int) -> str:
     return str(number)
 
 
+_NOISE = re.compile(
+    r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU threads\..*chunked CE"
+)
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """Leave these lines out of what is printed meanwhile, and print the rest afterwards."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        print(
+            *(line for line in printed.getvalue().splitlines(True) if not _NOISE.match(line)),
+            sep="",
+            end="",
+            flush=True,
+        )
+
+
 def _unsloth() -> Any:
     if "unsloth" not in sys.modules:
         # Unsloth writes generated Python into the current folder and installs system packages unless it is told not to.
@@ -292,7 +315,7 @@ def _unsloth() -> Any:
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
         os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
-        with quiet_imports():
+        with quiet_imports(), _without_noise():
             import unsloth
     import unsloth
 
@@ -314,13 +337,15 @@ def _unsloth_base(
     import torch
 
     chosen, notes = choose_dtype(dtype, "unsloth", cuda=torch.cuda.is_available(), bf16=native_bf16())
-    model, tokenizer = loader.from_pretrained(
-        model_name=source,
-        max_seq_length=max_seq_length,
-        dtype=getattr(torch, chosen) if chosen else None,  # on a GPU it knows two of the three by their names
-        load_in_4bit=load_in_4bit,
-        **engine,
-    )
+    # On a GPU, where loading can take minutes, all of it is printed as it comes.
+    with contextlib.nullcontext() if torch.cuda.is_available() else _without_noise():
+        model, tokenizer = loader.from_pretrained(
+            model_name=source,
+            max_seq_length=max_seq_length,
+            dtype=getattr(torch, chosen) if chosen else None,  # on a GPU it knows two of the three by their names
+            load_in_4bit=load_in_4bit,
+            **engine,
+        )
     return model, tokenizer, notes
 
 

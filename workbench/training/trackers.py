@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import RecipeError, nearest
+from workbench.training.plan.values import check_trackers
 from workbench.workspace import shown
 
 PROJECT = "grpo-workbench"
@@ -50,22 +50,10 @@ def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], 
     Raises:
         RecipeError: for a name that transformers knows no tracker by.
     """
-    from transformers.integrations import integration_utils
+    from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-    known = [*integration_utils.INTEGRATION_TO_CALLBACK]
-    asked = list(report_to) if isinstance(report_to, (list, tuple)) else [] if report_to is None else [report_to]
-    if asked == ["all"]:
-        asked = integration_utils.get_available_reporting_integrations()
-    found, notes = [], []
-    for name in [name for name in dict.fromkeys(asked) if name != "none"]:
-        if name not in known:
-            raise RecipeError(
-                f"grpo.report_to = {name!r}",
-                rule=f"a tracker is one of {', '.join(known)}; or none, or all that are installed",
-                remedy=nearest(
-                    str(name), [*known, "none", "all"], "choose one; the run's own files are written anyway"
-                ),
-            )
+    found, notes, asked = [], [], check_trackers(report_to)
+    for name in get_available_reporting_integrations() if asked == ["all"] else asked:
         modules = _MODULES.get(name, (name,))
         if not modules or any(importlib.util.find_spec(module) for module in modules):
             found.append(name)
