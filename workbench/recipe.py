@@ -143,7 +143,6 @@ class Recipe(_Part):
     >>> recipe = wb.Recipe.of({"run_name": "first", "task": "arithmetic", "grpo": {"max_steps": 20, "learning_rate": "1e-4"}})
     >>> recipe.grpo["learning_rate"], recipe.policy.name
     (0.0001, 'tiny')
-    >>> recipe = wb.Recipe.load("workbench/tiny/recipe.yaml")
     """
 
     run_name: str = "run"
