@@ -51,7 +51,7 @@ class Steps:
 def by_step(run: RunDirectory) -> Steps:
     """What the completions of each step were like: rewards, lengths, how many were cut, how many were different.
 
-    >>> wb.by_step(wb.open_run())["step"].tolist()
+    >>> wb.by_step(wb.open_run()).frame["step"].tolist()
     [1, 2]
 
     Raises:
