@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci" / "run"
-TIERS = ("uv run pytest", "uv run pytest -m slow", "uv run pytest -m timing -n 0")
+LINT = ("uv run ruff check", "uv run ruff format --check", "uv run ty check", "uv run python tools/lines.py")
+TIERS = (*LINT, "uv run pytest", "uv run pytest -m slow", "uv run pytest -m timing -n 0")
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "getrusage"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS}
 # A limit on waiting for what never comes, and the time that a benchmark is given: nothing is asserted of either.
@@ -37,6 +38,7 @@ def test_what_the_readmes_command_leaves_out_has_a_tier_of_its_own():
     ("codes", "code"), [((0, 0, 0), 0), ((1, 0, 0), 1), ((0, 5, 0), 1), ((0, 0, 2), 1)], ids=str
 )  # 5: no test was found
 def test_every_tier_runs_and_one_that_fails_or_is_empty_is_told(tmp_path, codes, code):
+    codes = (*(0 for _ in LINT), *codes)
     for name in ("pip", "chromium"):
         (tmp_path / name).write_text("#!/bin/sh\n")
     (tmp_path / "uv").write_text(

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -178,7 +178,7 @@ def _executed_as(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _beside(folder: Path) -> Iterator[None]:
+def _beside(folder: Path) -> Generator[None, None, None]:
     # A task's own modules lie beside it. They are loaded anew with it: another task may have some of the same names.
     for name in _brought:
         sys.modules.pop(name, None)
@@ -228,6 +228,7 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     place = _executed_as(path)
     kept = text if text != place else None
     spec = importlib.util.spec_from_file_location(f"{_OWN_MODULE}{place.stem}", place)
+    assert spec is not None  # a .py file always has one
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:

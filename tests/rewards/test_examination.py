@@ -335,7 +335,7 @@ def test_an_honest_completion_has_to_fit():
 
 
 def fragile_reward(completions, answer, **kwargs):
-    right = sound_correctness_reward(None, completions, answer)
+    right = sound_correctness_reward(completions, answer)
     return [score + 0 * len(c[0]["content"].split()[0]) for score, c in zip(right, completions)]
 
 
@@ -350,7 +350,7 @@ def test_one_that_raises_on_a_cheat_is_named_with_the_line_and_the_cheat():
 def hanging_reward(completions, answer, **kwargs):
     for completion in completions:
         re.match(r"(\s+)+$", completion[0]["content"] + "x" if not completion[0]["content"].strip() else "x")
-    return sound_correctness_reward(None, completions, answer)
+    return sound_correctness_reward(completions, answer)
 
 
 @pytest.mark.timing

@@ -253,7 +253,7 @@ def batch_of(
     weights: Sequence[float],
     scores: Any,
     completions: Sequence[str],
-    right: Sequence[bool],
+    right: Sequence[bool] | np.ndarray,
     num_generations: int,
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",

@@ -141,5 +141,5 @@ class ScoredBatch:
         return int(np.nan_to_num(self.groups.stds[:: self.num_generations], nan=-1.0).argmax())
 
 
-def _part(values: Sequence[Any] | None, own: slice) -> Any:
+def _part(values: Sequence[Any] | np.ndarray | None, own: slice) -> Any:
     return None if values is None else values[own]

@@ -249,7 +249,7 @@ def batch_and_place(run: RunDirectory, step: int, index: int | None = None) -> t
         batch = max(batches, key=lambda own: float(np.nan_to_num(own.groups.stds, nan=-1.0).max()))
         return batch, batch.most_telling
     for batch in batches:
-        if before <= index < before + batch.group_count:
+        if index is not None and before <= index < before + batch.group_count:
             return batch, index - before
         before += batch.group_count
     raise RunError(

@@ -42,8 +42,12 @@ class RunState:
         """What a run begins with, from its manifest."""
         settings = (manifest.get("settings") or {}).get("in_force") or {}
         weights = dict((manifest.get("rewards") or {}).get("weights") or {})
-        own = {name: settings.get(name) for name in ("beta", "learning_rate", "temperature")}
-        return cls(weights, **own)
+        return cls(
+            weights,
+            beta=settings.get("beta"),
+            learning_rate=settings.get("learning_rate"),
+            temperature=settings.get("temperature"),
+        )
 
     @classmethod
     def of(cls, run: RunDirectory) -> RunState:
@@ -96,4 +100,4 @@ class RunState:
                 self.muted = {**self.muted, event["function"]: self.weights.get(event["function"], 0.0)}
             elif action != "reload":
                 self.muted = {name: weight for name, weight in self.muted.items() if name != event["function"]}
-            self.weights = dict(after)
+            self.weights = dict(after or {})

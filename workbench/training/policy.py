@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,7 +92,7 @@ class Policy:
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     @contextlib.contextmanager
-    def generating(self, *, base: bool = False) -> Iterator[Any]:
+    def generating(self, *, base: bool = False) -> Generator[Any, None, None]:
         """The model ready to generate; with `base`, without its adapter. Training mode and caches are put back after."""
         backend, model = _BACKENDS[self.backend_name], self.model
         training, use_cache = model.training, model.config.use_cache
@@ -292,7 +292,7 @@ _NOISE = re.compile(
 
 
 @contextlib.contextmanager
-def _without_noise() -> Iterator[None]:
+def _without_noise() -> Generator[None, None, None]:
     """Leave these lines out of what is printed meanwhile, and print the rest afterwards."""
     printed = io.StringIO()
     try:

@@ -107,7 +107,7 @@ def planned_stages(
 
 
 def _edited(name: str, task: Task | None) -> str:
-    return (task and task.source) or (str(find(name)) if Path(name).suffix == ".py" else "")
+    return (task.source if task else "") or (str(find(name)) if Path(name).suffix == ".py" else "")
 
 
 def _of(by_function: dict[str, Any], task: Task | None) -> dict[str, Any]:
