@@ -288,7 +288,7 @@ def control(
     ] = None,
     timeout: Annotated[float, opt("Seconds to wait for the trainer's answer; 0: do not wait.", min=0)] = 60.0,
     force: Annotated[
-        bool, opt("Also take a learning rate or beta over 100 times the one in force.", "--force")
+        bool, opt("Also take a learning rate or beta over 100 times the effective one.", "--force")
     ] = False,
 ) -> Result:
     """Ask a run that trains for something; it is applied at the end of the step in flight, and recorded in events.jsonl.

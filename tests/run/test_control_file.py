@@ -156,7 +156,7 @@ def test_more_than_a_hundred_times_what_is_in_force_is_asked_for_twice(home, act
     settings = {"in_force": {"beta": 0.01, "learning_rate": 0.01}}
     run = RunDirectory.create("slip", Recipe(), {**MANIFEST, "settings": settings})
     send(run, action, value=1)  # a hundred times
-    with pytest.raises(RequestError, match=f"{action} = 10: 1e[+]03 times the 0.01 that is in force") as refused:
+    with pytest.raises(RequestError, match=f"{action} = 10: 1e[+]03 times the effective 0.01") as refused:
         send(run, action, value=10)
     assert f"workbench control slip {action} 10 --force" in refused.value.remedy
     send(run, action, value=10, force=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
-from workbench.errors import RunError
+from workbench.errors import RecipeError, RunError
 from workbench.health import examine_run
+from workbench.inspection.evaluation import evaluate
 from workbench.recipe import Recipe
 from workbench.run.control_file import send
+from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
 from workbench.run.state import RunState
 from workbench.tiny import MODEL_DIR
@@ -282,6 +285,64 @@ def test_a_record_that_cannot_be_written_does_not_end_their_training(home, train
     assert run.result()["status"] == "finished"
 
 
+def test_an_adapter_of_another_name_is_saved_and_a_full_disk_is_a_warning(home, tmp_path, monkeypatch):
+    from datasets import Dataset
+    from peft import IA3Config, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOTrainer
+
+    def made():
+        shape = IA3Config(
+            target_modules=["v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"
+        )
+        return GRPOTrainer(
+            model=get_peft_model(AutoModelForCausalLM.from_pretrained(MODEL_DIR), shape, adapter_name="mine"),
+            processing_class=AutoTokenizer.from_pretrained(MODEL_DIR), reward_funcs=[has_answer],
+            args=config(tmp_path, max_steps=1, bf16=False), train_dataset=Dataset.from_list(rows()),
+        )  # fmt: skip
+
+    run = attach(trainer := made(), run_name="named")
+    trainer.train()
+    assert run.adapter == run.final
+    with pytest.raises(RunError, match="task="):
+        evaluate(run)
+    assert evaluate(run, arithmetic(4, 2), held_out=2, samples=1).found["prompts"] == 2
+
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    run = attach(trainer := made(), run_name="full")
+    monkeypatch.setattr(trainer.model, "save_pretrained", full)
+    monkeypatch.setattr(RunDirectory, "update_manifest", full)
+    with pytest.warns(UserWarning, match="No space") as warned:
+        trainer.train()
+    said = [str(each.message) for each in warned if "No space" in str(each.message)]
+    assert [("adapter" in line, "record" in line) for line in said] == [(True, False), (False, True)]
+    assert not run.live
+    with pytest.raises(RunError, match="save_model"):
+        run.adapter  # noqa: B018
+
+
+def test_a_model_trained_whole_without_reference_refuses_beta(home, tmp_path):
+    class Asks:
+        def begin(self, run, total_steps, settings):
+            self.run = run
+
+        def update(self, step, values):
+            if step == 1:
+                send(self.run, "beta", value=0.1)
+
+        def end(self, message):
+            pass
+
+    run = attach(trainer := trl_text_two_functions(tmp_path), watchers=[Asks()])
+    trainer.train()
+    answered = [event for event in run.events() if event["event"] == "control"]
+    assert [(event["action"], event["applied"]) for event in answered] == [("beta", False)]
+    assert "no reference model" in answered[0]["why"]
+    assert run.result()["status"] == "finished"
+
+
 def test_a_reward_of_theirs_that_raises_is_their_error(home, trainer):
     async def broken(completions, **kwargs):
         raise ZeroDivisionError("mine")
@@ -302,6 +363,13 @@ def test_in_a_notebook_the_live_plot_comes_unasked(home, trainer, monkeypatch):
     assert len(seen[0].view.history) == STEPS
 
 
+def test_a_plan_without_a_task_makes_no_trainer():
+    plan = prepare(Recipe(), arithmetic(16, 2))
+    without = replace(plan, stages=tuple(replace(stage, task=None, suite=None) for stage in plan.stages))
+    with pytest.raises(RecipeError, match="no task"):
+        make_trainer(without, None)
+
+
 def test_the_spine_in_the_open(home):
     """What notebook 03 shows; `train` is these lines."""
     recipe = Recipe.of(
@@ -315,6 +383,8 @@ def test_the_spine_in_the_open(home):
     policy = load_policy(plan)
     trainer = make_trainer(plan, policy)
     run = attach(trainer, plan)
+    with pytest.raises(RunError, match="wb.continue_run"):
+        trainer.train(resume_from_checkpoint=True)
     trainer.train()
     assert [row["step"] for row in run.metrics()] == [1, 2, 3]
     assert [event["stage"] for event in run.events() if event["event"] == "stage"] == ["first", "second"]

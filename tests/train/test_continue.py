@@ -449,7 +449,7 @@ def test_a_run_that_trains_is_not_taken_over(home):
     lock = {"pid": os.getppid(), "host": os.uname().nodename, "since": ""}
     (run.path / "lock").write_text(json.dumps(lock))
     run.take_over()
-    with pytest.raises(RunError, match="it trains") as refused:
+    with pytest.raises(RunError, match="is training") as refused:
         run.reopen(1)
     assert "take-over" not in str(refused.value)
 
@@ -459,7 +459,7 @@ def test_the_run_of_a_machine_that_was_lost_goes_on_when_somebody_says_so(home):
     policy = fresh()
     run = train(recipe(grpo={"max_steps": 1}), policy=policy, task=task())
     (run.path / "lock").write_text(json.dumps({"pid": 1, "host": "a-lost-runtime", "since": ""}))
-    with pytest.raises(RunError, match=r"it trains on a-lost-runtime[\s\S]*--take-over"):
+    with pytest.raises(RunError, match=r"is training on a-lost-runtime[\s\S]*--take-over"):
         continue_run(run, policy=policy, task=task(), steps=1)
     continue_run("latest", policy=policy, task=task(), steps=1, take_over=True)
     assert (run.result()["status"], run.result()["steps"], run.live) == ("finished", 2, False)

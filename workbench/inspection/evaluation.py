@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.errors import DataError
+from workbench.errors import DataError, RunError
 from workbench.inspection.reading import changed_since, question
 from workbench.progress import progress_line
 from workbench.rewards.suite import RewardSuite
@@ -130,10 +130,16 @@ def evaluate(
         samples: completions per prompt.
 
     Raises:
-        RunError: if the run has no adapter.
+        RunError: if the run has no adapter; or is one of your own trainer, and `task` is None.
         DataError: if the task has no held-out prompts.
     """
     recipe = run.recipe()
+    if task is None and run.manifest().get("attached"):
+        raise RunError(
+            f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it",
+            rule="a run is measured on held-out prompts, with a task's reward functions",
+            remedy="hand them over: wb.evaluate(run, task=wb.Task(..., held_out=rows))",
+        )
     task = task or load_task(recipe.task)
     rows = _held_out(task, task.held_out)[:held_out]
     for line in changed_since(run, task):

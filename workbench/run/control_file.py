@@ -93,7 +93,7 @@ def check_factor(run: RunDirectory, action: str, value: float) -> None:
     before = getattr(RunState.of(run), action)
     if before and value > SLIP * before:
         raise RequestError(
-            f"{action} = {value:g}: {value / before:.3g} times the {before:g} that is in force",
+            f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}",
             rule=f"a factor above {SLIP} needs confirmation: what one step does to the weights cannot be undone",
             remedy=f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)",
         )

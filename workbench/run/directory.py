@@ -57,11 +57,17 @@ class RunDirectory:
         """The newest saved adapter: the final one, or that of the latest checkpoint if the run was killed.
 
         Raises:
-            RunError: if the run was killed before it saved one.
+            RunError: if the run was killed before it saved one, or trained a whole model.
         """
         if (saved := self._saved_adapter()) is not None:
             return saved
         self.check_ended()
+        if self.manifest().get("attached"):
+            raise RunError(
+                f"{shown(self.checkpoints)}: no adapter",
+                rule="the run of your own trainer keeps the final adapter; a model trained whole is not kept",
+                remedy="trainer.save_model(folder) saves the model; evaluate and export that with your own tools",
+            )
         raise RunError(
             f"{shown(self.checkpoints)}: no adapter",
             rule="a run saves its adapter when it ends or is stopped, and every save_steps steps on the way",
@@ -130,13 +136,13 @@ class RunDirectory:
         """Own a run again that has ended or was killed, to go on after `step`; what it recorded later is taken out.
 
         Raises:
-            RunError: if it trains.
+            RunError: if it is training.
         """
         if self.live:
             host = self._owner()["host"]
             gone = f"; or, if {host} is gone: `workbench continue {self.name} --take-over`, continue_run(..., take_over=True)"
             raise RunError(
-                f"{self.name}: it trains" + (f" on {host}" if self._elsewhere else ""),
+                f"{self.name} is training" + (f" on {host}" if self._elsewhere else ""),
                 rule="one process at a time owns a run",
                 remedy=f"stop it first: `workbench control {self.name} stop`" + gone * self._elsewhere,
             )

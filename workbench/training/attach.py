@@ -74,7 +74,7 @@ def attach(
     stops after the step in flight, and `workbench control` steers. The trainer's numbers stay what they are: the same seed
     gives the same metrics and the same weights with and without this.
 
-    A trainer of `make_trainer` gets more: its checkpoints can be gone on from, its prompts are read once for all their
+    A trainer of `make_trainer` gets more: `wb.continue_run` resumes from its checkpoints, its prompts are read once for all their
     completions, and **`trainer.train()` trains all the stages of its plan**, each with a trainer of its own.
 
     Args:
@@ -259,7 +259,9 @@ def _to_theirs(
     without = [
         "without a recipe the workbench cannot go on with this run: that is your trainer's resume_from_checkpoint",
         f"a completion counts as right when {suite.names[0]} > 0 (the first function)",
-        *([] if adapter else ["the model is trained whole: your trainer saves it, the run directory does not"]),
+        "wb.evaluate needs a task with held-out prompts: wb.evaluate(run, task=...)"
+        if adapter
+        else "the model is trained whole: your trainer saves it, the run directory does not; so no wb.evaluate, no wb.export",
     ]
     manifest = manifest_of(recipe, policy, [stage], trainer, without) | {"attached": True}
     run = RunDirectory.create(recipe.run_name, recipe, manifest, runs)
@@ -349,8 +351,9 @@ def _policy_of(trainer: Any) -> Policy:
 
 def _recipe_of(trainer: Any, run_name: str, policy: Policy, task: Task) -> Recipe:
     # What is known of it, in a recipe's words: for those who read the run. It was never asked for in them.
-    shape = getattr(policy.model, "peft_config", {}).get("default")
-    lora = {name: getattr(shape, name) for name in ("r", "lora_alpha", "lora_dropout") if shape is not None}
+    shapes = getattr(policy.model, "peft_config", {})
+    shape = shapes.get("default") or next(iter(shapes.values()), None)
+    lora = {name: getattr(shape, name) for name in ("r", "lora_alpha", "lora_dropout") if hasattr(shape, name)}
     if isinstance(getattr(shape, "target_modules", None), (set, list)):
         lora["target_modules"] = sorted(shape.target_modules)
     settings = ("num_generations", "max_completion_length", "learning_rate", "beta", "temperature", "max_steps")

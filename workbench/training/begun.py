@@ -41,7 +41,7 @@ def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> 
         if found and (task.name, task.function_names) != (found["name"], list(found["functions"])):
             raise RunError(
                 f"{run.name}: it was trained on the task object {found['name']!r}, and its recipe names {name!r}",
-                rule="a run goes on with the task that it was begun with, and a task object lies in no file",
+                rule="a run goes on with the task that it was begun with, and a task object has no file to load it from",
                 remedy="hand it over in Python: continue_run(run, task=...)",
             )
     if found.get("rows") not in (None, fingerprint(task.rows)):

@@ -53,7 +53,7 @@ def _far(what: str, before: float, after: float) -> dict[str, str]:
     # It is applied: who steers may know better. But a slip of the keyboard can end a policy in one step.
     undone = f"{before:g} again does not undo what the weights learn until then"
     if before > 0 and after > 10 * before:
-        return {"why": f"WARNING: {after / before:.3g} times the {what} that was in force; {undone}"}
+        return {"why": f"WARNING: {after / before:.3g} times the effective {what}; {undone}"}
     if before > 0 > after:
         return {"why": f"WARNING: below 0, so what the function paid for is punished from here on; {undone}"}
     return {}
@@ -305,7 +305,7 @@ class RunControl:
             raise
         found = {"hash_before": old.hash, "hash_after": suite.hash, "file": f"tasks/{kept.name}"}
         if suite.hash == old.hash:
-            found["why"] = f"the reward functions in {shown(source)} are those that were in force: nothing changed"
+            found["why"] = f"the reward functions in {shown(source)} are already in effect: nothing changed"
         self._put_in(live, task, suite)
         self._reloaded[live.stage.source] = kept
         old.close()
@@ -333,11 +333,17 @@ class RunControl:
 
     @staticmethod
     def _beta(live: LiveRun, value: float) -> dict[str, Any]:
-        before = live.trainer.beta
+        before, trainer = live.trainer.beta, live.trainer
+        if value and trainer.ref_model is None and not hasattr(trainer.model, "peft_config"):
+            raise RequestError(
+                f"beta = {value:g}: this trainer has no reference model",
+                rule="TRL loads the reference of a model without an adapter when the trainer is made, and only if beta > 0",
+                remedy="make the trainer with beta > 0 in its GRPOConfig",
+            )
         if value and not before:
             # What is left of a batch that serves several steps has no reference's log-probabilities: it is generated anew.
-            live.trainer._buffered_inputs = None
-        live.trainer.beta = live.trainer.args.beta = live.stage.settings["beta"] = value
+            trainer._buffered_inputs = None
+        trainer.beta = trainer.args.beta = live.stage.settings["beta"] = value
         live.recorder.measures_kl = bool(value)
         return {"before": before, "after": value, **_far("beta", before, value)}
 

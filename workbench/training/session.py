@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import RunError
 from workbench.run.control_file import write_request
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE
@@ -96,7 +98,11 @@ class Session:
         finally:
             self._let_go()
             step = max(self.begun_at, self.trainer.state.global_step)
-            self._close(status, step, time.monotonic() - started, details)
+            seconds = time.monotonic() - started
+            try:
+                self._spared("the record was not closed", lambda: self._close(status, step, seconds, details))
+            finally:
+                self.run.release()
 
     # -- what a plan's session does more of ----------------------------------------------------------------------------
     _is_last = True
@@ -106,9 +112,9 @@ class Session:
         return self._train(*args, **kwargs)
 
     def _save_final(self) -> None:
-        model = self.trainer.model
+        model, tokenizer, final = self.trainer.model, self.trainer.processing_class, self.run.final
         if hasattr(model, "peft_config"):
-            save_adapter(model, self.trainer.processing_class, self.run.final)
+            self._spared("the adapter was not saved", lambda: save_adapter(model, tokenizer, final))
 
     def _rescue(self) -> None:
         pass
@@ -126,6 +132,13 @@ class Session:
         self.at_end()
         if self._callback is not None:
             self.trainer.remove_callback(self._callback)
+
+    def _spared(self, lost: str, save: Callable[[], Any]) -> None:
+        """Their training is over: what fails from here on is a warning, not an error of their `train()`."""
+        try:
+            save()
+        except Exception as error:
+            warnings.warn(f"{self.run.name}: {lost}: {type(error).__name__}: {error}", stacklevel=3)
 
     def safe(self, hook: Callable[..., Any]) -> Callable[..., None]:
         """Watching must not end somebody's training: when a hook fails, this one and the others are left out from then on."""
@@ -177,11 +190,8 @@ class Session:
         if step or status in ("finished", "stopped"):
             before = run.manifest().get("before") or {}
             result = recorder.result(status, step, seconds, self.control.paused_s, before) | self._found()
-            try:
-                run.update_manifest(result=result)
-                run.log_event(status, step, **details)
-            finally:
-                run.release()
+            run.update_manifest(result=result)
+            run.log_event(status, step, **details)
         else:
             run.discard()
             print(f"{run.name}: ended before its first step, so nothing of it is kept", flush=True)
@@ -274,6 +284,24 @@ class StagedSession(Session):
     @property
     def _is_last(self) -> bool:
         return self.stage is self.stages[-1]
+
+    def _spared(self, lost: str, save: Callable[[], Any]) -> None:
+        save()
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train the plan's stages, from the start or from the checkpoint that the run goes on from.
+
+        Raises:
+            RunError: for `resume_from_checkpoint` or another argument of the trainer's own `train`.
+            Whatever ended it before its time; the record says so, too.
+        """
+        if any([*args, *kwargs.values()]):
+            raise RunError(
+                f"{self.run.name}: trainer.train({', '.join(kwargs) or 'with an argument'})",
+                rule="a trainer made from a plan takes its stages and checkpoints from the run",
+                remedy="call trainer.train() alone; to go on with an earlier run: wb.continue_run(run)",
+            )
+        return super().train()
 
     def safe(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         return hook  # what a run's record lacks, it cannot go on from
@@ -408,7 +436,11 @@ class StagedSession(Session):
 
 def save_adapter(model: Any, tokenizer: Any, folder: Path) -> Path:
     """Save a trained adapter with its tokenizer."""
-    model.save_pretrained(str(folder), selected_adapters=["default"])
+    names = model.active_adapters
+    model.save_pretrained(str(folder), selected_adapters=names)
+    if len(names) == 1 and names != ["default"]:  # PEFT puts any other name into a folder inside
+        shutil.copytree(folder / names[0], folder, dirs_exist_ok=True)
+        shutil.rmtree(folder / names[0])
     tokenizer.save_pretrained(str(folder))
     # PEFT's model card is a form that nobody has filled in.
     (folder / "README.md").unlink(missing_ok=True)

@@ -54,7 +54,7 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     Raises:
         RecipeError, DataError: for settings that TRL refuses together, or that do not fit this policy.
     """
-    if not plan.stages:
+    if any(stage.task is None for stage in plan.stages):
         raise RecipeError(
             f"{plan.source}: no task", rule="a trainer needs prompts and rewards", remedy="plan(recipe, task=...)"
         )
