@@ -21,7 +21,7 @@ HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsand
 
 
 def layer(module: str) -> str:
-    """The layer of `workbench.training.policy` is `train`; modules directly in the package are at the top."""
+    """The layer of `workbench.training.policy` is `training`; modules directly in the package are at the top."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in ORDER else "top"
 

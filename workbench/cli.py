@@ -402,7 +402,7 @@ def probe(
             deadline_s=deadline,
             progress=bar,
         )
-    return Result(found.found(), audit_view(found), 0 if found.ok else 1)
+    return Result(found.found(), audit_view(found, chart=False), 0 if found.ok else 1)
 
 
 @command()
@@ -434,7 +434,7 @@ def replay(
 
     with progress("completions") as bar:
         found = again(_named(run, "recorded"), task, _weights(weight), out=out, limit=limit, progress=bar)
-    return Result(found.found(), replay_view(found))
+    return Result(found.found(), replay_view(found, charts=False))
 
 
 @command()

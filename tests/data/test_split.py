@@ -84,7 +84,13 @@ def test_a_split_says_how_it_was_made_and_what_a_step_takes():
     assert (len(given.train), given.held_out, given.shared) == (200, rows[:3], rows[:3])
     assert given.record() == {"held_out_split": "test"}
     assert given.steps(64, 8) == "a step takes 8 prompts x 8 completions; steps per epoch: 25"
-    for completions, group, said in ((60, 8, "take 56 or 64"), (4, 8, "take 8 or 16"), (1608, 8, "give at least 201")):
+    refused = [
+        (60, 8, "take 56 or 64"),
+        (4, 8, "take 8 or 16"),
+        (1608, 8, "give at least 201"),
+        (-8, 8, "take 8 or 16"),
+    ]
+    for completions, group, said in [*refused, (64, 1, "num_generations = 1"), (64, 0, "num_generations = 0")]:
         with pytest.raises(DataError, match=said):
             given.steps(completions, group)
 

@@ -416,6 +416,15 @@ def test_score_takes_functions_several_prompts_and_what_was_sampled():
     ]
     found = wb.score([length], [{"prompt": "p"}, {"prompt": "q"}], sampled)
     assert (found.num_generations, found.prompts, found.totals.tolist()) == (2, ["p", "p", "q", "q"], [1, 2, 0, 1])
+
+    def tokens(completion_ids, **kwargs):
+        return [float(len(ids)) for ids in completion_ids]
+
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    with_ids = [SimpleNamespace(text="a long text", ids=[1, 2, 3]), SimpleNamespace(text="b", ids=[4])]
+    found = wb.score(tokens, messages, with_ids)
+    assert (found.prompts, found.totals.tolist(), found.lengths.tolist()) == ([messages] * 2, [3.0, 1.0], [3, 1])
+    assert wb.score(tokens, [messages, "q"], [with_ids, with_ids]).prompts == [messages, messages, "q", "q"]
     with pytest.raises(RewardError, match="1 or 2 each"):
         wb.score([length], [{"prompt": "p"}, {"prompt": "q"}], [["a"], ["b", "c"]])
     with pytest.raises(TaskError, match="'answer'"):

@@ -341,7 +341,7 @@ def test_the_choices_are_those_of_the_installed_trainer():
 @pytest.mark.parametrize(
     ("grpo", "prompts", "expected"),
     [
-        # at_once, prompts, G, per forward, per step, uses, steps a batch serves, steps an epoch, left over, steps
+        # at_once, prompts, G, per forward, per step, uses, steps a batch serves, steps per epoch, left over, steps
         (dict(per_device_train_batch_size=64, max_steps=60), 2000, Arithmetic(64, 8, 8, 64, 64, 1, 1.0, 250, 0, 60)),
         # 8 at once, an update takes 8 of them one by one; 10 prompts are 10 updates; 3 epochs.
         (
@@ -412,13 +412,13 @@ def test_steps_of_an_epoch_are_those_that_trl_and_transformers_would_train(tmp_p
             dict(per_device_train_batch_size=64, max_steps=60),
             2000,
             "60 steps; each learns from 64 completions (8 prompts x 8). 64 completions (8 prompts x 8) are generated at "
-            "once; a forward pass takes 64. 2000 prompts give 250 steps an epoch: 60 steps are 0.24 epochs",
+            "once; a forward pass takes 64. 2000 prompts give 250 steps per epoch: 60 steps are 0.24 epochs",
         ),
         (
             dict(num_generations=4, num_train_epochs=3),
             5,
             "3 epochs = 6 steps; each learns from 8 completions (2 prompts x 4). 8 completions (2 prompts x 4) are "
-            "generated at once; a forward pass takes 8. 5 prompts give 2 steps an epoch (1 fill no batch)",
+            "generated at once; a forward pass takes 8. 5 prompts give 2 steps per epoch (1 fill no batch)",
         ),
         (
             dict(per_device_train_batch_size=1, steps_per_generation=8, num_iterations=2, max_steps=1),
@@ -430,7 +430,7 @@ def test_steps_of_an_epoch_are_those_that_trl_and_transformers_would_train(tmp_p
             dict(per_device_train_batch_size=1, gradient_accumulation_steps=32, steps_per_generation=8),
             None,
             "100 steps; each learns from 32 completions (4 prompts x 8). 8 completions (1 prompt x 8) are generated at "
-            "once, 4 times a step; a forward pass takes 1",
+            "once, 4 times per step; a forward pass takes 1",
         ),
     ],
 )
@@ -515,7 +515,7 @@ def test_the_plan_says_the_precision_that_unsloths_trainer_puts_in_force(device,
     assert (rows["bf16"].in_force, rows["fp16"].in_force) == (bf16, fp16)
     for name, value in asked.items():
         assert rows[name].by == ("you" if value == rows[name].in_force else CHANGED[name, value])
-    assert any("bf16 = False was given, and True is in force" in note for note in found.notes) == (
+    assert any("bf16 = False was requested, True is effective" in note for note in found.notes) == (
         asked == {"bf16": False}
     )
 
@@ -646,8 +646,8 @@ def test_the_table_tells_what_unsloths_class_changes(tmp_path):
 def test_a_change_is_a_line(tmp_path):
     asked = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "kl_coef": 0.05, "beta": 0.01}
     [batch_line, ignored] = check_in_force(asked, UnslothGRPOConfig(**asked, output_dir=str(tmp_path)))
-    assert batch_line == "per_device_train_batch_size = 1 was given, and 8 is in force: changed by Unsloth or TRL"
-    assert ignored == "kl_coef = 0.05 was given, and the config has no such setting: it was ignored"
+    assert batch_line == "per_device_train_batch_size = 1 was requested, 8 is effective: changed by Unsloth or TRL"
+    assert ignored == "kl_coef = 0.05 was requested, but the config has no such setting: it is ignored"
 
 
 @pytest.mark.parametrize(

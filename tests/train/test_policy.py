@@ -83,6 +83,13 @@ def test_a_type_is_named_as_in_a_recipe_or_by_torch_and_any_other_is_refused(bac
         Recipe.of({"policy": {"dtype": "float8"}})
 
 
+def test_fields_beside_a_recipe_and_unknown_ones_are_refused_before_anything_is_loaded():
+    with pytest.raises(PolicyError, match=r"(?s)no_such = 3 beside a recipe.*rule:.*remedy: +change the recipe"):
+        load_policy(Recipe(), load_in_4bit=False, no_such=3)
+    with pytest.raises(RecipeError, match="(?s)load_in_4bits = False.*did you mean 'load_in_4bit'"):
+        load_policy("tiny", load_in_4bits=False)
+
+
 def test_unsloths_cpu_backend_is_named_where_it_is_the_one_in_use(monkeypatch):
     from unsloth import device_type
 

@@ -128,7 +128,9 @@ def test_what_stands_in_for_a_scripts_own_is_named_and_measured_nowhere(home):
     script = home / "own.py"
     script.write_text("from trl import GRPOTrainer\nGRPOTrainer(model=args.name, train_dataset=rows, reward_funcs=f)\n")
     found = wb.plan(script, machine=Machine(cuda=False, bf16=True, vllm=False))
-    assert "task not read (arithmetic stands in), policy not read (tiny stands in) through transformers" in str(found)
+    assert "task unknown (arithmetic used instead), policy unknown (tiny used instead) through transformers" in str(
+        found
+    )
     assert (found.prompts, found.longest_tokens) == (None, None)
     assert "epoch" not in found.words
 
@@ -138,7 +140,7 @@ def test_a_plan_of_the_embedded_policy_knows_everything():
     assert found.notes == ()
     assert found.words == (
         "45 steps; each learns from 64 completions (8 prompts x 8). 64 completions (8 prompts x 8) are generated at once; a "
-        "forward pass takes 64. 2000 prompts give 250 steps an epoch: 45 steps are 0.18 epochs"
+        "forward pass takes 64. 2000 prompts give 250 steps per epoch: 45 steps are 0.18 epochs"
     )
     rows = {row.name: row for row in found.rows}
     assert rows["learning_rate"][1:] == (1e-3, 1e-5, 1e-3, "you")
@@ -172,7 +174,7 @@ def test_memory_is_not_estimated_of_a_model_that_the_script_does_not_name():
     script = "from trl import GRPOConfig\nargs = GRPOConfig(max_steps=5, max_completion_length=64)\n"
     found = wb.plan(script, vram_gb=24)
     assert found.memory is None
-    assert found.notes[-1] == "not estimated: memory, as the script says no model's name that can be read"
+    assert found.notes[-1] == "not estimated: memory, because no model name could be read from the script"
     named = wb.plan(script + "GRPOTrainer('tiny', args=args)\n", vram_gb=24)
     assert named.memory.fits
 

@@ -7,7 +7,6 @@ FILL_IN_ANSWER = f"{FILL_IN}; or state that the task has no answers"
 ONE_TEXT = "write the answer as one text"
 AS_MESSAGES = 'write messages as {"role": "user", "content": "..."}'
 OTHERWISE_COPIED = "otherwise the policy can copy it"
-ONE_KIND = "give the column one kind of value in every row, or keep it as text"
 FROM_ITS_SOURCE = "get the text again from its source"
 
 

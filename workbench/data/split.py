@@ -31,7 +31,8 @@ class Split:
         """What a training step takes from these rows, in words.
 
         Raises:
-            DataError: if the groups do not fill the step, or there are too few prompts for one.
+            DataError: if a group has fewer than 2 completions, the groups do not fill the step, or there are too few prompts
+                for one.
         """
         return step_of(len(self.train), completions_per_step, num_generations)
 
@@ -81,8 +82,14 @@ def split(
 
 def step_of(prompts: int, completions_per_step: int, num_generations: int) -> str:
     """As `Split.steps`, for a number of prompts."""
+    if num_generations < 2:
+        raise DataError(
+            f"num_generations = {num_generations}",
+            rule="an advantage compares at least 2 completions of a prompt",
+            remedy="use 4 to try things out, 8 as a rule",
+        )
     each, rest = divmod(completions_per_step, num_generations)
-    if rest or not each:
+    if rest or each < 1:
         nearest = max(each, 1) * num_generations
         raise DataError(
             f"{completions_per_step} completions per step, num_generations = {num_generations}",

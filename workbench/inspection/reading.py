@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.data.split import fingerprint
+from workbench.errors import RewardError
 from workbench.rewards.groups import ExplainedGroup, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
@@ -88,7 +90,11 @@ class RecordedGroup:
 
 
 def explain_group(
-    run: RunDirectory | ScoredBatch, step: int | None = None, index: int | None = None, answer_column: str = "answer"
+    run: RunDirectory | ScoredBatch,
+    step: int | None = None,
+    index: int | None = None,
+    answer_column: str = "answer",
+    labels: Sequence[str] = (),
 ) -> RecordedGroup | ExplainedGroup:
     """One group: what its completions scored, and what made their advantages.
 
@@ -103,12 +109,20 @@ def explain_group(
         step: None: the last on record.
         index: counts the groups from 0; None: of a run's step the one with the widest spread of rewards, which taught most.
         answer_column: the dataset column that holds the right answer.
+        labels: what to call the completions of what `score` returned, one for each; none: they are numbered.
 
     Raises:
         RunError: if the run recorded no such group.
+        RewardError: if there are not as many labels as completions.
     """
     if isinstance(run, ScoredBatch):
-        return explain(run, index or 0)
+        if labels and len(labels) != run.num_generations:
+            raise RewardError(
+                f"{len(labels)} labels for {run.num_generations} completions",
+                rule="each completion of the group has its label",
+                remedy="give one for each, or none",
+            )
+        return dataclasses.replace(explain(run, index or 0), labels=tuple(labels))
     step = last_step(run) if step is None else step
     batch, place = batch_and_place(run, step, index)
     first = place * batch.num_generations

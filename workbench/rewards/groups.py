@@ -236,6 +236,7 @@ class ExplainedGroup:
     shares: np.ndarray  # [F], NaN in a dead group
     decider: str | None  # the function with the largest share; None in a dead group
     dead: str | None  # one of DEAD_KINDS; None if something is learnt from the group
+    labels: tuple[str, ...] = ()  # [G] what the views call the completions; empty: their numbers
 
     @property
     def verdict(self) -> str:

@@ -350,9 +350,10 @@ def score(
 
     Args:
         task: a task, its name or file; or reward functions alone, one or several (models, and names of models, in a list).
-        row: the prompt's row (`prompt` and the columns that the functions read), or just the prompt; or several rows.
+        row: the prompt's row (`prompt` and the columns that the functions read), or just the prompt, as a text or as chat
+            messages; or several of either.
         completions: of the one prompt, which are one group; with several rows a list for each, all of one length. Texts, or
-            what `sample` returned.
+            what `sample` returned, whose tokens the functions then see.
         weights: by function name, where they differ from the task's.
         scale_rewards: what an advantage is divided by: "group", "batch" or "none".
 
@@ -363,9 +364,9 @@ def score(
     >>> wb.score(wb.rewards.correctness_reward, {"prompt": "6 * 7?", "answer": "42"}, ["<answer>42</answer>", "42"]).totals
     array([2., 0.])
     """
-    rows = [row] if isinstance(row, (str, dict)) else list(row)
-    groups = [completions] if isinstance(row, (str, dict)) else [list(group) for group in completions]
-    rows = [{"prompt": each} if isinstance(each, str) else each for each in rows]
+    one = isinstance(row, (str, dict)) or _is_messages(row)
+    rows, groups = ([row], [completions]) if one else (list(row), [list(group) for group in completions])
+    rows = [each if isinstance(each, dict) else {"prompt": each} for each in rows]
     sizes = sorted({len(group) for group in groups})
     if len(rows) != len(groups) or len(sizes) != 1 or not sizes[0]:
         raise RewardError(
@@ -380,11 +381,18 @@ def score(
         task = Task("by hand", rows=rows, reward_funcs=functions)
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
-    texts = [getattr(each, "text", each) for group in groups for each in group]
+    flat = [each for group in groups for each in group]
+    texts = [getattr(each, "text", each) for each in flat]
+    ids = [each.ids for each in flat] if all(hasattr(each, "ids") for each in flat) else None
     try:
-        return suite.score_batch([each for each in rows for _ in range(sizes[0])], texts)
+        return suite.score_batch([each for each in rows for _ in range(sizes[0])], texts, ids)
     finally:
         suite.close()
+
+
+def _is_messages(row: Any) -> bool:
+    # One prompt as chat messages, where several rows could stand as well.
+    return bool(len(row)) and all(isinstance(each, dict) and "role" in each and "prompt" not in each for each in row)
 
 
 def _call(

@@ -64,7 +64,7 @@ METRICS: dict[str, Metric] = {
         "",
     ),
     GRAD_NORM: Metric("norm of the gradient before clipping; 0 means that the step taught nothing", "", ""),
-    LEARNING_RATE: Metric("learning rate in force", "", ""),
+    LEARNING_RATE: Metric("effective learning rate", "", ""),
     STEP_S: Metric("wall time of one step", "s", "down"),
     ZERO_STD: Metric("TRL's own share of completions in groups (or batches) without spread", "share", "down"),
     MEAN_LENGTH: Metric("mean completion length", "tokens", ""),

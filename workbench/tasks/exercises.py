@@ -61,9 +61,19 @@ class Exercise:
         """
         return Task(self.name, self.rows(questions), self.functions)
 
+    @property
+    def problem(self) -> str:
+        """Why its functions are not even a task; empty if they are."""
+        try:
+            self.task()
+        except TaskError as error:
+            return str(error)
+        return ""
+
     def __str__(self) -> str:
         others = [name for name in (*EXERCISES, *TRL_EXERCISES) if name != self.name]
-        return f"{self.name}: {self.asks}\n(others: {', '.join(others)})"
+        problem = f"not even a task: {self.problem}\n" if self.problem else ""
+        return f"{problem}{self.name}: {self.asks}\n(others: {', '.join(others)})"
 
 
 def reward_function_name(prompts, completions, answer=None, **kwargs):

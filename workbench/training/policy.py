@@ -133,10 +133,18 @@ def load_policy(
     without it, and a note says why.
 
     Raises:
-        PolicyError: if the name or `dtype` is unknown, the folder holds no model, the hub cannot be reached, 4-bit was asked
-            for and is not what was loaded, vLLM does not start, or the plain backend is asked for where unsloth has patched
-            the libraries.
+        RecipeError: if a field is unknown or its value does not fit.
+        PolicyError: if `fields` are given beside a plan or recipe, the name or `dtype` is unknown, the folder holds no model,
+            the hub cannot be reached, 4-bit was asked for and is not what was loaded, vLLM does not start, or the plain
+            backend is asked for where unsloth has patched the libraries.
     """
+    if fields and not isinstance(source, (str, Path)):
+        given = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
+        raise PolicyError(
+            f"load_policy: {given} beside a {type(source).__name__.lower()}",
+            rule="a plan or a recipe decides alone how its policy is loaded",
+            remedy="change the recipe, and plan it again; or give a name and these fields",
+        )
     if isinstance(source, Recipe):
         # vLLM and checkpointing serve training, which a plan is for.
         recipe, fast_inference = source, False

@@ -82,7 +82,7 @@ class Plan:
     def __str__(self) -> str:
         policy = self.recipe.policy
         task, name = (
-            f"{part} not read ({name} stands in)" if part in self.stand_ins else f"{part} {name}"
+            f"{part} unknown ({name} used instead)" if part in self.stand_ins else f"{part} {name}"
             for part, name in (("task", self.recipe.task), ("policy", policy.name))
         )
         lines = [
@@ -198,7 +198,7 @@ def plan(
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
     made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)
     if not named:
-        notes = [*notes, "not estimated: memory, as the script says no model's name that can be read"]
+        notes = [*notes, "not estimated: memory, because no model name could be read from the script"]
     return replace(
         made,
         source=called,

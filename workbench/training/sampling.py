@@ -37,10 +37,6 @@ def sample(
     >>> len(group), group[0].text  # and .finished: it ended before the limit
     (4, '...')
 
-    >>> [group] = wb.sample(policy, ["What is 1 + 1?"], num_generations=4)
-    >>> len(group), group[0].text  # and .finished: it ended before the limit
-    (4, '...')
-
     Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do. Generated as in training with
     `generation: auto`, whatever a recipe says of its training.
 

@@ -52,7 +52,7 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
         return True, "The run has its own process, so buttons work in every front end while this kernel is idle."
     instead = (
         "Interrupt the cell instead: once stops after the step and saves, twice aborts. For everything else, run "
-        "`workbench control` in a terminal, or train in a separate process: start(recipe)."
+        "`workbench control` in a terminal, or train in a separate process: wb.RunPanel(wb.start(recipe))."
     )
     # Kaggle's image is Colab's, variables included.
     if "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:

@@ -27,10 +27,11 @@ from workbench.views.tables import Table, Verbatim, View, number, short_name
 
 def explained_view(found: ExplainedGroup) -> View:
     """Rewards and advantages, and what each function adds to them, as bars; and the tables behind them."""
-    tables, labels = group_tables(found), [f"completion {index}" for index in range(len(found.texts))]
+    tables = group_tables(found)
+    labels = found.labels or [f"completion {index}" for index in range(len(found.texts))]
     totals, learnt = np.nan_to_num(found.totals).tolist(), found.advantages.tolist()
     bars = inline_image(advantage_bars(labels, totals, learnt), "rewards and advantages of the group")
-    bars += inline_image(contribution_bars(found), found.verdict)
+    bars += inline_image(contribution_bars(found, labels), found.verdict)
     return View(bars + "".join(table._repr_html_() for table in tables), "\n\n".join(map(str, tables)))
 
 
@@ -41,16 +42,16 @@ def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]
         completions: with their texts.
     """
     short, scales = list(map(short_name, found.names)), found.by_scale
+    places = list(found.labels) or [*range(len(found.texts))]
     head = ["", *(["completion"] if completions else []), *short, "total"]
     caption = f"scores, weighted total (mean {found.mean:.3g}, std {found.std:.3g}), and the advantage under each scale_rewards"
     rows = [
-        [index, *([Verbatim(text)] if completions else []), *map(float, own)]
-        for index, (text, *own) in enumerate(
-            zip(found.texts, *found.scores.T, found.totals, *scales.values(), strict=True)
-        )
+        [place, *([Verbatim(text)] if completions else []), *map(float, own)]
+        for place, text, *own in zip(places, found.texts, *found.scores.T, found.totals, *scales.values(), strict=True)
     ]
     scored = Table([*head, *(f"advantage, {scale}" for scale in scales)], rows, caption)
-    rows = [[index, *map(float, [*own, found.advantages[index]])] for index, own in enumerate(found.contributions)]
+    added = zip(places, found.contributions, found.advantages, strict=True)
+    rows = [[place, *map(float, [*own, advantage])] for place, own, advantage in added]
     added = Table(["", *short, "advantage"], rows, "what each function adds to the advantage; rows sum to it")
     pairs = zip(found.names, found.weights, found.scores.T, found.shares, strict=True)
     rows = [[name, weight, *_statistics(scores), number(share, ".0%")] for name, weight, scores, share in pairs]

@@ -14,11 +14,18 @@ from workbench.views.tables import Table, Verbatim, View, number, one_line, pre,
 _NONE = "none (zero std)"
 
 
-def replay_view(found: Replay) -> View:
-    """The two pictures and the text in a notebook, tables and text in a terminal."""
+def replay_view(found: Replay, charts: bool = True) -> View:
+    """The two pictures and the text in a notebook, tables and text in a terminal.
+
+    Args:
+        charts: with the pictures.
+    """
+    text = "\n\n".join(map(str, [*replay_tables(found), found]))
+    if not charts:
+        return View(pre(text), text)
     dead = inline_image(replay_chart(found), "dead groups by step, as trained and replayed")
     deciders = inline_image(decider_bars(found), "which function decides a group, as trained and replayed")
-    return View(f"{dead}<br>{deciders}<br>{pre(str(found))}", "\n\n".join(map(str, [*replay_tables(found), found])))
+    return View(f"{dead}<br>{deciders}<br>{pre(str(found))}", text)
 
 
 def replay_tables(found: Replay) -> list[Table]:

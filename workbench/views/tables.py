@@ -116,9 +116,9 @@ def _cell(value: Any) -> str:
     return f"<td style='text-align:{side};vertical-align:top;{wrap};{_PADDED}'>{text}</td>"
 
 
-def score_table(scored: Any, caption: str = "") -> Table:
+def score_table(scored: Any) -> Table:
     """The completions of a `ScoredBatch` beside each function's score, their weighted total and their advantage."""
     header = ["completion", *map(short_name, scored.names), "total", "advantage"]
     numbers = [*scored.scores.T, scored.totals, scored.advantages]
     rows = [[Verbatim(text), *map(float, own)] for text, *own in zip(scored.completions, *numbers, strict=True)]
-    return Table(header, rows, caption)
+    return Table(header, rows)

@@ -1,4 +1,4 @@
-"""Batch arithmetic: what is generated at once, what a step learns from, how many steps an epoch has.
+"""Batch arithmetic: what is generated at once, what a step learns from, how many steps make an epoch.
 
 `per_device_train_batch_size` counts completions, not prompts. TRL generates `generation_batch_size` of them at once
 (per_device_train_batch_size x steps_per_generation, which is gradient_accumulation_steps unless it is set), cuts that into
@@ -182,7 +182,7 @@ def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> s
         groups = f"{found.per_step / group:.2g} of a group of {group}"
     every = ""
     if found.steps_per_batch != 1:
-        often, rare = f", {1 / found.steps_per_batch:g} times a step", f", every {found.steps_per_batch:g} steps"
+        often, rare = f", {1 / found.steps_per_batch:g} times per step", f", every {found.steps_per_batch:g} steps"
         every = rare if found.steps_per_batch > 1 else often
     again = f" and learnt from {found.uses} times" if found.uses > 1 else ""
     sentences = [
@@ -195,7 +195,7 @@ def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> s
         verb = "is" if found.steps == 1 else "are"
         share = "" if by_epochs else f": {length} {verb} {_count(found.steps / found.steps_per_epoch, 'epoch')}"
         per_epoch = _count(found.steps_per_epoch, "step")
-        sentences.append(f"{_count(prompts, 'prompt')} give {per_epoch} an epoch{left}{share}")
+        sentences.append(f"{_count(prompts, 'prompt')} give {per_epoch} per epoch{left}{share}")
     return ". ".join(sentences)
 
 

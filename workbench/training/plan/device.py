@@ -95,7 +95,7 @@ def _precision(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[
         notes.append(f"{word} = True is left out: {why}; computed in: {here}")
     elif policy.dtype == "float32" and not word and unsloth.get("bf16"):
         notes.append(
-            "policy.dtype = 'float32' is how the weights are kept: on this GPU Unsloth's trainer puts bf16 = True in force and "
+            "policy.dtype = 'float32' is how the weights are kept: on this GPU Unsloth's trainer sets bf16 = True and "
             "computes in bfloat16; backend: transformers computes in float32"
         )
     return notes

@@ -111,11 +111,11 @@ def check_in_force(given: dict[str, Any], built_config: Any) -> list[str]:
         if wanted is None or name in ("output_dir", "reward_weights"):
             continue
         if not hasattr(built_config, name):
-            lines.append(f"{name} = {wanted!r} was given, and the config has no such setting: it was ignored")
+            lines.append(f"{name} = {wanted!r} was requested, but the config has no such setting: it is ignored")
             continue
         now = plain(name, getattr(built_config, name))
         if now != wanted and not any({str(now), str(wanted)} <= alike for alike in _ALIKE):
-            lines.append(f"{name} = {wanted!r} was given, and {now!r} is in force: changed by Unsloth or TRL")
+            lines.append(f"{name} = {wanted!r} was requested, {now!r} is effective: changed by Unsloth or TRL")
     return lines
 
 

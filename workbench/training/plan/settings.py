@@ -150,9 +150,7 @@ def advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
     share = recipe.policy.gpu_memory_utilization
     in_force = settings.get("use_vllm") and recipe.policy.backend == "unsloth"
     if share != PolicyPart().gpu_memory_utilization and not in_force:
-        lines.append(
-            f"policy.gpu_memory_utilization = {share:g} counts only with fast_inference, which is not in force"
-        )
+        lines.append(f"policy.gpu_memory_utilization = {share:g} has an effect only with fast_inference, which is off")
     return lines
 
 
