@@ -206,6 +206,10 @@ def test_the_numbers_are_theirs_and_the_record_is_there(home, tmp_path, make, ca
     assert {f"score.{name}" for name in with_us.reward_func_names} <= set(frame.columns)
     means = frame.groupby("step")["total"].mean()
     assert means.tolist() == pytest.approx([run.metrics()[step - 1]["reward"] for step in means.index], abs=1e-5)
+    logged = {entry["step"]: entry["learning_rate"] for entry in with_us.state.log_history if "learning_rate" in entry}
+    rates = {row["step"]: row["learning_rate"] for row in run.metrics()}
+    assert logged
+    assert {step: rates[step] for step in logged} == pytest.approx(logged)
     assert [row["step"] for row in run.metrics()] == list(range(1, STEPS + 1))
     assert {f"rewards/{name}/mean" for name in names} <= run.metrics()[0].keys()
     assert {"group_reward_std", "groups/dead", "learning_rate", "completions/mean_length"} <= run.metrics()[0].keys()

@@ -238,6 +238,9 @@ class ExplainedGroup:
     dead: str | None  # one of DEAD_KINDS; None if something is learnt from the group
     labels: tuple[str, ...] = ()  # [G] what the views call the completions; empty: their numbers
 
+    def __str__(self) -> str:
+        return self.verdict
+
     @property
     def verdict(self) -> str:
         """One sentence: which function decided the group, or why nothing is learnt from it."""

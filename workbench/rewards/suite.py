@@ -364,6 +364,10 @@ def score(
     >>> wb.score(wb.rewards.correctness_reward, {"prompt": "6 * 7?", "answer": "42"}, ["<answer>42</answer>", "42"]).totals
     array([2., 0.])
     """
+    if isinstance(completions, str):
+        raise RewardError(
+            f"completions = {completions!r}", rule="completions are a list: the group of one prompt", remedy="put it in a list"
+        )
     one = isinstance(row, (str, dict)) or _is_messages(row)
     rows, groups = ([row], [completions]) if one else (list(row), [list(group) for group in completions])
     rows = [each if isinstance(each, dict) else {"prompt": each} for each in rows]

@@ -263,7 +263,8 @@ def _to_theirs(
         if adapter
         else "the model is trained whole: your trainer saves it, the run directory does not; so no wb.evaluate, no wb.export",
     ]
-    manifest = manifest_of(recipe, policy, [stage], trainer, without) | {"attached": True}
+    # Who set what in their config is not known, so no table of it is kept.
+    manifest = manifest_of(recipe, policy, [stage], trainer, without) | {"attached": True, "settings_table": []}
     run = RunDirectory.create(recipe.run_name, recipe, manifest, runs)
     try:
         session = Session(run, trainer, stage, _recorder(run, trainer.processing_class, watchers), watch=_watchdog)

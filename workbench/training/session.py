@@ -61,6 +61,7 @@ class Session:
         self.at_end: Callable[[], Any] = lambda: None
         self._replaced: list[tuple[Any, str, Any]] = []  # (trainer, name, what stood there)
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
+        self._learning_rate: float | None = None  # of the step in flight
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
         self.broken = False  # recording failed
         self._callback: Any = None
@@ -208,11 +209,11 @@ class Session:
         pass
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        pass
+        self._learning_rate = self.trainer._get_learning_rate()  # at the step's end it is already the next one's
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # A row for every step, however seldom the trainer logs: what it has noted of this step, averaged as it would.
-        row = self._noted() | {LEARNING_RATE: self.trainer._get_learning_rate(), "epoch": state.epoch}
+        row = self._noted() | {LEARNING_RATE: self._learning_rate, "epoch": state.epoch}
         self._row = (state.global_step, row)
         if not control.should_log:
             self._write_row({})
