@@ -366,7 +366,9 @@ def score(
     """
     if isinstance(completions, str):
         raise RewardError(
-            f"completions = {completions!r}", rule="completions are a list: the group of one prompt", remedy="put it in a list"
+            f"completions = {completions!r}",
+            rule="completions are a list: the group of one prompt",
+            remedy="put it in a list",
         )
     one = isinstance(row, (str, dict)) or _is_messages(row)
     rows, groups = ([row], [completions]) if one else (list(row), [list(group) for group in completions])
