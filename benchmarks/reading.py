@@ -73,7 +73,7 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
     def newest(run: Any, last: int) -> int:
         from workbench.views.group_view import newest_part, read_batch
 
-        return len(read_batch(newest_part(run)[1]).completions)
+        return len(read_batch(newest_part(run)[1]).group(0).completions)
 
     def verdicts(run: Any, last: int) -> int:
         from workbench.health import examine_run
