@@ -161,7 +161,7 @@ def run_notebook(
     if target.is_dir() or target.resolve() == source.resolve():
         raise RunError(
             f"out = {shown(target)}: " + ("a folder" if target.is_dir() else "the notebook itself"),
-            rule="the executed copy is a file of its own",
+            rule="the executed copy is a separate file",
             remedy="choose another file, such as executed.ipynb",
         )
     execute(source, target, parameters, resolve("."), on_cell)

@@ -335,7 +335,7 @@ def _side_by_side(out: str | Path | None, run: RunDirectory) -> Iterator[Path]:
     if problem:
         raise RunError(
             f"out = {out}: {problem}",
-            rule="a replay is written into a file of its own, never into the record",
+            rule="a replay is written into a separate file, never into the record",
             remedy="choose another file",
         )
     with replace_file(out) as beside:

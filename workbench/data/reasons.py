@@ -86,7 +86,7 @@ CONTAMINATED = Reason(
     "prompt is also in the other split", "nothing: it was kept in one split only, or the evaluation would test memory"
 )
 OWN_SYSTEM = Reason(
-    "prompt brings a system message of its own, which was kept instead of the one given",
+    "prompt brings its own system message, which was kept instead of the one given",
     "check that it asks for the format that the rewards look for",
 )
 NO_EXAMPLE = Reason(

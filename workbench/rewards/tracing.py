@@ -51,7 +51,7 @@ class Unreached(NamedTuple):
 
 
 def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwargs: Any) -> Trace:
-    """Call a function and follow it, and the functions of its own files that it calls. What it returns or raises is discarded.
+    """Call a function and trace it, and the functions that it calls in the same files. Results and exceptions are discarded.
 
     Args:
         texts: the completions, to find again what was matched in them.

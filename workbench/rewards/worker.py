@@ -1,7 +1,7 @@
 """A callable in a process of its own, which can be killed.
 
 A pattern that backtracks or a tower of powers holds Python's lock, so neither a thread nor a signal can end it; only the
-end of its process can. So a server process imports once and forks the one that works, each with a connection of its own:
+end of its process can. So a server process imports once and forks the worker, each over a separate connection:
 the next one after a kill is there in milliseconds, and never sees what the killed one left unread.
 """
 

@@ -75,7 +75,7 @@ def attach(
     gives the same metrics and the same weights with and without this.
 
     A trainer of `make_trainer` gets more: `wb.continue_run` resumes from its checkpoints, its prompts are read once for all their
-    completions, and **`trainer.train()` trains all the stages of its plan**, each with a trainer of its own.
+    completions, and **`trainer.train()` trains all the stages of its plan**, each with a separate trainer.
 
     Args:
         trainer: a `GRPOTrainer` of TRL or Unsloth, ready to train, in one process.

@@ -10,7 +10,7 @@ from typing import Any
 from workbench.recipe import Recipe
 
 SWITCHED_OFF = "generation: trl in the recipe"
-UNSLOTH_ON_A_GPU = "on a GPU it is Unsloth's decoding, with kernels of its own"
+UNSLOTH_ON_A_GPU = "on a GPU it is Unsloth's decoding, with its own kernels"
 VLLM = "vLLM generates"
 CONTINUOUS = "transformers' continuous batching generates"
 # Of `generation_kwargs`; support.py knows what they turn into.

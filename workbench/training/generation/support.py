@@ -82,7 +82,7 @@ def check_model(model: Any) -> None:
     if config.is_encoder_decoder:
         raise Unsupported("an encoder")
     if type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
-        raise Unsupported(f"{type(model).__name__} prepares its inputs in a way of its own")
+        raise Unsupported(f"{type(model).__name__} prepares its inputs in its own way")
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ATTENTION:
         raise Unsupported(f"attention by {attention}; tried with {' and '.join(ATTENTION)}")
