@@ -61,9 +61,7 @@ class Replay:
     rank_correlation: float  # Spearman's, within groups alive in both, mean; NaN if there is none
     ranked: int  # groups that it is the mean of
     deciders: dict[tuple[str, str], int]  # (old decider, new decider) -> groups; DEAD where there is none
-    functions: list[
-        dict
-    ]  # name, change ("same", "changed", "added", "removed": its code), and old and new: hash, weight, mean
+    functions: list[dict]  # name, change ("same", "changed", "added", "removed": its code), and old and new: hash, weight, mean
     #                        score, groups decided; rescored: completions that it scores otherwise now
     steps: list[dict]  # step, groups, old_dead, new_dead
     alive: list[dict]  # the first hundred groups that come alive: step, group, prompt_id, old_dead, new_decider
@@ -272,15 +270,11 @@ def _schema(old_names: list[str], new_names: list[str]) -> pyarrow.Schema:
     }
     for side, names in (("old", old_names), ("new", new_names)):
         kinds |= {f"{side}_dead": pa.string(), f"{side}_decider": pa.string()}
-        kinds |= dict.fromkeys(
-            [f"{side}_total", f"{side}_advantage", *(f"{side}.{name}" for name in names)], pa.float64()
-        )
+        kinds |= dict.fromkeys([f"{side}_total", f"{side}_advantage", *(f"{side}.{name}" for name in names)], pa.float64())
     return pa.schema({**kinds, "rank_correlation": pa.float64()})
 
 
-def _table(
-    batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: pyarrow.Schema
-) -> pyarrow.Table:
+def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: pyarrow.Schema) -> pyarrow.Table:
     # A row per completion; what belongs to a group stands in each of its rows. `number`: of the completion in the replay.
     import pyarrow as pa
 
@@ -345,10 +339,10 @@ def _side_by_side(out: str | Path | None, run: RunDirectory) -> Iterator[Path]:
 def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite) -> dict[str, Any]:
     # The fields of a `Replay` that are counts, by asking the file. `groups` has the first completion of each group.
     import duckdb
-    import pyarrow.dataset as ds
 
     with duckdb.connect() as connection:
-        connection.register("completions", ds.dataset(file, format="parquet"))
+        source = str(file).replace("'", "''")
+        connection.execute(f"create view completions as select * from read_parquet('{source}')")
         connection.execute("create view groups as select * from completions where generation = 0")
 
         def ask(sql: str) -> list[dict[str, Any]]:
@@ -357,18 +351,14 @@ def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], 
             return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
         def pairs(sql: str) -> dict[Any, int]:
-            return {
-                key[0] if len(key) == 1 else tuple(key): count for *key, count in connection.execute(sql).fetchall()
-            }
+            return {key[0] if len(key) == 1 else tuple(key): count for *key, count in connection.execute(sql).fetchall()}
 
         sign = f"case when {{0}}_advantage > {NO_SIGN} then 2 when {{0}}_advantage < -{NO_SIGN} then 0 else 1 end"
         signs = np.zeros((3, 3), dtype=np.int64)
         by_sign = pairs(f"select {sign.format('old')}, {sign.format('new')}, count(*) from completions group by 1, 2")
         for place, count in by_sign.items():
             signs[place] = count
-        dead = (
-            "select {0}_dead, count(*) from groups where {0}_dead is not null group by 1 order by 2 desc, min(number)"
-        )
+        dead = "select {0}_dead, count(*) from groups where {0}_dead is not null group by 1 order by 2 desc, min(number)"
         decided = f"coalesce(old_decider, '{DEAD}'), coalesce(new_decider, '{DEAD}')"
         deciders = pairs(f"select {decided}, count(*) from groups group by 1, 2 order by 3 desc, min(number)")
         [counts] = ask(
@@ -384,8 +374,7 @@ def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], 
             "new_dead": pairs(dead.format("new")),
             "deciders": deciders,
             "functions": [
-                _function(name, ask, deciders, hashes, old_weights, suite)
-                for name in dict.fromkeys([*suite.names, *hashes])
+                _function(name, ask, deciders, hashes, old_weights, suite) for name in dict.fromkeys([*suite.names, *hashes])
             ],
             "steps": ask(f"select {steps} from groups group by step order by step"),
             "alive": ask(
