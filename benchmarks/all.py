@@ -94,9 +94,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="toy sizes, and no results kept")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--table", action="store_true", help="print the table of the results that are there")
-    parser.add_argument(
-        "--write", action="store_true", help="put the tables of the results that are there into README.md"
-    )
+    parser.add_argument("--write", action="store_true", help="put the tables of the results that are there into README.md")
     asked = parser.parse_args()
     if asked.table:
         print(overview(results()))

@@ -134,8 +134,7 @@ def main() -> None:
         "seconds": seconds,
     }
     rows = [
-        [mix, *(f"{speed[arm][mix]:,.0f}" for arm in ARMS), f"{gain[mix].of_least:.1f}", between(noise[mix])]
-        for mix in MIXES
+        [mix, *(f"{speed[arm][mix]:,.0f}" for arm in ARMS), f"{gain[mix].of_least:.1f}", between(noise[mix])] for mix in MIXES
     ]
     lines = [
         Line(f"comparing answers: {mix}", f"{gain[mix].of_least:.1f} times as fast", "math-verify", between(noise[mix]))

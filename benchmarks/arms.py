@@ -45,9 +45,7 @@ class Run:
         now = time.perf_counter()
         self.save_s.append(now - self._since)
         self._since = now  # what a checkpoint costs is no part of the next step
-        self.saved_bytes = {
-            str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()
-        }
+        self.saved_bytes = {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
 
     def curve(self) -> list[dict[str, float]]:
         """Of every step, what training is about."""

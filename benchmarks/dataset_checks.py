@@ -101,9 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         make(path, asked.rows)
-        results = measuring.in_rounds(
-            ARMS, asked.rounds, lambda arm: run(arm, path), lambda found: f"{found['seconds']:.1f} s"
-        )
+        results = measuring.in_rounds(ARMS, asked.rounds, lambda arm: run(arm, path), lambda found: f"{found['seconds']:.1f} s")
         with_lengths = run(LENGTHS, path)
         few = Path(folder) / "few.jsonl"
         peaks = {}

@@ -85,9 +85,7 @@ def redraws(lengths: tuple[int, ...] = (100, 1_000, 10_000), times: int = 7) -> 
     found = []
     for length, cost, (figure, history) in zip((lengths[0], *lengths), costs, figures, strict=True):
         size = len(figure.draw(history, "hooks"))
-        found.append(
-            {"steps": length, "ms": min(cost), "ratio": min(cost) / min(costs[1]), "bytes": size, "each_ms": cost}
-        )
+        found.append({"steps": length, "ms": min(cost), "ratio": min(cost) / min(costs[1]), "bytes": size, "each_ms": cost})
     return found
 
 
@@ -101,9 +99,7 @@ def main() -> None:
     drawn = redraws(times=asked.redraws)
     run, again = (watched(asked.steps, asked.batch) for _ in range(2))
     noise = measuring.ratio(drawn[0]["each_ms"], drawn[1]["each_ms"])
-    rows = [
-        [f"{row['steps']:,} steps", f"{row['ms']:.0f}", f"{row['ratio']:.2f}", f"{row['bytes']:,}"] for row in drawn
-    ]
+    rows = [[f"{row['steps']:,} steps", f"{row['ms']:.0f}", f"{row['ratio']:.2f}", f"{row['bytes']:,}"] for row in drawn]
     rows[0][0] += " (A/A)"
     lines = [
         Line(
@@ -127,9 +123,7 @@ def main() -> None:
         f"cell's output is {run['output_bytes'] / 1000:.0f} kB when it ends."
     )
     header = ["redraw after", "ms", "against 100 steps", "bytes"]
-    measuring.save(
-        "hooks", asked, stamped, lines, (header, rows), {"redraw": drawn, "run": run, "again": again}, [note]
-    )
+    measuring.save("hooks", asked, stamped, lines, (header, rows), {"redraw": drawn, "run": run, "again": again}, [note])
 
 
 if __name__ == "__main__":

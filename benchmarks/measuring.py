@@ -49,9 +49,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     """A parser whose help is the script's own text, with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="toy sizes: shows that it runs, and measures nothing")
-    parser.add_argument(
-        "--out", type=Path, help="folder for the JSON (default: results/ beside the script; quick: none)"
-    )
+    parser.add_argument("--out", type=Path, help="folder for the JSON (default: results/ beside the script; quick: none)")
     return parser
 
 

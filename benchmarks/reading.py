@@ -119,9 +119,7 @@ def measure(question: str) -> dict[str, Any]:
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000, help="completions in the record")
-    parser.add_argument(
-        "--a-step", type=int, default=512, help="completions of a step, which are one part of the record"
-    )
+    parser.add_argument("--a-step", type=int, default=512, help="completions of a step, which are one part of the record")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--make", action="store_true", help="only make the record, under WORKBENCH_HOME")
     parser.add_argument("--measure", help="ask this question of it here, and print JSON")

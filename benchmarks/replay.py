@@ -90,8 +90,7 @@ def main() -> None:
         "a_over_a": noise,
     }
     rows = [
-        [f"{run['completions']:,}", f"{run['seconds']:.1f}", f"{run['scoring_s']:.1f}", f"{run['peak_mb']:.0f}"]
-        for run in runs
+        [f"{run['completions']:,}", f"{run['seconds']:.1f}", f"{run['scoring_s']:.1f}", f"{run['peak_mb']:.0f}"] for run in runs
     ]
     rows[-1][0] += " again"
     line = Line(

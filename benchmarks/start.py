@@ -71,9 +71,7 @@ def main() -> None:
         "a_over_a": ratios,
         "seconds": seconds,
     }
-    measuring.save(
-        "start", asked, stamped, lines, (["start", "least, ms", "median, ms", "more than nothing, ms"], rows), found
-    )
+    measuring.save("start", asked, stamped, lines, (["start", "least, ms", "median, ms", "more than nothing, ms"], rows), found)
 
 
 if __name__ == "__main__":

@@ -86,9 +86,7 @@ def measure(
             return by_workbench(without if arm == HOOKS else recipe, task)
 
         arms = [arm for arm in arms if arm != CHECKPOINTING or case == next(iter(CASES))]
-        found = measuring.in_rounds(
-            arms, rounds, run, lambda one: f"{statistics.median(one.step_s[DROPPED:]):.3f} s a step"
-        )
+        found = measuring.in_rounds(arms, rounds, run, lambda one: f"{statistics.median(one.step_s[DROPPED:]):.3f} s a step")
     return {
         "settings": recipe.grpo,
         "arms": {arm: figures(runs) for arm, runs in found.items()},
@@ -139,8 +137,7 @@ def compared(one: list[Run], other: list[Run]) -> Ratio:
     """How much longer a step of one arm takes: of the least step times, and the range over the rounds."""
     first, second = ([run.step_s[DROPPED:] for run in runs] for runs in (one, other))
     rounds = [
-        statistics.median(left / right for left, right in zip(a, b, strict=True))
-        for a, b in zip(first, second, strict=True)
+        statistics.median(left / right for left, right in zip(a, b, strict=True)) for a, b in zip(first, second, strict=True)
     ]
     return Ratio(_least(first) / _least(second), min(rounds), max(rounds))
 
@@ -190,13 +187,9 @@ def in_words(curve: dict[str, Any]) -> str:
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--steps", type=int, default=10, help="measured steps of a run, after the two that are left out"
-    )
+    parser.add_argument("--steps", type=int, default=10, help="measured steps of a run, after the two that are left out")
     named = f"one of: {'; '.join(CASES)}"
-    parser.add_argument(
-        "--case", choices=CASES, action="append", metavar="CASE", help=f"only this one, or these; {named}"
-    )
+    parser.add_argument("--case", choices=CASES, action="append", metavar="CASE", help=f"only this one, or these; {named}")
     parser.add_argument("--measure", choices=CASES, metavar="CASE", help="measure this case here, and print JSON")
     asked = measuring.parse(parser, rounds=1, steps=1)
     if asked.measure:
@@ -211,9 +204,7 @@ def main() -> None:
     lines = []
     for case, found in cases.items():
         gain, noise = Ratio(*found["ratios"]["TRL / workbench"]), found["ratios"]["A/A of TRL"]
-        lines.append(
-            Line(f"a training step: {case}", f"{gain.of_least:.2f} times as fast", "plain TRL", between(noise))
-        )
+        lines.append(Line(f"a training step: {case}", f"{gain.of_least:.2f} times as fast", "plain TRL", between(noise)))
         if case == next(iter(CASES)):
             alone = Ratio(*found["ratios"]["workbench with TRL's generation / TRL"])
             figure = f"{alone.of_least:.2f} times the time"

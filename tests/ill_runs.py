@@ -32,9 +32,7 @@ GRPO = {
 
 def bare(count: int = 200) -> list[dict]:
     """Sums without a system prompt, which the policy answers in a few tokens."""
-    return [
-        {"prompt": to_messages(f"What is {10 + n} + {n % 7}?"), "answer": str(10 + n + n % 7)} for n in range(count)
-    ]
+    return [{"prompt": to_messages(f"What is {10 + n} + {n % 7}?"), "answer": str(10 + n + n % 7)} for n in range(count)]
 
 
 def hard(count: int = 200, system: str | None = SYSTEM_PROMPT) -> list[dict]:

@@ -138,9 +138,7 @@ class Running:
         if action == "mute":
             self.muted[function] = before[function]
         if action in ("weight", "mute", "unmute"):
-            value = (
-                details["value"] if action == "weight" else 0.0 if action == "mute" else self.muted.pop(function, 1.0)
-            )
+            value = details["value"] if action == "weight" else 0.0 if action == "mute" else self.muted.pop(function, 1.0)
             self.suite.weights[self.suite.names.index(function)] = value
             return {"before": before, "after": self.weights}, ""
         if action in ("beta", "learning_rate"):

@@ -222,8 +222,7 @@ def test_a_measurement_in_a_process_of_its_own(tmp_path):
 def test_what_the_readme_promises_is_what_was_measured():
     """The bounds that the project has set itself, held against the committed results."""
     found = {
-        name: json.loads((FOLDER / "results" / f"{name}.json").read_text())
-        for name in ("steps", "hooks", "answers", "start")
+        name: json.loads((FOLDER / "results" / f"{name}.json").read_text()) for name in ("steps", "hooks", "answers", "start")
     }
     demo = found["steps"]["cases"]["demo, nf4"]
     gain, *between = demo["ratios"]["TRL / workbench"]

@@ -206,9 +206,7 @@ def test_check_against_the_other_split(home, gsm8k_file, check):
     check(gsm8k_file, "--out", "other.jsonl")
     (home / "some.jsonl").write_text("".join(lines[:5]) + '{"question": "new?", "answer": "#### 1"}\n')
     found = check("some.jsonl", "--other", "other.jsonl")
-    assert {reason["reason"]: reason["count"] for reason in found["reasons"]} == {
-        "prompt is also in the other split": 5
-    }
+    assert {reason["reason"]: reason["count"] for reason in found["reasons"]} == {"prompt is also in the other split": 5}
 
 
 def test_check_the_malformed_set(malformed, check):

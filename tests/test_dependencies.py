@@ -85,8 +85,6 @@ def test_everything_imported_is_asked_for_and_everything_asked_for_is_imported()
 
 
 def test_every_override_says_why():
-    lines = (
-        (ROOT / "pyproject.toml").read_text().split("override-dependencies = [")[1].split("]")[0].strip().splitlines()
-    )
+    lines = (ROOT / "pyproject.toml").read_text().split("override-dependencies = [")[1].split("]")[0].strip().splitlines()
     assert lines
     assert all("  # " in line for line in lines)

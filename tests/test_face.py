@@ -23,9 +23,7 @@ SETUP = "setup"  # the cell that fetches the package: it runs before there is a 
 def code_of(notebook: Path) -> list[str]:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return [
-        "".join(cell["source"])
-        for cell in cells
-        if cell["cell_type"] == "code" and SETUP not in cell["metadata"].get("tags", [])
+        "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code" and SETUP not in cell["metadata"].get("tags", [])
     ]
 
 
@@ -33,9 +31,7 @@ def imports_of(code: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
-            found += [
-                f"{alias.name} as {alias.asname}" for alias in node.names if alias.name.split(".")[0] == "workbench"
-            ]
+            found += [f"{alias.name} as {alias.asname}" for alias in node.names if alias.name.split(".")[0] == "workbench"]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "workbench":
             found.append(node.module)
     return found
@@ -79,9 +75,7 @@ class ResultsAlone(doctest.OutputChecker):
     """Looks at what an example says that it gives, after whatever libraries print on the way."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
-        return not want or any(
-            super(ResultsAlone, self).check_output(text, got, optionflags) for text in (want, "...\n" + want)
-        )
+        return not want or any(super(ResultsAlone, self).check_output(text, got, optionflags) for text in (want, "...\n" + want))
 
 
 @pytest.mark.slow
@@ -90,9 +84,7 @@ def test_the_examples_of_the_face_are_one_story_that_runs(tmp_path, monkeypatch)
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     told = {"wb": wb}
-    runner = doctest.DocTestRunner(
-        ResultsAlone(), verbose=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    )
+    runner = doctest.DocTestRunner(ResultsAlone(), verbose=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     for name in wb.FACE:
         if name == "attach":
             told |= anyones_trainer(told["policy"])
@@ -123,7 +115,5 @@ def anyones_trainer(policy) -> dict[str, object]:
 
 def test_importing_the_face_imports_no_library():
     script = "import sys, workbench; print(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
-    out = subprocess.run(
-        [sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout
+    out = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert ast.literal_eval(out) in (["workbench"], ["__main__", "workbench"])

@@ -45,9 +45,7 @@ def imported(path: Path) -> list[tuple[str, bool]]:
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [
-                f"{node.module}.{alias.name}" if node.module == "workbench" else node.module for alias in node.names
-            ]
+            names = [f"{node.module}.{alias.name}" if node.module == "workbench" else node.module for alias in node.names]
         found += [(name, id(node) not in inside) for name in names]
     return found
 
@@ -152,10 +150,7 @@ def test_run_knows_no_trainer():
 
 def test_nothing_but_the_top_imports_views():
     importers = [
-        path
-        for path in FILES
-        for module, _ in imported(path)
-        if layer(module) == "views" and module.startswith("workbench.")
+        path for path in FILES for module, _ in imported(path) if layer(module) == "views" and module.startswith("workbench.")
     ]
     assert all(path.parent in (PACKAGE, PACKAGE / "views") for path in importers)
 

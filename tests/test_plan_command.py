@@ -76,9 +76,7 @@ def test_a_run_in_one_terminal_is_steered_from_another_and_goes_on(home):
     (home / "r.yaml").write_text(yaml.safe_dump(asked))
     environment = {**os.environ, "WORKBENCH_HOME": str(home)}
     command = [sys.executable, "-m", "workbench.cli", "train", "r.yaml", "--json"]
-    training = subprocess.Popen(
-        command, cwd=home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    training = subprocess.Popen(command, cwd=home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         waited_for(lambda: (home / "runs" / "term" / "metrics.jsonl").is_file() or training.poll() is not None)
         lighter = workbench("control", "term", "weight", "style_reward", "-0.5", "--json", home=home)

@@ -39,9 +39,7 @@ def workbench(*arguments: str, home) -> subprocess.CompletedProcess:
 def run(home):
     task = arithmetic(4, 2)
     good = "<reasoning>\nx\n</reasoning>\n<answer>\n{}\n</answer>"
-    groups = [
-        (row, [good.format(row["answer"]), "no", row["answer"], good.format("x")]) for row in task.with_ids(task.rows)
-    ]
+    groups = [(row, [good.format(row["answer"]), "no", row["answer"], good.format("x")]) for row in task.with_ids(task.rows)]
     (home / "edited.py").write_text(EDITED)
     return record(task, [groups, groups], name="small")
 

@@ -129,9 +129,7 @@ def test_a_request_that_cannot_be_right(running, words, said):
 @pytest.fixture
 def hostile(running, monkeypatch):
     """A run whose completions are hostile, and a refusal and an alarm that quote them."""
-    monkeypatch.setattr(
-        Running, "_text", lambda self, answer, good: HOSTILE + (answer if self.rng.random() < 0.5 else "")
-    )
+    monkeypatch.setattr(Running, "_text", lambda self, answer, good: HOSTILE + (answer if self.rng.random() < 0.5 else ""))
     for _ in range(3):
         running.step()
     refuse(running)

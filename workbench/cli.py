@@ -76,9 +76,7 @@ Set = Annotated[
 Steps = Annotated[int | None, opt("Train this many steps instead of the recipe's.", min=1)]
 TaskFile = Annotated[str, arg("A task file, or the name of a task that ships.")]
 Weight = Annotated[list[str] | None, opt("NAME=VALUE: another weight for a function; may be repeated.")]
-TemplateKwargs = Annotated[
-    str | None, opt("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'.")
-]
+TemplateKwargs = Annotated[str | None, opt("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -160,9 +158,7 @@ def plan(
         str,
         arg("A recipe (.yaml), a preset's name, a training script (.py; read, never run), or - for standard input."),
     ],
-    vram: Annotated[
-        float | None, opt("GPU memory in GB to plan for, instead of that of this machine's card.", min=1)
-    ] = None,
+    vram: Annotated[float | None, opt("GPU memory in GB to plan for, instead of that of this machine's card.", min=1)] = None,
     out: Annotated[Path | None, opt("Write the recipe under today's names here (YAML).")] = None,
     steps: Steps = None,
     said: Set = None,
@@ -191,9 +187,7 @@ def plan(
 
 @command()
 def train(
-    recipe: Annotated[
-        str, arg("Recipe file (YAML) or a preset's name; workbench/tiny/recipe.yaml is one to start from.")
-    ],
+    recipe: Annotated[str, arg("Recipe file (YAML) or a preset's name; workbench/tiny/recipe.yaml is one to start from.")],
     run_name: Annotated[str | None, opt("Name of the run, instead of the recipe's.")] = None,
     changes_of: Annotated[
         str | None, opt("A recorded run: what was changed while it trained is changed again after the same steps.")
@@ -279,17 +273,13 @@ def watch(
 @command(context_settings={"ignore_unknown_options": True})  # a weight may be negative
 def control(
     run: Annotated[str, arg("A run by name or path; latest: the one that trains.")],
-    action: Annotated[
-        str, arg("stop, pause, resume, checkpoint, sample, weight, mute, unmute, reload, beta or learning_rate.")
-    ],
+    action: Annotated[str, arg("stop, pause, resume, checkpoint, sample, weight, mute, unmute, reload, beta or learning_rate.")],
     details: Annotated[
         list[str] | None,
         arg("FUNCTION VALUE for weight, FUNCTION for mute and unmute, VALUE for beta, learning_rate."),
     ] = None,
     timeout: Annotated[float, opt("Seconds to wait for the trainer's answer; 0: do not wait.", min=0)] = 60.0,
-    force: Annotated[
-        bool, opt("Also take a learning rate or beta over 100 times the effective one.", "--force")
-    ] = False,
+    force: Annotated[bool, opt("Also take a learning rate or beta over 100 times the effective one.", "--force")] = False,
 ) -> Result:
     """Ask a run that trains for something; it is applied at the end of the step in flight, and recorded in events.jsonl.
 
@@ -306,9 +296,7 @@ def control(
 
 @command()
 def check(
-    source: Annotated[
-        str, arg("A .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder, owner/name, or a name that ships.")
-    ],
+    source: Annotated[str, arg("A .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder, owner/name, or a name that ships.")],
     prompt: Annotated[str | None, opt("Column that holds the prompt, if it is not called so.")] = None,
     answer: Annotated[
         str | None, opt("Column that holds the right answer; assistant: the assistant's last turn; none: no answers.")
@@ -344,9 +332,7 @@ def check(
     columns["answer_after"] = None if answer_after == "none" else answer_after
     template = {"policy": policy, "chat_template_kwargs": chat_template_kwargs, "system": system}
     with counter("rows") as progress:
-        found = check_source(
-            source, subset=subset, split=split, other=other, out=out, progress=progress, **template, **columns
-        )
+        found = check_source(source, subset=subset, split=split, other=other, out=out, progress=progress, **template, **columns)
     return Result(found.found(), found, 0 if found.report.kept_rows else 1)
 
 
@@ -362,9 +348,7 @@ def probe(
     weight: Weight = None,
     max_completion_length: Annotated[int, opt("Tokens that a completion may have.", min=1)] = 512,
     cases: Annotated[str | None, opt("File of regression cases; default: cases.jsonl beside the task file.")] = None,
-    deadline: Annotated[
-        float, opt("Seconds for one function and all completions; a judge may need minutes.", min=0.1)
-    ] = 10.0,
+    deadline: Annotated[float, opt("Seconds for one function and all completions; a judge may need minutes.", min=0.1)] = 10.0,
 ) -> Result:
     """Can these rewards pay, and what do reward hacks earn? Seconds on a CPU, before any training.
 
@@ -410,12 +394,8 @@ def replay(
     run: Annotated[str, arg("A run by name or path; latest: the last that recorded completions.")],
     task: Annotated[str, opt("The edited task: a task file, or the name of a task that ships.")],
     weight: Weight = None,
-    out: Annotated[
-        Path | None, opt("Write old and new advantage of every completion here, side by side (Parquet).")
-    ] = None,
-    limit: Annotated[
-        int | None, opt("Stop once this many completions are replayed, from the first step on.", min=1)
-    ] = None,
+    out: Annotated[Path | None, opt("Write old and new advantage of every completion here, side by side (Parquet).")] = None,
+    limit: Annotated[int | None, opt("Stop once this many completions are replayed, from the first step on.", min=1)] = None,
 ) -> Result:
     """Score a run's recorded completions again with an edited task: which advantages would have been different?
 
@@ -484,9 +464,7 @@ def _weights(said: list[str] | None) -> dict[str, float]:
             if name.strip() and math.isfinite(float(number)):
                 weights[name.strip()] = float(number)
                 continue
-        raise RecipeError(
-            f"--weight {text}", rule="a weight is name=number", remedy="for example --weight length_reward=0.5"
-        )
+        raise RecipeError(f"--weight {text}", rule="a weight is name=number", remedy="for example --weight length_reward=0.5")
     return weights
 
 

@@ -107,9 +107,7 @@ def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, 
             raise RunError(
                 f"--set {text}",
                 rule="a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1, 2], text",
-                remedy=f"for example --set {parameter}={now!r}"
-                if parameter in standing
-                else "for example --set seed=1",
+                remedy=f"for example --set {parameter}={now!r}" if parameter in standing else "for example --set seed=1",
             )
         found[parameter] = value
     return found
@@ -169,9 +167,7 @@ def run_notebook(
     return {"notebook": str(source), "out": str(target), "parameters": parameters, "minutes": minutes}
 
 
-def execute(
-    source: Path, out: Path, parameters: dict[str, Any], workdir: Path, on_cell: Callable[[int, int], None]
-) -> None:
+def execute(source: Path, out: Path, parameters: dict[str, Any], workdir: Path, on_cell: Callable[[int, int], None]) -> None:
     """Run one notebook in a kernel of its own, and save the executed copy, also when a cell fails.
 
     Args:

@@ -34,9 +34,7 @@ def tables(found: dict[str, Any]) -> str:
     """What `examine` found, for people."""
     from workbench.views.tables import Table
 
-    versions = Table(
-        ["library", "version"], [[key, value or "not installed"] for key, value in found["versions"].items()]
-    )
+    versions = Table(["library", "version"], [[key, value or "not installed"] for key, value in found["versions"].items()])
     rows = [
         [finding["name"], "yes" if finding["works"] else "no", finding["detail"], finding["remedy"]]
         for finding in found["findings"]
@@ -139,6 +137,4 @@ def _disk() -> Finding:
     from workbench.workspace import workspace
 
     free = shutil.disk_usage(workspace()).free / 2**30
-    return Finding(
-        "disk", free > 2, f"{free:.0f} GiB free", "" if free > 2 else "make room: a merged 1.5 B model takes 3 GiB"
-    )
+    return Finding("disk", free > 2, f"{free:.0f} GiB free", "" if free > 2 else "make room: a merged 1.5 B model takes 3 GiB")

@@ -43,18 +43,14 @@ def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict
     """
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
-    if not (
-        value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))
-    ):
+    if not (value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))):
         raise RecipeError(
             f"{said} = {value!r}",
             rule="a chat template takes arguments by name",
             remedy='write a mapping, such as {"enable_thinking": false}',
         )
     if own := sorted(_TRLS_OWN.intersection(value or {})):
-        raise RecipeError(
-            f"{said} = {value!r}", rule=f"TRL passes {own[0]!r} to the template itself", remedy="leave it out"
-        )
+        raise RecipeError(f"{said} = {value!r}", rule=f"TRL passes {own[0]!r} to the template itself", remedy="leave it out")
     return dict(value or {})
 
 
@@ -114,9 +110,7 @@ class AdaptivePart(_Part):
     least: float = Field(0.25, gt=0, le=1, description="bound, as a factor of the weight that the stage began with")
     most: float = Field(4.0, ge=1, description="bound, as a factor of the weight that the stage began with")
     every: int = Field(5, ge=1, description="steps over which success is taken, and between two changes")
-    best_score: float | None = Field(
-        None, gt=0, description="the function's maximum; None: what it says, or the most seen"
-    )
+    best_score: float | None = Field(None, gt=0, description="the function's maximum; None: what it says, or the most seen")
 
 
 class StagePart(_Part):
@@ -129,9 +123,7 @@ class StagePart(_Part):
         default_factory=dict, description="column -> value, or list of values: only rows that have it are used"
     )
     reward_weights: dict[str, float] = Field(default_factory=dict, description="over the recipe's, by function")
-    adaptive_weights: dict[str, AdaptivePart] = Field(
-        default_factory=dict, description="over the recipe's, by function"
-    )
+    adaptive_weights: dict[str, AdaptivePart] = Field(default_factory=dict, description="over the recipe's, by function")
     grpo: dict[str, Any] = Field(default_factory=dict, description="over the recipe's: temperature, beta, ...")
 
     _grpo_numbers = field_validator("grpo")(_settings)
@@ -151,9 +143,7 @@ class Recipe(_Part):
     lora: LoraPart = LoraPart()
     grpo: dict[str, Any] = Field(default_factory=dict)
     rewards: RewardsPart = RewardsPart()
-    reward_weights: dict[str, float] = Field(
-        default_factory=dict, description="by reward function; others keep the task's"
-    )
+    reward_weights: dict[str, float] = Field(default_factory=dict, description="by reward function; others keep the task's")
     adaptive_weights: dict[str, AdaptivePart] = Field(default_factory=dict, description="by reward function")
     stages: list[StagePart] = Field(default_factory=list, description="none: one stage of grpo.max_steps steps")
     generation: Literal["auto", "trl"] = Field(
@@ -221,17 +211,14 @@ class Recipe(_Part):
 def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     # A task file is looked for in the current folder and the workspace first; one that lies beside the recipe is found, too.
     def own(name: Any) -> Any:
-        beside = (
-            isinstance(name, str) and name.endswith(".py") and not find(name).is_file() and (folder / name).is_file()
-        )
+        beside = isinstance(name, str) and name.endswith(".py") and not find(name).is_file() and (folder / name).is_file()
         return str((folder / name).resolve()) if beside else name
 
     stages = content.get("stages")
     changed = {**content, "task": own(content["task"])} if "task" in content else dict(content)
     if isinstance(stages, list):
         changed["stages"] = [
-            {**stage, "task": own(stage["task"])} if isinstance(stage, dict) and "task" in stage else stage
-            for stage in stages
+            {**stage, "task": own(stage["task"])} if isinstance(stage, dict) and "task" in stage else stage for stage in stages
         ]
     return changed
 

@@ -35,9 +35,7 @@ def run(setting: Setting) -> dict[str, Any]:
     while batch := _next(setting, [unit for unit in units if setting.wants(unit.name)], over):
         needed_s = setting.sizes.start_s + (expected_s(setting, batch[0]) or limit_s(setting, batch[0]))
         if setting.left_s() < needed_s:
-            say(
-                f"{batch[0].name}: not begun; it may take {needed_s:.0f} s, and {max(0, setting.left_s()):.0f} s are left"
-            )
+            say(f"{batch[0].name}: not begun; it may take {needed_s:.0f} s, and {max(0, setting.left_s()):.0f} s are left")
             over.add(batch[0].process)
             continue  # another one may still fit
         _measure(setting, batch)
@@ -195,7 +193,5 @@ def _with_trl(unit: Unit) -> Unit | None:
 def _ratios(found: dict[Unit, dict[str, Any]], other: Callable[[Unit], Unit | None]) -> dict[str, float]:
     """Median step of the unit that belongs to another, over that one's."""
     return {
-        unit.name: found[pair]["step_s"] / content["step_s"]
-        for unit, content in found.items()
-        if (pair := other(unit)) in found
+        unit.name: found[pair]["step_s"] / content["step_s"] for unit, content in found.items() if (pair := other(unit)) in found
     }

@@ -122,9 +122,7 @@ def _steering(setting: Setting, checks: Checks) -> dict[str, Any]:
     found: dict[str, Any] = {"answers": {}, "result": run.result()}
     for action, identity in asks.ids.items():
         event = answer(run, identity) or {}
-        found["answers"][action] = {
-            key: event.get(key) for key in ("applied", "step", "from_step", "before", "after", "why")
-        }
+        found["answers"][action] = {key: event.get(key) for key in ("applied", "step", "from_step", "before", "after", "why")}
         checks.note(f"{action}: asked for and done", event.get("applied") is True, event.get("why"))
 
     def first_row(action: str) -> dict[str, Any]:
@@ -134,9 +132,7 @@ def _steering(setting: Setting, checks: Checks) -> dict[str, Any]:
     checks.note("the weight is that of the first step under it", weight == WEIGHT, weight)
     near = rate is not None and math.isclose(rate, LEARNING_RATE, rel_tol=1e-3)
     checks.note("the learning rate is that of the first step under it", near, rate)
-    checks.note(
-        "KL is measured under the new beta", first_row("beta").get("kl") is not None, first_row("beta").get("kl")
-    )
+    checks.note("KL is measured under the new beta", first_row("beta").get("kl") is not None, first_row("beta").get("kl"))
     checks.note(f"it waited for {PAUSE_S:g} s", run.result()["paused_s"] >= 0.9 * PAUSE_S, run.result()["paused_s"])
     got = (run.result()["status"], run.result()["steps"])
     checks.note("it stopped after the step in flight", got == ("stopped", len(asked) + 1), got)
@@ -165,9 +161,7 @@ def _continuing(setting: Setting, checks: Checks) -> dict[str, Any]:
     same = float((mine.to_numpy() == theirs.to_numpy()).mean()) if len(mine) == len(theirs) else 0.0
     largest = max(differences.values(), default=math.nan)
     # On a CPU to the last bit; a GPU's kernels may add in another order, so there it is a number and no verdict.
-    checks.note(
-        "its numbers are those of the run that never stopped", largest == 0 if not setting.cuda else None, largest
-    )
+    checks.note("its numbers are those of the run that never stopped", largest == 0 if not setting.cuda else None, largest)
     inexact = [event.get("inexact") for event in part.events() if event["event"] == "continued"]
     return {"largest_differences": differences, "same_completions": same, "inexact": inexact, "steps_after": half}
 

@@ -65,9 +65,7 @@ def counted_peak(estimate: dict[str, Any]) -> dict[str, Any]:
     """The larger phase of an estimate, of the parts that torch's counter sees: phase, bytes, low, high."""
     phases = {
         phase: {
-            end: sum(
-                part[end] for part in estimate["parts"] if part["allocated"] and part["phase"] in ("always", phase)
-            )
+            end: sum(part[end] for part in estimate["parts"] if part["allocated"] and part["phase"] in ("always", phase))
             for end in ("bytes", "low", "high")
         }
         for phase in estimate["phases"]

@@ -51,9 +51,7 @@ def random_model(folder: Path, config: dict[str, Any], device: str, seed: int = 
 
     tokenizer = word_tokenizer(config["vocab_size"])
     torch.manual_seed(seed)
-    made = Qwen2Config(
-        **config, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    made = Qwen2Config(**config, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     with torch.device(device):
         model = Qwen2ForCausalLM(made).to(torch.bfloat16)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -94,10 +92,7 @@ def word_tokenizer(size: int) -> Any:
 def word_task(prompts: int, tokens: int, seed: int = 0) -> Task:
     """`prompts` different prompts of exactly `tokens` tokens, and a reward that differs between random completions."""
     rng = random.Random(seed)
-    rows = [
-        {"prompt": "".join(rng.choices(string.ascii_letters, k=tokens)), "answer": str(number)}
-        for number in range(prompts)
-    ]
+    rows = [{"prompt": "".join(rng.choices(string.ascii_letters, k=tokens)), "answer": str(number)} for number in range(prompts)]
     return Task(
         name="words",
         rows=rows,

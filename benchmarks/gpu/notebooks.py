@@ -70,9 +70,7 @@ def judge(run: Any, *, cuda: bool, gain: bool) -> Checks:
     )  # fmt: skip
     on_cpu = policy["device"].startswith("the CPU")
     checks.note("the policy was on the GPU" if cuda else "the policy was on the CPU", on_cpu != cuda, policy["device"])
-    checks.note(
-        "its layers are in 4 bits", policy["precision"] == "nf4" and policy["linear4bit"] > 0, policy["linear4bit"]
-    )
+    checks.note("its layers are in 4 bits", policy["precision"] == "nf4" and policy["linear4bit"] > 0, policy["linear4bit"])
     types = ("bfloat16", "float16") if cuda else ("bfloat16", "float32")
     checks.note(f"it computed in {' or '.join(types)}", policy["compute_dtype"] in types, policy["compute_dtype"])
     rows = run.metrics()

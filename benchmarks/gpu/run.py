@@ -95,15 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda; cpu runs the toy")
     parser.add_argument("--part", action="append", choices=PARTS, help="one part; several may be given (default: all)")
     parser.add_argument("--out", type=Path, help="folder for the JSON files (default: runs/gpu_suite/<device>)")
-    parser.add_argument(
-        "--work", type=Path, help="folder for models and runs, 5 GB; keep it between calls (default: OUT/work)"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=9.5, help="begin nothing that would take longer (default: 9.5)"
-    )
-    parser.add_argument(
-        "--toy", action="store_true", help="toy sizes on a GPU too: shows in minutes whether the suite runs"
-    )
+    parser.add_argument("--work", type=Path, help="folder for models and runs, 5 GB; keep it between calls (default: OUT/work)")
+    parser.add_argument("--minutes", type=float, default=9.5, help="begin nothing that would take longer (default: 9.5)")
+    parser.add_argument("--toy", action="store_true", help="toy sizes on a GPU too: shows in minutes whether the suite runs")
     parser.add_argument(
         "--fresh", action="store_true", help="a process for every part and arm on a CPU, too, as there is on a GPU"
     )
@@ -116,9 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="of the arms, those whose name holds it; may be repeated",
     )
-    parser.add_argument(
-        "--job", help=argparse.SUPPRESS
-    )  # what a process of its own does: model, teach, or units' names
+    parser.add_argument("--job", help=argparse.SUPPRESS)  # what a process of its own does: model, teach, or units' names
     return parser
 
 

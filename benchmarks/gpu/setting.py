@@ -154,9 +154,7 @@ class Setting:
         """Write one of the suite's JSON files, whole or not at all, with machine, device, versions, date and commit."""
         from workbench.workspace import to_json, write_json
 
-        return write_json(
-            self.out / name, self._without_paths(to_json({**_stamp(self.device), "toy": self.toy, **content}))
-        )
+        return write_json(self.out / name, self._without_paths(to_json({**_stamp(self.device), "toy": self.toy, **content})))
 
     def collect(self) -> Path:
         """Write everything that was found so far into one file, whole or not at all."""

@@ -31,9 +31,7 @@ def _head(found: dict[str, dict[str, Any]]) -> str:
     words = [device["name"]]
     if device["kind"] == "cuda":
         words += [f"driver {device['driver']}", f"CUDA {device['cuda']}", f"{device['memory_bytes'] / 1e9:.0f} GB"]
-    libraries = ", ".join(
-        f"{name} {versions[name]}" for name in ("torch", "transformers", "trl", "unsloth", "bitsandbytes")
-    )
+    libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "trl", "unsloth", "bitsandbytes"))
     commits = sorted({str(stamp["versions"]["commit"]) for stamp in stamps})
     text = f"{', '.join(words)}; {first['machine']}; {libraries}; {first['date']}; commit {', '.join(commits)}."
     return text + (" **Toy sizes: this shows that the suite runs, and measures nothing.**" if first["toy"] else "")

@@ -173,11 +173,7 @@ def test_the_table_holds_what_was_measured_and_says_what_was_not(made, tmp_path)
     text = table.markdown(made[1])
     assert "measures nothing" in text
     assert "11 of 11 hold" in text
-    [row] = [
-        line
-        for line in text.splitlines()
-        if line.startswith("| TRL bf16, generation: trl | 16 | ") and "| trl |" in line
-    ]
+    [row] = [line for line in text.splitlines() if line.startswith("| TRL bf16, generation: trl | 16 | ") and "| trl |" in line]
     assert "| trl | not measured | not measured | 1 x 1 |" in row
     assert "| 1 x 1, cold |" in text
     assert "Not reached: 8 of 14 units" in text

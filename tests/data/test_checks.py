@@ -221,18 +221,12 @@ def test_the_report_reads_well():
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3),
     max_leaves=8,
 )
 
 
-@given(
-    st.lists(
-        st.dictionaries(st.sampled_from(["prompt", "answer", "level", "completions"]), anything) | anything, max_size=12
-    )
-)
+@given(st.lists(st.dictionaries(st.sampled_from(["prompt", "answer", "level", "completions"]), anything) | anything, max_size=12))
 def test_any_rows_add_up_and_those_kept_can_be_written_and_trained_on(rows):
     report = check_rows([GOOD, *rows])
     assert report.read == len(rows) + 1 == report.kept_rows + len(report.left_out)
@@ -378,9 +372,7 @@ def test_an_answer_that_stands_for_none_is_said(word):
 
 
 def test_answers_that_are_not_written_alike_are_said():
-    rows = [
-        {"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["7", "49000 g", "12 g", "1,000", "3 km/h"])
-    ]
+    rows = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["7", "49000 g", "12 g", "1,000", "3 km/h"])]
     checked = Checked(rows)
     note = (
         "3 answers are a number and a unit ('49000 g', row 1; '3 km/h', row 4), 2 bare numbers ('7', row 0): "
@@ -395,9 +387,7 @@ def test_answers_that_are_not_written_alike_are_said():
 def test_decimals_with_a_comma_are_said():
     rows = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["0,75", "0,5", "1,000", "Paris"])]
     [note] = Checked(rows).collect().notes
-    assert note.startswith(
-        "2 of the answers hold a comma as in 0,75 ('0,75', row 0): rewards take them for two numbers"
-    )
+    assert note.startswith("2 of the answers hold a comma as in 0,75 ('0,75', row 0): rewards take them for two numbers")
 
 
 def test_reasons_of_one_size_stand_in_the_order_of_the_rows(home):

@@ -47,9 +47,7 @@ def test_a_profile_is_kept_and_not_measured_twice(home):
         return by_number(rows)
 
     told = []
-    first = measure(
-        ROWS[:10], attempt, "difficulty.jsonl", {"policy": "a"}, batch=4, progress=lambda *p: told.append(p)
-    )
+    first = measure(ROWS[:10], attempt, "difficulty.jsonl", {"policy": "a"}, batch=4, progress=lambda *p: told.append(p))
     assert calls == [4, 4, 2]
     assert told == [(4, 10), (8, 10), (10, 10)]
     again = measure(ROWS, attempt, "difficulty.jsonl", {"policy": "a"}, batch=16)

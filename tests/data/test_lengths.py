@@ -48,8 +48,7 @@ def test_lengths_are_those_of_the_rendered_text_however_they_are_batched():
     tokenizer = load_tokenizer()
     rows = [chat("What is 1 + 1?" + " and" * (number % 7)) for number in range(2300)]
     one_by_one = [
-        len(tokenizer(prompt_text(row["prompt"], tokenizer), add_special_tokens=False)["input_ids"])
-        for row in rows[:20]
+        len(tokenizer(prompt_text(row["prompt"], tokenizer), add_special_tokens=False)["input_ids"]) for row in rows[:20]
     ]
     told = []
     lengths = prompt_lengths_tokens(rows, tokenizer, progress=told.append)
@@ -227,9 +226,7 @@ def test_a_policy_loaded_for_a_recipe_and_a_tokenizer_alone_carry_them(home, thi
     assert settled(made, loaded).notes == made.notes
     loaded.tokenizer.chat_template_kwargs = {}
     [note] = settled(made, loaded).notes[len(made.notes) :]
-    assert (
-        note == "chat_template_kwargs = {'enable_thinking': False}, as the recipe says; the policy was loaded with {}"
-    )
+    assert note == "chat_template_kwargs = {'enable_thinking': False}, as the recipe says; the policy was loaded with {}"
     save_rows(task.rows, "rows.jsonl")
     plain, quiet = (
         check_source("rows.jsonl", policy=str(thinker), chat_template_kwargs=kwargs).lengths["longest_tokens"]

@@ -77,9 +77,7 @@ def test_a_split_says_how_it_was_made_and_what_a_step_takes():
     halves = split(rows, 20, source=Source("made", lambda: iter(rows), split_by="pair"))
     assert {one["pair"] for one in halves.train}.isdisjoint(one["pair"] for one in halves.held_out)
     assert halves.by == {"held_out_percent": 20, "key": "pair", "salt": ""}
-    assert str(halves).startswith(
-        f"{len(halves.train)} rows to train on, {len(halves.held_out)} held out, by pair\n0 held-out"
-    )
+    assert str(halves).startswith(f"{len(halves.train)} rows to train on, {len(halves.held_out)} held out, by pair\n0 held-out")
     given = split(rows, held_out=rows[:3], held_out_split="test")
     assert (len(given.train), given.held_out, given.shared) == (200, rows[:3], rows[:3])
     assert given.record() == {"held_out_split": "test"}

@@ -148,9 +148,7 @@ def trained(
         "run_name": name, "policy": {"load_in_4bit": load_in_4bit, "backend": BACKEND}, "grpo": {**GRPO, **grpo},
         "reward_weights": weights or {},
     }  # fmt: skip
-    return train(
-        Recipe.of(asked), policy=policy, task=task or arithmetic(32, 8), watchers=list(watchers), runs=FOLDER / "runs"
-    )
+    return train(Recipe.of(asked), policy=policy, task=task or arithmetic(32, 8), watchers=list(watchers), runs=FOLDER / "runs")
 
 
 def rollouts(run: Any, columns: str) -> list[dict[str, Any]]:
@@ -172,9 +170,7 @@ def float32() -> Any:
     """A policy in float32, and the loss whose cap Unsloth chooses if nobody else does."""
     from workbench.training.policy import load_policy
 
-    run = trained(
-        "float32", load_policy("tiny", backend=BACKEND, load_in_4bit=False, dtype="float32"), loss_type="cispo"
-    )
+    run = trained("float32", load_policy("tiny", backend=BACKEND, load_in_4bit=False, dtype="float32"), loss_type="cispo")
     trainer = SEEN.trainer
     return {
         "weights": sorted({str(v.dtype) for _, v in trainer.model.named_parameters()}),
@@ -304,9 +300,7 @@ def steering() -> Any:
         "generated": [{key: batch[key] for key in ("step", "weights")} for batch in SEEN.generated],
         "trained": [{key: batch[key] for key in ("step", "beta", "learning_rate")} for batch in SEEN.trained],
         "rows": list(run.metrics()),
-        "weights": rollouts(
-            run, f'step, "group", generation, "weight.{FORMAT}" as format, "weight.{LENGTH}" as length'
-        ),
+        "weights": rollouts(run, f'step, "group", generation, "weight.{FORMAT}" as format, "weight.{LENGTH}" as length'),
         "checkpoints": checkpoints(run),
         "samples": sum(1 for _ in (run.path / "samples.jsonl").open()),
         "result": {key: run.result()[key] for key in ("status", "steps")},
@@ -343,8 +337,7 @@ def four_bit() -> Any:
     layers = linear4bit_layers(policy.model)
     weights = [layer.weight for layer in layers]
     unpacked = [
-        float((dequantize_4bit(w.data, w.quant_state) - fast_dequantize(w.data, w.quant_state)).abs().max())
-        for w in weights
+        float((dequantize_4bit(w.data, w.quant_state) - fast_dequantize(w.data, w.quant_state)).abs().max()) for w in weights
     ]
     before = {name: value.detach().clone() for name, value in trainable(policy)}
     first = policy.model.base_model.model.model.layers[0]

@@ -57,9 +57,7 @@ def test_it_runs(ran, stem):
 
 def test_what_colab_brings_stays(colab, ran):
     after = colab.versions()
-    replaced = {
-        name: (version, after.get(name)) for name, version in colab.before.items() if after.get(name) != version
-    }
+    replaced = {name: (version, after.get(name)) for name, version in colab.before.items() if after.get(name) != version}
     print(f"\nreplaced, of {len(colab.before)}: {json.dumps(replaced, indent=2)}")
     assert not replaced.keys() & STAYS
     assert replaced.keys() == REPLACED  # the README names them

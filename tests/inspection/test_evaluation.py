@@ -87,9 +87,7 @@ def test_a_gain_in_words_and_what_is_none(before, after, words):
 
 def test_an_evaluation_shows_itself():
     prompts = [[{"role": "user", "content": "2 + <b>2</b>?"}], "plain"]
-    made = Evaluation(
-        prompts, measured([[1, 0], [0, 0]], [[1, 1], [1, 1]]), measured([[1, 1], [1, 1]], [[1, 1], [1, 1]])
-    )
+    made = Evaluation(prompts, measured([[1, 0], [0, 0]], [[1, 1], [1, 1]]), measured([[1, 1], [1, 1]], [[1, 1], [1, 1]]))
     assert str(made).startswith("gain +75 points")
     assert "2 held-out prompts, 2 completions each" in str(made)
     assert made.examples(1).rows == [("2 + <b>2</b>?", "0", "0")]
@@ -101,9 +99,7 @@ def test_an_evaluation_shows_itself():
 
 def test_the_embedded_policy_before_training(tiny_policy):
     seen = []
-    found = measure(
-        tiny_policy, arithmetic(8, 24), samples=2, base=True, progress=lambda done, total: seen.append((done, total))
-    )
+    found = measure(tiny_policy, arithmetic(8, 24), samples=2, base=True, progress=lambda done, total: seen.append((done, total)))
     assert found.correct.shape == (24, 2)
     assert 0 < found.correct.mean() < 0.7
     assert found.lenient.mean() >= found.correct.mean()

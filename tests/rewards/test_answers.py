@@ -115,9 +115,7 @@ def test_completion_text_of_a_message_without_content():
     assert completion_text([{"role": "assistant", "content": None}]) == ""
 
 
-@pytest.mark.parametrize(
-    "text", ["", "42", "<answer></answer>", "<answer>1<answer>2</answer>", "<answer>1</answer>" * 2]
-)
+@pytest.mark.parametrize("text", ["", "42", "<answer></answer>", "<answer>1<answer>2</answer>", "<answer>1</answer>" * 2])
 def test_no_answer_in(text):
     assert extract_answer(text) is None
 

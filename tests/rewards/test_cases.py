@@ -122,9 +122,7 @@ def test_cases_lie_beside_the_task_file(tmp_path):
     assert load_cases(mine) == []
     assert not check_cases(mine).ok
     assert "no regression cases" in str(check_cases(mine))
-    (tmp_path / "cases.jsonl").write_bytes(
-        b"\xef\xbb\xbf" + json.dumps({"completion": "", "expected": 0}).encode() + b"\r\n"
-    )
+    (tmp_path / "cases.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps({"completion": "", "expected": 0}).encode() + b"\r\n")
     assert cases_file(mine) == tmp_path / "cases.jsonl"
     assert check_cases(tmp_path / "task.py").ok
 

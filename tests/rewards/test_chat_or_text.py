@@ -75,9 +75,7 @@ def scored(func, rows):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_chat_and_plain_tasks_get_the_same_scores_and_the_notes_say_what_was_changed(
-    func, expected, chat_note, plain_note
-):
+def test_chat_and_plain_tasks_get_the_same_scores_and_the_notes_say_what_was_changed(func, expected, chat_note, plain_note):
     for rows, said in ((CHAT, chat_note), (PLAIN, plain_note)):
         scores, notes = scored(func, rows)
         assert scores == pytest.approx(expected)

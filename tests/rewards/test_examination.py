@@ -266,8 +266,7 @@ def test_it_is_not_once_its_correctness_is_broken(broken, kind, function, said):
     examination = audit_rewards(Task("broken", arithmetic(40, 4).rows, [broken, *kept]))
     assert not examination.ok
     assert any(
-        finding.kind == kind and finding.function == function and said in finding.text
-        for finding in examination.findings
+        finding.kind == kind and finding.function == function and said in finding.text for finding in examination.findings
     ), examination.findings
 
 
@@ -458,10 +457,7 @@ def test_a_golden_case_that_does_not_hold_is_an_error(tmp_path):
 
 def test_a_golden_case_on_which_a_function_fails_is_an_error_too(tmp_path):
     def odd_reward(completions, answer, **kwargs):
-        return [
-            float("nan") if c[0]["content"] == "odd" else float(r in c[0]["content"])
-            for c, r in zip(completions, answer)
-        ]
+        return [float("nan") if c[0]["content"] == "odd" else float(r in c[0]["content"]) for c, r in zip(completions, answer)]
 
     file = tmp_path / "cases.jsonl"
     file.write_text('{"completion": "odd", "expected": 0}\n')

@@ -133,9 +133,7 @@ def test_a_penalty_that_nothing_trips_is_no_error():
 
 def test_padding_that_no_function_minds_is_a_warning():
     [finding] = [
-        each
-        for each in audit_rewards(table(TAGGED, ["42"], library.correctness_reward)).findings
-        if each.kind == "padding"
+        each for each in audit_rewards(table(TAGGED, ["42"], library.correctness_reward)).findings if each.kind == "padding"
     ]
     assert finding.severity == "warning"
 

@@ -304,9 +304,7 @@ def test_a_function_that_fails_only_on_the_whole_batch_is_said_to(suite):
         return [1.0] * len(completions)
 
     for on_error in ("stop", "skip"):
-        with pytest.raises(
-            RewardError, match="picky_reward raised RuntimeError: too many.*on a batch of 3 completions"
-        ):
+        with pytest.raises(RewardError, match="picky_reward raised RuntimeError: too many.*on a batch of 3 completions"):
             suite(picky_reward, on_error=on_error).score(ROWS * 3, ["a", "b", "c"])
 
 

@@ -87,9 +87,7 @@ def test_length_counts_characters_or_messages():
 
 def test_think_tags_never_pay_over_two_lines():
     shown = "<think>\n15 + 27\n</think>\n<answer>\n42\n</answer>"
-    assert scores(
-        "think_tags", "<think>a</think><answer>b</answer>", "<think>a</think>\n<answer>b</answer>", shown
-    ) == [
+    assert scores("think_tags", "<think>a</think><answer>b</answer>", "<think>a</think>\n<answer>b</answer>", shown) == [
         1.0,
         0.0,
         0.0,

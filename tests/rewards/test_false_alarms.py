@@ -57,10 +57,7 @@ def schedule_reward(completions, events, **kwargs):
         ),
         Task(
             "schedule",
-            [
-                {"prompt": to_messages(f"Plan day {day}."), "events": f"9:00 meeting {day}, 10:00 break"}
-                for day in range(3)
-            ],
+            [{"prompt": to_messages(f"Plan day {day}."), "events": f"9:00 meeting {day}, 10:00 break"} for day in range(3)],
             [schedule_reward],
             ideal=lambda row: f"<plan>{row['events']}</plan>",
         ),
@@ -99,15 +96,11 @@ def test_a_line_break_that_the_prompt_does_not_show_is_a_warning():
     assert found.ok, found.findings
     assert "</think>\n<answer>" in found.reference
     [warning] = said(found, "layout")
-    assert (
-        "break_between_reward: pays a reference completion only when it is written with a line break between" in warning
-    )
+    assert "break_between_reward: pays a reference completion only when it is written with a line break between" in warning
 
 
 def test_where_the_prompt_shows_its_line_breaks_the_same_pattern_is_an_error():
-    found = audit_rewards(
-        Task("t", rows("Respond as <think>why</think><answer>what</answer>", "42"), [break_between_reward])
-    )
+    found = audit_rewards(Task("t", rows("Respond as <think>why</think><answer>what</answer>", "42"), [break_between_reward]))
     assert not found.ok
     assert not said(found, "layout")
 
@@ -235,10 +228,7 @@ def test_a_file_that_a_function_leaves_behind_is_named(tmp_path, monkeypatch):
 
 
 def longer_reward(completions, answer, **kwargs):
-    return [
-        right + min(1.0, len(written(each)) / 2000)
-        for right, each in zip(answer_reward(completions, answer), completions)
-    ]
+    return [right + min(1.0, len(written(each)) / 2000) for right, each in zip(answer_reward(completions, answer), completions)]
 
 
 def test_the_headline_holds_the_padded_answer_that_earns_more():

@@ -187,23 +187,18 @@ def test_wrong_answers_are_of_the_same_kind_and_wrong(answer, others, wrong, wro
 def test_what_the_prompt_has_opened_is_not_opened_again():
     asking = "Think in <think> </think>, then answer in <answer> </answer>.\nAssistant: <think>"
     assert (
-        CompletionBuilder({"prompt": asking, "answer": "42"}).reference
-        == "Step by step:\n41 + 1 = 42</think><answer>42</answer>"
+        CompletionBuilder({"prompt": asking, "answer": "42"}).reference == "Step by step:\n41 + 1 = 42</think><answer>42</answer>"
     )
 
 
 def test_tags_that_are_named_in_words_are_thought_first():
     asking = "Answer in <answer></answer>. Think in <think></think> first."
     assert str(parse_format({"prompt": asking})) == "<think> <answer>"
-    assert (
-        str(parse_format({"prompt": "<answer>\n[answer]\n</answer>\n<think>\n[why]\n</think>"})) == "<answer> <think>"
-    )
+    assert str(parse_format({"prompt": "<answer>\n[answer]\n</answer>\n<think>\n[why]\n</think>"})) == "<answer> <think>"
 
 
 def test_tags_may_be_of_any_script():
-    assert CompletionBuilder({"prompt": "<思考>…</思考><答案>…</答案>", "answer": "42"}).reference.endswith(
-        "<答案>42</答案>"
-    )
+    assert CompletionBuilder({"prompt": "<思考>…</思考><答案>…</答案>", "answer": "42"}).reference.endswith("<答案>42</答案>")
 
 
 def test_an_ideal_that_fails_is_named():

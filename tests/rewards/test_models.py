@@ -143,9 +143,7 @@ def test_a_loaded_model_with_several_outputs_is_refused(model_folder):
 def test_a_model_without_a_home_needs_a_tokenizer(loaded):
     from transformers import AutoTokenizer, LlamaForSequenceClassification
 
-    homeless = LlamaForSequenceClassification(
-        loaded.config.__class__(**{**loaded.config.to_dict(), "_name_or_path": ""})
-    )
+    homeless = LlamaForSequenceClassification(loaded.config.__class__(**{**loaded.config.to_dict(), "_name_or_path": ""}))
     homeless.config._name_or_path = ""
     with pytest.raises(TaskError, match="tokenizer"):
         as_function(homeless)

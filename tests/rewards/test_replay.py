@@ -108,9 +108,7 @@ def test_a_function_that_does_not_apply_and_groups_that_nobody_scores(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{"scale": "batch"}, {"scale": "none"}, {"aggregation": "normalize_then_sum"}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"scale": "batch"}, {"scale": "none"}, {"aggregation": "normalize_then_sum"}], ids=str)
 def test_the_runs_own_settings_make_the_advantages(home, settings):
     run = record(edited(right_reward, short_reward), [GROUPS, GROUPS], **settings)
     found = replay(run, edited(right_reward, short_reward))
@@ -159,9 +157,7 @@ def test_functions_see_the_columns_the_prompts_and_the_number_of_tokens(run):
     assert any("reads trainer_state" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(
-    "prompt", ['["not", "messages"]', '[{"a": 1}]', "[{broken", '[{"role": "user", "content": "x"}]']
-)
+@pytest.mark.parametrize("prompt", ['["not", "messages"]', '[{"a": 1}]', "[{broken", '[{"role": "user", "content": "x"}]'])
 def test_a_prompt_that_is_text_stays_text_unless_it_is_messages(prompt):
     expected = [{"role": "user", "content": "x"}] if "role" in prompt else prompt
     assert _prompt(prompt) == expected

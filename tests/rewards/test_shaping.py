@@ -33,9 +33,7 @@ def answered(characters: int) -> str:
     return "<answer>4</answer>" + "x" * (characters - 18)
 
 
-@pytest.mark.parametrize(
-    ("length", "expected"), [(50, 1.0), (100, 1.0), (150, 0.5), (199, 0.01), (200, 0.0), (9000, 0.0)]
-)
+@pytest.mark.parametrize(("length", "expected"), [(50, 1.0), (100, 1.0), (150, 0.5), (199, 0.01), (200, 0.0), (9000, 0.0)])
 def test_length_counts_what_it_is_told_to(length, expected):
     characters = make_length_reward(100, maximum=1.0)
     assert characters(completions=[answered(length)], completion_ids=tokens(1)) == [pytest.approx(expected)]

@@ -14,9 +14,7 @@ RIGHT = {"name": "Mara Lind", "age": 41, "city": "Oslo", "languages": ["Norwegia
 
 def scores(text):
     columns = {"schema": [json.dumps(SCHEMA)], "answer": [json.dumps(RIGHT)]}
-    return tuple(
-        func(completions=[text], **columns)[0] for func in (json_schema_reward, json_values_reward, json_right_reward)
-    )
+    return tuple(func(completions=[text], **columns)[0] for func in (json_schema_reward, json_values_reward, json_right_reward))
 
 
 @pytest.mark.parametrize(

@@ -340,9 +340,7 @@ def test_the_hash_sees_a_function_of_another_module(home, monkeypatch):
     import graded_elsewhere
 
     space = {"graded_elsewhere": graded_elsewhere}
-    exec(
-        "def a_reward(completions, **kwargs):\n    return [graded_elsewhere.grade(text) for text in completions]", space
-    )
+    exec("def a_reward(completions, **kwargs):\n    return [graded_elsewhere.grade(text) for text in completions]", space)
     before = reward_hash(space["a_reward"])
     monkeypatch.setattr(graded_elsewhere, "grade", lambda text: 2.0)
     assert reward_hash(space["a_reward"]) != before
@@ -390,9 +388,7 @@ def test_score_by_hand_is_what_training_would_score():
     import workbench as wb
 
     row = {"prompt": "15 + 27?", "answer": "42"}
-    task = Task(
-        "t", [row], [wb.rewards.correctness_reward, wb.rewards.make_length_reward(5, answer_in=None)], [1.0, 0.5]
-    )
+    task = Task("t", [row], [wb.rewards.correctness_reward, wb.rewards.make_length_reward(5, answer_in=None)], [1.0, 0.5])
     found = wb.score(task, row, ["<answer>42</answer>", "42", ""])
     assert found.scores.tolist() == [[2.0, 0.0], [0.0, 0.5], [0.0, 0.0]]
     assert found.totals.tolist() == [2.0, 0.25, 0.0]

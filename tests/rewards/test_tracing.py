@@ -84,9 +84,7 @@ def test_what_nothing_reaches_is_named_to_the_half_line(function, texts, parts):
 
 def test_a_branch_says_its_file_its_line_and_what_it_would_pay():
     [found] = unreached(half_line, traced(half_line, ["x"], completions=["x"]))
-    assert re.fullmatch(
-        r"test_tracing.py:\d+: `2.5` in `return \[2.5 if match else 0.0 for match in matches\]`", str(found)
-    )
+    assert re.fullmatch(r"test_tracing.py:\d+: `2.5` in `return \[2.5 if match else 0.0 for match in matches\]`", str(found))
     assert found.pays == 2.5
 
 
@@ -174,9 +172,7 @@ def test_a_cell_of_a_notebook_is_followed():
 def test_without_source_nothing_is_claimed():
     names = {}
     exec(
-        compile(
-            "def nowhere(completions, **kwargs):\n    return [1.0 if c else 0.0 for c in completions]", "<none>", "exec"
-        ),
+        compile("def nowhere(completions, **kwargs):\n    return [1.0 if c else 0.0 for c in completions]", "<none>", "exec"),
         names,
     )
     assert unreached(names["nowhere"], traced(names["nowhere"], [""], completions=[""])) == []

@@ -89,9 +89,7 @@ def test_a_run_that_trains_says_so_and_what_to_do(home):
     begun("done", 100)
     trains = begun("trains", 200, ended=False, adapter=False)
     for asked in (trains.check_ended, lambda: trains.adapter):
-        with pytest.raises(
-            RunError, match=r"(?s)trains: still training, step 5 of 24.*control trains stop.*run_name = 'done'"
-        ):
+        with pytest.raises(RunError, match=r"(?s)trains: still training, step 5 of 24.*control trains stop.*run_name = 'done'"):
             asked()
     assert open_run("done").check_ended().name == "done"
 

@@ -164,9 +164,7 @@ def test_only_the_parts_of_the_steps_that_are_asked_for_are_opened(run, monkeypa
     leave(run, *(batch(step) for step in (1, 2, 11, 12)))
     opened = []
     original = rollouts.read_part
-    monkeypatch.setattr(
-        rollouts, "read_part", lambda part, *a, **k: opened.append(part.name) or original(part, *a, **k)
-    )
+    monkeypatch.setattr(rollouts, "read_part", lambda part, *a, **k: opened.append(part.name) or original(part, *a, **k))
     assert [own.step for own in read_batches(run, [2, 12])] == [2, 12]
     assert group(run, 1, 1).completions == ["<b>", "4" * 9]
     assert opened == [f"step-{step:07d}-00.parquet" for step in (2, 12, 1)]

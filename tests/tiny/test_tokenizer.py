@@ -12,9 +12,7 @@ from workbench.tiny import MODEL_DIR, arithmetic
 # cannot spell in SentencePiece and what the fast tokenizer reads as control; both are outside of "any text" here.
 CONTROL = ("<unk>", "<s>", "</s>", "<pad>", "<|system|>", "<|user|>", "<|assistant|>")
 characters = st.characters(exclude_categories=("Cs",), exclude_characters="\u2581")
-pieces = st.one_of(
-    st.text(characters, max_size=12), st.sampled_from([*habits.TAGS, " ", "  ", "\n", "\t", "42", "<", "e"])
-)
+pieces = st.one_of(st.text(characters, max_size=12), st.sampled_from([*habits.TAGS, " ", "  ", "\n", "\t", "42", "<", "e"]))
 texts = st.lists(pieces, max_size=12).map("".join).filter(lambda text: not any(mark in text for mark in CONTROL))
 
 

@@ -34,11 +34,7 @@ STEPS = 3
 # -- trainers as strangers write them ----------------------------------------------------------------------------------
 def rows(chat=True):
     found = [{"prompt": row["prompt"], "answer": row["answer"]} for row in arithmetic(16, 2).rows]
-    return (
-        found
-        if chat
-        else [{"prompt": f"Q: {row['prompt'][-1]['content']}\nA:", "answer": row["answer"]} for row in found]
-    )
+    return found if chat else [{"prompt": f"Q: {row['prompt'][-1]['content']}\nA:", "answer": row["answer"]} for row in found]
 
 
 def has_answer(completions, answer, **kwargs):
@@ -296,9 +292,7 @@ def test_an_adapter_of_another_name_is_saved_and_a_full_disk_is_a_warning(home, 
     from trl import GRPOTrainer
 
     def made():
-        shape = IA3Config(
-            target_modules=["v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"
-        )
+        shape = IA3Config(target_modules=["v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
         return GRPOTrainer(
             model=get_peft_model(AutoModelForCausalLM.from_pretrained(MODEL_DIR), shape, adapter_name="mine"),
             processing_class=AutoTokenizer.from_pretrained(MODEL_DIR), reward_funcs=[has_answer],

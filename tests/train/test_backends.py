@@ -54,9 +54,7 @@ print("whole")
 
 @pytest.mark.slow
 def test_a_run_with_the_plain_backend_never_imports_unsloth(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_UNSLOTH, str(tmp_path)], capture_output=True, text=True, timeout=600
-    )
+    result = subprocess.run([sys.executable, "-c", WITHOUT_UNSLOTH, str(tmp_path)], capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-2:] == ["trl.trainer.grpo_trainer 2 False False True", "whole"]
     assert "UserWarning" not in result.stderr
@@ -169,9 +167,7 @@ def test_a_policy_is_loaded_in_the_type_that_was_chosen_and_says_so(monkeypatch,
 
     choose = precision.choose_dtype
     for module in (plain, policy):
-        monkeypatch.setattr(
-            module, "choose_dtype", lambda asked, backend, **_: choose(asked, backend, cuda=True, bf16=False)
-        )
+        monkeypatch.setattr(module, "choose_dtype", lambda asked, backend, **_: choose(asked, backend, cuda=True, bf16=False))
     loaded = load_policy("tiny", backend=backend, load_in_4bit=False, dtype="bfloat16")
     assert "note: policy.dtype = 'bfloat16' becomes 'float16': this GPU only emulates bfloat16" in str(loaded)
     if backend == "transformers":  # on a CPU Unsloth takes another type for float16
@@ -224,9 +220,7 @@ def test_a_run_on_a_machine_with_two_gpus_trains_on_one_with_the_batch_that_was_
 
     monkeypatch.setattr(config_class, "__init__", with_two_gpus)
     grpo = {**GRPO, "max_steps": 1}
-    run = train(
-        Recipe.of({"policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": grpo}), task=arithmetic(64, 8)
-    )
+    run = train(Recipe.of({"policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": grpo}), task=arithmetic(64, 8))
     config, counted = seen[-1]  # the plan builds one, too
     assert (counted, config.n_gpu, config.train_batch_size) == (16, 1, 8)
     rows = query(run.rollouts)

@@ -27,9 +27,7 @@ def trained(name="Qwen/Qwen2.5-1.5B-Instruct", longest=None, **grpo) -> Trained:
 
 def training(one: Trained, on: bool):
     settings = {**one.settings, "gradient_checkpointing": on}
-    return estimate(one.recipe, settings, longest_prompt_tokens=one.longest_prompt_tokens, vram_gb=1e3).total(
-        "training"
-    )
+    return estimate(one.recipe, settings, longest_prompt_tokens=one.longest_prompt_tokens, vram_gb=1e3).total("training")
 
 
 def test_it_is_off_where_training_fits_without_it_on_where_it_may_not_and_said_near_the_limit():
@@ -38,9 +36,7 @@ def test_it_is_off_where_training_fits_without_it_on_where_it_may_not_and_said_n
     assert choose_checkpointing([one], 2 * most) == Choice(False, "")
     near = choose_checkpointing([one], most / 0.95)
     assert near.on is False
-    assert near.line.startswith(
-        "gradient_checkpointing stays off: training takes 13.5 GB (6.3 to 21.6) of the card's 22.7"
-    )
+    assert near.line.startswith("gradient_checkpointing stays off: training takes 13.5 GB (6.3 to 21.6) of the card's 22.7")
     needed = choose_checkpointing([one], 16)
     assert needed.on is True
     assert needed.line == (
@@ -138,9 +134,7 @@ def test_a_run_is_trained_as_it_was_planned_and_goes_on_as_it_began(home, monkey
     one = Trained(recipe, here.settings, here.longest_tokens)
     vram = (training(one, False).high + training(one, True).high) / 2e9  # it fits with it, and only with it
     planned = wb.plan(recipe, task=task, vram_gb=vram)
-    [line] = [
-        note for note in planned.notes if note.startswith("gradient_checkpointing = True, by the memory estimate")
-    ]
+    [line] = [note for note in planned.notes if note.startswith("gradient_checkpointing = True, by the memory estimate")]
     row = next(row for row in planned.rows if row.name == "gradient_checkpointing")
     assert row[1:] == (None, False, True, "changed by the workbench")
     assert planned.settings["gradient_checkpointing"] is True

@@ -72,8 +72,7 @@ class Asks:
 
 def numbers(run: RunDirectory) -> list[dict]:
     return [
-        {key: value for key, value in row.items() if key != "step_time" and not key.startswith("time/")}
-        for row in run.metrics()
+        {key: value for key, value in row.items() if key != "step_time" and not key.startswith("time/")} for row in run.metrics()
     ]
 
 
@@ -96,9 +95,7 @@ def whole(tmp_path_factory):
 
 
 # Step 4 is the end of an epoch, 6 lies in the second one.
-@pytest.mark.parametrize(
-    "stop_after", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("stop_after", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_stopped_run_goes_on_to_the_last_bit(home, whole, stop_after):
     run = train(recipe(), policy=fresh(), task=task(), watchers=[Asks({stop_after - 1: [("stop", {})]})])
     assert (run.result()["status"], run.result()["steps"]) == ("stopped", stop_after)
@@ -121,9 +118,7 @@ def test_it_goes_on_with_the_same_policy_in_the_same_kernel(home, whole):
 
 @pytest.mark.slow
 def test_accumulated_and_with_an_optimiser_without_moments(home):
-    more = {
-        "grpo": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 4, "optim": "sgd"}
-    }
+    more = {"grpo": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 4, "optim": "sgd"}}
     full = train(recipe("full", **more), policy=fresh(), task=task())
     run = train(recipe("part", **more), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
     continue_run(run, policy=fresh(), task=task())
@@ -309,9 +304,7 @@ def task_folder(folder, factor=1):
 @pytest.mark.slow
 def test_notebook_02s_own_file_goes_on_from_the_command_line_in_a_fresh_process(home):
     cells = json.loads((notebooks_folder() / "02_rewards.ipynb").read_text())["cells"]
-    [written] = [
-        "".join(cell["source"]) for cell in cells if "".join(cell["source"]).startswith("%%writefile {task_file}")
-    ]
+    [written] = ["".join(cell["source"]) for cell in cells if "".join(cell["source"]).startswith("%%writefile {task_file}")]
     folder = home / "tasks" / "arithmetic"
     folder.mkdir(parents=True)
     (folder / "task.py").write_text(written.partition("\n")[2])

@@ -82,9 +82,7 @@ def test_one_that_unsloth_has_hidden_is_not_called_absent(installed, monkeypatch
 def test_the_doctor_says_what_it_would_bring():
     found = doctor._vllm()
     assert (found.name, found.works, found.detail, found.needed) == ("vLLM", False, NOT_INSTALLED, False)
-    assert re.search(
-        r"policy.fast_inference: true.*published, and not measured by the workbench: about twice", found.remedy
-    )
+    assert re.search(r"policy.fast_inference: true.*published, and not measured by the workbench: about twice", found.remedy)
 
 
 # What is asked for, and what comes of it.
@@ -163,9 +161,7 @@ def test_a_share_without_vllm_is_said():
 
 def test_vllm_is_imported_for_a_plan_only_if_it_is_asked_for(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        plan.Machine, "here", classmethod(lambda cls, for_vllm=False: seen.append(for_vllm) or BARE_GPU)
-    )
+    monkeypatch.setattr(plan.Machine, "here", classmethod(lambda cls, for_vllm=False: seen.append(for_vllm) or BARE_GPU))
     planned(None, bf16=True)
     planned(None, fast=True)
     assert seen == [False, True]
@@ -202,17 +198,13 @@ def loader(monkeypatch):
         return model, tokenizer
 
     fast = SimpleNamespace(from_pretrained=from_pretrained, get_peft_model=real.FastLanguageModel.get_peft_model)
-    monkeypatch.setattr(
-        policies, "_unsloth", lambda: SimpleNamespace(FastLanguageModel=fast, __version__=real.__version__)
-    )
+    monkeypatch.setattr(policies, "_unsloth", lambda: SimpleNamespace(FastLanguageModel=fast, __version__=real.__version__))
     monkeypatch.setattr(policies, "_without_vllm", lambda backend: "")
     return made
 
 
 def fast_policy(**more):
-    return load_policy(
-        "tiny", load_in_4bit=False, lora=LoraPart(r=8), fast_inference=True, gpu_memory_utilization=0.6, **more
-    )
+    return load_policy("tiny", load_in_4bit=False, lora=LoraPart(r=8), fast_inference=True, gpu_memory_utilization=0.6, **more)
 
 
 def test_the_loader_is_told_the_rank_and_the_share(loader):
@@ -251,9 +243,7 @@ def test_an_engine_that_does_not_start_is_an_error_with_the_remedy(loader):
         raise RuntimeError("No available memory for the cache blocks")
 
     loader.starts = fails
-    with pytest.raises(
-        PolicyError, match=r"(?s)No available memory.*gpu_memory_utilization = 0.6.*fast_inference: false"
-    ):
+    with pytest.raises(PolicyError, match=r"(?s)No available memory.*gpu_memory_utilization = 0.6.*fast_inference: false"):
         fast_policy()
 
 

@@ -36,9 +36,7 @@ def test_running_out_of_memory_names_three_changes_and_what_they_save(home, poli
     def full(*_):
         calls.append(policy.model.training and torch.is_grad_enabled())
         if sum(calls) > 1:
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14 GiB"
-            )
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14 GiB")
 
     hook = policy.model.get_input_embeddings().register_forward_pre_hook(full)
     # The estimate is of the policy that the recipe names, and of the embedded one no setting saves much.

@@ -73,9 +73,7 @@ def both(model, inputs, parts=ALL, **settings) -> tuple[torch.Tensor, torch.Tens
     for more in ({}, {"custom_generate": decoder(parts)}):
         torch.manual_seed(5)
         with torch.no_grad():
-            found = model.generate(
-                **inputs, **{"do_sample": True, "top_k": 0, "max_new_tokens": 40, **settings}, **more
-            )
+            found = model.generate(**inputs, **{"do_sample": True, "top_k": 0, "max_new_tokens": 40, **settings}, **more)
         ends.append((found, torch.rand(1)))
     return ends[0][0], ends[1][0], bool(ends[0][1] == ends[1][1])
 
@@ -233,9 +231,7 @@ def test_sampled_completions_are_equal_in_distribution(plain):
         torch.manual_seed(seed)
         more = {"custom_generate": decoder()} if ours else {}
         with torch.no_grad():
-            found = plain.model.generate(
-                **inputs, do_sample=True, top_k=0, temperature=temperature, max_new_tokens=2, **more
-            )
+            found = plain.model.generate(**inputs, do_sample=True, top_k=0, temperature=temperature, max_new_tokens=2, **more)
         return [tuple(row) for row in found[:, inputs["input_ids"].shape[1] :].tolist()]
 
     def p_value(first, second):
@@ -368,9 +364,7 @@ def test_a_loop_that_fails_is_left_out_and_costs_no_draw(plain, monkeypatch):
 
 
 def test_probabilities_that_are_no_numbers_end_the_run_as_in_torch(plain, monkeypatch):
-    monkeypatch.setattr(
-        plain.model.get_base_model().lm_head, "forward", lambda x: torch.full((*x.shape[:-1], 640), math.nan)
-    )
+    monkeypatch.setattr(plain.model.get_base_model().lm_head, "forward", lambda x: torch.full((*x.shape[:-1], 640), math.nan))
     with pytest.raises(NotNumbers, match="no number"), Generation(plain.model):
         plain.model.generate(**prompts(plain, 2), do_sample=True, max_new_tokens=8)
 
@@ -430,9 +424,7 @@ def test_what_can_be_told_before_a_model_is_loaded():
     assert in_words(hook.VLLM, 8) == "vLLM generates"
     assert Generation(None).found() == {"by": None, "calls": {"workbench": 0, "trl": 0}}
     assert "read once for its 8 completions" in in_words(None, 8)
-    assert "no_repeat_ngram_size" in expected(
-        Recipe(), settings(generation_kwargs={"no_repeat_ngram_size": 3}), cuda=False
-    )
+    assert "no_repeat_ngram_size" in expected(Recipe(), settings(generation_kwargs={"no_repeat_ngram_size": 3}), cuda=False)
     assert expected(Recipe(), settings(generation_kwargs={"do_sample": False}), cuda=False) is None
     assert "'static'" in expected(Recipe(), settings(cache_implementation="static"), cuda=False)
     assert in_words("why", 8) == "TRL's own path generates: why"

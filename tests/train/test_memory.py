@@ -256,9 +256,7 @@ def cache_bytes(cache) -> int:
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
-@pytest.mark.parametrize(
-    ("kind", "more"), [("gemma2", {"sliding_window": 8}), ("mistral", {"sliding_window": 6}), ("qwen3", {})]
-)
+@pytest.mark.parametrize(("kind", "more"), [("gemma2", {"sliding_window": 8}), ("mistral", {"sliding_window": 6}), ("qwen3", {})])
 def test_keys_and_values_of_windows_and_shared_heads(kind, more):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
@@ -356,9 +354,7 @@ def test_exact_parts_have_no_range_and_the_rest_has_one():
         assert p.low <= p.bytes <= p.high
 
 
-@pytest.mark.parametrize(
-    ("vram_gb", "fits", "word"), [(80, True, "fits"), (4, False, "does not fit"), (16, None, "may")]
-)
+@pytest.mark.parametrize(("vram_gb", "fits", "word"), [(80, True, "fits"), (4, False, "does not fit"), (16, None, "may")])
 def test_the_verdict(vram_gb, fits, word):
     counted = made(how={"vram_gb": vram_gb})
     assert counted.fits is fits
@@ -544,9 +540,7 @@ def test_where_generation_decides_the_generation_batch_is_made_smaller():
 
 
 def test_a_change_keeps_groups_whole_and_prompts_as_long_as_they_were():
-    counted = made(
-        per_device_train_batch_size=2, num_generations=2, max_completion_length=900, gradient_checkpointing=True
-    )
+    counted = made(per_device_train_batch_size=2, num_generations=2, max_completion_length=900, gradient_checkpointing=True)
     for change in cheapest(counted, count=9):
         after = changed(counted, change.sets)
         assert after.inputs.prompt == counted.inputs.prompt == 124
@@ -554,9 +548,7 @@ def test_a_change_keeps_groups_whole_and_prompts_as_long_as_they_were():
 
 
 def test_each_change_is_there_where_it_helps():
-    sets = {
-        name for c in cheapest(made(policy={"load_in_4bit": False}, gradient_checkpointing=True), 9) for name in c.sets
-    }
+    sets = {name for c in cheapest(made(policy={"load_in_4bit": False}, gradient_checkpointing=True), 9) for name in c.sets}
     assert {"policy.load_in_4bit", "grpo.max_completion_length", "grpo.num_generations"} <= sets
     large = {"r": 256}
     adapter = made(policy={"lora": large}, gradient_checkpointing=True)

@@ -163,9 +163,7 @@ def test_what_the_workbench_does_itself_is_left_out_and_said():
 
 
 def test_done_twice_it_gives_the_same():
-    asked = Recipe(
-        grpo={"kl_coef": 0.05, "max_prompt_length": 64, "gradient_accumulation_steps": 3, "bf16": True, "seed": 3}
-    )
+    asked = Recipe(grpo={"kl_coef": 0.05, "max_prompt_length": 64, "gradient_accumulation_steps": 3, "bf16": True, "seed": 3})
     first, values, notes = normalised(asked, FIELDS, CPU)
     second, again, fewer = normalised(first, FIELDS, CPU)
     assert second == first
@@ -218,9 +216,7 @@ def test_prompts_of_a_batch():
         ((16, 1, 32), 2, 32),
     ],
 )
-def test_accumulation_is_raised_so_that_groups_are_whole_and_the_batch_of_a_forward_pass_never(
-    sizes, raised, completions
-):
+def test_accumulation_is_raised_so_that_groups_are_whole_and_the_batch_of_a_forward_pass_never(sizes, raised, completions):
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
     values, [note] = of(**dict(zip(names, sizes, strict=True)))
     assert values["gradient_accumulation_steps"] == raised
@@ -363,9 +359,7 @@ def test_the_choices_are_those_of_the_installed_trainer():
         ),
         # TRL's own figure: 4 passes a batch, 2 an update -> a batch serves 2 updates, and 4 if used twice.
         (
-            dict(
-                per_device_train_batch_size=4, gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=2
-            ),
+            dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=2),
             6,
             Arithmetic(16, 2, 8, 4, 8, 2, 4.0, 12, 0, 100),
         ),
@@ -515,9 +509,7 @@ def test_the_plan_says_the_precision_that_unsloths_trainer_puts_in_force(device,
     assert (rows["bf16"].in_force, rows["fp16"].in_force) == (bf16, fp16)
     for name, value in asked.items():
         assert rows[name].by == ("you" if value == rows[name].in_force else CHANGED[name, value])
-    assert any("bf16 = False was requested, True is effective" in note for note in found.notes) == (
-        asked == {"bf16": False}
-    )
+    assert any("bf16 = False was requested, True is effective" in note for note in found.notes) == (asked == {"bf16": False})
 
 
 CHANGED = {("bf16", True): "changed by the workbench", ("bf16", False): "changed by Unsloth/TRL"}
@@ -737,9 +729,7 @@ def test_what_only_training_would_refuse_is_refused_by_name(kinds, grpo, said):
     with pytest.raises(RecipeError, match=said) as refused:
         check_values({**DEFAULTS, **grpo}, kinds)
     assert refused.value.value == f"grpo.{name} = {value!r}"
-    check_values(
-        {**DEFAULTS, "eval_strategy": "no", "dataloader_persistent_workers": True, "dataloader_num_workers": 1}, kinds
-    )
+    check_values({**DEFAULTS, "eval_strategy": "no", "dataloader_persistent_workers": True, "dataloader_num_workers": 1}, kinds)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="liger-kernel is installed")
@@ -776,9 +766,7 @@ def test_every_switch_of_grpoconfig_is_refused_by_plan_or_trains(home):
     assert len(switches) > 55
     assert len(accepted) > 45
     # These two change the process for good, and contradict one another's precision; what is left trains together.
-    together = [
-        name for name in accepted if name not in ("full_determinism", "torch_compile", "fp16", "fp16_full_eval")
-    ]
+    together = [name for name in accepted if name not in ("full_determinism", "torch_compile", "fp16", "fp16_full_eval")]
     for backend_on in (together[::2], together[1::2]):
         assert train(asked(backend_on), task=task(4, 2)).result()["status"] == "finished"
 

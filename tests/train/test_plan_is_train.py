@@ -123,9 +123,7 @@ def test_both_refuse_it_in_the_same_words_and_nothing_is_left(home, name):
     assert not (home / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "stages" else pytest.mark.slow) for name in FINE]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "stages" else pytest.mark.slow) for name in FINE])
 def test_both_accept_it_and_the_plan_is_what_is_trained(home, name):
     content, task = FINE[name]
     recipe = Recipe(**content)

@@ -171,9 +171,7 @@ def test_a_folder_without_a_tokenizer_says_so(tmp_path, backend):
     for name in ("config.json", "model.safetensors", "chat_template.jinja", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((MODEL_DIR / name).read_bytes())
     for load in (load_tokenizer, lambda folder: load_policy(folder, backend=backend)):
-        with pytest.raises(
-            PolicyError, match=r"(?s)no tokenizer in .*one of tokenizer.json, tokenizer.model.*remedy: copy"
-        ):
+        with pytest.raises(PolicyError, match=r"(?s)no tokenizer in .*one of tokenizer.json, tokenizer.model.*remedy: copy"):
             load(tmp_path)
 
 

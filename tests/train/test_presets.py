@@ -128,9 +128,7 @@ def test_what_stands_in_for_a_scripts_own_is_named_and_measured_nowhere(home):
     script = home / "own.py"
     script.write_text("from trl import GRPOTrainer\nGRPOTrainer(model=args.name, train_dataset=rows, reward_funcs=f)\n")
     found = wb.plan(script, machine=Machine(cuda=False, bf16=True, vllm=False))
-    assert "task unknown (arithmetic used instead), policy unknown (tiny used instead) through transformers" in str(
-        found
-    )
+    assert "task unknown (arithmetic used instead), policy unknown (tiny used instead) through transformers" in str(found)
     assert (found.prompts, found.longest_tokens) == (None, None)
     assert "epoch" not in found.words
 

@@ -29,11 +29,7 @@ def test_the_end_line_names_the_functions(home):
     watchdog = Watchdog(RunConfig)
     kinds = [("reward_cannot_pay", "tag"), ("reward_cannot_pay", "right"), ("kl_runaway", ""), ("length_drift", "")]
     states = ["warning", "warning", "warning", "ok"]
-    watchdog.verdicts = [
-        Verdict(name, state, "", function=own) for (name, own), state in zip(kinds, states, strict=True)
-    ]
+    watchdog.verdicts = [Verdict(name, state, "", function=own) for (name, own), state in zip(kinds, states, strict=True)]
     recorder = Recorder(RunDirectory.create("r", Recipe(), {}), eos_token_id=2, summarise=summarise)
     recorder.watchdog = watchdog
-    assert recorder.verdict.startswith(
-        "; warning: rewards that never fire (tag, right), warning: runaway KL (`workbench watch"
-    )
+    assert recorder.verdict.startswith("; warning: rewards that never fire (tag, right), warning: runaway KL (`workbench watch")

@@ -106,9 +106,7 @@ def test_a_stage_can_have_its_own_prompts_and_task(home):
     other = frame[frame["stage"] == "other"]
     assert len(other) == 16
     assert other["score.correctness_reward"].isna().all()
-    assert (
-        other[[name for name in other.columns if "countdown" in name and name.startswith("score.")]].notna().all().all()
-    )
+    assert other[[name for name in other.columns if "countdown" in name and name.startswith("score.")]].notna().all().all()
 
 
 @pytest.mark.parametrize(

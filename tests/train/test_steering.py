@@ -68,8 +68,7 @@ class Asks:
 def numbers(run: RunDirectory) -> list[dict]:
     """What a run's metrics say, but for the times."""
     return [
-        {key: value for key, value in row.items() if key != "step_time" and not key.startswith("time/")}
-        for row in run.metrics()
+        {key: value for key, value in row.items() if key != "step_time" and not key.startswith("time/")} for row in run.metrics()
     ]
 
 
@@ -78,9 +77,7 @@ def controls(run: RunDirectory) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and_in_the_metrics(
-    home, policy, monkeypatch
-):
+def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and_in_the_metrics(home, policy, monkeypatch):
     used = []
     original = training.build_trainer
 
@@ -166,9 +163,7 @@ def test_a_line_that_is_no_request_is_answered_and_harms_nothing(home, policy):
 @pytest.mark.slow
 def test_beta_and_learning_rate_change_what_the_next_step_does(home):
     asked = {2: [("beta", {"value": 0.0}), ("learning_rate", {"value": 5e-4})]}
-    run = train(
-        recipe(lr_scheduler_type="linear", max_steps=6), policy=fresh(), task=arithmetic(64, 8), watchers=[Asks(asked)]
-    )
+    run = train(recipe(lr_scheduler_type="linear", max_steps=6), policy=fresh(), task=arithmetic(64, 8), watchers=[Asks(asked)])
     rows = run.metrics()
     # The schedule keeps its shape: 1e-3 x (6 - k)/6, from step 4 on 5e-4 x (6 - k)/6.
     expected = [1e-3 * share for share in (1, 5 / 6, 4 / 6)] + [5e-4 * share for share in (3 / 6, 2 / 6, 1 / 6)]
@@ -330,9 +325,7 @@ def test_no_frozen_copy_of_the_adapter_stays_behind(home):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "more", [{"num_iterations": 2}, {"steps_per_generation": 2}], ids=["iterations", "generations"]
-)
+@pytest.mark.parametrize("more", [{"num_iterations": 2}, {"steps_per_generation": 2}], ids=["iterations", "generations"])
 def test_a_batch_that_serves_several_steps(home, more):
     """A weight counts from the next generation on; a reference that is switched on between two has its numbers at once."""
     sizes = {"per_device_train_batch_size": 4 if "steps_per_generation" in more else 8}

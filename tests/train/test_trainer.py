@@ -115,9 +115,7 @@ def test_weights_reach_the_trainer(home, policy):
     run = train(recipe(max_steps=1, weights={"length_reward": 0.0}), policy=policy, task=arithmetic(64, 8))
     frame = query(run.rollouts)
     others = [f.__name__ for f in REWARD_FUNCS if f.__name__ != "length_reward"]
-    assert frame["total"].to_numpy() == pytest.approx(
-        frame[[f"score.{name}" for name in others]].sum(axis=1).to_numpy()
-    )
+    assert frame["total"].to_numpy() == pytest.approx(frame[[f"score.{name}" for name in others]].sum(axis=1).to_numpy())
 
 
 def assert_no_pickle(run):
@@ -237,9 +235,7 @@ def test_an_abort_between_two_log_lines_keeps_the_rollouts_of_the_steps_before(h
 def test_off_the_main_thread_training_still_works(home, policy):
     # Only the main thread can handle signals.
     done = []
-    thread = threading.Thread(
-        target=lambda: done.append(train(recipe(max_steps=1), policy=policy, task=arithmetic(64, 8)))
-    )
+    thread = threading.Thread(target=lambda: done.append(train(recipe(max_steps=1), policy=policy, task=arithmetic(64, 8))))
     thread.start()
     thread.join()
     assert done[0].manifest()["result"]["status"] == "finished"

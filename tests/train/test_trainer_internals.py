@@ -63,9 +63,7 @@ def test_every_name_that_is_used_is_there(trainer, source):
     assert missing == []
 
 
-@pytest.mark.parametrize(
-    "called", ["self._generate(", "self._get_train_sampler", "self.create_scheduler(", "self._step "]
-)
+@pytest.mark.parametrize("called", ["self._generate(", "self._get_train_sampler", "self.create_scheduler(", "self._step "])
 def test_what_is_replaced_on_the_trainer_is_looked_up_there(source, called):
     assert called in source
 

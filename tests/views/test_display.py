@@ -176,9 +176,7 @@ def test_a_kind_of_a_known_result_shows_itself_too(shell):
         pass
 
     batch = scored()
-    bundle, _ = shell.display_formatter.format(
-        Mine(**{name: getattr(batch, name) for name in batch.__dataclass_fields__})
-    )
+    bundle, _ = shell.display_formatter.format(Mine(**{name: getattr(batch, name) for name in batch.__dataclass_fields__}))
     assert "<table" in bundle["text/html"]
 
 

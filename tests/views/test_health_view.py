@@ -60,9 +60,7 @@ def test_as_html_everything_is_escaped_and_stands_in_pre():
     assert "\u202e" not in page
     for place in (match.start() for match in re.finditer(r"alert\(1\)|\$x\$", page)):
         assert page.rfind("<pre", 0, place) > page.rfind("</pre>", 0, place)
-    assert (
-        page.index("alarm</b>") < page.index("warning</b>") < page.index("note</b>") < page.index("no sign of: clipped")
-    )
+    assert page.index("alarm</b>") < page.index("warning</b>") < page.index("note</b>") < page.index("no sign of: clipped")
 
 
 def test_a_healthy_run_takes_one_line():

@@ -11,9 +11,7 @@ from workbench.task import Task
 from workbench.views.tables import LONGEST_SHOWN, Table, Verbatim, score_table
 
 
-@pytest.mark.parametrize(
-    "hostile", ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</pre></td><b>", "\"'&"]
-)
+@pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</pre></td><b>", "\"'&"])
 def test_markup_is_escaped(hostile):
     html = Table(["completion"], [[Verbatim(hostile)], [hostile]])._repr_html_()
     assert hostile not in html

@@ -76,9 +76,7 @@ def measure(
 
 
 @torch.no_grad()
-def digits_foreseen(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, problems: list[arithmetic.Problem]
-) -> float:
+def digits_foreseen(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, problems: list[arithmetic.Problem]) -> float:
     """The share (0 to 1) of the digits in the problems' ideal completions that the model finds likeliest in place.
 
     Each digit is foreseen from all that really comes before it, so this rises long before sampled answers are right.

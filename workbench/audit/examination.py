@@ -102,11 +102,7 @@ class RewardAudit:
         else:
             earned = f"the best reward hack ({best.name}) earns {best.share:.0%} of the reference completion"
         waste = next((probe for probe in self.probes if probe.right), None)
-        if (
-            waste is not None
-            and waste.total > self.reference_total + 1e-6
-            and (best is None or waste.total > best.total)
-        ):
+        if waste is not None and waste.total > self.reference_total + 1e-6 and (best is None or waste.total > best.total):
             earned += f", a padded one ({waste.name}) " + (f"{waste.share:.0%}" if waste.share else f"{waste.total:g}")
         errors = sum(finding.severity == "error" for finding in self.findings)
         return f"{earned}; " + ("nothing is wrong" if not errors else f"{errors} error{'s' if errors > 1 else ''}")
@@ -151,9 +147,7 @@ def audit_rewards(
     started = time.monotonic()
     task = task if isinstance(task, Task) else load_task(task)
     if not len(task.rows):
-        raise TaskError(
-            f"task {task.name!r}: 0 prompts", rule="probes are made from prompts", remedy="give the task rows"
-        )
+        raise TaskError(f"task {task.name!r}: 0 prompts", rule="probes are made from prompts", remedy="give the task rows")
     suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip", keep_state=False)
     try:
         audit = _Audit(task, suite, _spread(task.rows, rows), tokenizer, max_completion_length)
@@ -215,9 +209,7 @@ class _Audit:
             self._unscored_prompts(table)
             self._through_the_tokenizer(names)
         self._only_function(weights)
-        if {"cannot_pay", "constant", "needs_column"} & {
-            each.kind for each in self.findings if each.severity == "error"
-        }:
+        if {"cannot_pay", "constant", "needs_column"} & {each.kind for each in self.findings if each.severity == "error"}:
             row = {**self.first.row, **({"answer": self.first.answer} if self.first.has_answer else {})}
             if line := advice(row):
                 self._add("other_rewards", advice=line)
@@ -282,8 +274,7 @@ class _Audit:
         best = max(totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED))
         other = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
         self.texts = [
-            text._replace(name=other.get(text.name, text.name)) if text.kind == REFERENCE else text
-            for text in self.texts
+            text._replace(name=other.get(text.name, text.name)) if text.kind == REFERENCE else text for text in self.texts
         ]
         return replace(table, texts=self.texts)
 

@@ -75,9 +75,7 @@ class ScoreTable:
     scores: np.ndarray  # [N, F], NaN where a function did not apply or failed
     weights: np.ndarray  # [F]
     maxima: list[float | None]  # [F], as declared
-    guessed: bool = (
-        False  # the reference completions are a guess: the prompt says neither format nor answer, or one of them
-    )
+    guessed: bool = False  # the reference completions are a guess: the prompt says neither format nor answer, or one of them
     shown: bool = True  # the prompt shows where the lines of the format break
 
     @property
@@ -100,9 +98,7 @@ class ScoreTable:
         return self.scores[:, self.names.index(function)]
 
 
-def paying(
-    table: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool
-) -> Iterator[Finding]:
+def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool) -> Iterator[Finding]:
     """Whether a reference completion earns what the function has to give.
 
     Args:
@@ -136,9 +132,7 @@ def paying(
         yield finding("silence", function, empty=empty, reference=mean)
 
 
-def _target(
-    table: ScoreTable, scores: np.ndarray, row: int, declared: float | None, lowest: float, varies: bool
-) -> float:
+def _target(table: ScoreTable, scores: np.ndarray, row: int, declared: float | None, lowest: float, varies: bool) -> float:
     if declared is not None:
         return declared - _CLOSE
     mine = [text.row == row and text.kind in (REFERENCE, SPELLING) for text in table.texts]
@@ -202,9 +196,7 @@ def leaderboard(table: ScoreTable) -> list[ProbeResult]:
         scores = {function: mean_of_known(table.column(function)[at]) for function in table.names}
         share = total / reference if reference > _CLOSE else None
         found.append(ProbeResult(name, total, share, scores, first.right, first.own, first.text))
-    return sorted(
-        found, key=lambda probe: (-round(probe.total, 9) if probe.total == probe.total else np.inf, len(probe.example))
-    )
+    return sorted(found, key=lambda probe: (-round(probe.total, 9) if probe.total == probe.total else np.inf, len(probe.example)))
 
 
 def hackable(table: ScoreTable) -> Iterator[Finding]:

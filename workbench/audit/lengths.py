@@ -20,9 +20,7 @@ _LENGTHS = (1, 5, 10, 15, 20, 25, 30, 40, 50, 80, 120, 200, 400)  # characters
 _WORDS = (0, 8, 16, 32, 64, 128)
 _TOKENS = (1, 8, 64, 256, 512, 1024, 4096)
 # No word twice, so that what counts repetitions counts none.
-_WORDS_ONCE = " ".join(
-    map("".join, itertools.product(("lo", "ra", "mi", "tu", "ne", "sa", "ko", "vi", "pe", "du"), repeat=2))
-)
+_WORDS_ONCE = " ".join(map("".join, itertools.product(("lo", "ra", "mi", "tu", "ne", "sa", "ko", "vi", "pe", "du"), repeat=2)))
 _TAIL = (0, 1_000, 4_000, 16_000)
 
 
@@ -61,9 +59,7 @@ def growth(suite: RewardSuite, name: str, row: Row, format: ExpectedFormat, answ
     return Growth("", None, unbounded)
 
 
-def _scores(
-    suite: RewardSuite, name: str, row: Row, texts: Sequence[str], ids: Sequence[list[int]]
-) -> np.ndarray | None:
+def _scores(suite: RewardSuite, name: str, row: Row, texts: Sequence[str], ids: Sequence[list[int]]) -> np.ndarray | None:
     scored = suite.score_each([row] * len(texts), texts, ids, names=[name], quiet=True)[name]
     return None if scored.errors else np.array(scored.scores, dtype=float)
 

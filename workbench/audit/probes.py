@@ -137,9 +137,7 @@ def _own_text(name: str, make: str | Callable[[Mapping[str, Any]], str], row: Ma
     try:
         text = make(row) if callable(make) else make
     except Exception as error:
-        raise TaskError(
-            f"probe {name!r}: {type(error).__name__}: {error}", rule=rule, remedy="correct that function"
-        ) from error
+        raise TaskError(f"probe {name!r}: {type(error).__name__}: {error}", rule=rule, remedy="correct that function") from error
     if not isinstance(text, str):
         raise TaskError(f"probe {name!r}: {type(text).__name__}", rule=rule, remedy="return a str")
     return text

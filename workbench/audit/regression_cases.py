@@ -163,9 +163,7 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     return Case(number, str(name), {**task.rows[row], **columns}, content["completion"], expected)
 
 
-def failed_cases(
-    task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False
-) -> list[CaseFailure]:
+def failed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False) -> list[CaseFailure]:
     """The cases that a task's rewards do not score as expected.
 
     Args:

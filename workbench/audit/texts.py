@@ -7,8 +7,7 @@ _SAY_HOW_IT_LOOKS = (
 )
 _FIRST = "; the first is {name!r}: {text!r}"
 _EARNS = (
-    "cannot pay: a reference completion in the format that the prompt asks for earns {earned:g} of {most:g}"
-    "{only}{also}{never}"
+    "cannot pay: a reference completion in the format that the prompt asks for earns {earned:g} of {most:g}{only}{also}{never}"
 )
 _COMPARE = (
     "compare the pattern with that completion, character by character: line breaks (re.DOTALL), white space around the "

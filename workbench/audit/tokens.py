@@ -41,9 +41,7 @@ def token_findings(
         paid, left = (mean_of_known(np.array(scored[name].scores, dtype=float)) for scored in (before, after))
         if left < paid - 1e-6 or (np.isfinite(paid) and not np.isfinite(left)):
             reason = _reason(card.prefilled, lost, texts[0], decoded[0])
-            yield finding(
-                "tokenizer", name, paid=paid, left=f"{left:g}" if np.isfinite(left) else "nothing", reason=reason
-            )
+            yield finding("tokenizer", name, paid=paid, left=f"{left:g}" if np.isfinite(left) else "nothing", reason=reason)
     longest = max(len(tokens) for tokens in ids)
     if longest > max_completion_length:
         yield finding("cut", longest=longest, limit=max_completion_length, format=builders[0].format)

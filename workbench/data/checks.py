@@ -157,16 +157,12 @@ class Checked:
         names = list(dict.fromkeys(name for row in first for name in row))
         # A reserved name in some rows is those rows' fault; in all of them it is the dataset's.
         everywhere = set.intersection(*(set(row) for row in first))
-        names = [
-            name for name in names if name in everywhere or name not in RESERVED_COLUMNS or name in (prompt, answer)
-        ]
+        names = [name for name in names if name in everywhere or name not in RESERVED_COLUMNS or name in (prompt, answer)]
         answered = {name for row in first for name in row if last_turn(row[name], Findings())[1] is not None}
         return choose_columns(names, prompt, answer, answered)
 
     def _notes(self, answer_after: str | None) -> list[str]:
-        notes = [
-            f"the column {old!r} is kept as {new!r}" for old, new in self.names.items() if old in ("prompt", "answer")
-        ]
+        notes = [f"the column {old!r} is kept as {new!r}" for old, new in self.names.items() if old in ("prompt", "answer")]
         if self.mark is not None and answer_after == "auto":
             notes.append(f"answer: what stands after {self.mark}; the whole text is kept as {self.names['']!r}")
         return notes

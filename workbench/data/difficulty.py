@@ -97,9 +97,7 @@ class Profile:
             return "difficulty not measured"
         parts = ", ".join(f"{share:.0%} {which}" for which, share in self.shares.items())
         each = max((solved.of for solved in self.solved.values()), default=0)
-        ended = (
-            f"{self.finished:.0%} of the completions ended before {self.settings.get('max_completion_length')} tokens"
-        )
+        ended = f"{self.finished:.0%} of the completions ended before {self.settings.get('max_completion_length')} tokens"
         return f"{len(self.solved)} prompts, {each} completions each: solved {parts}\n{ended}"
 
     __repr__ = __str__

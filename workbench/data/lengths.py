@@ -117,9 +117,7 @@ def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
     template = "" if isinstance(rows[0]["prompt"], str) else str(tokenizer.chat_template or "")
     why = "the chat template does not read it" if template else "these prompts are plain text"
     unread = [
-        name
-        for name in getattr(tokenizer, "chat_template_kwargs", {})
-        if not re.search(rf"\b{re.escape(name)}\b", template)
+        name for name in getattr(tokenizer, "chat_template_kwargs", {}) if not re.search(rf"\b{re.escape(name)}\b", template)
     ]
     notes = [f"chat_template_kwargs: {name!r} changes nothing: {why}" for name in unread]
     if "chat_template_kwargs" in rows[0]:
@@ -147,9 +145,7 @@ def _lengths(rows: Sequence[Row], tokenizer: Any) -> list[int]:
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=not chat)["input_ids"]]
 
 
-def prompt_lengths_tokens(
-    rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None
-) -> Sequence[int]:
+def prompt_lengths_tokens(rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None) -> Sequence[int]:
     """Length of each row's prompt, in tokens, through the chat template: one unsigned number a row.
 
     Args:
@@ -192,9 +188,7 @@ def keep_within(rows: Sequence[Row], lengths: Sequence[int], max_prompt_length: 
     return kept, longer
 
 
-def check_budget(
-    longest_prompt: int, max_completion_length: int, max_seq_length: int, shortest_prompt: int = 1
-) -> None:
+def check_budget(longest_prompt: int, max_completion_length: int, max_seq_length: int, shortest_prompt: int = 1) -> None:
     """Check that prompt and completion fit into the context together. Lengths in tokens.
 
     Raises:

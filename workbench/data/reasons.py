@@ -56,17 +56,14 @@ TORN = Reason("last line is half-written", "the writer was cut off: write the fi
 TOO_DEEP = Reason("line is nested too deeply")
 OPEN_QUOTE = Reason("a quote is opened and never closed", "close it; everything after it was read as one field")
 FEWER_FIELDS, MORE_FIELDS = (
-    Reason(f"row has {count} fields than the header", "quote the fields that hold the separator")
-    for count in ("fewer", "more")
+    Reason(f"row has {count} fields than the header", "quote the fields that hold the separator") for count in ("fewer", "more")
 )
 NOT_AN_OBJECT = Reason("row is not an object", 'write one object per row: {"prompt": ..., "answer": ...}')
 
 # Prompts.
 NO_PROMPT = Reason("no prompt", FILL_IN)
 EMPTY = Reason("prompt is empty", FILL_IN)
-NO_MESSAGES = Reason(
-    "prompt is neither text nor a list of messages", 'give a text, or a list of {"role", "content"} messages'
-)
+NO_MESSAGES = Reason("prompt is neither text nor a list of messages", 'give a text, or a list of {"role", "content"} messages')
 NO_MESSAGE = Reason("a message is not {role, content}", AS_MESSAGES)
 NO_ROLE = Reason("a message's role is not one of system, user, assistant, tool", AS_MESSAGES)
 NO_TEXT = Reason("a message's content is not text", AS_MESSAGES)
@@ -93,9 +90,7 @@ NO_EXAMPLE = Reason(
     "prompt is chat already: no worked example was added", "write the example into those prompts, or give them as text"
 )
 REPLACED = Reason("text holds U+FFFD: letters were lost when it was decoded", FROM_ITS_SOURCE)
-MOJIBAKE = Reason(
-    "text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)", f"{FROM_ITS_SOURCE}, and read it as UTF-8"
-)
+MOJIBAKE = Reason("text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)", f"{FROM_ITS_SOURCE}, and read it as UTF-8")
 
 # Answers.
 NO_ANSWER = Reason("no answer", FILL_IN_ANSWER)
@@ -114,13 +109,9 @@ MARKED = Reason(
     "answer contains ####, and all of it was kept",
     "if the answer is what follows the mark, say so: --answer-after '####' or answer_after",
 )
-LEAK = Reason(
-    "the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing"
-)
+LEAK = Reason("the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing")
 EARLIER = Reason("an earlier line of the prompt says the answer", f"fine for a worked example; {OTHERWISE_COPIED}")
-VERBATIM = Reason(
-    "the prompt contains the answer word for word", f"fine for questions about a text; {OTHERWISE_COPIED}"
-)
+VERBATIM = Reason("the prompt contains the answer word for word", f"fine for questions about a text; {OTHERWISE_COPIED}")
 
 
 def answer_is(what: str) -> Reason:
@@ -135,9 +126,7 @@ def unmarked(mark: str) -> Reason:
 
 
 def too_long(characters: int) -> Reason:
-    return Reason(
-        f"prompt has more than {characters} characters", "shorten it: no policy that fits one GPU reads so much"
-    )
+    return Reason(f"prompt has more than {characters} characters", "shorten it: no policy that fits one GPU reads so much")
 
 
 def column_is(

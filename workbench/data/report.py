@@ -100,10 +100,7 @@ class Report:
         """For `workbench check --json` and the dataset's record: every number, every row."""
 
         def listed(key: str, rows_of: _ByReason) -> list[dict[str, Any]]:
-            return [
-                {key: why, "count": len(rows), "do": remedy(why), "rows": rows.tolist()}
-                for why, rows in rows_of.ordered()
-            ]
+            return [{key: why, "count": len(rows), "do": remedy(why), "rows": rows.tolist()} for why, rows in rows_of.ordered()]
 
         return {
             "source": self.source,

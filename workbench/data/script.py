@@ -95,9 +95,7 @@ def _explain(error: BaseException, path: Path | None = None) -> DataError:
     return DataError(
         f"{prefix}{type(error).__name__}: {str(error)[:300]}{where}",
         rule="a data file in Python runs when it is read",
-        remedy="the hub cannot be reached: connect, or load a local file or folder instead"
-        if offline
-        else "correct that line",
+        remedy="the hub cannot be reached: connect, or load a local file or folder instead" if offline else "correct that line",
     )
 
 
@@ -108,12 +106,7 @@ def _columns_in_sight(error: KeyError) -> list[str] | None:
         if trace.tb_frame.f_code.co_name != "<module>":
             for value in trace.tb_frame.f_locals.values():
                 row = getattr(value, "data", value)
-                if (
-                    isinstance(row, dict)
-                    and row
-                    and error.args[0] not in row
-                    and all(isinstance(key, str) for key in row)
-                ):
+                if isinstance(row, dict) and row and error.args[0] not in row and all(isinstance(key, str) for key in row):
                     columns = list(row)
         trace = trace.tb_next
     return columns

@@ -159,8 +159,6 @@ def fingerprint(rows: Iterable[Row]) -> str:
     """A hash of the rows and their order, 16 hex digits: what the manifest records as the data."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(
-            json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace")
-        )
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace"))
         digest.update(b"\n")
     return digest.hexdigest()[:16]

@@ -61,9 +61,7 @@ class Proof:
     @property
     def _only_rounded(self) -> bool:
         # Another base would write other completions. Rounding is a share of a weight, so it moves large ones far.
-        far = (
-            self.largest_logit_difference / self.largest_difference_to_base if self.largest_difference_to_base else 1.0
-        )
+        far = self.largest_logit_difference / self.largest_difference_to_base if self.largest_difference_to_base else 1.0
         return self.same_greedy == self.prompts and far <= LARGEST_ROUNDING
 
 
@@ -112,9 +110,7 @@ def prove(exported: Exported, prompts: Sequence[Any], max_completion_length: int
     return proof
 
 
-def ask(
-    exported: Exported | str | Path, question: str, system_prompt: str | None = None, max_completion_length: int = 96
-) -> str:
+def ask(exported: Exported | str | Path, question: str, system_prompt: str | None = None, max_completion_length: int = 96) -> str:
     """Ask the merged model one question, greedily, through plain transformers.
 
     >>> wb.ask(exported, "What is 15 + 27?")

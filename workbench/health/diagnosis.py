@@ -21,9 +21,7 @@ class Verdicts(list[Verdict]):
     """The verdicts on a run, one per issue: a list that a cell shows as a report, what is wrong first."""
 
     def __str__(self) -> str:
-        wrong = sorted(
-            (each for each in self if each.state not in (OK, SKIPPED)), key=lambda each: STATES.index(each.state)
-        )
+        wrong = sorted((each for each in self if each.state not in (OK, SKIPPED)), key=lambda each: STATES.index(each.state))
         return "\n".join(map(str, wrong)) or "no issue found"
 
     __repr__ = __str__

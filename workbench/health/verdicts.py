@@ -190,9 +190,7 @@ class RunView:
             kinds[ALL_RIGHT] += batch.identical_right
         return kinds
 
-    def prompts(
-        self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None
-    ) -> tuple[str, ...]:
+    def prompts(self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None) -> tuple[str, ...]:
         """Ids of the prompts whose groups are `wanted`, latest first, each once, at most `MOST_PROMPTS`."""
         found: dict[str, None] = {}
         for batch in reversed(self.recent if batches is None else batches):
@@ -262,9 +260,7 @@ def missing(key: str, why: str) -> Verdict:
 
 def early(needs: int, has: int, of: str, what: str = "") -> Verdict:
     """A verdict that has to wait for more."""
-    return Verdict(
-        "", SKIPPED, f"too early to say: {has} of {needs} {what or of}", {"needs": needs, "has": has, "of": of}
-    )
+    return Verdict("", SKIPPED, f"too early to say: {has} of {needs} {what or of}", {"needs": needs, "has": has, "of": of})
 
 
 def is_number(value: Any) -> bool:

@@ -55,9 +55,7 @@ class Examples(NamedTuple):
     rows: list[tuple[str, str, str]]
 
     def __str__(self) -> str:
-        return "\n\n".join(
-            f"{prompt}\n  base:    {base!r}\n  trained: {trained!r}" for prompt, base, trained in self.rows
-        )
+        return "\n\n".join(f"{prompt}\n  base:    {base!r}\n  trained: {trained!r}" for prompt, base, trained in self.rows)
 
     __repr__ = __str__
 
@@ -112,9 +110,7 @@ class Evaluation:
     __repr__ = __str__
 
 
-def evaluate(
-    run: RunDirectory, task: Task | None = None, *, held_out: int = 200, samples: int = 4, seed: int = 0
-) -> Evaluation:
+def evaluate(run: RunDirectory, task: Task | None = None, *, held_out: int = 200, samples: int = 4, seed: int = 0) -> Evaluation:
     """Measure what a run bought: its base and its trained policy on held-out prompts that neither was trained on.
 
     >>> evaluation = wb.evaluate(wb.open_run(), held_out=8, samples=1)
@@ -278,6 +274,4 @@ def gain_in_words(found: dict[str, Any]) -> str:
         return "no completion was both right and in the strict format, before or after, so no gain can be measured"
     if before["correct"] == after["correct"] == 1:
         return "every completion was right, before and after: these prompts leave nothing to gain"
-    return (
-        f"gain {100 * gain['correct']:+.0f} points, 95 % interval {100 * gain['low']:+.0f} to {100 * gain['high']:+.0f}"
-    )
+    return f"gain {100 * gain['correct']:+.0f} points, 95 % interval {100 * gain['low']:+.0f} to {100 * gain['high']:+.0f}"

@@ -38,9 +38,7 @@ class Change:
 def _changes(recipe: Recipe, settings: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any], str]]:
     """(rank, what it sets, cost) of each change that this recipe leaves open."""
     policy = recipe.policy
-    rows, group, length = (
-        settings[name] for name in ("per_device_train_batch_size", "num_generations", "max_completion_length")
-    )
+    rows, group, length = (settings[name] for name in ("per_device_train_batch_size", "num_generations", "max_completion_length"))
     batch, steps = settings.get("generation_batch_size"), settings.get("steps_per_generation")
     generated = steps or settings["gradient_accumulation_steps"]
     half = {
@@ -101,10 +99,7 @@ def cheapest(made: MemoryEstimate, count: int = 3) -> list[Change]:
 
 def _is_idle(change: Change, others: Sequence[Change], least: float) -> bool:
     """Whether a change asks for all that another one does, and more, without saving more."""
-    return any(
-        change.sets.items() > other.sets.items() and change.saving_bytes < other.saving_bytes + least
-        for other in others
-    )
+    return any(change.sets.items() > other.sets.items() and change.saving_bytes < other.saving_bytes + least for other in others)
 
 
 def combined(made: MemoryEstimate, changes: Sequence[Change]) -> MemoryEstimate:

@@ -76,9 +76,7 @@ def kv_bytes(shape: ModelShape, sequences: int, tokens: int, element_bytes: int 
     return sequences * kept * shape.kv_heads * shape.head_dim * 2 * element_bytes
 
 
-def activation_bytes_per_token(
-    shape: ModelShape, *, kernels: str, lora_bytes: int, r: int, element_bytes: int = 2
-) -> int:
+def activation_bytes_per_token(shape: ModelShape, *, kernels: str, lora_bytes: int, r: int, element_bytes: int = 2) -> int:
     """Bytes that one layer keeps of one token for the backward pass, without gradient checkpointing.
 
     With PyTorch's own operations: each norm a float32 copy; the inputs of attention and MLP (also in the adapter's type

@@ -105,9 +105,7 @@ def inputs_of(recipe: Recipe, settings: dict[str, Any], how: dict[str, Any]) -> 
             remedy="lower max_completion_length or raise max_seq_length",
         )
     if vram_gb is not None and not vram_gb > 0:
-        raise RecipeError(
-            f"vram_gb = {vram_gb}", rule="a card has more than 0 GB", remedy="give what it has, or nothing"
-        )
+        raise RecipeError(f"vram_gb = {vram_gb}", rule="a card has more than 0 GB", remedy="give what it has, or nothing")
     # The plain backend computes in float32 on a CPU, unless it is told otherwise.
     wide = policy.dtype is None and policy.backend == "transformers" and how["device"] == "cpu"
     return Inputs(

@@ -75,13 +75,9 @@ _NAMES = r"(?:sin|cos|tan|cot|log|ln|exp|sqrt|pi|and|or)\b"
 _SENTENCE = re.compile(rf"(?:^|\s)(?!{_NAMES})[^\W\d_]{{2,}}+(?=[\s.,;:!?]|$)|\d\s++\d")
 # Where =, + or ^ stands, two letters are a product sooner than a word: mx + b.
 _OPERATOR = re.compile(r"[=+^\\]")
-_SPOKEN = re.compile(
-    rf"(?:^|\s)(?!{_NAMES})(?:[^\W\d_]{{4,}}+|(?i:the|is|are|so|we|if|for|to|of))(?=[\s.,;:!?]|$)|\d\s++\d"
-)
+_SPOKEN = re.compile(rf"(?:^|\s)(?!{_NAMES})(?:[^\W\d_]{{4,}}+|(?i:the|is|are|so|we|if|for|to|of))(?=[\s.,;:!?]|$)|\d\s++\d")
 # Signs that math-verify does not read, in LaTeX.
-_ROOT = re.compile(
-    r"(?:√|(?<![A-Za-z\\])sqrt)\s?(?:\(([^()]*+)\)|\{([^{}]*+)\}|(\d++(?:\.\d++)?|[^\W\d_](?![^\W\d_])))"
-)
+_ROOT = re.compile(r"(?:√|(?<![A-Za-z\\])sqrt)\s?(?:\(([^()]*+)\)|\{([^{}]*+)\}|(\d++(?:\.\d++)?|[^\W\d_](?![^\W\d_])))")
 _WORD = re.compile(r"(?<![A-Za-z\\])(?:pi|infinity)(?![A-Za-z])")
 _POWER = re.compile(r"(?<=[abnxyz\d)])[²³]")  # not those of m²
 _STEEP = ("^", "**", "!", "\\sum", "\\prod", "\\int", "\\binom")
@@ -108,9 +104,7 @@ def same_answer(given: Any, right: Any, deadline_s: float = 5.0) -> bool:
     return same_answers([str(given)], [right], deadline_s)[0] is True
 
 
-def same_answers(
-    given: Sequence[str | None], right: Sequence[Any], deadline_s: float | None = None
-) -> list[bool | None]:
+def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: float | None = None) -> list[bool | None]:
     """`same_answer` of many pairs at once: [B] True, False, or None for a pair that was not judged in time.
 
     Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one call. A text without

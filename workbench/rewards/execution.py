@@ -352,9 +352,7 @@ def _picklable(call: Call) -> Call:
 
 def _single(call: Call, index: int) -> Call:
     count = len(call["completions"])
-    single = {
-        key: [value[index]] if isinstance(value, list) and len(value) == count else value for key, value in call.items()
-    }
+    single = {key: [value[index]] if isinstance(value, list) and len(value) == count else value for key, value in call.items()}
     if "log_extra" in single:
         single["log_extra"] = lambda *_, **__: None  # the trainer's log takes whole batches only
     return single
@@ -369,9 +367,7 @@ def _reward_error(name: str, failure: RewardFailure, where: str) -> RewardError:
     return RewardError(f"{name} {failure.text} on {where}", rule=_RULE, remedy=remedy)
 
 
-def check_scores(
-    name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False
-) -> Scored:
+def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
 
     Args:

@@ -114,9 +114,7 @@ def _checked(
     if scale not in SCALES:
         raise ValueError(f"scale_rewards = {scale_rewards!r}: must be 'group', 'batch' or 'none'")
     if aggregation not in ("sum_then_normalize", "normalize_then_sum"):
-        raise ValueError(
-            f"multi_objective_aggregation = {aggregation!r}: must be 'sum_then_normalize' or 'normalize_then_sum'"
-        )
+        raise ValueError(f"multi_objective_aggregation = {aggregation!r}: must be 'sum_then_normalize' or 'normalize_then_sum'")
     if len(scores) % num_generations:
         raise ValueError(f"{len(scores)} completions are not a multiple of num_generations = {num_generations}")
     return scores, weights, scale

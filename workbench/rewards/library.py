@@ -69,9 +69,7 @@ def named(func: Reward, name: str, says: str) -> Reward:
     return func
 
 
-def require(
-    holds: Any, value: str, rule: str, remedy: str = "correct that argument where the reward function is made"
-) -> None:
+def require(holds: Any, value: str, rule: str, remedy: str = "correct that argument where the reward function is made") -> None:
     """TaskError with this value, rule and remedy if an argument of a factory does not hold."""
     if not holds:
         raise TaskError(value, rule=rule, remedy=remedy)
@@ -174,9 +172,7 @@ think_answer_format_reward = make_tags_reward(THINK_TAGS, name="think_answer_for
 # --- right answers ----------------------------------------------------------------------------------------------------
 
 
-def answer_scores(
-    given: Sequence[str | None], right: Sequence[Any], maximum: float, bare: bool = False
-) -> list[float | None]:
+def answer_scores(given: Sequence[str | None], right: Sequence[Any], maximum: float, bare: bool = False) -> list[float | None]:
     """`maximum` for each answer that is the right one, else 0.0; None where a formula was not judged in time.
 
     Where a whole number is right, a text with several numbers is wrong: a sum or a division that was copied from the
@@ -242,9 +238,7 @@ def last_line_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs
     """2.0 if the last line that is not empty is the right answer, or ends with it as a word of its own, else 0.0."""
     lines = [find_answer(completion_text(completion), "plain") or "" for completion in completions]
     # A line of prose is not searched for formulas: it may hold several, and one of them be right.
-    given = [
-        line if quick_same(line, right) else line.rpartition(" ")[2] for line, right in zip(lines, answer, strict=True)
-    ]
+    given = [line if quick_same(line, right) else line.rpartition(" ")[2] for line, right in zip(lines, answer, strict=True)]
     return answer_scores(given, answer, 2.0, bare=True)
 
 
@@ -326,9 +320,7 @@ def make_length_reward(
     counted = _texts if unit == "characters" else _token_ids
 
     @max_score(maximum)
-    def length_reward(
-        completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any
-    ) -> list[float]:
+    def length_reward(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any) -> list[float]:
         scores = []
         for completion, parts in zip(completions, counted(completions, completion_ids), strict=True):
             over, text = max(0, len(parts) - target) / target, completion_text(completion)
@@ -381,9 +373,7 @@ def make_repetition_reward(
     counted = _token_ids if unit == "tokens" else _words
 
     @max_score(0.0)
-    def repetition_reward(
-        completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any
-    ) -> list[float]:
+    def repetition_reward(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any) -> list[float]:
         return [0.0 - maximum_penalty * _repeated_share(own, ngram) for own in counted(completions, completion_ids)]
 
     return named(
@@ -407,9 +397,7 @@ def _repeated_share(parts: Sequence[Any], ngram: int) -> float:
 repetition_reward = make_repetition_reward(name="repetition_reward")
 
 
-def make_overlong_reward(
-    max_completion_tokens: int, buffer_tokens: int, name: str | None = None
-) -> Callable[..., list[float]]:
+def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: str | None = None) -> Callable[..., list[float]]:
     """A penalty from 0 to -1 for running over: 0 until the last `buffer_tokens`, then falling to -1 at the limit.
 
     Args:

@@ -89,9 +89,7 @@ class RewardModel:
         import torch
 
         texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
-        inputs = self._tokenizer(
-            text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
-        )
+        inputs = self._tokenizer(text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
         with torch.inference_mode():
             logits = self._model(**inputs.to(self._model.device)).logits
         return logits[:, 0].float().tolist()

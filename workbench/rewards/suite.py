@@ -75,9 +75,7 @@ class RewardSuite:
         self.weights = [float(given.get(name, own)) for name, own in zip(self.names, task.weights, strict=True)]
         if unknown := sorted(given.keys() - set(self.names)):
             rule = "a weight names one of the task's reward functions"
-            raise RecipeError(
-                f"reward_weights: {unknown[0]!r}", rule=rule, remedy=f"choose from {', '.join(self.names)}"
-            )
+            raise RecipeError(f"reward_weights: {unknown[0]!r}", rule=rule, remedy=f"choose from {', '.join(self.names)}")
         if not any(self.weights):
             rule = "the reward is the weighted sum of the functions"
             raise RecipeError(
@@ -153,10 +151,7 @@ class RewardSuite:
     def _input_format(self, name: str, call: Call) -> InputFormat:
         count = len(call["completions"])
         if name not in self._formats and count:
-            one = {
-                key: value[:1] if isinstance(value, list) and len(value) == count else value
-                for key, value in call.items()
-            }
+            one = {key: value[:1] if isinstance(value, list) and len(value) == count else value for key, value in call.items()}
             found = self._formats[name] = detect_input_format(self.functions, name, {**one, **_before_training()})
             wrong = found.format != "either" and is_chat(call["prompts"][0]) != (found.format == "chat")
             if found.note and (wrong or found.format == "either"):
@@ -401,9 +396,7 @@ def _is_messages(row: Any) -> bool:
     return bool(len(row)) and all(isinstance(each, dict) and "role" in each and "prompt" not in each for each in row)
 
 
-def _call(
-    rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None
-) -> dict[str, Any]:
+def _call(rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None) -> dict[str, Any]:
     prompts = [row["prompt"] for row in rows]
     both = zip(prompts, completions, strict=True)
     written = [[{"role": "assistant", "content": text}] if is_chat(prompt) else text for prompt, text in both]

@@ -110,9 +110,7 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
     return Trace(reached, matched)
 
 
-def _note_call(
-    pattern: re.Pattern, method: str, strings: Iterable[Any], matched: dict[str, set[tuple[int, int]]]
-) -> None:
+def _note_call(pattern: re.Pattern, method: str, strings: Iterable[Any], matched: dict[str, set[tuple[int, int]]]) -> None:
     for string in strings:
         if string in matched:
             found = getattr(pattern, "finditer" if method == "findall" else method)(string)
@@ -126,9 +124,7 @@ def _note_matches(variables: dict[str, Any], matched: dict[str, set[tuple[int, i
             if isinstance(item, re.Match) and item.string in matched:
                 spans = matched[item.string]
                 if len(spans) < _MOST_SPANS:
-                    spans.update(
-                        item.span(group) for group in range(len(item.groups()) + 1) if item.span(group)[0] >= 0
-                    )
+                    spans.update(item.span(group) for group in range(len(item.groups()) + 1) if item.span(group)[0] >= 0)
             elif isinstance(item, str) and 0 < len(item) <= 200 and _TAKEN.search(name):
                 for text, spans in matched.items():
                     if item != text and len(matched) == 1 and (start := text.rfind(item)) >= 0:
@@ -281,9 +277,7 @@ def _describe(file: str, lines: list[str], branch: list[ast.AST]) -> Unreached:
     first = branch[0]
     numbers = [number for statement in branch for number in _numbers(statement)]
     source = lines[first.lineno - 1].strip() if first.lineno <= len(lines) else ""
-    return Unreached(
-        file, first.lineno, source, ast.unparse(first).splitlines()[0], max([0.0, *numbers]), min([0.0, *numbers])
-    )
+    return Unreached(file, first.lineno, source, ast.unparse(first).splitlines()[0], max([0.0, *numbers]), min([0.0, *numbers]))
 
 
 def _numbers(node: ast.AST, sign: float = 1.0) -> Iterator[float]:
@@ -292,8 +286,6 @@ def _numbers(node: ast.AST, sign: float = 1.0) -> Iterator[float]:
         yield sign * node.value
     if isinstance(node, (ast.Compare, ast.Subscript)):
         return
-    takes = isinstance(getattr(node, "op", None), (ast.USub, ast.Sub)) and isinstance(
-        node, (ast.UnaryOp, ast.AugAssign)
-    )
+    takes = isinstance(getattr(node, "op", None), (ast.USub, ast.Sub)) and isinstance(node, (ast.UnaryOp, ast.AugAssign))
     for child in ast.iter_child_nodes(node):
         yield from _numbers(child, -sign if takes else sign)

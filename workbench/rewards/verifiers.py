@@ -81,9 +81,7 @@ def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwarg
     ]
 
 
-def make_json_reward(
-    schema: dict[str, Any] | str, maximum: float = 1.0, name: str = "json_reward"
-) -> Callable[..., list[float]]:
+def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: str = "json_reward") -> Callable[..., list[float]]:
     """A reward of `maximum` for JSON that keeps to one schema, else 0, without a `schema` column.
 
     Args:

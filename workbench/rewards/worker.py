@@ -32,8 +32,7 @@ MEMORY_GB = 8  # of data that a worker may hold, at most half of the machine's: 
 LONGEST_OUTPUT = 20_000  # characters of printed text that are passed on from one call
 _WORKER_MARK = "_WORKBENCH_WORKER"
 _SERVER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "import workbench.rewards.worker as w; w._serve(int(sys.argv[2]))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import workbench.rewards.worker as w; w._serve(int(sys.argv[2]))"
 )
 
 
@@ -223,9 +222,7 @@ def _serve(number: int) -> None:
             with contextlib.suppress(ImportError):
                 __import__(name)
         with contextlib.suppress(BaseException):
-            pickle.loads(
-                target
-            )  # what it imports is imported here, once; the fork loads a copy, and tells if it cannot
+            pickle.loads(target)  # what it imports is imported here, once; the fork loads a copy, and tells if it cannot
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
         while True:
             control.recv()

@@ -47,9 +47,7 @@ class ScoredBatch:
     aggregation: str = "sum_then_normalize"
     format_by: str | None = None  # the function that says whether the format is kept
     reward_hash: str = ""
-    errors: dict[str, dict[int, str]] = field(
-        default_factory=dict
-    )  # function -> index of the completion -> what it did
+    errors: dict[str, dict[int, str]] = field(default_factory=dict)  # function -> index of the completion -> what it did
     seconds: dict[str, float] = field(default_factory=dict)  # wall time of each function; in memory only
     completion_ids: list[list[int]] = field(default_factory=list)  # [B]; in memory only
     places: np.ndarray | None = None  # [P] index of each group within its step; None: 0 to P - 1
@@ -68,9 +66,7 @@ class ScoredBatch:
         header = [*self.names, "total", "advantage"]
         lines = ["  ".join([*header, "completion"])]
         for text, *values in zip(self.completions, *self.scores.T, self.totals, self.advantages, strict=True):
-            cells = [
-                ("-" if value != value else f"{value:.3g}").rjust(len(name)) for name, value in zip(header, values)
-            ]
+            cells = [("-" if value != value else f"{value:.3g}").rjust(len(name)) for name, value in zip(header, values)]
             lines.append("  ".join([*cells, printable(repr(text if len(text) <= 60 else text[:59] + "…"))]))
         return "\n".join(lines)
 
@@ -119,10 +115,7 @@ class ScoredBatch:
         own = slice(start, start + size)
         return dataclasses.replace(
             self,
-            **{
-                name: _part(getattr(self, name), own)
-                for name in ("prompts", "completions", "lengths", "scores", "right")
-            },
+            **{name: _part(getattr(self, name), own) for name in ("prompts", "completions", "lengths", "scores", "right")},
             columns={name: values[own] for name, values in self.columns.items()},
             groups=Groups(*(values[own] for values in self.groups)),
             finished=_part(self.finished, own),

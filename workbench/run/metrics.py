@@ -84,6 +84,4 @@ def weight_of(name: str) -> str:
 
 def function_names(keys: list[str] | set[str]) -> list[str]:
     """Names of the reward functions that appear in a set of metric keys, sorted."""
-    return sorted(
-        key[len("rewards/") : -len("/mean")] for key in keys if key.startswith("rewards/") and key.endswith("/mean")
-    )
+    return sorted(key[len("rewards/") : -len("/mean")] for key in keys if key.startswith("rewards/") and key.endswith("/mean"))

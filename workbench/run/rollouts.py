@@ -297,9 +297,7 @@ def read_part(
                 return
             wanted += [] if bare else [f"error.{name}" for name in names]
             staged = "stage" in there and (manifest or {}).get("stages")
-            known = stage_in(
-                manifest or {}, file.read_row_group(0, columns=["stage"]).column(0)[0].as_py() if staged else None
-            )
+            known = stage_in(manifest or {}, file.read_row_group(0, columns=["stage"]).column(0)[0].as_py() if staged else None)
             aggregation = known["settings"].get("multi_objective_aggregation") or "sum_then_normalize"
             scale = known["settings"].get("scale_rewards", "group")
             # Scaled by the batch, an advantage depends on all groups of it: then a part stays in one piece.
@@ -335,9 +333,7 @@ def _batch_of(table: pyarrow.Table, names: list[str], size: int, **settings: Any
     columns = _columns_from(texts("columns"))
     if any(ids := texts("prompt_id")):
         columns["prompt_id"] = ids
-    errors = {
-        name: {index: why for index, why in enumerate(texts(f"error.{name}")) if why is not None} for name in names
-    }
+    errors = {name: {index: why for index, why in enumerate(texts(f"error.{name}")) if why is not None} for name in names}
     return ScoredBatch(
         step=int(table.column("step")[0].as_py()),
         stage=(table.column("stage")[0].as_py() if "stage" in there else None) or "1",

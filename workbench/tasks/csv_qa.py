@@ -43,9 +43,7 @@ def task(
         file: with one column of questions and one of short answers.
         system: the system message; it must ask for the format that the rewards look for.
     """
-    train, held_out = task_rows(
-        open_source(file), 20, system=system, prompt_column=prompt_column, answer_column=answer_column
-    )
+    train, held_out = task_rows(open_source(file), 20, system=system, prompt_column=prompt_column, answer_column=answer_column)
     return Task(
         name=Path(file).stem if Path(file) != EXAMPLE_FILE else "csv_qa",
         rows=train,

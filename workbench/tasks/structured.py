@@ -64,9 +64,7 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
             }
             languages = person["languages"]
             spoken = languages[0] if len(languages) == 1 else f"{', '.join(languages[:-1])} and {languages[-1]}"
-            text = random_source.choice(_FORMS).format(
-                **{**person, "languages": spoken, "first": person["name"].split()[0]}
-            )
+            text = random_source.choice(_FORMS).format(**{**person, "languages": spoken, "first": person["name"].split()[0]})
             if text not in seen:
                 seen.add(text)
                 made += 1

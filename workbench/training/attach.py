@@ -109,9 +109,7 @@ def attach(
 
 
 @random_kept()
-def go_on(
-    run: RunDirectory, trainer: Any, point: Point, watchers: Sequence[Watcher] | None, notes: Sequence[str]
-) -> None:
+def go_on(run: RunDirectory, trainer: Any, point: Point, watchers: Sequence[Watcher] | None, notes: Sequence[str]) -> None:
     """Attach a trainer of `make_trainer` to a run that goes on from a checkpoint."""
     made = vars(trainer)[MADE]
     _say(made.plan, [*made.plan.notes, *notes])
@@ -147,9 +145,7 @@ def _check(trainer: Any, plan: Plan | None) -> None:
         )
 
 
-def _begin(
-    run: RunDirectory, trainer: Any, watchers: Sequence[Watcher] | None, point: Point | None = None, **more: Any
-) -> None:
+def _begin(run: RunDirectory, trainer: Any, watchers: Sequence[Watcher] | None, point: Point | None = None, **more: Any) -> None:
     made = vars(trainer)[MADE]
     stages, policy = made.plan.stages, made.policy
     recorder = _recorder(run, policy.tokenizer, watchers)
@@ -246,9 +242,7 @@ class TheirRewards(RewardSuite):
         )  # fmt: skip
 
 
-def _to_theirs(
-    trainer: Any, run_name: str | None, watchers: Sequence[Watcher] | None, runs: str | Path
-) -> RunDirectory:
+def _to_theirs(trainer: Any, run_name: str | None, watchers: Sequence[Watcher] | None, runs: str | Path) -> RunDirectory:
     args, model = trainer.args, trainer.model
     names = [str(getattr(args, "run_name", None) or ""), Path(args.output_dir).name, "attached"]
     called = next(filter(None, (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names)))

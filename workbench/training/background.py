@@ -70,8 +70,7 @@ class Started:
             raise RunError(
                 self.error or "the run was not there in time",
                 rule="a run that is started loads its policy, checks everything, and trains",
-                remedy="fix the error above; the full output is in "
-                + shown((run.path if run else self._folder) / LOG_NAME),
+                remedy="fix the error above; the full output is in " + shown((run.path if run else self._folder) / LOG_NAME),
             )
         return run
 

@@ -28,9 +28,7 @@ _IN_FORCE = (
 )  # fmt: skip
 
 
-def manifest_of(
-    recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer: Any, notes: list[str]
-) -> dict[str, Any]:
+def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer: Any, notes: list[str]) -> dict[str, Any]:
     """What was found: versions, device, task, reward hashes, and the settings in force in the first stage.
 
     Args:

@@ -63,9 +63,7 @@ def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) 
     return asked if any(asked.values()) else {"bf16": in_bf16, "fp16": not in_bf16 and dtype != "float32"}
 
 
-def config_overrides(
-    backend: str, compute_dtype: str | None, settings: dict[str, Any], *, cuda: bool
-) -> dict[str, Any]:
+def config_overrides(backend: str, compute_dtype: str | None, settings: dict[str, Any], *, cuda: bool) -> dict[str, Any]:
     """Settings of GRPOConfig that a backend and device need, and that were not asked otherwise.
 
     Empty with Unsloth, whose own config sees to it.
@@ -96,9 +94,7 @@ def adapter_in_float32(model: Any) -> int:
     """
     import torch
 
-    changed = [
-        parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dtype != torch.float32
-    ]
+    changed = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dtype != torch.float32]
     for parameter in changed:
         parameter.data = parameter.data.float()
     return len(changed)

@@ -218,9 +218,7 @@ def settled(made: Plan, policy: Policy) -> Plan:
     """
     stages, notes = _as_loaded([stage.fresh() for stage in made.stages], policy)
     if policy.trained_in:
-        notes.append(
-            f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there"
-        )
+        notes.append(f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there")
     notes = [*made.notes, *notes, *_of_stages(stages)]
     return replace(made, stages=tuple(stages), notes=tuple(dict.fromkeys(notes)))
 

@@ -64,9 +64,7 @@ class Recorder:
     def verdict(self) -> str:
         """A few words on a run that cannot have learnt, and on scores that functions failed to give. Else empty."""
         dead = self._batches and self._dead_batches == self._batches
-        words = (
-            ": NOTHING LEARNT, the completions of every group scored the same in every step (look at the rewards in 02)"
-        )
+        words = ": NOTHING LEARNT, the completions of every group scored the same in every step (look at the rewards in 02)"
         found = (words if dead else "") + "".join(f"; WARNING: {line}" for line in self.missing)
         if self.watchdog is not None and self.watchdog.words:
             found += f"; {self.watchdog.words} (`workbench watch {self.run.name} --once` says more)"
@@ -75,14 +73,9 @@ class Recorder:
     @property
     def missing(self) -> list[str]:
         """For each function that failed: how many completions it gave no score to."""
-        return [
-            f"{name} gave no score to {count} of {self._scored} completions"
-            for name, count in self.reward_errors.items()
-        ]
+        return [f"{name} gave no score to {count} of {self._scored} completions" for name, count in self.reward_errors.items()]
 
-    def result(
-        self, status: str, steps: int, seconds: float, paused_s: float, before: dict[str, Any]
-    ) -> dict[str, Any]:
+    def result(self, status: str, steps: int, seconds: float, paused_s: float, before: dict[str, Any]) -> dict[str, Any]:
         """How a session ended, for the manifest.
 
         Args:
@@ -170,9 +163,7 @@ class Recorder:
                 )
             self.reward_errors[name] = self.reward_errors.get(name, 0) + len(errors)
             where = {"prompt": scored.prompts[first], "completion": scored.completions[first]}
-            self.event(
-                "reward_error", scored.step, function=name, completions=len(errors), error=errors[first], **where
-            )
+            self.event("reward_error", scored.step, function=name, completions=len(errors), error=errors[first], **where)
 
     def log(self, step: int, logs: dict[str, Any]) -> dict[str, Any]:
         """Record one row of metrics, and return it: what the trainer logged, and what the groups of those steps were like."""

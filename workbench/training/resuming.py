@@ -125,9 +125,7 @@ def load_adapter(model: Any, folder: Path) -> None:
         found = set_peft_model_state_dict(model, weights, adapter_name="default")
     except RuntimeError as error:  # torch's word for a wrong shape
         first = str(error).strip().splitlines()[1:2] or [str(error)]
-        raise RunError(
-            f"{shown(folder)}: its weights do not fit: {first[0].strip()}", rule=rule, remedy=remedy
-        ) from error
+        raise RunError(f"{shown(folder)}: its weights do not fit: {first[0].strip()}", rule=rule, remedy=remedy) from error
     if found.unexpected_keys:
         some = f"{len(found.unexpected_keys)} of its weights fit nowhere, {found.unexpected_keys[0]} first"
         raise RunError(f"{shown(folder)}: {some}", rule=rule, remedy=remedy)

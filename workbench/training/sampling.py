@@ -52,11 +52,7 @@ def sample(
     import torch
 
     per_batch = max(1, batch_size // num_generations)
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if temperature
-        else {"do_sample": False}
-    )
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
     # What the model's own generation_config asks for besides is not what it is trained under.
     sampling |= {"min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
     found: list[list[Completion]] = []

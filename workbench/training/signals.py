@@ -15,9 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-ECHO_S = (
-    1.0  # a launcher (uv, timeout, a scheduler) hands on a signal that its whole group has had, and people click twice
-)
+ECHO_S = 1.0  # a launcher (uv, timeout, a scheduler) hands on a signal that its whole group has had, and people click twice
 
 
 class GracefulStop:

@@ -121,9 +121,7 @@ def _for_stage(recipe: Recipe, part: StagePart, task: Task | None) -> Recipe:
             raise RecipeError(
                 f"stages: {part.name}.grpo.{name} = {part.grpo[name]!r}",
                 rule="a stage's length is its `steps`; precision, checkpointing, vLLM and trackers are the whole run's",
-                remedy=f"set stages: {part.name}.steps"
-                if name in ("max_steps", "num_train_epochs")
-                else f"set grpo.{name}",
+                remedy=f"set stages: {part.name}.steps" if name in ("max_steps", "num_train_epochs") else f"set grpo.{name}",
             )
     own = _of(recipe.reward_weights, task) if part.task else recipe.reward_weights
     grpo = {key: value for key, value in recipe.grpo.items() if key not in ("max_steps", "num_train_epochs")}
@@ -151,9 +149,7 @@ def _stage(
     if task is None:
         return Stage(name, number, recipe, None, [], settings, planned, None, adaptive, notes)
     if not len(task.rows):
-        raise RecipeError(
-            f"{where}task {task.name!r}: 0 prompts", rule="training needs prompts", remedy="give the task rows"
-        )
+        raise RecipeError(f"{where}task {task.name!r}: 0 prompts", rule="training needs prompts", remedy="give the task rows")
     rows = _chosen(task.with_ids(task.rows), prompts or {}, where)
     plan.check_prompts(len(rows), planned)
     suite = _suite(task, recipe, settings)

@@ -191,9 +191,7 @@ def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnF
             except (Exception, SystemExit) as error:
                 late = "" if future.done() else f"no answer within {DEADLINE_S:g} s"
                 self._let_go()
-                on_failure(
-                    name, f"{when}: {type(error).__name__}: {(str(error).strip() or late).partition(chr(10))[0]}"
-                )
+                on_failure(name, f"{when}: {type(error).__name__}: {(str(error).strip() or late).partition(chr(10))[0]}")
 
         def _let_go(self) -> None:
             self._inner = None

@@ -55,9 +55,7 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
         RecipeError, DataError: for settings that TRL refuses together, or that do not fit this policy.
     """
     if any(stage.task is None for stage in plan.stages):
-        raise RecipeError(
-            f"{plan.source}: no task", rule="a trainer needs prompts and rewards", remedy="plan(recipe, task=...)"
-        )
+        raise RecipeError(f"{plan.source}: no task", rule="a trainer needs prompts and rewards", remedy="plan(recipe, task=...)")
     made = settled(plan, policy)
     config_class, trainer_class = trainer_classes(policy.backend_name)
     folder = str(output_dir or tempfile.mkdtemp(prefix="workbench-"))

@@ -58,9 +58,7 @@ def probes_table(audit: RewardAudit, most: int = MOST_PROBES) -> Table:
         scores = [probe.scores[each] for each in reference]
         rows.append([Verbatim(name), probe.total, share, *scores, Verbatim(one_line(probe.example, 60))])
     more = len(audit.probes) - most
-    caption = "What reward hacks earn, against the reference completion" + (
-        f" ({more} more earn less)" if more > 0 else ""
-    )
+    caption = "What reward hacks earn, against the reference completion" + (f" ({more} more earn less)" if more > 0 else "")
     header = ["completion", "earns", "share", *map(short_name, reference), "for example"]
     return Table(header, rows if audit.probes else [], caption)
 

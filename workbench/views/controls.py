@@ -252,9 +252,7 @@ class Controls:
 
     # -- shown -------------------------------------------------------------------------------------------------------
     def __repr__(self) -> str:
-        return (
-            f"{self.sentence} In a terminal: workbench control {self.run.name} stop, pause, weight FUNCTION VALUE, ..."
-        )
+        return f"{self.sentence} In a terminal: workbench control {self.run.name} stop, pause, weight FUNCTION VALUE, ..."
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         bundle = {"text/plain": repr(self), "text/html": _line(repr(self), MUTED)}

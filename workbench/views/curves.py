@@ -87,9 +87,7 @@ class RunFigure:
         self._named: tuple[str, ...] | None = None  # what the legend says
 
     def _make_charts(self) -> dict[str, Chart]:
-        spots = self.figure.add_gridspec(
-            3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33
-        )
+        spots = self.figure.add_gridspec(3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33)
 
         def chart(row: int, column: Any, title: str, labelled: bool = True, **options: Any) -> Chart:
             axis = self.figure.add_subplot(spots[row, column])

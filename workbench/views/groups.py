@@ -66,9 +66,7 @@ def _statistics(scores: np.ndarray) -> tuple[float | None, float | None]:
     return float(there.mean()), float(there.std(ddof=1)) if len(there) > 1 else 0.0
 
 
-def contribution_bars(
-    found: ExplainedGroup, labels: Sequence[str] | None = None, order: Sequence[int] | None = None
-) -> Any:
+def contribution_bars(found: ExplainedGroup, labels: Sequence[str] | None = None, order: Sequence[int] | None = None) -> Any:
     """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to the left down.
 
     Args:

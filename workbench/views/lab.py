@@ -225,9 +225,7 @@ class Lab:
         self._prompts = kit.Dropdown(
             options=self._offered(), value=self.number, description="prompt", layout=kit.Layout(width="70%")
         )
-        self._scale = kit.Dropdown(
-            options=list(SCALES), value=self.bench.scale_rewards, description="scale_rewards", style=words
-        )
+        self._scale = kit.Dropdown(options=list(SCALES), value=self.bench.scale_rewards, description="scale_rewards", style=words)
         self._marks = kit.Dropdown(
             options=self._markable(), value="", description="highlight", style=words, layout=kit.Layout(width="40%")
         )

@@ -66,9 +66,7 @@ def dead_groups(view: RunView) -> Verdict:
         line = f"{percent(learnt.value)} of the latest {groups} groups are all right: nothing left to learn there"
         prompts = view.prompts(lambda group: group.dead and group.right == size)
         return view.verdict(NOTE, line, evidence, WHY[ALL_RIGHT], prompts=prompts)
-    return view.verdict(
-        OK, f"{percent(found.value)} of the latest {groups} groups are dead without being all right", evidence
-    )
+    return view.verdict(OK, f"{percent(found.value)} of the latest {groups} groups are dead without being all right", evidence)
 
 
 @rule()

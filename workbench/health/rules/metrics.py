@@ -117,9 +117,7 @@ def non_finite(view: RunView) -> Verdict:
     keys = sorted({key for _, wrong in bad for key in wrong} | ({REWARD} if strange else set()))
     steps = [step for step, _ in bad] or [batch.step for batch in strange]
     first, count = min(steps), len(set(steps))
-    good = [
-        row.get("step") for row, wrong in zip(rows, broken, strict=True) if (row.get("step") or 0) < first and not wrong
-    ]
+    good = [row.get("step") for row, wrong in zip(rows, broken, strict=True) if (row.get("step") or 0) < first and not wrong]
     # The scaler of 16-bit floats tries a scale, sees an infinite gradient, leaves that step out and takes a smaller one.
     scaled = view.config.fp16 and keys == [GRAD_NORM] and streak < 3
     words = f"{' and '.join(keys)} not finite at step {first}" + (f" and {count - 1} more" if count > 1 else "")

@@ -89,9 +89,7 @@ def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
     evidence["cut"] = view.total("clipped", batches) / seen
     cause, remedy = WHY["cut" if evidence["cut"] > 0.5 else "never met"]
     why = (cause.format(percent(evidence["cut"])), remedy)
-    return view.verdict(
-        WARNING if patient else ALARM, f"{line}, and says that it pays up to {best:g}", evidence, why, **more
-    )
+    return view.verdict(WARNING if patient else ALARM, f"{line}, and says that it pays up to {best:g}", evidence, why, **more)
 
 
 @rule()
@@ -103,8 +101,7 @@ def one_function(view: RunView) -> Verdict:
     batches = [
         batch
         for batch in view.recent
-        if {own.name: own.weight for own in batch.functions if own.weight} == weights
-        and batch.dead_count < batch.group_count
+        if {own.name: own.weight for own in batch.functions if own.weight} == weights and batch.dead_count < batch.group_count
     ]
     groups = view.total("group_count", batches)
     alive = groups - view.total("dead_count", batches)

@@ -53,9 +53,7 @@ def truncation(view: RunView) -> Verdict:
             words += f"; {percent((unended - clipped) / count)} end with another token than the tokenizer's eos token"
             return view.verdict(NOTE, words, evidence, WHY["other end token"])
         return view.verdict(OK, words, evidence)
-    words += (
-        f" at {limit} tokens" if limit else ""
-    ) + f"; of the cut ones {percent(clipped_right / clipped)} are right"
+    words += (f" at {limit} tokens" if limit else "") + f"; of the cut ones {percent(clipped_right / clipped)} are right"
     if count > clipped:
         words += f", of the others {percent(evidence['right_of_others'])}"
     state, half = ALARM if found.low > 0.5 else WARNING, view.recent[-1].group_size / 2

@@ -85,9 +85,7 @@ class _Rows:
         self.pad = 0 if pad is None else int(pad)
         if self.eos is not None:
             self.eos = self.eos.to(prompts.device)
-        self.cache, self.mask, self.position = (
-            kwargs[name] for name in ("past_key_values", "attention_mask", "position_ids")
-        )
+        self.cache, self.mask, self.position = (kwargs[name] for name in ("past_key_values", "attention_mask", "position_ids"))
         self.asked = {key: kwargs[key] for key in ("use_cache", "logits_to_keep") if key in kwargs}
         self.count, self.prompt_length = prompts.shape
         self.out = prompts.new_full((self.count, self.most), self.pad)
@@ -162,9 +160,7 @@ class _Rows:
     def _drop(self, unfinished: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.out[self.row] = self.text
         keep = unfinished.nonzero()[:, 0]
-        self.text, self.row, self.mask, self.position = (
-            each[keep] for each in (self.text, self.row, self.mask, self.position)
-        )
+        self.text, self.row, self.mask, self.position = (each[keep] for each in (self.text, self.row, self.mask, self.position))
         self.cache.batch_select_indices(keep)
         return tokens[keep], unfinished[keep]
 

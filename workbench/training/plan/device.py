@@ -61,9 +61,7 @@ def fitted(settings: dict[str, Any], recipe: Recipe, machine: Machine) -> tuple[
     optimiser = found.get("optim")
     if not machine.cuda and any(part in str(optimiser) for part in _GPU_ONLY):
         found["optim"] = CPU_OPTIMISER
-        notes.append(
-            f"optim = {optimiser!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's states are small"
-        )
+        notes.append(f"optim = {optimiser!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's states are small")
     return found, notes
 
 
@@ -142,9 +140,7 @@ def _vllm(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
         asked = " and ".join(["policy.fast_inference"] * fast + ["use_vllm"] * trls)
         return [f"{asked} = True {'become' if fast and trls else 'becomes'} False: {why}; {COST}"]
     if not fast:
-        lines.append(
-            "use_vllm = True is policy.fast_inference = True with Unsloth: vLLM starts when the model is loaded"
-        )
+        lines.append("use_vllm = True is policy.fast_inference = True with Unsloth: vLLM starts when the model is loaded")
     idle = {name: found.pop(name) for name in _TRLS_ENGINE if recipe.grpo.get(name) is not None}
     if idle:
         lines.append(

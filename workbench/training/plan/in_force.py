@@ -136,7 +136,5 @@ def _defaults(config_class: type) -> dict[str, Any]:
     signature = {one.name: one.default for one in inspect.signature(config_class.__init__).parameters.values()}
     plain_ones = (str, int, float, type(None), list, tuple)
     return {
-        name: value
-        for name, value in {**fields, **signature}.items()
-        if isinstance(getattr(value, "value", value), plain_ones)
+        name: value for name, value in {**fields, **signature}.items() if isinstance(getattr(value, "value", value), plain_ones)
     }

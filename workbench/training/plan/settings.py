@@ -22,9 +22,7 @@ LEAST_FOR_LORA = 1e-6
 MUCH_BETA = 0.05
 
 
-def normalised(
-    recipe: Recipe, fields: set[str], machine: Machine | None = None
-) -> tuple[Recipe, dict[str, Any], list[str]]:
+def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[Recipe, dict[str, Any], list[str]]:
     """A recipe under today's names, and the settings that GRPOConfig is built from. Idempotent.
 
     Args:
@@ -123,14 +121,11 @@ def advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
             "this one may not move"
         )
     if beta is not None and beta >= MUCH_BETA:
-        lines.append(
-            f"beta = {beta:g} is far above today's practice (0, or about 0.001): the reference holds the policy back"
-        )
+        lines.append(f"beta = {beta:g} is far above today's practice (0, or about 0.001): the reference holds the policy back")
     # With stages neither decides: `stages_decide`.
     if asked.get("max_steps") not in (None, -1) and "num_train_epochs" in asked and not recipe.stages:
         lines.append(
-            f"max_steps = {asked['max_steps']} decides; num_train_epochs = {asked['num_train_epochs']} does not count "
-            "beside it"
+            f"max_steps = {asked['max_steps']} decides; num_train_epochs = {asked['num_train_epochs']} does not count beside it"
         )
     accumulated = asked.get("gradient_accumulation_steps") or 1
     stated = any(settings.get(name) for name in ("steps_per_generation", "generation_batch_size"))
@@ -161,9 +156,7 @@ def stages_decide(recipe: Recipe) -> list[str]:
         recipe: under today's names.
     """
     beside = [
-        f"{name} = {recipe.grpo[name]}"
-        for name in ("max_steps", "num_train_epochs")
-        if recipe.grpo.get(name) not in (None, -1)
+        f"{name} = {recipe.grpo[name]}" for name in ("max_steps", "num_train_epochs") if recipe.grpo.get(name) not in (None, -1)
     ]
     if not recipe.stages or not beside:
         return []
