@@ -280,7 +280,7 @@ class _Audit:
 
     def _fits(self, name: str) -> bool:
         try:
-            self.suite.check_signature(name, self.task.rows)
+            self.suite.check_signatures(self.task.rows, [name])
         except TaskError as error:
             rule = "signature" if "does not accept" in error.value else "needs_column"
             self._add(rule, name, value=error.value.removeprefix(f"{name} "), remedy=error.remedy)
