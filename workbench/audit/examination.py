@@ -270,7 +270,7 @@ class _Audit:
 
     def _fits(self, name: str) -> bool:
         try:
-            self.suite.check_signature(name, self.task.rows)
+            self.suite.check_signatures(self.task.rows, [name])
         except TaskError as error:
             self._refused("signature" if "does not accept" in error.value else "needs_column", name, error)
             return False
