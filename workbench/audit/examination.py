@@ -35,7 +35,7 @@ from workbench.audit.probes import probes, spellings
 from workbench.audit.reference_completion import AS_ASKED, CompletionBuilder, answer_of
 from workbench.audit.regression_cases import Case, failed_cases, load_cases
 from workbench.audit.tokens import token_findings
-from workbench.data.columns import ANSWER_ALIASES
+from workbench.data.answer_column import ANSWER_ALIASES
 from workbench.errors import RewardError, TaskError
 from workbench.rewards.chat_or_text import is_chat
 from workbench.rewards.execution import OWN, UNJUDGED
