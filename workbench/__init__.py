@@ -28,7 +28,7 @@ FACE = {
     "prompt_lengths": "training.profiling",
     "split": "data.split",
     "profile_difficulty": "training.profiling",
-    "write_dataset": "data.card",
+    "write_dataset": "data.split",
     "resolve": "workspace",
     # 02: rewards
     "Task": "task",

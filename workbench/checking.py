@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.data.checks import Checked, Report
-from workbench.data.lengths import covering_lengths, stream_lengths
 from workbench.data.prompts import system_prompt
 from workbench.data.sources import open_source, save_rows
+from workbench.data.template import PromptLengths, stream_lengths
 from workbench.errors import DataError
 from workbench.recipe import template_kwargs
 from workbench.task import Row
@@ -87,7 +87,7 @@ def check_source(
     else:
         deque(rows, maxlen=0)  # gone through for its report
     if tokenizer is not None:
-        covering = {f"{share:.0%}": limit for share, limit in covering_lengths(lengths).items()}
+        covering = {f"{share:.0%}": limit for share, limit in PromptLengths([], lengths).covering.items()}
         found = {"policy": policy, "covering": covering, "longest_tokens": max(lengths, default=None)}
     return Found(checked.report, found, target)
 

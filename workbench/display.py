@@ -15,7 +15,7 @@ from workbench.training import watchers
 VIEWS: dict[str, str] = {
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.audit_view",
     "workbench.data.difficulty.Profile": "workbench.views.dataset.difficulty_picture",
-    "workbench.data.lengths.PromptLengths": "workbench.views.dataset.lengths_picture",
+    "workbench.data.template.PromptLengths": "workbench.views.dataset.lengths_picture",
     "workbench.data.sources.Rows": "workbench.views.dataset.rows_table",
     "workbench.data.template.TemplateCard": "workbench.views.dataset.card_view",
     "workbench.exporting.proof.Proof": "workbench.views.results.proof_table",

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import RunError
+from workbench.health import RunConfig, Watchdog
 from workbench.health.summary import summarise
-from workbench.health.verdicts import RunConfig
-from workbench.health.watchdog import Watchdog
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
@@ -182,10 +181,7 @@ def _watchdog(live: LiveRun) -> Watchdog:
         suite, task, steps = live.suite, live.task, live.stage.steps
         return RunConfig.of(
             live.stage.settings,
-            weights=live.weights,
             best=dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True)),
-            num_generations=suite.num_generations,
-            aggregation=suite.aggregation,
             right_by=task.right_function,
             format_by=task.format_by,
             total_steps=steps if steps > 0 else None,
