@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.data.lengths import PromptLengths, prompt_lengths_tokens, template_notes
+from workbench.data.template import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
 from workbench.recipe import AdaptivePart, Recipe, StagePart
 from workbench.rewards.suite import RewardSuite
