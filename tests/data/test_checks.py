@@ -13,7 +13,6 @@ from malformed import BAD, GOOD, OTHER, chat, row
 from workbench.data import reasons
 from workbench.data.checks import Checked, check
 from workbench.data.prompts import SYSTEM_PROMPT
-from workbench.data.sources import json_line
 from workbench.errors import DataError
 
 
@@ -29,7 +28,7 @@ def test_each_fault_has_its_reason_and_a_remedy(bad, reason):
     [(number, found)] = report.left_out
     assert number == 1
     assert found.startswith(reason)
-    assert reasons.remedy(found) != ""
+    assert found.remedy != ""
     assert len(report.kept) == 2
 
 
@@ -230,7 +229,7 @@ anything = st.recursive(
 def test_any_rows_add_up_and_those_kept_can_be_written_and_trained_on(rows):
     report = check_rows([GOOD, *rows])
     assert report.read == len(rows) + 1 == report.kept_rows + len(report.left_out)
-    assert json_line({"rows": report.kept}).encode()
+    assert json.dumps(report.kept, ensure_ascii=False).encode()
     pyarrow.Table.from_pylist(report.kept)  # what a trainer's dataset is made of
     for kept in report.kept:
         assert kept["answer"].strip() == kept["answer"] != ""
@@ -357,7 +356,7 @@ def test_where_the_answer_is_the_last_turn_the_advice_is_what_to_type():
         Checked(rows)
     report = Checked(rows, answer_column="none").collect()
     [reason] = report.reasons
-    assert "--answer assistant" in reasons.remedy(reason)
+    assert "--answer assistant" in reason.remedy
 
 
 @pytest.mark.parametrize("word", ["N/A", "none", "NULL", "Unknown", "tbd", "-"])
@@ -368,7 +367,7 @@ def test_an_answer_that_stands_for_none_is_said(word):
     assert report.warnings == {reasons.PLACEHOLDER_KEPT: 1}
     numbers = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate([*map(str, range(15)), "3 kg", word])]
     assert check_rows(numbers).left_out == [(16, reasons.PLACEHOLDER)]
-    assert "fill it in" in reasons.remedy(reasons.PLACEHOLDER)
+    assert "fill it in" in reasons.PLACEHOLDER.remedy
 
 
 def test_answers_that_are_not_written_alike_are_said():

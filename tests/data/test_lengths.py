@@ -12,17 +12,16 @@ import workbench
 import workbench as wb
 from workbench.audit.examination import audit_rewards
 from workbench.checking import check_source
-from workbench.data.lengths import (
-    check_budget,
-    covering_lengths,
-    keep_within,
+from workbench.data.prompts import THINK_PROMPT, to_messages
+from workbench.data.sources import save_rows
+from workbench.data.template import (
+    PromptLengths,
     prompt_lengths_tokens,
     prompt_text,
     stream_lengths,
+    template_card,
+    template_notes,
 )
-from workbench.data.prompts import THINK_PROMPT, to_messages
-from workbench.data.sources import save_rows
-from workbench.data.template import template_card
 from workbench.errors import DataError, RecipeError
 from workbench.exporting.merge import Exported, merge_16bit
 from workbench.exporting.proof import prove
@@ -54,7 +53,7 @@ def test_lengths_are_those_of_the_rendered_text_however_they_are_batched():
     lengths = prompt_lengths_tokens(rows, tokenizer, progress=told.append)
     assert list(lengths[:20]) == one_by_one
     assert len(lengths) == 2300
-    assert told == [1000, 2000]
+    assert told == [1000, 2000, 2300]
     assert [row for row, _ in stream_lengths(iter(rows), tokenizer)] == rows
 
 
@@ -69,21 +68,21 @@ def test_no_rows_no_lengths():
 
 
 def test_covering_lengths_by_hand():
-    assert covering_lengths(list(range(1, 101))) == {0.95: 95, 0.99: 99, 1.0: 100}
-    assert covering_lengths([7]) == {0.95: 7, 0.99: 7, 1.0: 7}
-    assert covering_lengths([]) == {}
+    assert PromptLengths([], list(range(1, 101))).covering == {0.95: 95, 0.99: 99, 1.0: 100}
+    assert PromptLengths([], [7]).covering == {0.95: 7, 0.99: 7, 1.0: 7}
+    assert PromptLengths([], []).covering == {}
 
 
-def test_keep_within_returns_both_sides():
+def test_keep_returns_both_sides():
     a, b, c = chat("a"), chat("b"), chat("c")
-    assert keep_within([a, b, c], [5, 6, 7], 6) == ([a, b], [c])
+    assert PromptLengths([a, b, c], [5, 6, 7]).keep(6) == ([a, b], [c])
 
 
 def test_a_limit_that_no_prompt_is_within_is_an_error():
     with pytest.raises(DataError, match=r"(?s)all 2 prompts are longer, the shortest has 5.*7 keeps all"):
-        keep_within([chat("a"), chat("b")], [5, 7], 4)
+        PromptLengths([chat("a"), chat("b")], [5, 7]).keep(4)
     with pytest.raises(DataError) as caught:
-        check_budget(48, 96, 100, shortest_prompt=40)
+        PromptLengths([chat("a"), chat("b")], [40, 48]).check_budget(96, 100)
     assert "max_prompt_length" not in str(caught.value), "a limit of 4 tokens would help nobody"
 
 
@@ -105,11 +104,12 @@ def test_measured_lengths_filter_and_check_themselves():
 
 @pytest.mark.parametrize(("longest", "fits"), [(159, True), (160, True), (161, False)])
 def test_budget_at_its_limit(longest, fits):
+    lengths = PromptLengths([chat("a")], [longest])
     if fits:
-        check_budget(longest, 96, 256)
+        lengths.check_budget(96, 256)
     else:
         with pytest.raises(DataError, match=r"257 tokens\n.*max_seq_length = 256\n.*at least 257"):
-            check_budget(longest, 96, 256)
+            lengths.check_budget(96, 256)
 
 
 # One renderer: a recipe's chat_template_kwargs reach whatever reads a prompt.
@@ -264,8 +264,6 @@ def test_arguments_that_cannot_be_are_refused_before_anything_is_loaded(thinker,
 
 
 def test_arguments_that_reach_no_prompt_are_said():
-    from workbench.data.lengths import template_notes
-
     rows = [{**chat("What is 1 + 1?"), "chat_template_kwargs": QUIET}]
     tokenizer = load_tokenizer("tiny", QUIET)
     assert template_notes(rows, tokenizer) == [
@@ -289,4 +287,4 @@ def test_nobody_else_renders_a_prompt():
     ]
     # A reward model reads with a template of its own; the embedded policy's factory makes the only policy that it knows.
     others = {"rewards/models.py", "tiny/learning.py", "tiny/measuring.py"}
-    assert [file for file in calls if file not in others] == ["data/lengths.py"]
+    assert [file for file in calls if file not in others] == ["data/template.py"]

@@ -9,7 +9,8 @@ import struct
 import pytest
 
 from tools.tiny import habits
-from workbench.tiny import MODEL_DIR, arithmetic
+from workbench.tiny import MODEL_DIR
+from workbench.tiny import task as arithmetic
 
 SHORT_STEPS = 200
 LOSS_AFTER_SHORT = 0.8  # nats per completion token; an untrained model has about ln(640) = 6.5
@@ -101,7 +102,7 @@ def test_rows_are_deterministic_and_splits_do_not_meet():
         with pytest.raises(ValueError, match="ask for fewer"):
             arithmetic.rows("held_out", n)
     with pytest.raises(ValueError, match="held_out"):
-        arithmetic.rows("test")
+        arithmetic.rows("test", 1)
 
 
 def test_right_completions_are_right_and_taught_errors_are_wrong():

@@ -1,20 +1,26 @@
-"""Splitting by a stable hash: the same rows fall on the same side on every machine, in any order, for ever."""
+"""Splitting by a stable hash: the same rows fall on the same side on every machine, in any order, for ever.
+
+And what notebook 01 leaves in a task's folder: the two halves, what was filtered out, and a card that says how it came about.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from workbench.data.messages import comparable
-from workbench.data.sources import Source
+from workbench.data.prompts import comparable
+from workbench.data.reasons import Report
+from workbench.data.sources import Source, save_rows
 from workbench.errors import DataError
 from workbench.task import Row, prompt_key
+from workbench.workspace import resolve, shown, write_json
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Split:
     """Rows to train on and rows that are never trained on. `by` records how they were told apart."""
 
@@ -40,14 +46,12 @@ class Split:
         """For the dataset's card."""
         return self.by
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         by = self.by.get("held_out_split") or self.by.get("key") or "the question"
         return (
             f"{len(self.train)} rows to train on, {len(self.held_out)} held out, by {by}\n"
             f"{len(self.shared)} held-out questions are also training questions (ignoring case, spaces and closing marks)"
         )
-
-    __repr__ = __str__
 
 
 def split(
@@ -82,28 +86,22 @@ def split(
 
 def step_of(prompts: int, completions_per_step: int, num_generations: int) -> str:
     """As `Split.steps`, for a number of prompts."""
+    each, rest = divmod(completions_per_step, max(num_generations, 1))
     if num_generations < 2:
-        raise DataError(
-            f"num_generations = {num_generations}",
-            rule="an advantage compares at least 2 completions of a prompt",
-            remedy="use 4 to try things out, 8 as a rule",
-        )
-    each, rest = divmod(completions_per_step, num_generations)
-    if rest or each < 1:
+        value, rule = f"num_generations = {num_generations}", "an advantage compares at least 2 completions of a prompt"
+        remedy = "use 4 to try things out, 8 as a rule"
+    elif rest or each < 1:
         nearest = max(each, 1) * num_generations
-        raise DataError(
-            f"{completions_per_step} completions per step, num_generations = {num_generations}",
-            rule="a step holds whole groups",
-            remedy=f"take {nearest} or {nearest + num_generations} completions per step",
+        value = f"{completions_per_step} completions per step, num_generations = {num_generations}"
+        rule, remedy = "a step holds whole groups", f"take {nearest} or {nearest + num_generations} completions per step"
+    elif prompts < each:
+        value, remedy = f"{prompts} prompts", f"give at least {each} prompts, or take fewer completions per step"
+        rule = (
+            f"a step takes {each} different prompts ({completions_per_step} completions / {num_generations}), or none is trained"
         )
-    if prompts < each:
-        raise DataError(
-            f"{prompts} prompts",
-            rule=f"a step takes {each} different prompts ({completions_per_step} completions / {num_generations}); with "
-            "fewer, no step is trained",
-            remedy=f"give at least {each} prompts, or take fewer completions per step",
-        )
-    return f"a step takes {each} prompts x {num_generations} completions; steps per epoch: {prompts // each}"
+    else:
+        return f"a step takes {each} prompts x {num_generations} completions; steps per epoch: {prompts // each}"
+    raise DataError(value, rule=rule, remedy=remedy)
 
 
 def percentile(key: str) -> int:
@@ -127,32 +125,26 @@ def split_rows(
         DataError: if a row has no such column, or the percentage is not one.
     """
     if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
-        raise DataError(
-            f"held_out_percent = {held_out_percent}",
-            rule="a percentage lies between 0 and 100",
-            remedy="10 is a good one",
-        )
-    train, held_out = [], []
+        rule = "a percentage lies between 0 and 100"
+        raise DataError(f"held_out_percent = {held_out_percent}", rule=rule, remedy="10 is a good one")
+    sides: tuple[list[Row], list[Row]] = [], []
     for number, row in enumerate(rows):
         if key is not None and key not in row:
-            raise DataError(
-                f"row {number} has no column {key!r}",
-                rule="rows stay together by a column",
-                remedy="split by another column",
-            )
+            value, remedy = f"row {number} has no column {key!r}", "split by another column"
+            raise DataError(value, rule="rows stay together by a column", remedy=remedy)
         text = salt + (str(row[key]) if key else prompt_key(comparable(row["prompt"], system=False)))
-        (held_out if percentile(text) < held_out_percent else train).append(row)
-    return train, held_out
+        sides[percentile(text) < held_out_percent].append(row)
+    return sides
 
 
 def shared_questions(held_out: Iterable[Row], train: Iterable[Row]) -> list[Row]:
     """The held-out rows whose question stands in the training rows too, but for case, white space and closing marks."""
 
-    def asked(row: Row) -> str:
-        return comparable(row["prompt"], system=False).casefold().rstrip(" .?!:")
+    def asked(row: Row) -> int:
+        return hash(comparable(row["prompt"], system=False).casefold().rstrip(" .?!:"))
 
-    known = {hash(asked(row)) for row in train}
-    return [row for row in held_out if hash(asked(row)) in known]
+    known = set(map(asked, train))
+    return [row for row in held_out if asked(row) in known]
 
 
 def fingerprint(rows: Iterable[Row]) -> str:
@@ -162,3 +154,62 @@ def fingerprint(rows: Iterable[Row]) -> str:
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace"))
         digest.update(b"\n")
     return digest.hexdigest()[:16]
+
+
+class DatasetCard(dict):
+    """The card as it was written; it prints as the list of files."""
+
+    folder: Path
+
+    def __repr__(self) -> str:
+        return "\n  ".join([f"written to {shown(self.folder)}", *sorted(file.name for file in self.folder.iterdir())])
+
+
+def write_dataset(
+    folder: str | Path,
+    train: Sequence[Row],
+    held_out: Sequence[Row],
+    report: Report,
+    *,
+    filtered_out: Mapping[str, Sequence[Row]] | None = None,
+    **card: Any,
+) -> DatasetCard:
+    """Write `train.jsonl`, `held_out.jsonl`, `filtered_out.jsonl` (if there are any), `checks.json` and `card.json`.
+
+    >>> wb.write_dataset("tasks/mine", halves.train, halves.held_out, report, split=halves)
+    written to tasks/mine
+      card.json
+      checks.json
+      difficulty.jsonl
+      held_out.jsonl
+      train.jsonl
+
+    Args:
+        report: what the checks found; every row goes into `checks.json`, the counts into the card.
+        filtered_out: rows that are kept out of training, by reason; each is written whole, beside its reason.
+        card: what else is known: values, or the results of notebook 01 (`lengths=`, `split=`, `difficulty=`).
+    """
+    folder = resolve(folder)
+    save_rows(train, folder / "train.jsonl")
+    save_rows(held_out, folder / "held_out.jsonl")
+    aside = [{"reason": reason, "row": row} for reason, rows in (filtered_out or {}).items() for row in rows]
+    if aside:
+        save_rows(aside, folder / "filtered_out.jsonl")
+    else:
+        (folder / "filtered_out.jsonl").unlink(missing_ok=True)
+    found = report.found()
+    write_json(folder / "checks.json", found)
+    whole = DatasetCard(
+        {
+            "source": report.source,
+            **{name: value.record() if hasattr(value, "record") else value for name, value in card.items()},
+            "checked": {key: found[key] for key in ("read", "kept", "repaired", "left_out", "columns", "notes")},
+            "left_out": dict(report.reasons),
+            "repairs": dict(report.repairs),
+            "rows": {"train": len(train), "held_out": len(held_out), "filtered_out": len(aside)},
+            "fingerprint": {"train": fingerprint(train), "held_out": fingerprint(held_out)},
+        }
+    )
+    whole.folder = folder
+    write_json(folder / "card.json", whole)
+    return whole

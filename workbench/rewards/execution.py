@@ -43,18 +43,18 @@ _DID = {DeadlineError: "was", WorkerDied: "ended its worker:", RemoteError: "rai
 
 
 class RewardFailure(Exception):
-    """A function that gave no scores. `text` says what it did: "raised ValueError: ...", "was not back after 60 s"."""
+    """A function that gave no scores. `value` says what it did: "raised ValueError: ...", "was not back after 60 s"."""
 
-    def __init__(self, text: str, in_time: bool = True, cause: Exception | None = None) -> None:
-        super().__init__(text)
-        self.text, self.in_time, self.__cause__ = text, in_time, cause
+    def __init__(self, value: str, in_time: bool = True, cause: Exception | None = None) -> None:
+        super().__init__(value)
+        self.value, self.in_time, self.__cause__ = value, in_time, cause
 
     def error(self, name: str, where: str) -> RewardError:
         """The error that this is where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
         remedy = "handle it in the function, return None where it does not apply, or let on_error be skip"
         late = "a pattern or a number that explodes? mend the function, or give it longer (deadline_s)"
-        error = RewardError(f"{name} {self.text} {where}", rule=rule, remedy=remedy if self.in_time else late)
+        error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=remedy if self.in_time else late)
         error.__cause__ = self.__cause__
         return error
 
@@ -133,7 +133,7 @@ class RewardExecutor:
         if failure is None:
             return check_scores(name, _unchanged(name, result, _changed(call, own)), prompts, completions, skip)
         if skip:
-            return Scored([math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.text))
+            return Scored([math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.value))
         first = quote(prompts[0], completions[0])
         raise failure.error(name, f"on a batch of {len(completions)} completions, the first being {first}")
 
@@ -196,7 +196,7 @@ class RewardExecutor:
                 where = f"{count} completions; {asked} {where}"
             raise RewardFailure(f"was not back after {deadline_s:g} s", in_time=False).error(name, f"for {where}")
         # Late as a batch with nobody to blame: it was slow, and each completion was scored alone.
-        scored = Scored([math.nan] * count, {index: value.text for index, value in failed.items()})
+        scored = Scored([math.nan] * count, {index: failure.value for index, failure in failed.items()})
         for index in singles.keys() - failed.keys():
             one = check_scores(name, singles[index], [prompts[index]], [completions[index]], skip=True)
             [scored.scores[index]] = one.scores
@@ -220,7 +220,7 @@ class RewardExecutor:
             except RewardFailure as error:
                 found[index] = error
                 if not error.in_time:
-                    found[index] = RewardFailure(f"{error.text}, its share of the batch's time", in_time=False)
+                    found[index] = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
                 elif first_only:
                     break
         return found

@@ -82,8 +82,8 @@ def _weighed(
         raise ValueError(f"{len(scores)} completions are not a multiple of num_generations = {num_generations}")
     values, size, whole = scores, num_generations, max(1, len(scores))
     if aggregation == "normalize_then_sum":  # z-scores of each function within the group; their sums, within the batch
-        centres, stds = (_by_block(statistic, scores, num_generations) for statistic in (_mean, _std))
-        values, size, scale = np.ascontiguousarray((scores - centres) / (stds + EPSILON)), whole, "batch"
+        by_group, size, scale = scores.reshape(-1, num_generations, scores.shape[1]), whole, "batch"
+        values = ((by_group - _mean(by_group)[:, None]) / (_std(by_group)[:, None] + EPSILON)).reshape(scores.shape)
     terms = values * weights
     sums = np.where(np.isnan(scores).all(axis=1), np.nan, np.nansum(terms, axis=1))
     spread = 1.0 if scale == "none" else _by_block(_std, sums, whole if scale == "batch" else size) + EPSILON

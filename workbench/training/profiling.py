@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.audit.grading import advice, grader_for
+from workbench.audit.prompt_format import advice, grader_for
 from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
-from workbench.data.lengths import PromptLengths, prompt_lengths_tokens
-from workbench.data.template import TemplateCard, template_card
+from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, template_card
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from workbench.data.lengths import prompt_text
+from workbench.data.template import prompt_text
 from workbench.training.generation import Generation
 from workbench.training.generation.hook import UNSLOTH_ON_A_GPU
 from workbench.training.policy import Policy
