@@ -15,13 +15,9 @@ from workbench.printable import printable
 
 
 class WorkbenchError(Exception):
-    """Base of every error that the workbench raises on purpose.
+    """Base of every error that the workbench raises on purpose: the value that was met, the rule that it breaks, what to do.
 
-    Args:
-        value: what was met, with the offending value in it.
-        rule: the rule that it breaks.
-        remedy: what the reader can do about it.
-        network: the hub cannot be reached, so whether the value breaks the rule is not known.
+    `network`: the hub cannot be reached, so whether the value breaks the rule is not known.
     """
 
     def __init__(self, value: str, *, rule: str, remedy: str, network: bool = False) -> None:

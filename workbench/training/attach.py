@@ -26,8 +26,8 @@ from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
+from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
-from workbench.run.state import RunState
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training import watchers as shows

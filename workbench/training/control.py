@@ -14,17 +14,15 @@ from typing import Any
 
 from workbench.errors import RequestError, WorkbenchError
 from workbench.rewards.suite import RewardSuite
-from workbench.run.control_file import ControlReader, Request, check_request, write_request
+from workbench.run.control_file import CHANGES, ControlReader, Request, check_request, write_request
 from workbench.run.directory import RunDirectory
-from workbench.run.lines import append_line
-from workbench.run.state import CHANGES
 from workbench.task import Task, load_task
 from workbench.training.adaptive import AdaptiveWeights
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.signals import GracefulStop
 from workbench.training.stages import Stage
-from workbench.workspace import resolve, shown
+from workbench.workspace import append_line, resolve, shown
 
 POLL_S = 0.1
 CARRIED = "the stage before"  # who asked for a reload that a stage inherits
@@ -99,7 +97,7 @@ class RunControl:
         """
         if live.stage.source in self._reloaded:
             found = self._reload(live, step, self._reloaded[live.stage.source])
-            self._answer(live, Request("reload", CARRIED, ""), step, **found)
+            self._answer(live, Request("reload", CARRIED, "", {}), step, **found)
         self.boundary(live, step, control, begins=True)
 
     def boundary(self, live: LiveRun, step: int, control: Any, *, begins: bool = False, ends: bool = False) -> None:
