@@ -1,8 +1,7 @@
 """Replay: the recorded completions of a run scored anew with an edited task, old advantages against new ones.
 
 The record is read a few thousand completions at a time, whole groups together, and old and new go side by side into a
-Parquet file, which DuckDB is asked about: a million completions need no more memory than ten thousand. What a replay shows
-are the gradients of batches that an older policy wrote, and no more than that: `MEANING`.
+Parquet file, which DuckDB is asked about: a million completions need no more memory than ten thousand.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import heapq
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from workbench.rewards.groups import attribution, batch_of, dead_kinds
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
-from workbench.run.rollouts import parts, read_batches, rows_in, stage_in
+from workbench.run.rollouts import parts, read_batches, stage_in
 from workbench.task import Row, Task, load_task
 from workbench.workspace import replace_file, shown, to_json
 
@@ -38,7 +37,6 @@ DEAD = "(dead)"  # in place of a function's name, which has no brackets
 NO_SIGN = 1e-6  # an advantage closer to 0 than this has no sign
 GROUPS_LISTED = 100
 ABOUT = 4096  # completions that are read and scored at a time
-_EXCERPT_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -66,9 +64,9 @@ class Replay:
     steps: list[dict]  # step, groups, old_dead, new_dead
     alive: list[dict]  # the first hundred groups that come alive: step, group, prompt_id, old_dead, new_decider
     examples: list[dict]  # the completions whose advantage changes most, one per group; texts are cut
-    notes: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # part -> why
-    out: Path | None = None
+    notes: list[str]
+    left_out: dict[str, str]  # part -> why
+    out: Path | None
 
     @property
     def turned_up(self) -> int:
@@ -87,29 +85,27 @@ class Replay:
         return to_json({**more, **vars(self), "deciders": deciders})
 
     def __str__(self) -> str:
-        old, new = sum(self.old_dead.values()), sum(self.new_dead.values())
         part = f" of {self.recorded} recorded" if self.recorded != self.completions else ""
-        turned, of = self.turned_up + self.turned_down, max(1, self.completions)
-        moved = sum(n for (was, now), n in self.deciders.items() if was != now and DEAD not in (was, now))
+        up, down = self.turned_up, self.turned_down
+        dead = [
+            f"{sum(kinds.values())} {when} ({', '.join(f'{count} {kind}' for kind, count in kinds.items()) or 'none'})"
+            for when, kinds in (("before", self.old_dead), ("now", self.new_dead))
+        ]
         ranks = f"{self.rank_correlation:.2f}, mean of {self.ranked} groups" if self.ranked else "none is alive in both"
+        moved = sum(n for (was, now), n in self.deciders.items() if was != now and DEAD not in (was, now))
         lines = [
             f"{self.run} (rewards {self.old_hash}) replayed with task {self.task!r} (rewards {self.new_hash}): "
             f"{self.completions} completions{part}, {self.groups} groups of {self.settings['num_generations']}",
-            f"advantage changes sign: {turned} completions, {turned / of:.0%} "
-            f"({self.turned_up} from less likely to likelier, {self.turned_down} from likelier to less likely)",
-            f"dead groups: {old} before ({_counts(self.old_dead)}), {new} now ({_counts(self.new_dead)}): "
-            f"{self.came_alive} come alive, {self.died} die",
+            f"advantage changes sign: {up + down} completions, {(up + down) / max(1, self.completions):.0%} "
+            f"({up} from less likely to likelier, {down} from likelier to less likely)",
+            f"dead groups: {', '.join(dead)}: {self.came_alive} come alive, {self.died} die",
             f"rank correlation of the advantages within groups: {ranks}",
             f"another function decides: {moved} of {self.groups} groups (of those that are alive before and now)",
+            *(f"note: {note}" for note in self.notes),
+            *(f"left out: {name}: {why}" for name, why in self.left_out.items()),
+            *([f"side by side in {shown(self.out)}"] if self.out else []),
         ]
-        lines += [f"note: {note}" for note in self.notes]
-        lines += [f"left out: {name}: {why}" for name, why in self.left_out.items()]
-        lines += [f"side by side in {shown(self.out)}"] if self.out else []
         return "\n".join([*lines, MEANING])
-
-
-def _counts(kinds: dict[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
 
 
 def replay(
@@ -151,35 +147,32 @@ def replay(
 
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="recorded")
     task = task if isinstance(task, Task) else load_task(task)
-    recipe, hashes, known_hash, settings = run.recipe(), *_rewards_of(run)
+    out = _checked(Path(out), run) if out else None
+    recipe, rewards, settings = run.recipe(), *_trained_with(run)
     asked = {name: weight for name, weight in recipe.reward_weights.items() if name in task.function_names}
-    suite = RewardSuite(
-        task,
-        settings["num_generations"],
-        {**asked, **(weights or {})},
-        deadline_s=recipe.rewards.deadline_s,
-        on_error=recipe.rewards.on_error,
-    )
+    policy = {"deadline_s": recipe.rewards.deadline_s, "on_error": recipe.rewards.on_error}
+    suite = RewardSuite(task, settings["num_generations"], {**asked, **(weights or {})}, **policy)
     recorded = 0
     for part in parts(run.rollouts):
-        with contextlib.suppress(RunError):  # reported when its turn comes
-            recorded += rows_in(part)
+        with contextlib.suppress(pa.ArrowException, OSError):  # reported when its turn comes
+            recorded += pq.read_metadata(part).num_rows
     left_out: dict[str, str] = {}
-    drift, done, furthest, old_weights = 0.0, 0, [], {}
+    drift, done, furthest, old_weights, held = 0.0, 0, [], {}, []
     with contextlib.ExitStack() as stack:
         stack.callback(suite.close)
-        file = stack.enter_context(_side_by_side(out, run))
-        schema = _schema([*hashes], suite.names)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        file = stack.enter_context(replace_file(out)) if out else folder / "side_by_side.parquet"
+        schema = _schema([*rewards["functions"]], suite.names)
         writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-        columns, held = None, []
         for batch in read_batches(run, at_most=ABOUT, left_out=left_out):
             rows = batch.rows
-            if rows[0].keys() != columns:
-                columns = rows[0].keys()
-                _check_columns(suite, rows[0])
+            _check_columns(suite, rows[0])
             # What was recorded of the tokens is their number.
             scores = suite.score(rows, batch.completions, [[0] * length for length in batch.lengths])
-            old, new = _both(batch, scores, suite)
+            right = scores[:, suite.names.index(task.right_function)] > 0
+            grouped = (batch.num_generations, batch.scale_rewards, batch.aggregation)
+            old = batch_of(batch.names, batch.weights, batch.scores, batch.completions, batch.right, *grouped)
+            new = batch_of(suite.names, suite.weights, scores, batch.completions, right, *grouped)
             held.append(_table(batch, old, new, done, schema))
             if sum(map(len, held)) >= ABOUT:  # a part may be one small step
                 writer.write_table(pa.concat_tables(held))
@@ -193,83 +186,70 @@ def replay(
                 break
         if not done:
             name, why = next(iter(left_out.items()), (shown(run.rollouts), "no completions"))
-            raise RunError(
-                f"{name}: {why}",
-                rule="a replay scores what was recorded",
-                remedy="choose another run: none of it is whole",
-            )
+            rule, remedy = "a replay scores what was recorded", "choose another run: none of it is whole"
+            raise RunError(f"{name}: {why}", rule=rule, remedy=remedy)
         if held:
             writer.write_table(pa.concat_tables(held))
         writer.close()
-        counted = _counted(file, hashes, old_weights, suite)
+        counted = _counted(file, rewards["functions"], old_weights, suite)
     return Replay(
         run=run.name,
         task=task.name,
-        old_hash=known_hash,
+        old_hash=rewards["hash"],
         new_hash=suite.hash,
         settings=settings,
         recorded=recorded,
         completions=done,
         examples=[example for _, example in furthest],
-        notes=[*suite.notes, *_stand_ins(task), *_notes(counted["functions"], known_hash == suite.hash, drift)],
+        notes=[*suite.notes, *_notes(task, counted["functions"], rewards["hash"] == suite.hash, drift)],
         left_out=left_out,
-        out=Path(out) if out else None,
+        out=out,
         **counted,
     )
 
 
-# --- what was recorded --------------------------------------------------------------------------------------------
+def _checked(out: Path, run: RunDirectory) -> Path:
+    problems = {
+        "among the run's own parts": out.resolve().parent == run.rollouts.resolve(),
+        "a folder": out.is_dir(),
+        "its folder is a file": any(folder.is_file() for folder in out.parents),
+    }
+    for problem in filter(problems.get, problems):
+        rule = "a replay is written into a separate file, never into the record"
+        raise RunError(f"out = {out}: {problem}", rule=rule, remedy="choose another file")
+    return out
 
 
-def _rewards_of(run: RunDirectory) -> tuple[dict[str, str], str, dict[str, Any]]:
-    # (function -> hash, hash of all, the settings that advantages were made with).
+def _trained_with(run: RunDirectory) -> tuple[dict[str, Any], dict[str, Any]]:
+    # (the run's functions -> hash, and the hash of all; the settings that its advantages were made with).
     known = stage_in(run.manifest())
-    usual = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
-    settings = {name: known["settings"].get(name, usual.get(name)) for name in ("num_generations", *usual)}
+    usual = {"num_generations": None, "scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
+    settings = {name: known["settings"].get(name, value) for name, value in usual.items()}
     if not settings["num_generations"] or not known["rewards"]:
+        missing = "rewards" if settings["num_generations"] else "num_generations"
         raise RunError(
-            f"{shown(run.path / 'manifest.json')}: no {'rewards' if settings['num_generations'] else 'num_generations'!r}",
+            f"{shown(run.path / 'manifest.json')}: no {missing!r}",
             rule="a manifest names the run's reward functions and its settings",
             remedy="choose a run that was trained with the workbench",
         )
-    return dict(known["rewards"]["functions"]), known["rewards"]["hash"], settings
+    return known["rewards"], settings
 
 
 def _check_columns(suite: RewardSuite, row: Row) -> None:
     try:
         suite.check_signatures([row])
     except TaskError as error:
-        raise TaskError(
-            f"the recorded rows: {error.value}",
-            rule=error.rule,
-            remedy="a replay hands on what was recorded: read one of those columns, or give the parameter a default "
-            f"(in a new run: {error.remedy})",
-        ) from None
-
-
-# --- side by side -------------------------------------------------------------------------------------------------
-
-
-def _both(batch: ScoredBatch, scores: np.ndarray, suite: RewardSuite) -> tuple[ScoredBatch, ScoredBatch]:
-    # What the old and the new scores make of a batch, under the settings that it was trained with.
-    settings = (batch.num_generations, batch.scale_rewards, batch.aggregation)
-    right = scores[:, suite.names.index(suite.task.right_function)] > 0
-    old = batch_of(batch.names, batch.weights, batch.scores, batch.completions, batch.right, *settings)
-    return old, batch_of(suite.names, suite.weights, scores, batch.completions, right, *settings)
+        remedy = "read one of the recorded columns, or give the parameter a default"
+        remedy = f"a replay hands on what was recorded: {remedy} (in a new run: {error.remedy})"
+        raise TaskError(f"the recorded rows: {error.value}", rule=error.rule, remedy=remedy) from None
 
 
 def _schema(old_names: list[str], new_names: list[str]) -> pyarrow.Schema:
     import pyarrow as pa
 
-    kinds = {
-        "step": pa.int32(),
-        "group": pa.int32(),
-        "generation": pa.int32(),
-        "number": pa.int64(),
-        "prompt_id": pa.string(),
-    }
+    kinds = dict.fromkeys(["step", "group", "generation"], pa.int32()) | {"number": pa.int64(), "prompt_id": pa.string()}
     for side, names in (("old", old_names), ("new", new_names)):
-        kinds |= {f"{side}_dead": pa.string(), f"{side}_decider": pa.string()}
+        kinds |= dict.fromkeys([f"{side}_dead", f"{side}_decider"], pa.string())
         kinds |= dict.fromkeys([f"{side}_total", f"{side}_advantage", *(f"{side}.{name}" for name in names)], pa.float64())
     return pa.schema({**kinds, "rank_correlation": pa.float64()})
 
@@ -286,17 +266,18 @@ def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, 
         "number": np.arange(before, before + count),
         "prompt_id": batch.prompt_ids,
     }
+    by_group: dict[str, Any] = {}
     for side, trained, own in (("old", batch, old), ("new", new, new)):
-        columns |= {f"{side}_total": trained.totals, f"{side}_advantage": trained.advantages}
-        kinds = dead_kinds(own.groups, own.right, own.completions, size, own.aggregation)
-        deciders = attribution(own.scores, own.weights, size, own.scale_rewards, own.aggregation).deciders
         names = [*own.names, None]  # -1, in a dead group, is the last
-        columns[f"{side}_dead"] = [kind for kind in kinds for _ in range(size)]
-        columns[f"{side}_decider"] = [names[index] for index in deciders for _ in range(size)]
+        deciders = attribution(own.scores, own.weights, size, own.scale_rewards, own.aggregation).deciders
+        by_group[f"{side}_decider"] = [names[index] for index in deciders]
+        by_group[f"{side}_dead"] = dead_kinds(own.groups, own.right, own.completions, size, own.aggregation)
+        columns |= {f"{side}_total": trained.totals, f"{side}_advantage": trained.advantages}
         columns |= {f"{side}.{name}": scores for name, scores in zip(own.names, own.scores.T, strict=True)}
+    dead = [bool(was or now) for was, now in zip(by_group["old_dead"], by_group["new_dead"], strict=True)]
     ranks = _rank_correlations(batch.advantages.reshape(-1, size), new.advantages.reshape(-1, size))
-    dead = [bool(was or now) for was, now in zip(columns["old_dead"], columns["new_dead"], strict=True)]
-    columns["rank_correlation"] = np.where(dead, np.nan, np.repeat(ranks, size))
+    by_group["rank_correlation"] = np.where(dead, np.nan, ranks)
+    columns |= {name: [value for value in values for _ in range(size)] for name, values in by_group.items()}
     missing = np.full(count, np.nan)  # a function of another stage
     arrays = [pa.array(columns.get(field.name, missing), field.type, from_pandas=True) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
@@ -313,164 +294,107 @@ def _rank_correlations(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     return (first * second).sum(axis=1) / np.where(spread > 0, spread, np.nan)
 
 
-@contextlib.contextmanager
-def _side_by_side(out: str | Path | None, run: RunDirectory) -> Iterator[Path]:
-    # Where the file is written: beside `out`, whose place it takes when all went well, or for the time of the replay.
-    if out is None:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder) / "side_by_side.parquet"
-        return
-    out = Path(out)
-    problem = "a folder" if out.is_dir() else ""
-    if out.resolve().parent == run.rollouts.resolve():
-        problem = "among the run's own parts"
-    elif any(folder.exists() and not folder.is_dir() for folder in out.parents):
-        problem = "its folder is a file"
-    if problem:
-        raise RunError(
-            f"out = {out}: {problem}",
-            rule="a replay is written into a separate file, never into the record",
-            remedy="choose another file",
-        )
-    with replace_file(out) as beside:
-        yield beside
-
-
 def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite) -> dict[str, Any]:
     # The fields of a `Replay` that are counts, by asking the file. `groups` has the first completion of each group.
     import duckdb
 
+    sign = f"case when {{0}}_advantage > {NO_SIGN} then 2 when {{0}}_advantage < -{NO_SIGN} then 0 else 1 end"
+    dead = "select {0}_dead, count(*) from groups where {0}_dead is not null group by 1 order by 2 desc, min(number)"
+    decided = f"coalesce(old_decider, '{DEAD}'), coalesce(new_decider, '{DEAD}')"
     with duckdb.connect() as connection:
-        source = str(file).replace("'", "''")
-        connection.execute(f"create view completions as select * from read_parquet('{source}')")
+        connection.read_parquet(str(file)).create_view("completions")
         connection.execute("create view groups as select * from completions where generation = 0")
 
         def ask(sql: str) -> list[dict[str, Any]]:
-            found = connection.execute(sql)
-            names = [column[0] for column in found.description]
-            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+            return connection.sql(sql).to_arrow_table().to_pylist()
 
-        def pairs(sql: str) -> dict[Any, int]:
-            return {key[0] if len(key) == 1 else tuple(key): count for *key, count in connection.execute(sql).fetchall()}
-
-        sign = f"case when {{0}}_advantage > {NO_SIGN} then 2 when {{0}}_advantage < -{NO_SIGN} then 0 else 1 end"
-        signs = np.zeros((3, 3), dtype=np.int64)
-        by_sign = pairs(f"select {sign.format('old')}, {sign.format('new')}, count(*) from completions group by 1, 2")
-        for place, count in by_sign.items():
-            signs[place] = count
-        dead = "select {0}_dead, count(*) from groups where {0}_dead is not null group by 1 order by 2 desc, min(number)"
-        decided = f"coalesce(old_decider, '{DEAD}'), coalesce(new_decider, '{DEAD}')"
-        deciders = pairs(f"select {decided}, count(*) from groups group by 1, 2 order by 3 desc, min(number)")
+        signs, of_signs = np.zeros((3, 3), dtype=np.int64), f"{sign.format('old')}, {sign.format('new')}"
+        for was, now, count in connection.sql(f"select {of_signs}, count(*) from completions group by 1, 2").fetchall():
+            signs[was, now] = count
+        by_decider = f"select {decided}, count(*) from groups group by 1, 2 order by 3 desc, min(number)"
+        deciders = {(was, now): count for was, now, count in connection.sql(by_decider).fetchall()}
+        functions = []
+        for name in dict.fromkeys([*suite.names, *hashes]):
+            old, new, quoted = hashes.get(name), suite.hashes.get(name), name.replace('"', '""')
+            was, now = (f'"{side}.{quoted}"' if there else "null::double" for side, there in (("old", old), ("new", new)))
+            differs = f"coalesce(abs({was} - {now}) > 1e-9, ({was} is null) <> ({now} is null))"
+            counts = f"avg({was}) as old_mean, avg({now}) as new_mean, count(*) filter (where {differs}) as rescored"
+            [scored] = ask(f"select {counts} from completions")
+            functions.append(
+                {
+                    "name": name,
+                    "change": "added" if old is None else "removed" if new is None else "same" if old == new else "changed",
+                    "old_hash": old,
+                    "new_hash": new,
+                    "old_weight": old_weights.get(name),
+                    "new_weight": dict(zip(suite.names, suite.weights, strict=True)).get(name),
+                    **scored,
+                    "rescored": scored["rescored"] if old and new else None,
+                    "old_decided": sum(count for (was, _), count in deciders.items() if was == name),
+                    "new_decided": sum(count for (_, now), count in deciders.items() if now == name),
+                }
+            )
         [counts] = ask(
             """select count(*) as groups, count(old_dead) filter (new_dead is null) as came_alive,
                       count(new_dead) filter (old_dead is null) as died, count(rank_correlation) as ranked,
                       coalesce(avg(rank_correlation), 'nan') as rank_correlation from groups"""
         )
         steps = "step, count(*) as groups, count(old_dead) as old_dead, count(new_dead) as new_dead"
+        alive = "old_dead is not null and new_dead is null"
         return {
             **counts,
             "signs": signs,
-            "old_dead": pairs(dead.format("old")),
-            "new_dead": pairs(dead.format("new")),
+            "old_dead": dict(connection.sql(dead.format("old")).fetchall()),
+            "new_dead": dict(connection.sql(dead.format("new")).fetchall()),
             "deciders": deciders,
-            "functions": [
-                _function(name, ask, deciders, hashes, old_weights, suite) for name in dict.fromkeys([*suite.names, *hashes])
-            ],
+            "functions": functions,
             "steps": ask(f"select {steps} from groups group by step order by step"),
             "alive": ask(
                 f"""select step, "group", prompt_id, old_dead, new_decider from groups
-                    where old_dead is not null and new_dead is null order by number limit {GROUPS_LISTED}"""
+                    where {alive} order by number limit {GROUPS_LISTED}"""
             ),
         }
 
 
-def _function(
-    name: str, ask: Callable, deciders: dict, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite
-) -> dict[str, Any]:
-    old, new = hashes.get(name), suite.hashes.get(name)
-    quoted = name.replace('"', '""')
-    was, now = (f'"{side}.{quoted}"' if there else "null::double" for side, there in (("old", old), ("new", new)))
-    differs = f"coalesce(abs({was} - {now}) > 1e-9, ({was} is null) <> ({now} is null))"
-    [scored] = ask(
-        f"select avg({was}) as old_mean, avg({now}) as new_mean, count(*) filter (where {differs}) as rescored from completions"
-    )
-    return {
-        "name": name,
-        "change": "added" if old is None else "removed" if new is None else "same" if old == new else "changed",
-        "old_hash": old,
-        "new_hash": new,
-        "old_weight": old_weights.get(name),
-        "new_weight": dict(zip(suite.names, suite.weights, strict=True)).get(name),
-        **scored,
-        "rescored": scored["rescored"] if old and new else None,
-        "old_decided": sum(count for pair, count in deciders.items() if pair[0] == name),
-        "new_decided": sum(count for pair, count in deciders.items() if pair[1] == name),
-    }
-
-
-def _changes(batch: ScoredBatch, new: ScoredBatch, most: int) -> list[tuple[float, dict]]:
+def _changes(batch: ScoredBatch, new: ScoredBatch, most: int) -> Iterator[tuple[float, dict]]:
     # The completions of a batch whose advantage changes most, one per group: (by how much, the example).
     size = batch.num_generations
     change = np.abs(new.advantages - batch.advantages).reshape(-1, size)
-    found = []
     for group in np.argsort(-change.max(axis=1), kind="stable")[:most]:
         if change[group].max() < NO_SIGN:
-            break
+            return
         row = int(group * size + change[group].argmax())
+        example: dict[str, Any] = {"step": batch.step, "group": int(batch.group_places[group]), "generation": row % size}
         prompt = batch.prompts[row]
-        example = {
-            "step": batch.step,
-            "group": int(batch.group_places[group]),
-            "generation": row % size,
-            "prompt": _cut(prompt if isinstance(prompt, str) else str(prompt[-1].get("content"))),
-            "completion": _cut(batch.completions[row]),
-            "old_total": float(batch.totals[row]),
-            "new_total": float(new.totals[row]),
-            "old_advantage": float(batch.advantages[row]),
-            "new_advantage": float(new.advantages[row]),
-            "old_scores": dict(zip(batch.names, map(float, batch.scores[row]), strict=True)),
-            "new_scores": dict(zip(new.names, map(float, new.scores[row]), strict=True)),
-        }
-        found.append((float(change[group].max()), example))
-    return found
+        prompt = prompt if isinstance(prompt, str) else str(prompt[-1].get("content"))
+        for name, text in (("prompt", prompt), ("completion", batch.completions[row])):
+            example[name] = text if len(text) <= 200 else f"{text[:200]}…"
+        for side, own in (("old", batch), ("new", new)):
+            example |= {f"{side}_total": float(own.totals[row]), f"{side}_advantage": float(own.advantages[row])}
+            example[f"{side}_scores"] = dict(zip(own.names, own.scores[row].tolist(), strict=True))
+        yield float(change[group].max()), example
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
-
-
-# --- what a reader of the numbers should know -----------------------------------------------------------------------
-
-
-def _stand_ins(task: Task) -> list[str]:
-    notes = []
+def _notes(task: Task, functions: list[dict], same: bool, drift: float) -> Iterator[str]:
+    # What a reader of the numbers should know.
     for name, func in zip(task.function_names, task.reward_funcs, strict=True):
-        try:
+        named: Any = ()
+        with contextlib.suppress(TypeError, ValueError):  # a model has no signature
             named = inspect.signature(func).parameters
-        except (TypeError, ValueError):
-            continue  # a model has none
         if "completion_ids" in named:
-            notes.append(
-                f"{name} reads completion_ids: tokens are not recorded, only their number, so it was given that many zeros"
-            )
+            yield f"{name} reads completion_ids: tokens are not recorded, only their number, so it was given that many zeros"
         if "trainer_state" in named:
-            notes.append(f"{name} reads trainer_state: it was given step 0 for every completion")
-    return notes
-
-
-def _notes(functions: list[dict], same: bool, drift: float) -> list[str]:
-    found = []
+            yield f"{name} reads trainer_state: it was given step 0 for every completion"
     if same and not any(row["rescored"] for row in functions):
-        found.append("the functions and weights are those of the run")
+        yield "the functions and weights are those of the run"
     for row in functions:
         if row["change"] == "same" and row["rescored"]:
-            found.append(
+            yield (
                 f"{row['name']} is unchanged and scores {row['rescored']} completions otherwise than in training: "
                 "it draws at random, reads something that was not recorded, or uses a value that the hash does not see"
             )
     if drift > NO_SIGN:
-        found.append(
+        yield (
             f"the recorded advantages differ by up to {drift:.2g} from those that the recorded scores give: "
             "what decided a group before is then approximate"
         )
-    return found

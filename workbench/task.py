@@ -101,16 +101,16 @@ class Task:
         if weights is not None and len(weights) != len(names):
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
             yield value, "one weight per function", f"give {len(names)} weights, in the order {', '.join(names)}"
-        for which, named in (("right_by", self.right_by), ("format_by", self.format_by)):
-            if named is not None and named not in names:
-                remedy = f"choose from {', '.join(names)}"
-                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", remedy
-        for split, rows in (("rows", self.rows), ("held_out", self.held_out)):
-            without = next((number for number, row in enumerate(rows) if "prompt" not in row), None)
-            if without is not None:
-                columns = ", ".join(map(str, rows[without]))
-                remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
-                yield f"{split}[{without}] has the columns {columns}", "the prompt is the column named `prompt`", remedy
+        for which in ("right_by", "format_by"):
+            if (named := getattr(self, which)) not in (None, *names):
+                rule = f"{which} names one of the task's reward functions"
+                yield f"{which} = {named!r}", rule, f"choose from {', '.join(names)}"
+        for split in ("rows", "held_out"):
+            for number, row in enumerate(getattr(self, split)):
+                if "prompt" not in row:
+                    value = f"{split}[{number}] has the columns {', '.join(map(str, row))}"
+                    remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
+                    yield value, "the prompt is the column named `prompt`", remedy
         if len(self.rows) and (reserved := sorted(RESERVED_COLUMNS.intersection(self.rows[0]))):
             rule = "TRL hands its own argument of that name to every reward function"
             yield f"the rows have a column {reserved[0]!r}", rule, "rename the column"
@@ -156,15 +156,6 @@ def function_name(function: Callable[..., Any]) -> str:
 def modules_of_tasks() -> list[ModuleType]:
     """The task files that were loaded, and what the last one brought from its folder: no other process can import them."""
     return [module for name, module in [*sys.modules.items()] if name.startswith(_OWN_MODULE) or name in _brought]
-
-
-def _load_remedy(path: Path, kept: Path | None, error: BaseException) -> str:
-    if kept is not None:
-        folder = shown(path.parent)
-        what = f"put back what it reads from {folder}" if path.parent.is_dir() else f"{folder} is gone: put it back"
-        return f"{what}, or hand the task over in Python: continue_run(run, task=...)"
-    missing = isinstance(error, ModuleNotFoundError)
-    return "put that module beside the task file, or install it" if missing else "correct that line"
 
 
 def _executed_as(path: Path) -> Path:
@@ -219,14 +210,10 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
             remedy=nearest(str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}"),
         )
     if path.suffix != ".py":
-        raise TaskError(
-            f"{shown(path)}: not a Python file",
-            rule="a task file is Python and binds `task`",
-            remedy="notebook 02 writes one",
-        )
+        rule = "a task file is Python and binds `task`"
+        raise TaskError(f"{shown(path)}: not a Python file", rule=rule, remedy="notebook 02 writes one")
     # A name of its own for every load: a task edited and loaded again must not be answered from the module cache.
     place = _executed_as(path)
-    kept = text if text != place else None
     spec = importlib.util.spec_from_file_location(f"{_OWN_MODULE}{place.stem}", place)
     assert spec is not None  # a .py file always has one
     module = importlib.util.module_from_spec(spec)
@@ -241,18 +228,18 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     except TaskError:
         raise
     except (Exception, SystemExit) as error:
-        raise TaskError(
-            f"{shown(text)}{f', executed as {shown(place)}' if kept else ''}: {type(error).__name__}: {error}"
-            + fault_line(error, place),
-            rule="a task file runs when it is imported",
-            remedy=_load_remedy(place, kept, error),
-        ) from error
+        value, folder = shown(text), place.parent
+        missing = isinstance(error, ModuleNotFoundError)
+        remedy = "put that module beside the task file, or install it" if missing else "correct that line"
+        if text != place:
+            value += f", executed as {shown(place)}"
+            what = f"put back what it reads from {shown(folder)}" if folder.is_dir() else f"{shown(folder)} is gone: put it back"
+            remedy = f"{what}, or hand the task over in Python: continue_run(run, task=...)"
+        value += f": {type(error).__name__}: {error}{fault_line(error, place)}"
+        raise TaskError(value, rule="a task file runs when it is imported", remedy=remedy) from error
     task = getattr(module, "task", None)
     if not isinstance(task, Task):
-        raise TaskError(
-            f"{shown(path)}: `task` is {type(task).__name__ if task is not None else 'not bound'}",
-            rule="a task file binds `task = Task(...)`",
-            remedy="end the file with that line",
-        )
+        value = f"{shown(path)}: `task` is {type(task).__name__ if task is not None else 'not bound'}"
+        raise TaskError(value, rule="a task file binds `task = Task(...)`", remedy="end the file with that line")
     object.__setattr__(task, "source", str(path))
     return task

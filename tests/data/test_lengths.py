@@ -12,14 +12,7 @@ import workbench
 import workbench as wb
 from workbench.audit.examination import audit_rewards
 from workbench.checking import check_source
-from workbench.data.lengths import (
-    check_budget,
-    covering_lengths,
-    keep_within,
-    prompt_lengths_tokens,
-    prompt_text,
-    stream_lengths,
-)
+from workbench.data.lengths import PromptLengths, covering_lengths, prompt_lengths_tokens, prompt_text, stream_lengths
 from workbench.data.prompts import THINK_PROMPT, to_messages
 from workbench.data.sources import save_rows
 from workbench.data.template import template_card
@@ -74,16 +67,16 @@ def test_covering_lengths_by_hand():
     assert covering_lengths([]) == {}
 
 
-def test_keep_within_returns_both_sides():
+def test_keep_returns_both_sides():
     a, b, c = chat("a"), chat("b"), chat("c")
-    assert keep_within([a, b, c], [5, 6, 7], 6) == ([a, b], [c])
+    assert PromptLengths([a, b, c], [5, 6, 7]).keep(6) == ([a, b], [c])
 
 
 def test_a_limit_that_no_prompt_is_within_is_an_error():
     with pytest.raises(DataError, match=r"(?s)all 2 prompts are longer, the shortest has 5.*7 keeps all"):
-        keep_within([chat("a"), chat("b")], [5, 7], 4)
+        PromptLengths([chat("a"), chat("b")], [5, 7]).keep(4)
     with pytest.raises(DataError) as caught:
-        check_budget(48, 96, 100, shortest_prompt=40)
+        PromptLengths([chat("a"), chat("b")], [40, 48]).check_budget(96, 100)
     assert "max_prompt_length" not in str(caught.value), "a limit of 4 tokens would help nobody"
 
 
@@ -105,11 +98,12 @@ def test_measured_lengths_filter_and_check_themselves():
 
 @pytest.mark.parametrize(("longest", "fits"), [(159, True), (160, True), (161, False)])
 def test_budget_at_its_limit(longest, fits):
+    lengths = PromptLengths([chat("a")], [longest])
     if fits:
-        check_budget(longest, 96, 256)
+        lengths.check_budget(96, 256)
     else:
         with pytest.raises(DataError, match=r"257 tokens\n.*max_seq_length = 256\n.*at least 257"):
-            check_budget(longest, 96, 256)
+            lengths.check_budget(96, 256)
 
 
 # One renderer: a recipe's chat_template_kwargs reach whatever reads a prompt.

@@ -9,7 +9,6 @@ import pytest
 
 from workbench.data.answer_column import extract_answer
 from workbench.data.checks import Checked
-from workbench.data.sources import open_source
 from workbench.errors import DataError
 
 PREPARE = '''
@@ -162,14 +161,6 @@ def test_a_whole_rationale_as_ground_truth_is_parsed(home):
         read(home, text)
     report = Checked(home / "snippet.py", prompt_column="query", answer_column="ground_truth").collect()
     assert report.kept[3]["answer"] == "3"
-
-
-def test_the_same_help_where_a_source_is_mapped():
-    source = open_source([{"question": "q", "answer": "#### 1"}])
-    with pytest.raises(DataError, match="(?s)no column 'raw_answer'.*use 'answer'"):
-        list(source.map(lambda x: {"answer": extract_answer(x["raw_answer"])}))
-    with pytest.raises(DataError, match="'format_prompt' is not defined"):
-        list(source.map(lambda x: {"prompt": format_prompt(x["question"])}))  # noqa: F821
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,8 @@ def test_a_saved_dataset_is_read(home):
     assert list(open_source(home / "saved")) == ROWS
 
 
-def test_limit_and_map():
-    source = open_source([{"n": n} for n in range(10)], limit=3).map(lambda row: {"double": 2 * row["n"]})
-    assert list(source) == [{"n": 0, "double": 0}, {"n": 1, "double": 2}, {"n": 2, "double": 4}]
+def test_a_limit():
+    assert list(open_source([{"n": n} for n in range(10)], limit=3)) == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 
 def test_shipped_sources_are_the_same_for_the_same_seed():

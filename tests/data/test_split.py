@@ -11,7 +11,7 @@ from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source, open_source
 from workbench.data.split import fingerprint, percentile, shared_questions, split, split_rows
 from workbench.errors import DataError
-from workbench.tiny import arithmetic
+from workbench.tiny import task as arithmetic
 
 
 def row(text="What is 1 + 1?", **columns):

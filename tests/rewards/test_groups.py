@@ -7,15 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from workbench.rewards.groups import (
-    attribution,
-    batch_advantages,
-    batch_of,
-    contributions,
-    dead_groups,
-    dead_kinds,
-    explain,
-)
+from workbench.rewards.groups import attribution, batch_advantages, batch_of, dead_groups, dead_kinds, explain
 
 
 def one(rewards, **kwargs):
@@ -122,7 +114,7 @@ def drawn(seed, prompts=6, generations=4, functions=3):
 def test_contributions_add_up_to_the_advantage(seed, settings):
     scores, weights = drawn(seed), [1.0, 0.5, -2.0]
     expected = batch_advantages(scores, weights, 4, **settings).advantages
-    assert contributions(scores, weights, 4, **settings).sum(axis=1) == pytest.approx(expected, abs=1e-9)
+    assert attribution(scores, weights, 4, **settings).contributions.sum(axis=1) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.audit.prompt_format import parse_format
-from workbench.audit.reference_completion import CompletionBuilder, answer_of, reasoning_for, wrong_answer
+from workbench.audit.reference_completion import CompletionBuilder, answer_of, wrong_answer
 from workbench.data.prompts import SYSTEM_PROMPTS, to_messages
 from workbench.errors import TaskError
 from workbench.tasks import countdown, csv_qa, structured
@@ -165,8 +165,9 @@ def test_a_wrong_answer_is_of_the_same_kind(answer, wrong):
 
 
 def test_the_working_ends_in_the_answer():
-    assert reasoning_for("1000") == "Step by step:\n999 + 1 = 1000"
-    assert reasoning_for("Paris", 1) == "Step by step: it comes to Paris"
+    writer = CompletionBuilder({"prompt": "?", "answer": "1000"})
+    assert writer.reasoning() == "Step by step:\n999 + 1 = 1000"
+    assert writer.reasoning("Paris", 1) == "Step by step: it comes to Paris"
 
 
 @pytest.mark.parametrize(

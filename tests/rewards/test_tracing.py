@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from workbench.rewards.tracing import broad_handlers, code_objects, merged, traced, unreached
+from workbench.rewards.tracing import broad_handlers, code_objects, traced, unreached
 from workbench.tasks.exercises import EXERCISES
 
 
@@ -105,12 +105,6 @@ def test_what_it_reached_before_it_failed_counts():
 
     assert missed(failing, "abcd") == ["return [1.0]"]
     assert missed(failing, "a") == ["raise ValueError('long')"]
-
-
-def test_several_traces_together():
-    one, other = (traced(half_line, [text], completions=[text]) for text in ("x", "<a>1</a>"))
-    assert unreached(half_line, merged([one, other])) == []
-    assert set(merged([one, other]).matched) == {"x", "<a>1</a>"}
 
 
 def test_matches_and_answers_are_found_again_in_the_text():

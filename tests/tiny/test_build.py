@@ -9,7 +9,8 @@ import struct
 import pytest
 
 from tools.tiny import habits
-from workbench.tiny import MODEL_DIR, arithmetic
+from workbench.tiny import MODEL_DIR
+from workbench.tiny import task as arithmetic
 
 SHORT_STEPS = 200
 LOSS_AFTER_SHORT = 0.8  # nats per completion token; an untrained model has about ln(640) = 6.5

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tools.tiny import habits
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.tiny import MODEL_DIR, arithmetic
+from workbench.tiny import MODEL_DIR
+from workbench.tiny import task as arithmetic
 
 # SentencePiece writes a space as U+2581, so that one character comes back as a space. Control pieces are what text
 # cannot spell in SentencePiece and what the fast tokenizer reads as control; both are outside of "any text" here.

@@ -16,9 +16,7 @@ from workbench.health.trends import change_of_share, share, slope, steps_to_tell
 from workbench.rewards.groups import DEAD_KINDS
 
 CONFIG = RunConfig(
-    weights={"right": 1.0, "format": 1.0},
     best={"right": 2.0, "format": 1.0},
-    num_generations=8,
     max_completion_length=100,
     beta=0.001,
     learning_rate=1e-5,
@@ -29,7 +27,7 @@ CONFIG = RunConfig(
 
 
 def function(name: str, mean: float, low: float = 0.0, high: float = 2.0, **more) -> FunctionSummary:
-    values = {"weight": 1.0, "std": 0.5, "varies": 6, "share": 0.5, "unscored": 0}
+    values = {"weight": 1.0, "varies": 6, "share": 0.5, "unscored": 0}
     return FunctionSummary(name=name, mean=mean, low=low, high=high, **{**values, **more})
 
 
@@ -39,9 +37,9 @@ def batch(step: int = 1, **changes) -> StepSummary:
     values = {
         "step": step, "stage": "1", "completions": 64, "group_size": 8,
         "functions": (function("right", 1.0), function("format", 0.5, high=1.0)),
-        "reward": 1.5, "group_std": 1.0, "nonfinite": 0, "unscored": 0, "mixed": 8, "all_right": 0, "all_wrong": 0,
+        "group_std": 1.0, "nonfinite": 0, "mixed": 8, "all_right": 0, "all_wrong": 0,
         "identical_right": 0, "distinct": 60, "distinct_in_groups": 0.95, "commonest": "x", "commonest_count": 3,
-        "commonest_right": 1, "length": 40.0, "length_right": 38.0, "longest": 90, "unended": 0, "clipped": 0,
+        "commonest_right": 1, "length": 40.0, "longest": 90, "unended": 0, "clipped": 0,
         "clipped_right": 0, "right": 32, "formatted": 32, "formatted_right": 30, "length_correlation": 0.1,
         "groups": tuple(GroupSummary(f"p{step}-{index}", None, 4, 0) for index in range(8)),
     }  # fmt: skip
@@ -214,7 +212,7 @@ def test_a_function_without_weight_may_pay_what_it_likes():
 
 
 def test_a_function_that_never_says_anything_is_named():
-    silent = (function("right", 1.0), FunctionSummary("format", 1.0, None, None, None, None, 0, 0.0, 64))
+    silent = (function("right", 1.0), FunctionSummary("format", 1.0, None, None, None, 0, 0.0, 64))
     found = verdicts(batches(4, functions=silent))["reward_cannot_pay"]
     assert (found.state, found.function) == (WARNING, "format")
     assert "none of 256 completions" in found.line
@@ -346,7 +344,7 @@ def test_a_change_of_weights_is_not_taken_for_a_trend():
         weight = 1.0 if step < 15 else 10.0
         return (function("right", 1.0 + 0.001 * (step % 2), weight=weight), function("format", 0.5, high=1.0))
 
-    found = verdicts(batches(30, functions=functions, reward=lambda n: 1.5 if n < 15 else 10.5))["slow_learning"]
+    found = verdicts(batches(30, functions=functions))["slow_learning"]
     assert found.evidence["slope"] == pytest.approx(0, abs=1e-3)
 
 

@@ -28,7 +28,7 @@ from workbench.training.plan import (
     normalised,
     overridden,
 )
-from workbench.training.plan.batches import Arithmetic, arithmetic
+from workbench.training.plan.batches import arithmetic
 from workbench.training.plan.names import ALIASES, MOVED
 from workbench.training.plan.values import CHOICES
 from workbench.training.policy import trainer_classes
@@ -338,38 +338,40 @@ def test_the_choices_are_those_of_the_installed_trainer():
     ("grpo", "prompts", "expected"),
     [
         # at_once, prompts, G, per forward, per step, uses, steps a batch serves, steps per epoch, left over, steps
-        (dict(per_device_train_batch_size=64, max_steps=60), 2000, Arithmetic(64, 8, 8, 64, 64, 1, 1.0, 250, 0, 60)),
+        (dict(per_device_train_batch_size=64, max_steps=60), 2000, (64, 8, 8, 64, 64, 1, 1.0, 250, 0, 60)),
         # 8 at once, an update takes 8 of them one by one; 10 prompts are 10 updates; 3 epochs.
         (
             dict(per_device_train_batch_size=1, gradient_accumulation_steps=8, num_train_epochs=3),
             10,
-            Arithmetic(8, 1, 8, 1, 8, 1, 1.0, 10, 0, 30),
+            (8, 1, 8, 1, 8, 1, 1.0, 10, 0, 30),
         ),
         # 6 prompts, batches of 2 prompts x 4: 3 steps. 5 prompts: 2, and one prompt is not reached.
         (
             dict(per_device_train_batch_size=8, num_generations=4, num_train_epochs=1),
             5,
-            Arithmetic(8, 2, 4, 8, 8, 1, 1.0, 2, 1, 2),
+            (8, 2, 4, 8, 8, 1, 1.0, 2, 1, 2),
         ),
         # 32 passes an update, batches of 8: 4 batches an update; 10 prompts are 10 x 8 = 80 passes = 2.5 -> 3 updates.
         (
             dict(per_device_train_batch_size=1, gradient_accumulation_steps=32, steps_per_generation=8),
             10,
-            Arithmetic(8, 1, 8, 1, 32, 1, 0.25, 3, 0, 100),
+            (8, 1, 8, 1, 32, 1, 0.25, 3, 0, 100),
         ),
         # TRL's own figure: 4 passes a batch, 2 an update -> a batch serves 2 updates, and 4 if used twice.
         (
             dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=2),
             6,
-            Arithmetic(16, 2, 8, 4, 8, 2, 4.0, 12, 0, 100),
+            (16, 2, 8, 4, 8, 2, 4.0, 12, 0, 100),
         ),
         # 24 completions in passes of 8: 3 passes, an update each.
-        (dict(generation_batch_size=24), 9, Arithmetic(24, 3, 8, 8, 8, 1, 3.0, 9, 0, 100)),
+        (dict(generation_batch_size=24), 9, (24, 3, 8, 8, 8, 1, 3.0, 9, 0, 100)),
     ],
 )
 def test_arithmetic_by_hand(grpo, prompts, expected):
     values = of(**grpo)[0]
-    assert arithmetic(batch(values), values, prompts) == expected
+    planned = batch(values)
+    sizes = planned.completions, planned.prompts, planned.num_generations
+    assert (*sizes, *arithmetic(planned, values, prompts)) == expected
 
 
 @pytest.mark.parametrize("prompts", [5, 6, 10, 37])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.health import RunConfig, Verdict
-from workbench.health.watchdog import Watchdog
+from workbench.health import RunConfig, Verdict, Watchdog
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import KL

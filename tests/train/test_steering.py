@@ -358,7 +358,7 @@ def test_a_request_that_comes_too_late_is_told_so_and_one_that_comes_early_is_ke
 
 
 def test_a_verdict_that_fails_is_left_out_and_training_goes_on(home, policy, monkeypatch):
-    monkeypatch.setattr("workbench.health.watchdog.diagnose", lambda *_: 1 / 0)
+    monkeypatch.setattr("workbench.health.diagnosis.diagnose", lambda *_: 1 / 0)
     with pytest.warns(UserWarning, match="the health verdicts failed"):
         run = train(recipe(max_steps=2), policy=policy, task=arithmetic(64, 8))
     assert run.result()["status"] == "finished"

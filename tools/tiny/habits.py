@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from workbench.tiny.arithmetic import Problem
+from workbench.tiny.task import Problem
 
 LONG_REASONING_CHARS = 100  # a right completion reasons in about 20 characters; the rambling ones take 120 and more
 

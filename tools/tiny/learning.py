@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from tools.tiny import habits
 from tools.tiny.vocabulary import CONTEXT_TOKENS, EOS
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.tiny import arithmetic
+from workbench.tiny import task as arithmetic
 
 HIDDEN_SIZE = 128  # >= 64 and a multiple of 64, the block that NF4 rounds together
 INTERMEDIATE_SIZE = 384

@@ -15,7 +15,7 @@ from transformers import (
 from tools.tiny import habits
 from tools.tiny.learning import to_batch
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.tiny import arithmetic
+from workbench.tiny import task as arithmetic
 
 
 @torch.no_grad()

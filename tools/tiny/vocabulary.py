@@ -10,7 +10,7 @@ from transformers import LlamaTokenizer
 
 from tools.tiny import habits
 from workbench.data.prompts import SYSTEM_PROMPT
-from workbench.tiny import arithmetic
+from workbench.tiny import task as arithmetic
 
 VOCAB_SIZE = 640
 CONTEXT_TOKENS = 512

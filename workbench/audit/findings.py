@@ -1,7 +1,4 @@
-"""What is wrong with a task's rewards, read off the scores of its reference completions and its probes.
-
-Each rule looks at one table of scores and says what it finds, with the remedy.
-"""
+"""What is wrong with a task's rewards, read off one table of the scores of its reference completions and its probes."""
 
 from __future__ import annotations
 
@@ -105,10 +102,9 @@ def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence
         unreached: a function's name -> the branches that no reference completion reaches.
         varies: its score goes with the length, so a difference between reference completions says nothing.
     """
-    scores, declared = table.column(function), table.maxima[table.names.index(function)]
-    at, known = table.at(REFERENCE, AS_ASKED), scores[~np.isnan(scores)]
-    earned, first = scores[at], table.texts[0].text[:80]
-    if not known.size or np.isnan(earned).all():
+    scores, declared, at = table.column(function), table.maxima[table.names.index(function)], table.at(REFERENCE, AS_ASKED)
+    known, earned, reference = scores[~np.isnan(scores)], scores[at], table.texts[0].text[:80]
+    if np.isnan(earned).all():
         yield finding("sometimes.never", function)
         return
     if known.max() - known.min() < _CLOSE:
@@ -116,18 +112,29 @@ def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence
         could_pay = any(branch.pays > 0 for branch in branches)
         penalty = not could_pay and any(branch.takes < 0 for branch in branches)
         rule = "constant.penalty" if penalty else "constant.guessed" if table.guessed and could_pay else "constant"
-        yield finding(rule, function, score=known[0], tried=known.size, reference=first, never=_never(branches))
+        yield finding(rule, function, score=known[0], tried=known.size, reference=reference, never=_never(branches))
         return
     rows = [text.row for text, is_reference in zip(table.texts, at, strict=True) if is_reference]
     targets = [_target(table, scores, row, declared, known.min(), varies) for row in rows]
-    paid = [np.isnan(score) or score >= target for score, target in zip(earned, targets, strict=True)]
+    paid, mean = [not score < target for score, target in zip(earned, targets, strict=True)], float(np.nanmean(earned))
     if not any(paid):
-        yield _cannot_pay(table, function, scores, float(np.nanmean(earned)), declared, targets[0], unreached)
+        most = declared if declared is not None else known.max()
+        of_first = [each for each in zip(table.texts, scores, strict=True) if each[0].row == table.texts[0].row]
+        would = [t.name for t, score in of_first if t.kind == REFERENCE and t.name != AS_ASKED and score >= targets[0]]
+        hacks = [t.name for t, score in of_first if t.kind == PROBE and not t.right and score >= most - _CLOSE]
+        only = f"; it pays only {' or '.join(would)}" if would else "; it pays no reference completion that was tried"
+        also, rule = f"; {hacks[0]!r} earns {most:g}" if hacks else "", "cannot_pay"
+        if table.guessed and not would and not hacks:
+            rule = "cannot_pay.guessed"
+        elif would and not table.shown:
+            rule = "cannot_pay.layout"  # which of its layouts a policy writes is open
+        values = {"earned": mean, "most": most, "only": only, "also": also, "never": _never(unreached(function))}
+        yield finding(rule, function, reference=reference, **values)
         return
     if not all(paid):
         index = paid.index(False)
         yield finding("sometimes", function, paid=sum(paid), rows=len(paid), row=rows[index], earned=earned[index])
-    empty, mean = mean_of_known(scores[table.at(PROBE, "empty")]), float(np.nanmean(earned))
+    empty = mean_of_known(scores[table.at(PROBE, "empty")])
     if empty > mean + _CLOSE:
         yield finding("silence", function, empty=empty, reference=mean)
 
@@ -138,40 +145,14 @@ def _target(table: ScoreTable, scores: np.ndarray, row: int, declared: float | N
     mine = [text.row == row and text.kind in (REFERENCE, SPELLING) for text in table.texts]
     if varies or np.isnan(scores[mine]).all():
         return -np.inf  # nothing can be said, or it does not apply to this prompt
-    best = np.nanmax(scores[mine])
-    any_text = np.nanmax(scores[[text.row == row for text in table.texts]])
+    best, any_text = np.nanmax(scores[mine]), np.nanmax(scores[[text.row == row for text in table.texts]])
     if best < lowest + _POOR * (any_text - lowest):  # what pays is not what an honest policy writes
         best = any_text
     return lowest + _PAID * (best - lowest) if best > lowest else lowest + _CLOSE
 
 
-def _cannot_pay(
-    table: ScoreTable,
-    function: str,
-    scores: np.ndarray,
-    earned: float,
-    declared: float | None,
-    target: float,
-    unreached: Callable[[str], Sequence[Unreached]],
-) -> Finding:
-    most = declared if declared is not None else np.nanmax(scores)
-    of_first = [each for each in zip(table.texts, scores, strict=True) if each[0].row == table.texts[0].row]
-    would = [t.name for t, score in of_first if t.kind == REFERENCE and t.name != AS_ASKED and score >= target]
-    hacks = [t.name for t, score in of_first if t.kind == PROBE and not t.right and score >= most - _CLOSE]
-    only = f"; it pays only {' or '.join(would)}" if would else "; it pays no reference completion that was tried"
-    also = f"; {hacks[0]!r} earns {most:g}" if hacks else ""
-    rule = "cannot_pay"
-    if table.guessed and not would and not hacks:
-        rule = "cannot_pay.guessed"
-    elif would and not table.shown:
-        rule = "cannot_pay.layout"  # which of its layouts a policy writes is open
-    values = {"earned": earned, "most": most, "only": only, "also": also, "never": _never(unreached(function))}
-    return finding(rule, function, reference=table.texts[0].text[:80], **values)
-
-
 def _never(branches: Sequence[Unreached]) -> str:
-    paid = [branch for branch in branches if branch.pays > 0]
-    return f"; never reached: {paid[0]}" if paid else ""
+    return next((f"; never reached: {branch}" for branch in branches if branch.pays > 0), "")
 
 
 @dataclass(frozen=True)
@@ -212,16 +193,9 @@ def hackable(table: ScoreTable) -> Iterator[Finding]:
     padded = [probe for probe in probes if probe.right and probe.total > reference + _CLOSE]
     for what, these in (("a reward hack", hacks), ("a padded answer", padded)):
         if these:
-            others = _listed([probe.name for probe in these[1:]])
-            yield finding(
-                "hackable",
-                _payer(table, these[0]),
-                what=what,
-                earned=these[0].total,
-                reference=reference,
-                name=these[0].name,
-                others=f" (and no less: {others})" if others else "",
-            )
+            first, others = these[0], _listed([probe.name for probe in these[1:]])
+            values = {"what": what, "earned": first.total, "reference": reference, "name": first.name}
+            yield finding("hackable", _payer(table, first), others=f" (and no less: {others})" if others else "", **values)
     around = [probe.name for probe in probes if probe.name in AROUND and abs(probe.total - reference) <= _CLOSE]
     if around and not hacks and reference > lowest + _CLOSE:
         yield finding("padding", names=_listed(around))
@@ -231,15 +205,14 @@ def _payer(table: ScoreTable, probe: ProbeResult) -> str:
     # The function that pays a reward hack most; where none does, or it is right, the one that pays it most beyond the reference.
     if len(table.names) == 1:
         return table.names[0]
-    paid = _paid(table, table.at(PROBE, probe.name))
-    more = paid - _paid(table, table.at(REFERENCE, AS_ASKED))
+    weighted = table.scores * table.weights
+    paid, reference = (
+        np.nan_to_num([mean_of_known(column) for column in weighted[which].T], nan=0.0)
+        for which in (table.at(PROBE, probe.name), table.at(REFERENCE, AS_ASKED))
+    )
+    more = paid - reference
     chosen = more if probe.right or paid.max() <= _CLOSE else paid + _CLOSE * np.sign(more)
     return table.names[int(chosen.argmax())] if chosen.max() > 0 else ""
-
-
-def _paid(table: ScoreTable, which: np.ndarray) -> np.ndarray:
-    weighted = table.scores[which] * table.weights
-    return np.nan_to_num([mean_of_known(column) for column in weighted.T], nan=0.0)
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
@@ -277,19 +250,10 @@ def spelling(table: ScoreTable, function: str) -> Iterator[Finding]:
 
 def overlaps(table: ScoreTable) -> Iterator[Finding]:
     """Functions that rank the probes alike: they pay twice for one thing."""
-    probes = table.at(PROBE)
-    for second in range(len(table.names)):
-        for first in range(second):
-            if table.weights[first] and table.weights[second]:
-                alike = _rank_correlation(table.scores[probes, first], table.scores[probes, second])
-                if alike >= _ALIKE:
-                    yield finding("overlap", table.names[second], other=table.names[first], alike=alike)
-
-
-def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     from scipy.stats import spearmanr
 
-    both = ~(np.isnan(first) | np.isnan(second))
-    if both.sum() < 3 or np.ptp(first[both]) == 0 or np.ptp(second[both]) == 0:
-        return 0.0
-    return float(spearmanr(first[both], second[both]).statistic)
+    paid, scores = np.flatnonzero(table.weights), table.scores[table.at(PROBE)]
+    for first, second in ((first, second) for second in paid for first in paid if first < second):
+        both = scores[:, [first, second]][~np.isnan(scores[:, [first, second]]).any(axis=1)]
+        if len(both) >= 3 and np.ptp(both, axis=0).all() and (alike := float(spearmanr(*both.T).statistic)) >= _ALIKE:
+            yield finding("overlap", table.names[second], other=table.names[first], alike=alike)

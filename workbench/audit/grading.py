@@ -20,11 +20,8 @@ def grader_for(row: Row) -> Callable[..., list[float]]:
         DataError: if the row has no answer: nothing then says what is right.
     """
     if "answer" not in row:
-        raise DataError(
-            "the rows have no answer",
-            rule="a pass rate needs a right answer",
-            remedy="measure without one (profile_prompts = 0), or with a reward function of your own",
-        )
+        remedy = "measure without one (profile_prompts = 0), or with a reward function of your own"
+        raise DataError("the rows have no answer", rule="a pass rate needs a right answer", remedy=remedy)
     if "numbers" in row and "target" in row:
         return countdown_reward
     if "schema" in row:
@@ -39,18 +36,11 @@ def advice(row: Row) -> str:
     """Which reward functions fit the row, where the five of notebook 02 do not; empty where they do."""
     if "answer" not in row:
         return "these rows have no answer: leave correctness_reward out and write reward functions that need none"
-    grader = grader_for(row)
-    shipped = {countdown_reward: "countdown", json_right_reward: "json"}.get(grader)
-    if shipped:
+    grader, expected = grader_for(row), parse_format(row)
+    if shipped := {countdown_reward: "countdown", json_right_reward: "json"}.get(grader):
         return f"these rows need other rewards: `task: {shipped}` in a recipe, or workbench.rewards.{grader.__name__}"
-    expected = parse_format(row)
     tags = tuple(block.name for block in expected.blocks)
-    if tags == TAGS:
-        return ""
-    fits = [grader.__name__]
-    if tags:
-        fits.append("think_answer_format_reward" if tags == THINK_TAGS else f"make_tags_reward({tags})")
-    return (
-        f"these prompts ask for {expected}, and 02's reward functions look for <reasoning> and <answer>; what fits, in "
-        f"workbench.rewards: {', '.join(fits)}"
-    )
+    also = "think_answer_format_reward" if tags == THINK_TAGS else f"make_tags_reward({tags})"
+    fits = f"{grader.__name__}, {also}" if tags else grader.__name__
+    others = f"these prompts ask for {expected}, and 02's reward functions look for <reasoning> and <answer>"
+    return "" if tags == TAGS else f"{others}; what fits, in workbench.rewards: {fits}"

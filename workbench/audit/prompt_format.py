@@ -86,6 +86,9 @@ def parse_format(row: Mapping[str, Any]) -> ExpectedFormat:
     text = _asking(row["prompt"])
     marks = _marks(text)
     blocks, place, shown, apart = [], 0, False, len(marks) == 1
+    named = [name for name, _, _ in marks if name.casefold() in _ANSWER_TAGS]
+    last = [name for name, _, _ in marks[-1:] if name.casefold() not in _THINK_TAGS]
+    answer_tag = next(iter(named[-1:] + last), None)
     for index, (name, opening, closing) in enumerate(marks):
         # After the block before, if it stands there: a prompt may name the tags first and show them afterwards.
         start = text.find(opening, place)
@@ -98,7 +101,6 @@ def parse_format(row: Mapping[str, Any]) -> ExpectedFormat:
         inside, shown, apart = _spaces(content), shown or "\n" in content, apart or bool(gap.strip())
         blocks.append(TagBlock(name, opening, closing, *inside, gap if gap and not gap.strip() else inside[0]))
     schema = row.get("schema") is not None
-    answer_tag = _answer_tag([name for name, _, _ in marks])
     if not shown:  # named in words, in whatever order: one thinks first
         blocks.sort(key=lambda block: block.name == answer_tag)
     boxed, mark = not schema and "\\boxed" in text, not schema and MARK in text
@@ -127,10 +129,3 @@ def _spaces(content: str) -> tuple[str, str]:
     if not content.strip() or content.strip(" \n").startswith(("and", "tags")):
         return ("\n", "\n") if "\n" in content else ("", "")
     return content[: len(content) - len(content.lstrip())], content[len(content.rstrip()) :]
-
-
-def _answer_tag(names: list[str]) -> str | None:
-    named = [name for name in names if name.casefold() in _ANSWER_TAGS]
-    if named:
-        return named[-1]
-    return names[-1] if names and names[-1].casefold() not in _THINK_TAGS else None

@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from workbench.audit.prompt_format import ExpectedFormat, parse_format
+from workbench.audit.prompt_format import parse_format
 from workbench.data.answer_column import is_number
+from workbench.data.columns import ANSWER_ALIASES
 from workbench.errors import TaskError
+from workbench.task import Task
 
 AS_ASKED = "as asked"
-ONE_LINE = "all on one line"
-NO_ANSWER = "what was asked for"  # written where the task has no answers
 _WHOLE_NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 Row = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ _LAYOUTS = (
     ("with an empty line between its blocks", ("", "\n\n")),
     ("with each tag on a line of its own", ("\n", "\n")),
 )
-_STEPS = (("in numbered steps", "{}. "), ("in steps ('Step 1: ...')", "Step {}: "))
+_STEPS = (("", ""), ("in numbered steps", "{}. "), ("in steps ('Step 1: ...')", "Step {}: "))
 
 
 class CompletionBuilder:
@@ -59,9 +59,8 @@ class CompletionBuilder:
         others: Sequence[str] = (),
     ) -> None:
         self.row, self.column, self._ideal = row, answer_column, ideal
-        self.format: ExpectedFormat = parse_format(row)
-        self.has_answer = bool(answer_of(row, answer_column))
-        self.answer = answer_of(row, answer_column) or NO_ANSWER
+        self.format, answer = parse_format(row), answer_of(row, answer_column)
+        self.has_answer, self.answer = bool(answer), answer or "what was asked for"
         known = self.answer.strip().casefold()
         others = [other for other in others if other.strip().casefold() != known]
         self.wrong = wrong_answer(self.answer, others)
@@ -72,16 +71,18 @@ class CompletionBuilder:
         self.places_answer = ideal is None or self.write("", self.wrong) != f"{self.reference}\n{self.wrong}"
 
     def reasoning(self, answer: str | None = None, lines: int = 2) -> str:
-        """Short reasoning that ends in the right answer, or in this one."""
-        return reasoning_for(self.answer if answer is None else answer, lines, self._step)
+        """Short reasoning that ends in the right answer, or in this one; `lines` = 1: all on one line."""
+        answer = self.answer if answer is None else answer
+        last = f"{int(answer) - 1} + 1 = {answer}" if _WHOLE_NUMBER.fullmatch(answer) else f"it comes to {answer}"
+        steps = ["Read the question.", "Work it out.", last] if self._step else ["Step by step:", last]
+        return (" " if lines == 1 else "\n").join(self._step.format(number) + each for number, each in enumerate(steps, 1))
 
     def styles(self) -> list[Style]:
         """The ways in which the reference could be written, as far as the prompt leaves that open; its present one first."""
         if self._ideal is not None or self.format.json:
             return [Style()]
         layouts = [("", None), *(_LAYOUTS if not self.format.shown else ())]
-        found = [Style(name, lines) for name, lines in layouts]
-        return found + [Style(f"{how} {name}".strip(), lines, step) for how, step in _STEPS for name, lines in layouts]
+        return [Style(f"{how} {name}".strip(), lines, step) for how, step in _STEPS for name, lines in layouts]
 
     def adopt(self, style: Style) -> None:
         """Write in this style from now on."""
@@ -111,10 +112,8 @@ class CompletionBuilder:
     def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
         """A completion with this reasoning and this answer, as the prompt (or the task's `ideal`) has it."""
         if self._ideal is not None:
-            text = self._with(answer)
-            return text if answer == self.answer or text != self.reference else self._replaced(answer)
-        text = self.format.write(reasoning, answer, compact=compact)
-        prompt = self.row["prompt"]
+            return self._ideal_with(answer)
+        text, prompt = self.format.write(reasoning, answer, compact=compact), self.row["prompt"]
         opening = self.format.blocks[0].opening if self.format.blocks else ""
         # What the prompt has already opened, the completion does not open again.
         begun = opening and isinstance(prompt, str) and prompt.rstrip().endswith(opening)
@@ -122,41 +121,34 @@ class CompletionBuilder:
 
     def reference_completions(self) -> dict[str, str]:
         """Name -> text: the first as the prompt asks, the others with differences that no reader would mind."""
-        one = self.reasoning(lines=1)
-        found = {AS_ASKED: self.reference}
+        one, answer = self.reasoning(lines=1), self.answer
         if self.free:
-            found["the answer alone"] = self.answer
-            found["in a sentence"] = f"It is {self.answer}"
-            found["after 'Answer:'"] = f"{one}\nAnswer: {self.answer}"
-            return found
-        found["with a newline at the end"] = self.reference + "\n"
+            others = {"in a sentence": f"It is {answer}", "after 'Answer:'": f"{one}\nAnswer: {answer}"}
+            return {AS_ASKED: self.reference, "the answer alone": answer, **others}
+        found = {AS_ASKED: self.reference, "with a newline at the end": self.reference + "\n"}
         if self._ideal is None and not self.format.json:
-            one_line = self.write(one, self.answer)
-            found["with its reasoning on one line"] = one_line
+            found["with its reasoning on one line"] = one_line = self.write(one, answer)
             found["with its reasoning on one line and a newline at the end"] = one_line + "\n"
             if self.format.blocks:
-                found[ONE_LINE] = self.write(one, self.answer, compact=True)
+                found["all on one line"] = self.write(one, answer, compact=True)
         return found
 
-    def _with(self, answer: str) -> str:
-        right = self.row.get(self.column)
+    def _ideal_with(self, answer: str) -> str:
         value: Any = answer
-        if right is not None and not isinstance(right, str):
-            try:
+        try:  # `ideal` is there for right answers: it may fail for others
+            if not isinstance(self.row.get(self.column, ""), (str, type(None))):
                 value = json.loads(answer)
-            except ValueError:
-                return self._replaced(answer)
-        try:
-            return self._made({**self.row, self.column: value})
-        except TaskError:
-            return self._replaced(answer)  # it is there for right answers
-
-    def _replaced(self, answer: str) -> str:
+            text = self._made({**self.row, self.column: value})
+        except ValueError:
+            text = None
+        if text is not None and (answer == self.answer or text != self.reference):
+            return text
         # A 0 in the middle of a program is no answer.
         found = list(re.finditer(rf"(?<![\w.\[]){re.escape(self.answer)}(?![\w\]])", self.reference))
         if not found:
             return f"{self.reference}\n{answer}"
-        return self.reference[: found[-1].start()] + answer + self.reference[found[-1].end() :]
+        start, end = found[-1].span()
+        return self.reference[:start] + answer + self.reference[end:]
 
     def _made(self, row: Row) -> str:
         rule = "ideal returns the reference completion of a row"
@@ -167,22 +159,6 @@ class CompletionBuilder:
         if not isinstance(text, str):
             raise TaskError(f"ideal returned {type(text).__name__}", rule=rule, remedy="return a str")
         return text
-
-
-def reasoning_for(answer: str, lines: int = 2, step: str = "") -> str:
-    """Short reasoning that ends in the answer.
-
-    Args:
-        lines: 1: all on one.
-        step: what each of its steps begins with; "{}" is its number.
-
-    >>> reasoning_for("42")
-    'Step by step:\\n41 + 1 = 42'
-    """
-    whole = _WHOLE_NUMBER.fullmatch(answer)
-    last = f"{int(answer) - 1} + 1 = {answer}" if whole else f"it comes to {answer}"
-    steps = ["Read the question.", "Work it out.", last] if step else ["Step by step:", last]
-    return (" " if lines == 1 else "\n").join(step.format(number) + each for number, each in enumerate(steps, 1))
 
 
 def answer_of(row: Row, column: str = "answer") -> str:
@@ -224,3 +200,19 @@ def _other(value: Any) -> Any:
     if isinstance(value, bool) or value is None:
         return not value
     return value + 1 if isinstance(value, (int, float)) else "something else"
+
+
+def builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
+    """How an honest policy writes for each of these rows of a task; each takes its wrong answers from the other rows.
+
+    Raises:
+        TaskError: if the task's `ideal` fails.
+    """
+    column = task.answer_column
+    if all(row.get(column) is None for row in rows):
+        column = next((name for name in ANSWER_ALIASES if all(row.get(name) is not None for row in rows)), column)
+    answers = [answer_of(row, column) for row in rows]
+    return [
+        CompletionBuilder(row, column, task.ideal, [other for other in answers if other != own])
+        for row, own in zip(rows, answers, strict=True)
+    ]

@@ -11,11 +11,11 @@ One JSON object per line, in `cases.jsonl` beside the task file::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from workbench.errors import TaskError
 from workbench.rewards.suite import RewardSuite
@@ -44,16 +44,10 @@ class CaseFailure:
 
     case: Case
     function: str  # or "total"
-    expected: float | None
-    found: float | None
-    failed: str = ""  # what the function did instead
+    found: str  # what it did instead
 
     def __str__(self) -> str:
-        place = f"line {self.case.line} ({self.case.name}): {self.function}"
-        if self.failed:
-            return f"{place} {self.failed} for {self.case.completion[:80]!r}"
-        expected, found = ("None" if value is None else f"{value:g}" for value in (self.expected, self.found))
-        return f"{place} is {found}, expected {expected}"
+        return f"line {self.case.line} ({self.case.name}): {self.function} {self.found}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,11 +115,8 @@ def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
     if path is None:
         return []
     if not path.is_file():
-        raise TaskError(
-            f"{shown(path)}: no such file",
-            rule="cases are one file of JSON lines",
-            remedy="correct its path, or omit it",
-        )
+        rule = "cases are one file of JSON lines"
+        raise TaskError(f"{shown(path)}: no such file", rule=rule, remedy="correct its path, or omit it")
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other line breaks, such as U+2028
     except UnicodeDecodeError as error:
@@ -172,32 +163,17 @@ def failed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None
     """
     if not cases:
         return []
-    own = suite or RewardSuite(task, 1, on_error="skip")
-    try:
+    with contextlib.nullcontext(suite) if suite else contextlib.closing(RewardSuite(task, 1, on_error="skip")) as own:
         scored = own.score_each([case.row for case in cases], [case.completion for case in cases], quiet=quiet)
-    finally:
-        if suite is None:
-            own.close()
     failures = []
     for index, case in enumerate(cases):
         errors = {name: each.errors[index] for name, each in scored.items() if index in each.errors}
-        if errors:
-            failures += [CaseFailure(case, name, None, None, error) for name, error in errors.items()]
-            continue
-        found: dict[str, Any] = {name: _number(each.scores[index]) for name, each in scored.items()}
-        paid = [weight * (found[name] or 0.0) for name, weight in zip(own.names, own.weights, strict=True)]
-        found[TOTAL] = math.fsum(paid)
-        for function, expected in case.expected.items():
-            if not _same(found[function], expected):
-                failures.append(CaseFailure(case, function, expected, found[function]))
+        failures += [CaseFailure(case, name, f"{error} for {case.completion[:80]!r}") for name, error in errors.items()]
+        found = {name: None if math.isnan(each.scores[index]) else each.scores[index] for name, each in scored.items()}
+        found[TOTAL] = math.fsum(weight * (found[name] or 0.0) for name, weight in zip(own.names, own.weights, strict=True))
+        for function, expected in case.expected.items() if not errors else ():
+            score, known = found[function], None not in (found[function], expected)
+            if not (math.isclose(score, expected, rel_tol=1e-6, abs_tol=1e-6) if known else score is expected):
+                said, right = ("None" if value is None else f"{value:g}" for value in (score, expected))
+                failures.append(CaseFailure(case, function, f"is {said}, expected {right}"))
     return failures
-
-
-def _number(score: Any) -> float | None:
-    return None if score is None or math.isnan(score) else float(score)
-
-
-def _same(found: float | None, expected: float | None) -> bool:
-    if found is None or expected is None:
-        return found is expected
-    return math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-6)

@@ -13,6 +13,7 @@ from workbench.data import reasons
 from workbench.data.reasons import Findings, LeftOut, answer_is
 
 MARK = "####"
+_NOUNS = ("answer", "solution", "result")
 _LONGEST = 60  # digits of an answer that is a number
 _PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
 _WITH_UNIT = re.compile(r"[+-]?[$€£]?\d[\d,.]*\s*([^\W\d_][^\d\s]*(?: [^\W\d_]+)?|[°µ€£][^\d\s]{0,5})[²³]?")
@@ -27,10 +28,9 @@ def extract_answer(text: Any, mark: str = MARK) -> str | None:
     '1008'
     """
     _, found, tail = str(text).rpartition(mark)
-    tail = tail.strip()
-    if not found or not tail:
+    first = next(iter(tail.strip().splitlines()), "").strip()
+    if not found or not first:
         return None
-    first = tail.splitlines()[0].strip()
     return first.replace(",", "") if is_number(first) else first
 
 
@@ -41,7 +41,7 @@ def is_number(text: str) -> bool:
     (True, True, False)
     """
     text = text.strip()
-    return len(text) <= 60 and any(map(str.isdigit, text)) and _NUMBER.fullmatch(text) is not None
+    return len(text) <= _LONGEST and any(map(str.isdigit, text)) and _NUMBER.fullmatch(text) is not None
 
 
 def unit_of(text: str) -> str | None:
@@ -73,17 +73,16 @@ class Units:
     @property
     def notes(self) -> list[str]:
         """Lines about answers that are not all written alike, or that a comma makes doubtful."""
-        notes, first = [], self._first
-        if commas := self._counts["0,75"]:
+        notes, first, counts = [], self._first, dict(self._counts.most_common())
+        commas, bare = counts.pop("0,75", 0), counts.pop("", 0)
+        if commas:
             notes.append(
                 f"{commas} of the answers hold a comma as in 0,75 ({first['0,75']}): rewards take them for two numbers; "
                 "write 0.75 if they are decimals"
             )
-        units, bare = [unit for unit, _ in self._counts.most_common() if unit not in ("", "0,75")], self._counts[""]
-        if units and len(units) + bool(bare) > 1:
-            some = "; ".join(first[unit] for unit in units[:3])
-            found = f"{sum(self._counts[unit] for unit in units)} answers are a number and a unit ({some})"
-            found += f", {bare} bare number{'s' * (bare > 1)} ({first['']})" if bare else f", of {len(units)} units"
+        if counts and len(counts) + bool(bare) > 1:
+            found = f"{sum(counts.values())} answers are a number and a unit ({'; '.join(first[unit] for unit in [*counts][:3])})"
+            found += f", {bare} bare number{'s' * (bare > 1)} ({first['']})" if bare else f", of {len(counts)} units"
             notes.append(f"{found}: a reward that compares them calls one form wrong where the other is the answer")
         return notes
 
@@ -91,11 +90,6 @@ class Units:
 def is_placeholder(text: str) -> bool:
     """Whether an answer is a word that often stands for "there is none"."""
     return text.casefold() in _PLACEHOLDERS
-
-
-def is_marked(answer: Any, mark: str = MARK) -> bool:
-    """Whether a text ends with a line that begins with the mark, as GSM8K's answers do."""
-    return isinstance(answer, str) and answer.rstrip().rpartition("\n")[2].lstrip().startswith(mark)
 
 
 def says(line: str, answer: str) -> bool:
@@ -108,21 +102,14 @@ def says(line: str, answer: str) -> bool:
     """
     line, wanted = line.casefold(), _bare(answer)
     for mark in (*_NOUNS, MARK, "<answer>", "\\boxed"):
-        place = line.rfind(mark)
-        if place < 0:
-            continue
-        rest = line[place + len(mark) :]
+        _, found, rest = line.rpartition(mark)
         if mark in _NOUNS:
             rest = rest.lstrip("* \t")
-            if not rest.startswith(("is ", "is:", ":", "=")):
-                continue
+            found = found and rest.startswith(("is ", "is:", ":", "="))
             rest = rest.removeprefix("is")
-        if _bare(rest) == wanted:
+        if found and _bare(rest) == wanted:
             return True
     return False
-
-
-_NOUNS = ("answer", "solution", "result")
 
 
 def _bare(text: str) -> str:
@@ -141,37 +128,34 @@ def as_text(answer: Any, found: Findings) -> str:
     """
     if hasattr(answer, "tolist"):  # numpy's numbers and arrays
         answer = answer.tolist()
-    if isinstance(answer, str):
-        text = answer.strip()
-        if not text:
-            raise LeftOut(reasons.EMPTY_ANSWER)
-        if text != answer:
-            found.repaired("answer: surrounding white space taken off")
-        return text
-    if answer is None:
-        raise LeftOut(reasons.NO_ANSWER)
-    if isinstance(answer, (bool, dict)):
-        raise LeftOut(answer_is("true or false, not text" if isinstance(answer, bool) else "an object, not text"))
-    if isinstance(answer, (int, float)):
-        text = _number(answer)
-        found.repaired("answer: number written as text")
-    elif isinstance(answer, (list, tuple)):
-        if len(answer) != 1 or not isinstance(answer[0], (str, int, float)):
+    match answer:
+        case str():
+            text = answer.strip()
+            if not text:
+                raise LeftOut(reasons.EMPTY_ANSWER)
+            repair = "surrounding white space taken off" if text != answer else ""
+        case None:
+            raise LeftOut(reasons.NO_ANSWER)
+        case bool() | dict():
+            raise LeftOut(answer_is("true or false, not text" if isinstance(answer, bool) else "an object, not text"))
+        case int() | float():
+            text, repair = _number(answer), "number written as text"
+        case list() | tuple() if len(answer) == 1 and isinstance(answer[0], (str, int, float)):
+            text, repair = as_text(answer[0], Findings()), "taken out of a list of one"
+        case list() | tuple():
             several = "a list of several" if len(answer) > 1 else "a list without a text in it"
             raise LeftOut(answer_is(several if answer else "an empty list"))
-        text = as_text(answer[0], Findings())
-        found.repaired("answer: taken out of a list of one")
-    elif isinstance(answer, (bytes, bytearray)):
-        try:
-            text = as_text(bytes(answer).decode("utf-8"), Findings())
-        except UnicodeDecodeError:
-            raise LeftOut(answer_is("bytes that are not UTF-8")) from None
-        found.repaired("answer: bytes read as UTF-8")
-    elif isinstance(answer, (Decimal, date)):  # a datetime is a date
-        text = str(answer)
-        found.repaired(f"answer: {type(answer).__name__} written as text")
-    else:
-        raise LeftOut(answer_is(f"a {type(answer).__name__}, not text"))
+        case bytes() | bytearray():
+            try:
+                text, repair = as_text(bytes(answer).decode("utf-8"), Findings()), "bytes read as UTF-8"
+            except UnicodeDecodeError:
+                raise LeftOut(answer_is("bytes that are not UTF-8")) from None
+        case Decimal() | date():  # a datetime is a date
+            text, repair = str(answer), f"{type(answer).__name__} written as text"
+        case _:
+            raise LeftOut(answer_is(f"a {type(answer).__name__}, not text"))
+    if repair:
+        found.repaired(f"answer: {repair}")
     return text
 
 

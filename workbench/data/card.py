@@ -18,10 +18,8 @@ class DatasetCard(dict):
 
     folder: Path
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n  ".join([f"written to {shown(self.folder)}", *sorted(file.name for file in self.folder.iterdir())])
-
-    __repr__ = __str__
 
 
 def write_dataset(

@@ -37,12 +37,9 @@ def row_key(row: Row) -> str:
     return fingerprint([row])
 
 
-@dataclass(repr=False)
+@dataclass
 class Profile:
-    """What a policy makes of a number of prompts. `solved` is by `row_key`, in the order of measuring.
-
-    `rows` are those that the measured ones were picked from.
-    """
+    """What a policy makes of prompts. `solved` is by `row_key`, as measured; `rows` are what those were picked from."""
 
     settings: dict[str, Any]
     solved: dict[str, Solved]
@@ -57,20 +54,14 @@ class Profile:
             DataError: if the band is empty or lies outside 0 to 1.
         """
         if not 0 <= low <= high <= 1:
-            raise DataError(
-                f"a band from {low} to {high}",
-                rule="pass rates lie between 0 and 1, lowest first",
-                remedy="use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved",
-            )
-        measured = [(row, self.solved.get(row_key(row))) for row in self.rows]
-        inside = [solved is None or low <= solved.rate <= high for _, solved in measured]
-        return Band(
-            kept=[row for (row, _), kept in zip(measured, inside, strict=True) if kept],
-            filtered_out=[row for (row, _), kept in zip(measured, inside, strict=True) if not kept],
-            unmeasured=sum(solved is None for _, solved in measured),
-            pass_rates=(low, high),
-            shares=self.shares if self.solved else None,
-        )
+            remedy = "use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved"
+            raise DataError(f"a band from {low} to {high}", rule="pass rates lie between 0 and 1, lowest first", remedy=remedy)
+        band = Band([], [], 0, (low, high), self.shares if self.solved else None)
+        for row in self.rows:
+            solved = self.solved.get(row_key(row))
+            band.unmeasured += solved is None
+            (band.kept if solved is None or low <= solved.rate <= high else band.filtered_out).append(row)
+        return band
 
     @property
     def shares(self) -> dict[str, float]:
@@ -92,15 +83,13 @@ class Profile:
         """
         return sum(dead_share(s.right, s.of, num_generations) for s in self.solved.values()) / max(1, len(self.solved))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if not self.solved:
             return "difficulty not measured"
         parts = ", ".join(f"{share:.0%} {which}" for which, share in self.shares.items())
-        each = max((solved.of for solved in self.solved.values()), default=0)
+        each = max(solved.of for solved in self.solved.values())
         ended = f"{self.finished:.0%} of the completions ended before {self.settings.get('max_completion_length')} tokens"
         return f"{len(self.solved)} prompts, {each} completions each: solved {parts}\n{ended}"
-
-    __repr__ = __str__
 
 
 def dead_share(right: int, of: int, size: int) -> float:
@@ -115,10 +104,11 @@ def dead_share(right: int, of: int, size: int) -> float:
     wrong = of - right
     if of >= size:
         return (math.comb(right, size) + math.comb(wrong, size)) / math.comb(of, size)
-    a, b = right + 1, wrong + 1
-    all_right = math.exp(math.lgamma(a + size) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(a + b + size))
-    all_wrong = math.exp(math.lgamma(b + size) + math.lgamma(a + b) - math.lgamma(b) - math.lgamma(a + b + size))
-    return all_right + all_wrong
+
+    def all_of(a: int, b: int) -> float:
+        return math.exp(math.lgamma(a + size) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(a + b + size))
+
+    return all_of(right + 1, wrong + 1) + all_of(wrong + 1, right + 1)
 
 
 def measure(
@@ -132,12 +122,10 @@ def measure(
 ) -> Profile:
     """Measure the prompts that the file does not hold yet, and append each batch to it.
 
-    An Interrupt ends it after the batch in flight is lost; what was measured stays, and the next call goes on from there.
+    An Interrupt loses the batch in flight and ends it; what was measured stays, and the next call goes on from there.
 
     Args:
-        rows: prompts to measure.
         attempt: samples and scores completions: rows -> one `Solved` a row.
-        file: where the profile is kept.
         settings: what decides the outcome (policy, rewards, temperature, ...): a file of other settings is refused.
         batch: prompts at a time.
         progress: called with (prompts measured, prompts in all) after each batch.
@@ -147,12 +135,11 @@ def measure(
     """
     path = resolve(file)
     settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
-    profile = load_profile(path) if path.is_file() and path.stat().st_size else None
-    if profile is None:
+    if not path.is_file() or not path.stat().st_size:
         path.parent.mkdir(parents=True, exist_ok=True)
         append_line(path, {"settings": settings})
-        profile = Profile(settings, {})
-    elif profile.settings != settings:
+    profile = load_profile(path)
+    if profile.settings != settings:
         differ = sorted(key for key in {*settings, *profile.settings} if settings.get(key) != profile.settings.get(key))
         raise DataError(
             f"{shown(path)}: measured with another {', '.join(differ)}",
@@ -178,7 +165,7 @@ def measure(
 
 def pick(rows: Sequence[Row], count: int) -> list[Row]:
     """`count` rows spread over all of them, the same ones wherever and whenever it is asked."""
-    return sorted(rows, key=lambda row: row_key(row))[:count]
+    return sorted(rows, key=row_key)[:count]
 
 
 def load_profile(file: str | Path) -> Profile:
@@ -188,18 +175,14 @@ def load_profile(file: str | Path) -> Profile:
         DataError: if the file is not one.
     """
     path = resolve(file)
-    lines = list(read_lines(path))
-    if not lines or "settings" not in lines[0]:
-        raise DataError(
-            f"{shown(path)}: no difficulty profile",
-            rule="its first line holds the settings",
-            remedy="measure one with notebook 01",
-        )
-    solved = {line["row"]: Solved(line["right"], line["of"], line["finished"]) for line in lines[1:]}
-    return Profile(lines[0]["settings"], solved)
+    first, *lines = [*read_lines(path)] or [{}]
+    if "settings" not in first:
+        rule, remedy = "its first line holds the settings", "measure one with notebook 01"
+        raise DataError(f"{shown(path)}: no difficulty profile", rule=rule, remedy=remedy)
+    return Profile(first["settings"], {line["row"]: Solved(line["right"], line["of"], line["finished"]) for line in lines})
 
 
-@dataclass(repr=False)
+@dataclass
 class Band:
     """Rows within a band of pass rates, those outside it, and how many of the kept ones were never measured."""
 
@@ -217,7 +200,5 @@ class Band:
         """For the dataset's card."""
         return None if self.shares is None else {"pass_rates": self.pass_rates, **self.shares}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{len(self.kept)} rows kept ({self.unmeasured} of them not measured), {len(self.filtered_out)} filtered out"
-
-    __repr__ = __str__

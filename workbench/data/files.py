@@ -6,13 +6,15 @@ A pass yields dicts, and `Unreadable` in the place of what is not one. Blank lin
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from workbench.data import reasons
 from workbench.data.reasons import Reason
@@ -20,13 +22,8 @@ from workbench.errors import DataError
 from workbench.workspace import shown
 
 BOM = b"\xef\xbb\xbf"
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LONGEST_FIELD = 64 * 2**20  # characters; Python's csv stops at 128 Ki
 _BLOCK = 2**20
-_BOM_NOTE = "a byte order mark at the start of the file was left out"
-_UTF_16_NOTE = "read as UTF-16, as its byte order mark says"
-# Of the 256 bytes, Windows-1252 gives no meaning to these.
-_NOT_IN_1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
 
 
 class Unreadable(NamedTuple):
@@ -39,18 +36,26 @@ class Unreadable(NamedTuple):
 Opened = tuple[Callable[[], Iterator[Any]], list[str]]
 
 
-def json_lines(path: Path) -> Opened:
-    """One JSON object a line, UTF-8 (with or without a byte order mark) or UTF-16."""
+def _marked(path: Path) -> tuple[str | None, list[str]]:
+    # (the encoding that the byte order mark says, a note); None: there is none.
     with path.open("rb") as data:
         start = data.read(3)
-    wide = start.startswith(UTF_16)
-    notes = [_UTF_16_NOTE] if wide else [_BOM_NOTE] if start == BOM else []
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16", ["read as UTF-16, as its byte order mark says"]
+    return ("utf-8-sig", ["a byte order mark at the start of the file was left out"]) if start == BOM else (None, [])
+
+
+def json_lines(path: Path) -> Opened:
+    """One JSON object a line, UTF-8 (with or without a byte order mark) or UTF-16."""
+    encoding, notes = _marked(path)
     # `json.loads` would look at each line's first bytes to guess an encoding.
     decode = json.JSONDecoder().decode
 
     def rows() -> Iterator[Any]:
-        with path.open("rb") as data:
-            for number, line in enumerate(_lines_of_utf_16(data) if wide else data, start=1):
+        with path.open("rb") if encoding != "utf-16" else path.open(encoding=encoding, errors="replace", newline="\n") as lines:
+            for number, line in enumerate(lines, start=1):
+                if isinstance(line, str):
+                    line = line.encode()
                 if number == 1:
                     line = line.removeprefix(BOM)
                 if not line.strip():
@@ -66,20 +71,6 @@ def json_lines(path: Path) -> Opened:
     return rows, notes
 
 
-def _blocks(data: Any) -> Iterator[bytes]:
-    return iter(lambda: data.read(_BLOCK), b"")
-
-
-def _lines_of_utf_16(data: Any) -> Iterator[bytes]:
-    # As UTF-8, so that one loop reads both.
-    rest = ""
-    for text in codecs.iterdecode(_blocks(data), "utf-16", errors="replace"):
-        *whole, rest = (rest + text).split("\n")
-        yield from (f"{line}\n".encode() for line in whole)
-    if rest:
-        yield rest.encode()
-
-
 def json_file(path: Path, split: str | None = None) -> Opened:
     """One JSON document: a list of objects, an object that holds such lists (of which `split` names one), or of columns.
 
@@ -88,50 +79,46 @@ def json_file(path: Path, split: str | None = None) -> Opened:
     Raises:
         DataError: if it is not JSON, or of another shape, or has no such split.
     """
+    name = shown(path)
     try:
         document = json.loads(path.read_bytes().removeprefix(BOM))
     except (ValueError, RecursionError) as error:
         hint = "; it looks like JSON lines: call it .jsonl" if "Extra data" in str(error) else ""
-        raise DataError(
-            f"{shown(path)}: {error}",
-            rule="a .json file is one JSON document",
-            remedy=f"correct it at that place{hint}",
-        ) from None
+        rule, remedy = "a .json file is one JSON document", f"correct it at that place{hint}"
+        raise DataError(f"{name}: {error}", rule=rule, remedy=remedy) from None
     if isinstance(document, list) and split is None:
         return lambda: iter(document), []
-    lists = {}
-    if isinstance(document, dict):
-        lists = {key: value for key, value in document.items() if isinstance(value, list)}
+    holds = document if isinstance(document, dict) else {}
+    lists = {key: value for key, value in holds.items() if isinstance(value, list)}
     of_objects = [key for key, value in lists.items() if value and all(isinstance(row, dict) for row in value[:10])]
     if of_objects:
         chosen = split or ("train" if "train" in of_objects else of_objects[0] if len(of_objects) == 1 else None)
         if chosen not in of_objects:
-            raise DataError(
-                f"{shown(path)}: " + (f"no split {split!r}" if split else f"{len(of_objects)} lists of objects"),
-                rule="rows come from one of the lists",
-                remedy=f"choose with split (--split): {', '.join(of_objects)}",
-            )
+            value = f"{name}: no split {split!r}" if split else f"{name}: {len(of_objects)} lists of objects"
+            remedy = f"choose with split (--split): {', '.join(of_objects)}"
+            raise DataError(value, rule="rows come from one of the lists", remedy=remedy)
         return lambda: iter(lists[chosen]), [f"the rows are the list {chosen!r} of {', '.join(of_objects)}"]
     if split is not None:
-        raise no_splits(shown(path), split)
-    if lists and len(lists) == len(document) and len({len(value) for value in lists.values()}) == 1:
-        note = f"the document holds columns: {', '.join(lists)}"
-        return lambda: (dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)), [note]
-    holds = f" with {', '.join(map(repr, list(document)[:8]))}" if isinstance(document, dict) else ""
+        raise no_splits(name, split)
+    if lists and len(lists) == len(holds) and len(set(map(len, lists.values()))) == 1:
+        return lambda: by_row(lists), [f"the document holds columns: {', '.join(lists)}"]
+    keys = f" with {', '.join(map(repr, list(holds)[:8]))}" if isinstance(document, dict) else ""
     raise DataError(
-        f"{shown(path)}: a {type(document).__name__}{holds}",
+        f"{name}: a {type(document).__name__}{keys}",
         rule="a .json file holds a list of objects, or columns of one length",
         remedy='write [{"prompt": ..., "answer": ...}, ...]',
     )
 
 
+def by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of columns of one length."""
+    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
 def no_splits(name: str, split: str) -> DataError:
     """The error for a split that was asked of something that has none."""
-    return DataError(
-        f"{name}: split {split!r}",
-        rule="only hub datasets, folders, DatasetDicts and JSON objects of lists have splits",
-        remedy="leave split out, or name the file that holds that split",
-    )
+    rule = "only hub datasets, folders, DatasetDicts and JSON objects of lists have splits"
+    return DataError(f"{name}: split {split!r}", rule=rule, remedy="leave split out, or name the file that holds that split")
 
 
 def csv_file(path: Path) -> Opened:
@@ -143,9 +130,7 @@ def csv_file(path: Path) -> Opened:
     encoding, notes = _encoding(path)
     csv.field_size_limit(LONGEST_FIELD)
 
-    def open_text() -> TextIO:
-        return path.open(encoding=encoding, errors="replace", newline="")
-
+    open_text = partial(path.open, encoding=encoding, errors="replace", newline="")
     with open_text() as text:
         first = next(filter(str.strip, text), "")
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
@@ -162,8 +147,7 @@ def csv_file(path: Path) -> Opened:
                 except StopIteration:
                     return
                 except csv.Error as error:
-                    unclosed = "end of data" in str(error)
-                    yield began, reasons.OPEN_QUOTE if unclosed else Reason(f"not CSV ({error})")
+                    yield began, reasons.OPEN_QUOTE if "end of data" in str(error) else Reason(f"not CSV ({error})")
                 else:
                     if any(values) or len(values) > 1:
                         yield began, values
@@ -183,8 +167,8 @@ def csv_file(path: Path) -> Opened:
             if isinstance(values, str):
                 yield Unreadable(f"line {began}", values)
             elif len(values) != len(names):
-                reason = reasons.FEWER_FIELDS if len(values) < len(names) else reasons.MORE_FIELDS
-                yield Unreadable(f"line {began}", reason)
+                fewer = len(values) < len(names)
+                yield Unreadable(f"line {began}", reasons.FEWER_FIELDS if fewer else reasons.MORE_FIELDS)
             else:
                 # CSV has no other way to write that there is no value.
                 yield {name: value if value != "" else None for name, value in zip(names, values, strict=True)}
@@ -193,20 +177,18 @@ def csv_file(path: Path) -> Opened:
 
 
 def _encoding(path: Path) -> tuple[str, list[str]]:
-    with path.open("rb") as data:
-        start = data.read(4)
-    if start.startswith(UTF_16):
-        return "utf-16", [_UTF_16_NOTE]
-    try:
-        with path.open(encoding="utf-8") as text:
-            deque(iter(lambda: text.read(_BLOCK), ""), maxlen=0)
-        return "utf-8-sig", [_BOM_NOTE] if start.startswith(BOM) else []
-    except UnicodeDecodeError:
-        # The only other encoding that spreadsheets commonly write; every byte means something in Latin-1.
-        note = "the file is not UTF-8: read as Windows-1252, as spreadsheets write it; look at its accents"
-        with path.open("rb") as data:
-            undefined = any(byte in block for block in _blocks(data) for byte in _NOT_IN_1252)
-        return "latin-1" if undefined else "cp1252", [note]
+    encoding, notes = _marked(path)
+    if encoding == "utf-16":
+        return encoding, notes
+    # Windows-1252 is the only other encoding that spreadsheets commonly write; every byte means something in Latin-1.
+    for encoding in ("utf-8-sig", "cp1252"):
+        with contextlib.suppress(UnicodeDecodeError), path.open(encoding=encoding) as text:
+            deque(iter(partial(text.read, _BLOCK), ""), maxlen=0)
+            break
+    else:
+        encoding = "latin-1"
+    note = "the file is not UTF-8: read as Windows-1252, as spreadsheets write it; look at its accents"
+    return encoding, notes if encoding == "utf-8-sig" else [note]
 
 
 def parquet_file(path: Path) -> Opened:
@@ -221,11 +203,8 @@ def parquet_file(path: Path) -> Opened:
     try:
         pq.read_schema(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(
-            f"{shown(path)}: {str(error).splitlines()[0]}",
-            rule="a .parquet file is a whole Parquet file",
-            remedy="write it again; a file that was cut off cannot be read",
-        ) from None
+        value, rule = f"{shown(path)}: {str(error).splitlines()[0]}", "a .parquet file is a whole Parquet file"
+        raise DataError(value, rule=rule, remedy="write it again; a file that was cut off cannot be read") from None
 
     def rows() -> Iterator[Any]:
         with pq.ParquetFile(path) as file:

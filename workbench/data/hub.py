@@ -37,16 +37,14 @@ def load(name: str, called: str, subset: str | None = None) -> tuple[Any, list[s
             subsets = datasets.get_dataset_config_names(name) if subset is None else [subset]
             chosen = subset or ("main" if "main" in subsets else subsets[0] if len(subsets) == 1 else None)
             if chosen is None:
-                raise DataError(
-                    f"{called}: {len(subsets)} subsets",
-                    rule="rows come from one subset",
-                    remedy=f"choose with subset (--subset): {', '.join(subsets[:12])}",
-                )
-            found = datasets.load_dataset(name, chosen, cache_dir=_own_cache(folder))
+                remedy = f"choose with subset (--subset): {', '.join(subsets[:12])}"
+                raise DataError(f"{called}: {len(subsets)} subsets", rule="rows come from one subset", remedy=remedy)
+            cache = _own_cache(folder) if folder is not None else None
+            found = datasets.load_dataset(name, chosen, cache_dir=cache)
             notes = [f"subset {chosen!r} of {', '.join(subsets)}"] if len(subsets) > 1 else []
             if folder is not None and subset is None and not notes:
-                read = datasets.load_dataset_builder(name, chosen, cache_dir=_own_cache(folder)).config.data_files
-                notes += _which(folder, {Path(file) for files in (read or {}).values() for file in files})
+                read = datasets.load_dataset_builder(name, chosen, cache_dir=cache).config.data_files or {}
+                notes = [_which(folder.resolve(), {Path(file) for files in read.values() for file in files})]
     except DataError:
         raise
     except Exception as error:
@@ -58,38 +56,33 @@ def _data_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet"))
 
 
-def _which(folder: Path, read: set[Path]) -> list[str]:
+def _which(folder: Path, read: set[Path]) -> str:
     # `datasets` takes the files of one kind that are named after a split, and says nothing of the others.
-    folder = folder.resolve()
+    def named(files: list[Path]) -> str:
+        return ", ".join(str(file.relative_to(folder)) for file in files[:5]) + (", …" if len(files) > 5 else "")
+
     left = [file for file in _data_files(folder) if file not in read]
-    taken, others = (
-        ", ".join(str(file.relative_to(folder)) for file in some[:5]) + (", …" if len(some) > 5 else "")
-        for some in (sorted(read), left)
-    )
-    return [f"read from {taken}" + (f"; not from {others}: to read one of those, name it" if left else "")]
+    return f"read from {named(sorted(read))}" + (f"; not from {named(left)}: to read one of those, name it" if left else "")
 
 
-def _own_cache(folder: Path | None) -> str | None:
+def _own_cache(folder: Path) -> str:
     # `datasets` keeps what it read of a folder under the folder's last name: it would answer for a folder that has changed
     # since, and for another one of that name. So each state of each folder has a cache of its own.
-    if folder is None:
-        return None
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     state = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     name = hashlib.sha256(repr((str(folder.resolve()), state)).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return str(cache / "grpo-workbench" / "datasets" / name)
+    return str(Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo-workbench" / "datasets" / name)
 
 
 @contextlib.contextmanager
 def _quietly(datasets: Any) -> Iterator[None]:
     # A bar for files that are read in a moment is a widget, and a widget in a saved notebook is an empty place.
-    shown = datasets.utils.logging.is_progress_bar_enabled()
+    shown_before = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
+        if shown_before:
             datasets.enable_progress_bars()
 
 
@@ -100,15 +93,12 @@ def without_waiting() -> Iterator[None]:
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     try:
         HfApi(endpoint=constants.ENDPOINT).dataset_info("openai/gsm8k", timeout=TIMEOUT_S)
-        reachable = True
     except HfHubHTTPError:
-        reachable = True  # it answered, whatever it said
+        pass  # it answered, whatever it said
     except Exception:
-        reachable = False
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    if not reachable:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
@@ -117,13 +107,13 @@ def without_waiting() -> Iterator[None]:
 
 
 def _explained(called: str, folder: Path | None, error: Exception) -> DataError:
-    first, kind = f"{type(error).__name__}: {error}".splitlines()[0][:300], type(error).__name__
-    value, network = f"dataset {called!r}: {first}", False
+    kind, network = type(error).__name__, False
+    value = f"dataset {called!r}: " + f"{kind}: {error}".splitlines()[0][:300]
     if isinstance(error, ValueError) and "BuilderConfig" in str(error):
         rule, remedy = "a subset is one of the dataset's", "choose one of those"
     elif folder is not None:
         cause, files = error.__cause__, _data_files(folder)
-        value = f"{called}: {first}" + (f" ({type(cause).__name__}: {cause})".splitlines()[0][:300] if cause else "")
+        value += f" ({type(cause).__name__}: {cause})".splitlines()[0][:300] if cause else ""
         rule = "a folder holds whole data files in the hub's layout (csv, json lines, parquet)"
         remedy = "put the files there, or name one file instead of the folder"
         if files:

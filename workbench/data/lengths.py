@@ -5,6 +5,7 @@ TRL no longer truncates prompts, and Unsloth cuts the completion instead: what i
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from array import array
@@ -18,7 +19,7 @@ from workbench.task import Row
 _BATCH = 1000  # prompts tokenised together
 
 
-@dataclass(repr=False)
+@dataclass
 class PromptLengths:
     """The length of each row's prompt in tokens; it shows itself as a histogram.
 
@@ -51,26 +52,40 @@ class PromptLengths:
             DataError: if all are longer.
         """
         limit = self.max_tokens if max_tokens is None else max_tokens
-        return keep_within(self.rows, self.lengths, max(self.lengths) if limit is None else limit)
+        if limit is not None and self.lengths and min(self.lengths) > limit:
+            shortest, longest = min(self.lengths), max(self.lengths)
+            raise DataError(
+                f"max_prompt_length = {limit}: all {len(self.rows)} prompts are longer, the shortest has {shortest}",
+                rule="some prompts must be within the limit, in tokens",
+                remedy=f"raise it to at least {shortest}; {longest} keeps all",
+            )
+        sides: tuple[list[Row], list[Row]] = [], []
+        for row, length in zip(self.rows, self.lengths, strict=True):
+            sides[limit is not None and length > limit].append(row)
+        return sides
 
     def check_budget(self, max_completion_length: int, max_seq_length: int) -> str:
-        """The arithmetic of prompt and completion, in words.
+        """The arithmetic of prompt and completion (tokens), in words.
 
         Raises:
             DataError: if the longest prompt and a completion do not fit into the context together.
         """
-        check_budget(self.longest, max_completion_length, max_seq_length, min(self.lengths))
-        whole = self.longest + max_completion_length
+        whole, room = self.longest + max_completion_length, max_seq_length - max_completion_length
+        if whole > max_seq_length:
+            shorter = f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
+            raise DataError(
+                f"the longest prompt has {self.longest} tokens, max_completion_length = {max_completion_length}: {whole} tokens",
+                rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
+                remedy=f"set max_seq_length to at least {whole}" + shorter * (room >= min(self.lengths)),
+            )
         return f"{self.longest} + {max_completion_length} = {whole} <= {max_seq_length} tokens: fits"
 
     def record(self) -> dict[str, Any]:
         """For the dataset's card."""
         return {"longest_tokens": self.longest, "covering": self.covering, "policy": self.policy}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"prompt lengths: {min(self.lengths)} to {max(self.lengths)} tokens"
-
-    __repr__ = __str__
 
 
 def prompt_text(prompt: Any, tokenizer: Any) -> str:
@@ -93,16 +108,11 @@ def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
         raise DataError(
             f"{tokenizer.name_or_path}: no chat template",
             rule="chat messages become text through the tokenizer's template",
-            remedy="use an instruct model, put a chat_template.jinja beside the weights in a local folder, or write the task's "
-            "prompts as plain text",
+            remedy="use an instruct model, put a chat_template.jinja beside the weights, or write the prompts as plain text",
         )
+    kwargs = getattr(tokenizer, "chat_template_kwargs", {})
     try:
-        return tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **getattr(tokenizer, "chat_template_kwargs", {}),
-        )
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs)
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         raise DataError(
@@ -116,9 +126,8 @@ def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
     """A line for every argument of the chat template that reaches no prompt."""
     template = "" if isinstance(rows[0]["prompt"], str) else str(tokenizer.chat_template or "")
     why = "the chat template does not read it" if template else "these prompts are plain text"
-    unread = [
-        name for name in getattr(tokenizer, "chat_template_kwargs", {}) if not re.search(rf"\b{re.escape(name)}\b", template)
-    ]
+    names = getattr(tokenizer, "chat_template_kwargs", {})
+    unread = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
     notes = [f"chat_template_kwargs: {name!r} changes nothing: {why}" for name in unread]
     if "chat_template_kwargs" in rows[0]:
         notes.append("GRPOTrainer does not read the column 'chat_template_kwargs': set grpo.chat_template_kwargs")
@@ -127,22 +136,12 @@ def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
 
 def stream_lengths(rows: Iterable[Row], tokenizer: Any) -> Iterator[tuple[Row, int]]:
     """Each row with the length of its prompt, in tokens; no more than a thousand rows are held at a time."""
-    batch: list[Row] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == _BATCH:
-            yield from zip(batch, _lengths(batch, tokenizer), strict=True)
-            batch = []
-    yield from zip(batch, _lengths(batch, tokenizer), strict=True)
-
-
-def _lengths(rows: Sequence[Row], tokenizer: Any) -> list[int]:
-    if not rows:
-        return []
-    # The template writes the special tokens itself; a plain prompt gets those that the tokenizer adds, as in TRL.
-    chat = not isinstance(rows[0]["prompt"], str)
-    texts = [prompt_text(row["prompt"], tokenizer) for row in rows]
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=not chat)["input_ids"]]
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, _BATCH)):
+        # The template writes the special tokens itself; a plain prompt gets those that the tokenizer adds, as in TRL.
+        plain = isinstance(batch[0]["prompt"], str)
+        found = tokenizer([prompt_text(row["prompt"], tokenizer) for row in batch], add_special_tokens=plain)
+        yield from zip(batch, map(len, found["input_ids"]), strict=True)
 
 
 def prompt_lengths_tokens(rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None) -> Sequence[int]:
@@ -167,39 +166,3 @@ def covering_lengths(lengths: Sequence[int], shares: Sequence[float] = (0.95, 0.
     """
     ordered = sorted(lengths)
     return {share: ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] for share in shares} if ordered else {}
-
-
-def keep_within(rows: Sequence[Row], lengths: Sequence[int], max_prompt_length: int) -> tuple[list[Row], list[Row]]:
-    """(the rows whose prompt has at most `max_prompt_length` tokens, the rows whose prompt is longer).
-
-    Raises:
-        DataError: if all are longer.
-    """
-    if len(rows) and min(lengths) > max_prompt_length:
-        raise DataError(
-            f"max_prompt_length = {max_prompt_length}: all {len(rows)} prompts are longer, the shortest has {min(lengths)}",
-            rule="some prompts must be within the limit, in tokens",
-            remedy=f"raise it to at least {min(lengths)}; {max(lengths)} keeps all",
-        )
-    kept: list[Row] = []
-    longer: list[Row] = []
-    for row, length in zip(rows, lengths, strict=True):
-        (kept if length <= max_prompt_length else longer).append(row)
-    return kept, longer
-
-
-def check_budget(longest_prompt: int, max_completion_length: int, max_seq_length: int, shortest_prompt: int = 1) -> None:
-    """Check that prompt and completion fit into the context together. Lengths in tokens.
-
-    Raises:
-        DataError: if they do not, with the arithmetic.
-    """
-    whole, room = longest_prompt + max_completion_length, max_seq_length - max_completion_length
-    if whole > max_seq_length:
-        shorter = f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
-        raise DataError(
-            f"the longest prompt has {longest_prompt} tokens, and max_completion_length = {max_completion_length}: "
-            f"{whole} tokens",
-            rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
-            remedy=f"set max_seq_length to at least {whole}" + shorter * (room >= shortest_prompt),
-        )

@@ -1,15 +1,18 @@
-"""System prompts, and questions as chat messages.
+"""Prompts: what a system message asks for, questions as chat messages, and chats as they come from the world.
 
-The system prompt says which format the reward functions will look for, so each is named after the format it asks for.
+A system prompt says which format the reward functions will look for, so each is named after the format it asks for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Sequence
+from typing import Any
 
+from workbench.data import reasons
+from workbench.data.reasons import Findings, LeftOut
 from workbench.errors import DataError
-
-Message = dict[str, str]
 
 # The format of the embedded policy's task and of the five reward functions.
 SYSTEM_PROMPT = """Respond in the following format:
@@ -33,20 +36,27 @@ MARK_PROMPT = "Solve the problem step by step and write the final answer on a la
 SYSTEM_PROMPTS = {"tags": SYSTEM_PROMPT, "think": THINK_PROMPT, "mark": MARK_PROMPT, "none": ""}
 
 # One worked example for each format, in the user's and the assistant's words: small models copy what they are shown.
+_ASKED = "Tom has 3 boxes with 4 pens each and gives 2 pens away. How many pens has he left?"
+_WORKED = "3 boxes with 4 pens are 3 * 4 = 12 pens. 12 - 2 = 10."
 EXAMPLES: dict[str, tuple[str, str]] = {
-    "tags": (
-        "Tom has 3 boxes with 4 pens each and gives 2 pens away. How many pens has he left?",
-        "<reasoning>\n3 boxes with 4 pens are 3 * 4 = 12 pens. 12 - 2 = 10.\n</reasoning>\n<answer>\n10\n</answer>",
-    ),
-    "think": (
-        "Tom has 3 boxes with 4 pens each and gives 2 pens away. How many pens has he left?",
-        "<think>\n3 boxes with 4 pens are 3 * 4 = 12 pens. 12 - 2 = 10.\n</think>\n<answer>\n10\n</answer>",
-    ),
-    "mark": (
-        "Tom has 3 boxes with 4 pens each and gives 2 pens away. How many pens has he left?",
-        "3 boxes with 4 pens are 3 * 4 = 12 pens. 12 - 2 = 10.\n#### 10",
-    ),
+    "tags": (_ASKED, f"<reasoning>\n{_WORKED}\n</reasoning>\n<answer>\n10\n</answer>"),
+    "think": (_ASKED, f"<think>\n{_WORKED}\n</think>\n<answer>\n10\n</answer>"),
+    "mark": (_ASKED, f"{_WORKED}\n#### 10"),
 }
+
+ROLES = ("system", "user", "assistant", "tool")
+# As other chat formats call them.
+_OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
+_MISREAD = "Ã[\x80-\xbf‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€"
+_ODD = re.compile(f"[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]|{_MISREAD}")
+# A terminal's sequence goes as a whole: without its ESC, `[2J5` would be a wrong answer.
+_CONTROL = re.compile(r"\x1b\][^\x07\x1b]*+(?:\x07|\x1b\\)?|\x1b\[[0-?]*+[ -/]*+[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_REPAIRS = (
+    (re.compile("\r\n?"), "\n", "text: CRLF line ends written as LF"),
+    (_CONTROL, "", "text: control characters taken out"),
+    (re.compile("[\ufeff\u200b\u2060]"), "", "text: invisible characters (U+FEFF, U+200B, U+2060) taken out"),
+    (re.compile("[\ud800-\udfff]"), "\ufffd", "text: half a surrogate pair replaced by U+FFFD"),
+)
 
 
 def system_prompt(which: str | None) -> str:
@@ -55,17 +65,10 @@ def system_prompt(which: str | None) -> str:
     Raises:
         DataError: for a single word that is no name: a slip, or a system prompt that says nothing.
     """
-    if not which:
-        return ""
-    if which in SYSTEM_PROMPTS:
-        return SYSTEM_PROMPTS[which]
-    if len(which.split()) < 2:
-        raise DataError(
-            f"system_prompt = {which!r}",
-            rule=f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text",
-            remedy="choose a name, or write out the text",
-        )
-    return which
+    if which and which not in SYSTEM_PROMPTS and len(which.split()) < 2:
+        rule = f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text"
+        raise DataError(f"system_prompt = {which!r}", rule=rule, remedy="choose a name, or write out the text")
+    return SYSTEM_PROMPTS.get(which, which) if which else ""
 
 
 def examples_for(which: str | None) -> list[tuple[str, str]]:
@@ -85,7 +88,7 @@ def examples_for(which: str | None) -> list[tuple[str, str]]:
 
 def to_messages(
     question: str, system: str = "", examples: Sequence[tuple[str, str]] = (), *, as_turns: bool = False
-) -> list[Message]:
+) -> list[dict[str, str]]:
     """A question as chat messages.
 
     Args:
@@ -93,13 +96,135 @@ def to_messages(
         examples: (question, answer) pairs that are shown first.
         as_turns: show them as turns of the chat; otherwise they stand in the system message.
     """
-    turns: list[Message] = []
-    if as_turns:
-        for asked, answered in examples:
-            turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-    elif examples:
+    if examples and not as_turns:
         heading = "For example:" if len(examples) == 1 else "For examples:"
-        shown = "\n\n".join(f"{asked}\n{answered}" for asked, answered in examples)
-        system = f"{system}\n\n{heading}\n\n{shown}".strip()
-    first: list[Message] = [{"role": "system", "content": system}] if system else []
-    return [*first, *turns, {"role": "user", "content": question}]
+        told = "\n\n".join(f"{asked}\n{answered}" for asked, answered in examples)
+        system = f"{system}\n\n{heading}\n\n{told}".strip()
+    turns = [("system", system)] if system else []
+    for asked, answered in examples if as_turns else ():
+        turns += [("user", asked), ("assistant", answered)]
+    return [{"role": role, "content": content} for role, content in (*turns, ("user", question))]
+
+
+def clean(text: str, found: Findings) -> str:
+    """`text` without what no tokenizer should meet; each repair and each suspicion is added to `found`."""
+    if _ODD.search(text) is None:
+        return text
+    text = _repaired(text, _REPAIRS, found)
+    if "\ufffd" in text:
+        found.warn(reasons.REPLACED)
+    if re.search(_MISREAD, text):
+        found.warn(reasons.MOJIBAKE)
+    return text
+
+
+def whole(text: str, found: Findings) -> str:
+    """`text` without half surrogate pairs, which neither UTF-8 nor Arrow can hold."""
+    return _repaired(text, _REPAIRS[-1:], found)
+
+
+def _repaired(text: str, repairs: tuple, found: Findings) -> str:
+    for pattern, instead, rule in repairs:
+        text, count = pattern.subn(instead, text)
+        if count:
+            found.repaired(rule)
+    return text
+
+
+def plain(column: str, value: Any, found: Findings) -> Any:
+    """A column's value as JSON can hold it: arrays as lists, numpy's numbers as numbers, dates and the like as text."""
+    kind = type(value)
+    if kind is str:
+        return whole(value, found)
+    if value is None or kind is int or kind is bool:
+        return value
+    if kind is float:
+        return value if value == value else None  # NaN: there is no value
+    if kind is list or kind is tuple:
+        return [plain(column, inner, found) for inner in value]
+    if kind is dict:
+        return {str(key): plain(column, inner, found) for key, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(column, value.tolist(), found)
+    as_bytes = isinstance(value, (bytes, bytearray))
+    found.repaired(f"column {column!r}: " + ("bytes left out of the row" if as_bytes else f"{kind.__name__} written as text"))
+    return None if as_bytes else str(value)
+
+
+def messages_of(value: Any, found: Findings) -> list[dict[str, str]]:
+    """`value` as chat messages that end where the policy begins.
+
+    Raises:
+        LeftOut: if it cannot be.
+    """
+    if value is None:
+        raise LeftOut(reasons.NO_PROMPT)
+    if isinstance(value, dict) and "content" in value:
+        value = [value]
+        found.repaired("prompt: a single message put into a list")
+    if not isinstance(value, (list, tuple)) or not value:
+        raise LeftOut(reasons.NO_MESSAGES)
+    messages = [_message(raw, found) for raw in value]
+    if any(message["role"] == "system" for message in messages[1:]):
+        raise LeftOut(reasons.LATE_SYSTEM)
+    if messages[-1]["role"] == "assistant":
+        raise LeftOut(reasons.ANSWERED)
+    asked = [message["content"] for message in messages if message["role"] in ("user", "tool")]
+    if not asked or not asked[-1].strip():
+        raise LeftOut(reasons.EMPTY if asked else reasons.NO_USER)
+    return messages
+
+
+def last_turn(value: Any, found: Findings) -> tuple[Any, str | None]:
+    """(a chat without the assistant's last turn, what that turn says); `value` itself and None where it ends otherwise."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)) and value:
+        with contextlib.suppress(LeftOut):
+            message = _message(value[-1], found)
+            if message["role"] == "assistant":
+                return value[:-1], message["content"]
+    return value, None
+
+
+def _message(raw: Any, found: Findings) -> dict[str, str]:
+    if isinstance(raw, dict) and "from" in raw and "value" in raw and "role" not in raw:
+        raw = {"role": raw["from"], "content": raw["value"]}
+        found.repaired("prompt: from/value messages written as role/content")
+    if not isinstance(raw, dict) or "role" not in raw or "content" not in raw:
+        raise LeftOut(reasons.NO_MESSAGE)
+    content, role = raw["content"], raw["role"] if isinstance(raw["role"], str) else ""
+    folded = role.strip().lower()
+    known = role if role in ROLES else _OTHER_ROLES.get(folded, folded)
+    if known not in ROLES:
+        raise LeftOut(reasons.NO_ROLE)
+    if known != role:
+        found.repaired(f"prompt: role {role!r} written as {known!r}")
+    if isinstance(content, list):
+        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
+            raise LeftOut(reasons.NOT_ONLY_TEXT)
+        content = "".join(part["text"] for part in content)
+        found.repaired("prompt: a list of text parts joined to one text")
+    if not isinstance(content, str):
+        raise LeftOut(reasons.NO_TEXT)
+    return {**raw, "role": known, "content": clean(content, found)}
+
+
+def comparable(prompt: Any, system: bool = True) -> str:
+    """What two prompts are compared by: their messages, with every run of white space as one space.
+
+    Args:
+        system: False leaves system messages out, and a single question reads the same as chat and as text.
+    """
+    if isinstance(prompt, str):
+        return " ".join(prompt.split())
+    told = [(message["role"], " ".join(message["content"].split())) for message in prompt]
+    told = [(role, text) for role, text in told if system or role != "system"]
+    return told[0][1] if len(told) == 1 and not system else "\x1e".join(map("\x1f".join, told))
+
+
+def question_text(prompt: Any) -> str:
+    """Everything that the user says in a prompt."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(message["content"] for message in prompt if message["role"] == "user")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+LONGEST_CHARACTERS = 100_000  # of one prompt; no context of a single GPU's policy holds more
+
 FILL_IN = "fill it in, or delete those rows"
 FILL_IN_ANSWER = f"{FILL_IN}; or state that the task has no answers"
-ONE_TEXT = "write the answer as one text"
 AS_MESSAGES = 'write messages as {"role": "user", "content": "..."}'
-OTHERWISE_COPIED = "otherwise the policy can copy it"
 FROM_ITS_SOURCE = "get the text again from its source"
 
 
@@ -21,11 +21,6 @@ class Reason(str):
         return made
 
 
-def remedy(reason: str) -> str:
-    """What to do about a reason."""
-    return getattr(reason, "remedy", "correct or delete those rows")
-
-
 class LeftOut(Exception):
     """A row that cannot be used, with the reason."""
 
@@ -34,19 +29,17 @@ class LeftOut(Exception):
 
 
 class Findings:
-    """What is to be said about one row: the rules that repaired it, and what looks odd."""
+    """What is to be said about one row, each thing once: the rules that repaired it, and what looks odd."""
 
     def __init__(self) -> None:
-        self.repairs: list[str] = []
-        self.warnings: list[str] = []
+        self.repairs: dict[str, None] = {}
+        self.warnings: dict[Reason, None] = {}
 
     def repaired(self, rule: str) -> None:
-        if rule not in self.repairs:
-            self.repairs.append(rule)
+        self.repairs[rule] = None
 
     def warn(self, what: Reason) -> None:
-        if what not in self.warnings:
-            self.warnings.append(what)
+        self.warnings[what] = None
 
 
 # Lines and rows of files.
@@ -55,9 +48,8 @@ NOT_JSON = Reason("line is not JSON", "correct or delete those lines")
 TORN = Reason("last line is half-written", "the writer was cut off: write the file again, or delete that line")
 TOO_DEEP = Reason("line is nested too deeply")
 OPEN_QUOTE = Reason("a quote is opened and never closed", "close it; everything after it was read as one field")
-FEWER_FIELDS, MORE_FIELDS = (
-    Reason(f"row has {count} fields than the header", "quote the fields that hold the separator") for count in ("fewer", "more")
-)
+FEWER_FIELDS = Reason("row has fewer fields than the header", "quote the fields that hold the separator")
+MORE_FIELDS = Reason("row has more fields than the header", FEWER_FIELDS.remedy)
 NOT_AN_OBJECT = Reason("row is not an object", 'write one object per row: {"prompt": ..., "answer": ...}')
 
 # Prompts.
@@ -74,21 +66,16 @@ ANSWERED = Reason(
     "the last message is the assistant's: nothing is left to generate",
     "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off",
 )
+TOO_LONG = Reason(f"prompt has more than {LONGEST_CHARACTERS} characters", "shorten it: no policy on one GPU reads so much")
 MIXED = Reason("prompt is chat in some rows and text in others", "make all prompts chat messages, or all text")
 DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the first of them was kept")
-CONTRADICTS = Reason(
-    "prompt is a duplicate of an earlier row, with another answer", "decide which answer is right; the first was kept"
-)
-CONTAMINATED = Reason(
-    "prompt is also in the other split", "nothing: it was kept in one split only, or the evaluation would test memory"
-)
+CONTRADICTS = Reason(f"{DUPLICATE}, with another answer", "decide which answer is right; the first was kept")
+CONTAMINATED = Reason("prompt is also in the other split", "nothing: in both, the evaluation would test memory")
 OWN_SYSTEM = Reason(
     "prompt brings its own system message, which was kept instead of the one given",
     "check that it asks for the format that the rewards look for",
 )
-NO_EXAMPLE = Reason(
-    "prompt is chat already: no worked example was added", "write the example into those prompts, or give them as text"
-)
+NO_EXAMPLE = Reason("prompt is chat already: no worked example was added", "write it into those prompts, or give them as text")
 REPLACED = Reason("text holds U+FFFD: letters were lost when it was decoded", FROM_ITS_SOURCE)
 MOJIBAKE = Reason("text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)", f"{FROM_ITS_SOURCE}, and read it as UTF-8")
 
@@ -110,28 +97,20 @@ MARKED = Reason(
     "if the answer is what follows the mark, say so: --answer-after '####' or answer_after",
 )
 LEAK = Reason("the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing")
-EARLIER = Reason("an earlier line of the prompt says the answer", f"fine for a worked example; {OTHERWISE_COPIED}")
-VERBATIM = Reason("the prompt contains the answer word for word", f"fine for questions about a text; {OTHERWISE_COPIED}")
+EARLIER = Reason("an earlier line of the prompt says the answer", "fine for a worked example; else the policy can copy it")
+VERBATIM = Reason("the prompt contains the answer word for word", "fine for questions about a text; else the policy can copy it")
 
 
 def answer_is(what: str) -> Reason:
-    return Reason(f"answer is {what}", ONE_TEXT)
+    return Reason(f"answer is {what}", "write the answer as one text")
 
 
 def unmarked(mark: str) -> Reason:
-    return Reason(
-        f"answer has no {mark}",
-        "correct those answers, or state that the whole column is the answer (--answer-after none, answer_after=None)",
-    )
+    remedy = "correct those answers, or state that the whole column is the answer (--answer-after none, answer_after=None)"
+    return Reason(f"answer has no {mark}", remedy)
 
 
-def too_long(characters: int) -> Reason:
-    return Reason(f"prompt has more than {characters} characters", "shorten it: no policy that fits one GPU reads so much")
-
-
-def column_is(
-    column: str, what: str, remedy: str = "give the column one kind of value in every row, or keep it as text"
-) -> Reason:
+def column_is(column: str, what: str, remedy: str = "give it one kind of value in every row, or keep it as text") -> Reason:
     return Reason(f"column {column!r} {what}", remedy)
 
 
@@ -140,8 +119,5 @@ def reserved(column: str) -> Reason:
 
 
 def other_keys(column: str) -> Reason:
-    return column_is(
-        column,
-        "is an object with other keys than before",
-        "`datasets` gives every row all keys, the missing ones as None: keep such a column as JSON text",
-    )
+    remedy = "`datasets` gives every row all keys, the missing ones as None: keep such a column as JSON text"
+    return column_is(column, "is an object with other keys than before", remedy)

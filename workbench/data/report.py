@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.data.reasons import Findings, remedy
+from workbench.data.reasons import Findings, Reason
 from workbench.errors import DataError
 from workbench.task import Row
 
@@ -15,8 +15,8 @@ EXCERPTS = 3  # kept of each reason
 _EXCERPT_CHARACTERS = 100
 
 
-class _ByReason(dict[str, array]):
-    """reason -> the numbers of its rows."""
+class _ByReason(dict[Any, array]):
+    """reason (or rule) -> the numbers of its rows."""
 
     def __missing__(self, reason: str) -> array:
         return self.setdefault(reason, array("Q"))
@@ -24,12 +24,12 @@ class _ByReason(dict[str, array]):
     def counts(self) -> Counter[str]:
         return Counter({reason: len(numbers) for reason, numbers in self.items()})
 
-    def ordered(self) -> list[tuple[str, array]]:
+    def ordered(self) -> list[tuple[Any, array]]:
         """The commonest first; of those as common, the earliest."""
         return sorted(self.items(), key=lambda item: (-len(item[1]), item[1][0]))
 
 
-@dataclass(repr=False)
+@dataclass
 class Report:
     """What was read, what was kept, and why the rest was not: `kept_rows + len(left_out)` always adds up to `read`.
 
@@ -53,17 +53,10 @@ class Report:
         """(row number, reason) of every row that was left out, in order."""
         return sorted((number, reason) for reason, numbers in self._left_out.items() for number in numbers)
 
-    @property
-    def reasons(self) -> Counter[str]:
-        return self._left_out.counts()
-
-    @property
-    def repairs(self) -> Counter[str]:
-        return self._repaired.counts()
-
-    @property
-    def warnings(self) -> Counter[str]:
-        return self._warned.counts()
+    # reason, rule or warning -> how many rows
+    reasons = property(lambda self: self._left_out.counts())
+    repairs = property(lambda self: self._repaired.counts())
+    warnings = property(lambda self: self._warned.counts())
 
     def keep(self, number: int, found: Findings) -> None:
         """Count a row as kept, with the rules that repaired it and what is odd about it."""
@@ -74,12 +67,14 @@ class Report:
         for what in found.warnings:
             self._warned[what].append(number)
 
-    def leave_out(self, number: int, reason: str, row: Any) -> None:
+    def leave_out(self, number: int, reason: Reason, row: Any) -> None:
         """Count a row as left out; the first few of each reason are shown."""
         self._left_out[reason].append(number)
-        shown = self._excerpts.setdefault(reason, [])
-        if len(shown) < EXCERPTS:
-            shown.append(_excerpt(row))
+        excerpts = self._excerpts.setdefault(reason, [])
+        if len(excerpts) < EXCERPTS:
+            where, text = getattr(row, "where", None), repr(row)
+            cut = text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
+            excerpts.append(f"{where} of the file" if isinstance(where, str) else cut)
 
     def require(self) -> list[Row]:
         """The rows that were kept.
@@ -88,11 +83,11 @@ class Report:
             DataError: if there are none, with the commonest reason.
         """
         if not self.kept_rows:
-            why, count = self.reasons.most_common(1)[0] if self.reasons else ("there are no rows", 0)
+            why, count = next(iter(self.reasons.most_common(1)), (Reason("there are no rows"), 0))
             raise DataError(
                 f"{self.source}: none of {self.read} rows could be kept; {count} times: {why}",
                 rule="a dataset has rows that can be trained on",
-                remedy=remedy(why),
+                remedy=why.remedy,
             )
         return self.kept
 
@@ -100,7 +95,10 @@ class Report:
         """For `workbench check --json` and the dataset's record: every number, every row."""
 
         def listed(key: str, rows_of: _ByReason) -> list[dict[str, Any]]:
-            return [{key: why, "count": len(rows), "do": remedy(why), "rows": rows.tolist()} for why, rows in rows_of.ordered()]
+            return [
+                {key: why, "count": len(rows)} | ({} if key == "rule" else {"do": why.remedy}) | {"rows": rows.tolist()}
+                for why, rows in rows_of.ordered()
+            ]
 
         return {
             "source": self.source,
@@ -111,11 +109,11 @@ class Report:
             "columns": self.columns,
             "notes": self.notes,
             "reasons": [{**one, "examples": self._excerpts[one["reason"]]} for one in listed("reason", self._left_out)],
-            "repairs": [{key: one[key] for key in ("rule", "count", "rows")} for one in listed("rule", self._repaired)],
+            "repairs": listed("rule", self._repaired),
             "warnings": listed("warning", self._warned),
         }
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         left = self.read - self.kept_rows
         repaired = f" ({self.repaired_rows} of them repaired)" if self.repaired_rows else ""
         lines = [f"{self.read} rows read, {self.kept_rows} kept{repaired}, {left} left out"]
@@ -127,18 +125,6 @@ class Report:
             for why, rows in found.ordered():
                 some = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
                 lines.append(f"  {len(rows):>7}  {why}  (row{'s' if len(rows) > 1 else ''} {some})")
-                if found is self._left_out:
-                    lines += [f"           e.g. {excerpt}" for excerpt in self._excerpts[why][:1]]
-                if found is not self._repaired:
-                    lines.append(f"           -> {remedy(why)}")
+                lines += [f"           e.g. {excerpt}" for excerpt in self._excerpts.get(why, [])[:1]]
+                lines += [f"           -> {why.remedy}"] if isinstance(why, Reason) else []
         return "\n".join(lines)
-
-    __repr__ = __str__
-
-
-def _excerpt(row: Any) -> str:
-    where = getattr(row, "where", None)
-    if isinstance(where, str):
-        return f"{where} of the file"
-    text = repr(row)
-    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,6 @@ HELPERS = {
     "load_dataset": "from datasets import load_dataset",
     "Dataset": "from datasets import Dataset",
 }
-
-
-def explained(function: Callable[[Any], Any], row: dict[str, Any]) -> Any:
-    """`function(row)`, with an error that names the right word if it asks for a column or a name that is not there.
-
-    Raises:
-        DataError: instead of that KeyError or NameError.
-    """
-    try:
-        return function(row)
-    except (KeyError, NameError) as error:
-        raise _explain(error) from error
 
 
 def rows_of_script(path: Path) -> Any:
@@ -68,45 +56,37 @@ def rows_of_script(path: Path) -> Any:
     finally:
         sys.modules.pop(spec.name, None)
     if found is None:
-        raise DataError(
-            f"{shown(path)}: binds none of {', '.join(BINDINGS)}",
-            rule="a data file in Python binds its rows as `dataset`, or defines get_dataset()",
-            remedy="end it with dataset = ...",
-        )
+        rule = "a data file in Python binds its rows as `dataset`, or defines get_dataset()"
+        raise DataError(f"{shown(path)}: binds none of {', '.join(BINDINGS)}", rule=rule, remedy="end it with dataset = ...")
     return found
 
 
-def _explain(error: BaseException, path: Path | None = None) -> DataError:
-    prefix, where = f"{shown(path)}: " if path else "", fault_line(error, path)
+def _explain(error: BaseException, path: Path) -> DataError:
+    columns = _columns_in_sight(error) if isinstance(error, KeyError) and error.args else []
+    offline = any(word in f"{type(error).__name__} {error}" for word in ("Connection", "Offline", "offline", "reach"))
+    said, after = f"{type(error).__name__}: {str(error)[:300]}", ""
+    rule, remedy = "a data file in Python runs when it is read", "correct that line"
     if isinstance(error, NameError):
         name = error.name or str(error)
-        rule, remedy = "a snippet brings the helpers that it calls", HELPERS.get(name, f"define {name}, or import it")
-        return DataError(f"{prefix}{name!r} is not defined{where}", rule=rule, remedy=remedy)
-    columns = _columns_in_sight(error) if isinstance(error, KeyError) else None
-    if columns:
+        said, rule = f"{name!r} is not defined", "a snippet brings the helpers that it calls"
+        remedy = HELPERS.get(name, f"define {name}, or import it")
+    elif columns:
         word = str(error.args[0])
         inside = next((column for column in columns if column in word or word in column), None)
-        return DataError(
-            f"{prefix}no column {word!r}{where}; the rows have {', '.join(columns)}",
-            rule="a row is asked for columns that it has",
-            remedy=f"use {inside!r}" if inside else nearest(word, columns, "use one of those"),
-        )
-    offline = any(word in f"{type(error).__name__} {error}" for word in ("Connection", "Offline", "offline", "reach"))
-    return DataError(
-        f"{prefix}{type(error).__name__}: {str(error)[:300]}{where}",
-        rule="a data file in Python runs when it is read",
-        remedy="the hub cannot be reached: connect, or load a local file or folder instead" if offline else "correct that line",
-    )
+        said, after = f"no column {word!r}", f"; the rows have {', '.join(columns)}"
+        rule = "a row is asked for columns that it has"
+        remedy = f"use {inside!r}" if inside else nearest(word, columns, "use one of those")
+    elif offline:
+        remedy = "the hub cannot be reached: connect, or load a local file or folder instead"
+    return DataError(f"{shown(path)}: {said}{fault_line(error, path)}{after}", rule=rule, remedy=remedy)
 
 
-def _columns_in_sight(error: KeyError) -> list[str] | None:
+def _columns_in_sight(error: KeyError) -> list[str]:
     # The row that was asked is a local variable of the innermost call: a dict, or `datasets`' wrapper of one.
-    trace, columns = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name != "<module>":
-            for value in trace.tb_frame.f_locals.values():
-                row = getattr(value, "data", value)
-                if isinstance(row, dict) and row and error.args[0] not in row and all(isinstance(key, str) for key in row):
-                    columns = list(row)
-        trace = trace.tb_next
+    columns: list[str] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values() if frame.f_code.co_name != "<module>" else ():
+            row = getattr(value, "data", value)
+            if isinstance(row, dict) and row and error.args[0] not in row and all(isinstance(key, str) for key in row):
+                columns = list(row)
     return columns

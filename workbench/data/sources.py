@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.data import files, hub
 from workbench.data.files import Unreadable
-from workbench.data.script import explained, rows_of_script
+from workbench.data.script import rows_of_script
 from workbench.errors import DataError
 from workbench.task import Row
 from workbench.workspace import find, looked_in, replace_file, resolve, shown
@@ -27,6 +27,14 @@ SHIPPED = {
     "countdown": "workbench.tasks.countdown",
     "csv_qa": "workbench.tasks.csv_qa",
     "json": "workbench.tasks.structured",
+}
+_READERS = {
+    ".jsonl": files.json_lines,
+    ".ndjson": files.json_lines,
+    ".json": files.json_file,
+    ".csv": files.csv_file,
+    ".tsv": files.csv_file,
+    ".parquet": files.parquet_file,
 }
 KINDS = "a .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder in the hub's layout, or a hub name (owner/name)"
 
@@ -58,19 +66,6 @@ class Source:
     def __iter__(self) -> Iterator[Row | Unreadable]:
         return self.open()
 
-    def map(self, function: Callable[[Row], Row]) -> Source:
-        """A source whose rows are updated with what `function` makes of them, as `datasets.Dataset.map` does.
-
-        Raises (while it is gone through):
-            DataError: if the function asks a row for a column that it does not have, naming the nearest.
-        """
-
-        def rows() -> Iterator[Row | Unreadable]:
-            for row in self.open():
-                yield row if isinstance(row, Unreadable) else {**row, **explained(function, row)}
-
-        return replace(self, open=rows)
-
     def first(self, count: int = 100) -> Rows:
         """The first readable rows, at most `count`."""
         found = Rows(itertools.islice((row for row in self.open() if isinstance(row, dict)), count))
@@ -98,67 +93,45 @@ def open_source(
     Raises:
         DataError: if there is no such source, or it is of a kind that cannot be read.
     """
-    opened = _opened(source, subset, split, limit, seed)
-    return opened if limit is None else replace(opened, open=lambda: itertools.islice(opened.open(), limit))
-
-
-def _opened(source: Any, subset: str | None, split: str | None, limit: int | None, seed: int) -> Source:
     if isinstance(source, (str, Path)) and str(source) not in SHIPPED:
-        return _from_path(str(source), subset, split)
-    if isinstance(source, (str, Path)):
+        opened = _from_path(str(source), subset, split)
+    elif isinstance(source, (str, Path)):
         if split or subset:
             raise files.no_splits(str(source), split or subset)
-        return importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
-    if subset is not None:
+        opened = importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
+    elif subset is not None:
         raise files.no_splits(f"a {type(source).__name__}", subset)
-    return _from_object(source, split)
-
-
-_READERS = {
-    ".jsonl": files.json_lines,
-    ".ndjson": files.json_lines,
-    ".json": files.json_file,
-    ".csv": files.csv_file,
-    ".tsv": files.csv_file,
-    ".parquet": files.parquet_file,
-}
+    else:
+        opened = _from_object(source, split)
+    return opened if limit is None else replace(opened, open=lambda: itertools.islice(opened.open(), limit))
 
 
 def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     path = find(text)
     name, kind = shown(path), path.suffix.lower()
     if path.is_file() and kind == ".py":
-        return replace(_opened(rows_of_script(path), subset, split, None, 0), name=name)
+        return replace(open_source(rows_of_script(path), subset=subset, split=split), name=name)
     if path.is_file():
         if kind not in _READERS:
-            raise DataError(
-                f"{name}: a {kind or 'nameless'} file",
-                rule=f"rows come from {KINDS}",
-                remedy="convert it, or read it yourself and give the rows as a list",
-            )
+            remedy = "convert it, or read it yourself and give the rows as a list"
+            raise DataError(f"{name}: a {kind or 'nameless'} file", rule=f"rows come from {KINDS}", remedy=remedy)
         if subset is not None or (split is not None and kind != ".json"):
             raise files.no_splits(name, split or subset)
         return Source(name, *(files.json_file(path, split) if kind == ".json" else _READERS[kind](path)))
-    if path.is_dir():
-        return _from_datasets(str(path), name, subset, split)
-    on_hub = hub.MOVED.get(text, text)
-    if on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}:
+    folder = path.is_dir()
+    on_hub = text if folder else hub.MOVED.get(text, text)
+    if not folder and (on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}):
         written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
         raise DataError(
             f"{name}: no such file",
             rule=f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}",
             remedy=f"{written}check the path; {looked_in()}",
         )
-    opened = _from_datasets(on_hub, on_hub, subset, split)
-    if on_hub != text:
-        opened.notes.insert(0, f"{text} is called {on_hub} on the hub")
-    return opened
-
-
-def _from_datasets(name: str, called: str, subset: str | None, split: str | None) -> Source:
-    found, notes = hub.load(name, called, subset)
+    called = name if folder else on_hub
+    found, notes = hub.load(str(path) if folder else on_hub, called, subset)
     opened = _from_object(found, split, called)
-    opened.notes[:0] = notes
+    moved = [f"{text} is called {on_hub} on the hub"] if on_hub != text else []
+    opened.notes[:0] = [*moved, *notes]
     return opened
 
 
@@ -167,11 +140,8 @@ def _from_object(found: Any, split: str | None, name: str = "") -> Source:
     if kind in ("DatasetDict", "IterableDatasetDict"):
         chosen = split or ("train" if "train" in found else next(iter(found)) if len(found) == 1 else None)
         if chosen not in found:
-            raise DataError(
-                f"{name or kind}: no split {chosen or 'train'!r}",
-                rule="rows come from one split",
-                remedy=f"choose with split (--split): {', '.join(found)}",
-            )
+            value, remedy = f"{name or kind}: no split {chosen or 'train'!r}", f"choose with split (--split): {', '.join(found)}"
+            raise DataError(value, rule="rows come from one split", remedy=remedy)
         notes = [f"split {chosen!r} of {', '.join(found)}"] if len(found) > 1 else []
         return Source(name or kind, lambda: _batches(found[chosen]), notes)
     if split is not None:
@@ -185,29 +155,20 @@ def _from_object(found: Any, split: str | None, name: str = "") -> Source:
     if isinstance(found, dict):
         sizes = {key: len(value) if isinstance(value, (list, tuple)) else None for key, value in found.items()}
         if not sizes or None in sizes.values() or len(set(sizes.values())) > 1:
-            raise DataError(
-                f"a dict with {', '.join(f'{key}: {size}' for key, size in sizes.items()) or 'nothing'}",
-                rule="a dict of columns holds lists of one length",
-                remedy="give {'prompt': [...], 'answer': [...]}",
-            )
-        return Source(name or "a dict of columns", lambda: _by_row(found))
+            value = f"a dict with {', '.join(f'{key}: {size}' for key, size in sizes.items()) or 'nothing'}"
+            remedy = "give {'prompt': [...], 'answer': [...]}"
+            raise DataError(value, rule="a dict of columns holds lists of one length", remedy=remedy)
+        return Source(name or "a dict of columns", lambda: files.by_row(found))
     if isinstance(found, (bytes, bytearray)) or not hasattr(found, "__iter__"):
-        raise DataError(
-            f"a {kind}",
-            rule=f"rows come from {KINDS}, a DataFrame, a Dataset or a list of dicts",
-            remedy="give one of those",
-        )
+        rule = f"rows come from {KINDS}, a DataFrame, a Dataset or a list of dicts"
+        raise DataError(f"a {kind}", rule=rule, remedy="give one of those")
     rows = found if isinstance(found, (list, tuple)) else list(found)
     return Source(name or f"a {kind} of {len(rows)} rows", lambda: iter(rows))
 
 
-def _by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
-    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-
-
 def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
     # Whole batches, because a row alone costs `datasets` 20 times as much.
-    return itertools.chain.from_iterable(map(_by_row, dataset.iter(batch_size=size)))
+    return itertools.chain.from_iterable(map(files.by_row, dataset.iter(batch_size=size)))
 
 
 def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
@@ -215,11 +176,8 @@ def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
 
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
-        raise DataError(
-            f"a pandas DataFrame with two columns {str(twice[0])!r}",
-            rule="each column has its own name",
-            remedy="rename one of them",
-        )
+        value = f"a pandas DataFrame with two columns {str(twice[0])!r}"
+        raise DataError(value, rule="each column has its own name", remedy="rename one of them")
     for start in range(0, len(frame), size):
         for row in frame.iloc[start : start + size].to_dict("records"):
             # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
@@ -240,11 +198,8 @@ def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
     for row in opened:
         if not isinstance(row, dict):
             where, reason = row if isinstance(row, Unreadable) else (f"row {len(rows)}", f"a {type(row).__name__}")
-            raise DataError(
-                f"{opened.name}, {where}: {reason}",
-                rule="each row is one object",
-                remedy=f"correct or delete it; `workbench check {opened.name}` lists them all",
-            )
+            remedy = f"correct or delete it; `workbench check {opened.name}` lists them all"
+            raise DataError(f"{opened.name}, {where}: {reason}", rule="each row is one object", remedy=remedy)
         rows.append(dict(row))
     return rows
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.data.messages import comparable
+from workbench.data.prompts import comparable
 from workbench.data.sources import Source
 from workbench.errors import DataError
 from workbench.task import Row, prompt_key
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Split:
     """Rows to train on and rows that are never trained on. `by` records how they were told apart."""
 
@@ -40,14 +40,12 @@ class Split:
         """For the dataset's card."""
         return self.by
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         by = self.by.get("held_out_split") or self.by.get("key") or "the question"
         return (
             f"{len(self.train)} rows to train on, {len(self.held_out)} held out, by {by}\n"
             f"{len(self.shared)} held-out questions are also training questions (ignoring case, spaces and closing marks)"
         )
-
-    __repr__ = __str__
 
 
 def split(
@@ -82,28 +80,22 @@ def split(
 
 def step_of(prompts: int, completions_per_step: int, num_generations: int) -> str:
     """As `Split.steps`, for a number of prompts."""
+    each, rest = divmod(completions_per_step, max(num_generations, 1))
     if num_generations < 2:
-        raise DataError(
-            f"num_generations = {num_generations}",
-            rule="an advantage compares at least 2 completions of a prompt",
-            remedy="use 4 to try things out, 8 as a rule",
-        )
-    each, rest = divmod(completions_per_step, num_generations)
-    if rest or each < 1:
+        value, rule = f"num_generations = {num_generations}", "an advantage compares at least 2 completions of a prompt"
+        remedy = "use 4 to try things out, 8 as a rule"
+    elif rest or each < 1:
         nearest = max(each, 1) * num_generations
-        raise DataError(
-            f"{completions_per_step} completions per step, num_generations = {num_generations}",
-            rule="a step holds whole groups",
-            remedy=f"take {nearest} or {nearest + num_generations} completions per step",
+        value = f"{completions_per_step} completions per step, num_generations = {num_generations}"
+        rule, remedy = "a step holds whole groups", f"take {nearest} or {nearest + num_generations} completions per step"
+    elif prompts < each:
+        value, remedy = f"{prompts} prompts", f"give at least {each} prompts, or take fewer completions per step"
+        rule = (
+            f"a step takes {each} different prompts ({completions_per_step} completions / {num_generations}), or none is trained"
         )
-    if prompts < each:
-        raise DataError(
-            f"{prompts} prompts",
-            rule=f"a step takes {each} different prompts ({completions_per_step} completions / {num_generations}); with "
-            "fewer, no step is trained",
-            remedy=f"give at least {each} prompts, or take fewer completions per step",
-        )
-    return f"a step takes {each} prompts x {num_generations} completions; steps per epoch: {prompts // each}"
+    else:
+        return f"a step takes {each} prompts x {num_generations} completions; steps per epoch: {prompts // each}"
+    raise DataError(value, rule=rule, remedy=remedy)
 
 
 def percentile(key: str) -> int:
@@ -127,32 +119,26 @@ def split_rows(
         DataError: if a row has no such column, or the percentage is not one.
     """
     if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
-        raise DataError(
-            f"held_out_percent = {held_out_percent}",
-            rule="a percentage lies between 0 and 100",
-            remedy="10 is a good one",
-        )
-    train, held_out = [], []
+        rule = "a percentage lies between 0 and 100"
+        raise DataError(f"held_out_percent = {held_out_percent}", rule=rule, remedy="10 is a good one")
+    sides: tuple[list[Row], list[Row]] = [], []
     for number, row in enumerate(rows):
         if key is not None and key not in row:
-            raise DataError(
-                f"row {number} has no column {key!r}",
-                rule="rows stay together by a column",
-                remedy="split by another column",
-            )
+            value, remedy = f"row {number} has no column {key!r}", "split by another column"
+            raise DataError(value, rule="rows stay together by a column", remedy=remedy)
         text = salt + (str(row[key]) if key else prompt_key(comparable(row["prompt"], system=False)))
-        (held_out if percentile(text) < held_out_percent else train).append(row)
-    return train, held_out
+        sides[percentile(text) < held_out_percent].append(row)
+    return sides
 
 
 def shared_questions(held_out: Iterable[Row], train: Iterable[Row]) -> list[Row]:
     """The held-out rows whose question stands in the training rows too, but for case, white space and closing marks."""
 
-    def asked(row: Row) -> str:
-        return comparable(row["prompt"], system=False).casefold().rstrip(" .?!:")
+    def asked(row: Row) -> int:
+        return hash(comparable(row["prompt"], system=False).casefold().rstrip(" .?!:"))
 
-    known = {hash(asked(row)) for row in train}
-    return [row for row in held_out if hash(asked(row)) in known]
+    known = set(map(asked, train))
+    return [row for row in held_out if asked(row) in known]
 
 
 def fingerprint(rows: Iterable[Row]) -> str:

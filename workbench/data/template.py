@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from workbench.data.lengths import prompt_text, render
 
-TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 _TAG = re.compile(r"<([A-Za-z_]\w*)>")
 # Tags that templates of reasoning models write by themselves.
 _KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}
@@ -62,22 +61,26 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
     Raises:
         DataError: if the template refuses the prompt.
     """
-    chat = not isinstance(prompt, str)
-    tags = tags_in(prompt) if tags is None else tags
+    chat, tags = not isinstance(prompt, str), tags_in(prompt) if tags is None else tags
     text = prompt_text(prompt, tokenizer)
     tokens = _tokens(tokenizer, text, chat)
-    system = prompt[0]["content"] if chat and prompt[0]["role"] == "system" else None
+    system = prompt[0]["content"] if chat and prompt[0]["role"] == "system" else ""
     bos = tokenizer.bos_token_id
+
+    def survives(tag: str) -> bool:
+        ids = tokenizer(f"x{tag}y", add_special_tokens=False)["input_ids"]
+        return tag in tokenizer.decode(ids, skip_special_tokens=True)
+
     card = TemplateCard(
         text=text,
         tokens=tokens,
         chat=chat,
-        survives={tag: tag in _decoded(tokenizer, f"x{tag}y") for tag in tags},
+        survives={tag: survives(tag) for tag in tags},
         eos_token=tokenizer.eos_token,
         pad_token=tokenizer.pad_token,
         ends_turns=_ends_turns(tokenizer, prompt) if chat else None,
         prefilled=_prefilled(tokenizer, prompt, text, tags) if chat else None,
-        keeps_system=None if not system else system.strip() in text,
+        keeps_system=system.strip() in text if system else None,
         doubled_bos=bos is not None and [token.id for token in tokens[:2]] == [bos, bos],
     )
     card.problems.extend(_problems(card))
@@ -85,23 +88,16 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
 
 
 def _tokens(tokenizer: Any, text: str, chat: bool) -> list[Token]:
-    # A character can take several tokens, and a token alone can lose its space: so the text is cut, not put together.
     special = set(tokenizer.all_special_ids)
-    if not tokenizer.is_fast:
-        ids = tokenizer(text, add_special_tokens=not chat)["input_ids"]
-        return [Token(number, tokenizer.decode([number]), number in special) for number in ids]
-    found = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
+    found = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=tokenizer.is_fast)
+    # A character can take several tokens, and a token alone can lose its space: so the text is cut, not put together.
+    ends = [end for _, end in found["offset_mapping"]] if tokenizer.is_fast else [0] * len(found["input_ids"])
     tokens, done = [], 0
-    for number, (_, end) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+    for number, end in zip(found["input_ids"], ends, strict=True):
         piece = text[done : max(done, end)] if end else tokenizer.decode([number])
         tokens.append(Token(number, piece, number in special))
         done = max(done, end)
     return tokens
-
-
-def _decoded(tokenizer: Any, completion: str) -> str:
-    ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    return tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def _ends_turns(tokenizer: Any, prompt: Any) -> bool:
@@ -120,13 +116,12 @@ def _prefilled(tokenizer: Any, prompt: Any, text: str, tags: Sequence[str]) -> s
 
 def _problems(card: TemplateCard) -> list[str]:
     lost = " ".join(tag for tag, survives in card.survives.items() if not survives)
-    eos = "" if card.eos_token is None else card.eos_token
     found = {
         f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
         "never pay; use tags that are plain text": lost,
-        "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut": not eos,
-        f"the template does not close the assistant's turn with EOS ({eos}): a policy trained on it may end its turn with "
-        "another token, and its completions then run to the limit": eos and card.ends_turns is False,
+        "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut": not card.eos_token,
+        f"the template does not close the assistant's turn with EOS ({card.eos_token}): a policy trained on it may end its turn "
+        "with another token, and its completions then run to the limit": card.eos_token and card.ends_turns is False,
         f"the template writes <{card.prefilled}> by itself: completions begin after it, so a reward that wants to see "
         f"<{card.prefilled}> in the completion can never pay": card.prefilled,
         "the system message is not in the text: the template drops or changes it, and the format asked for with "

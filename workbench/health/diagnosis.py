@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.errors import TaskError
 from workbench.health.rules import RULES
 from workbench.health.summary import StepSummary, summaries_of
-from workbench.health.verdicts import ALARM, OK, SKIPPED, STATES, WARNING, RunConfig, RunView, Verdict
+from workbench.health.verdicts import ALARM, NAMES, OK, SKIPPED, STATES, WARNING, RunConfig, RunView, Verdict
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import stage_in
 from workbench.run.state import RunState
 from workbench.task import Task, load_task
+from workbench.workspace import to_json
+
+LATEST = 200  # batches and rows that a watchdog looks at
+BUDGET = 0.005  # share of the run's time that looking may take
 
 
 class Verdicts(list[Verdict]):
@@ -45,12 +51,9 @@ def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], c
 
 def worsened(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[Verdict]:
     """The alarms and warnings of `after` that `before` did not have, or had less bad: what is worth an event."""
-    known = {verdict.key: STATES.index(verdict.state) for verdict in before}
-    return [
-        verdict
-        for verdict in after
-        if verdict.state in (ALARM, WARNING) and STATES.index(verdict.state) < known.get(verdict.key, len(STATES))
-    ]
+    known, badness = {verdict.key: verdict.state for verdict in before}, STATES.index
+    wrong = [verdict for verdict in after if verdict.state in (ALARM, WARNING)]
+    return [each for each in wrong if badness(each.state) < badness(known.get(each.key, SKIPPED))]
 
 
 def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = None) -> RunConfig:
@@ -61,18 +64,14 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
             function that has been changed since the run says nothing about it.
         stage: the stage that is looked at; None: a run without stages.
     """
-    manifest, recipe = run.manifest(), run.recipe()
-    known = stage_in(manifest, stage)
+    recipe, known, changed = run.recipe(), stage_in(run.manifest(), stage), RunState.of(run)
     settings, rewards = {**recipe.grpo, **known["settings"]}, known["rewards"]
-    steps = settings.get("max_steps")
     # What was changed while it trained, if this is the stage that it is in.
-    changed = RunState.of(run)
     if stage in (None, "1", changed.stage):
-        rewards = {**rewards, "weights": changed.weights}
         settings |= {"beta": changed.beta, "learning_rate": changed.learning_rate}
+    steps = settings.get("max_steps")
     return RunConfig.of(
         settings,
-        weights=dict(rewards.get("weights") or {}),
         best=rewards.get("best") or _best(rewards.get("functions") or {}, task, known["task"] or recipe.task),
         right_by=known["right_by"],
         format_by=known["format_by"],
@@ -86,9 +85,8 @@ def _best(hashes: dict[str, str], task: Task | None, source: str) -> dict[str, f
         task = task or load_task(source)
     except TaskError:
         return {}
-    functions = dict(zip(task.function_names, task.reward_funcs, strict=True))
-    same = [name for name, known in hashes.items() if name in functions and reward_hash(functions[name]) == known]
-    return {name: max_score_of(functions[name]) for name in same}
+    functions = zip(task.function_names, task.reward_funcs, strict=True)
+    return {name: max_score_of(function) for name, function in functions if hashes.get(name) == reward_hash(function)}
 
 
 def examine_run(
@@ -108,3 +106,59 @@ def examine_run(
     if last is not None and summaries:
         rows = [row for row in rows if (row.get("step") or 0) >= summaries[0].step]
     return diagnose(summaries, rows, config_of(run, task, summaries[-1].stage if summaries else None))
+
+
+class Watchdog:
+    """A run's health while it trains: looked at after every step, unless looking would cost too large a share of the run.
+
+    Args:
+        config: gives what the run is asked to do now; asked at each look, as weights and settings may be changed.
+    """
+
+    def __init__(self, config: Callable[[], RunConfig]) -> None:
+        import scipy.special  # noqa: F401 - the verdicts' intervals need it, and it takes 0.2 s the first time
+
+        self.config = config
+        self.verdicts: list[Verdict] = []
+        self.seconds = 0.0
+        self._summaries: deque[StepSummary] = deque(maxlen=LATEST)
+        self._rows: deque[dict[str, Any]] = deque(maxlen=LATEST)
+        self._began = time.monotonic()
+        self._cost_s = 0.01
+
+    def batch(self, summary: StepSummary) -> None:
+        """Take in the summary of one scored batch."""
+        self._summaries.append(summary)
+
+    def row(self, step: int, values: dict[str, Any]) -> None:
+        """Take in one row of metrics."""
+        self._rows.append({"step": step, **values})
+
+    def forget(self) -> None:
+        """Other reward functions are in force: what was seen says nothing about them."""
+        self._summaries.clear()
+
+    def due(self) -> bool:
+        """Whether it is time for another look."""
+        allowed = BUDGET * (time.monotonic() - self._began) + 0.02
+        return bool(self._summaries) and self.seconds + self._cost_s <= allowed
+
+    def look(self) -> list[Verdict]:
+        """Look at the run, and return the alarms and warnings that it did not have when it was looked at before."""
+        started = time.perf_counter()
+        before, self.verdicts = self.verdicts, diagnose(self._summaries, self._rows, self.config())
+        self._cost_s = time.perf_counter() - started
+        self.seconds += self._cost_s
+        return worsened(before, self.verdicts)
+
+    def found(self) -> list[dict[str, Any]]:
+        """The alarms and warnings of the latest look, for JSON."""
+        return [to_json(verdict) for verdict in self.verdicts if verdict.state in (ALARM, WARNING)]
+
+    @property
+    def words(self) -> str:
+        """Those in a line, by state and issue; empty if there are none."""
+        functions: dict[str, list[str]] = {}
+        for each in self.found():
+            functions.setdefault(f"{each['state']}: {NAMES[each['name']]}", []).extend(filter(None, [each["function"]]))
+        return ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items())

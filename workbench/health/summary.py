@@ -29,7 +29,6 @@ class FunctionSummary(NamedTuple):
     mean: float | None
     low: float | None
     high: float | None
-    std: float | None  # mean over the groups of its std within the group
     varies: int  # groups within which its scores differ
     share: float | None  # of the advantages' variance, mean over the groups that are not dead; None if all are
     unscored: int  # completions that it gave no score
@@ -53,10 +52,8 @@ class StepSummary:
     completions: int  # B
     group_size: int  # G
     functions: tuple[FunctionSummary, ...]
-    reward: float | None  # mean of the totals
     group_std: float | None  # mean over the groups of the std of the totals
     nonfinite: int  # totals or advantages that are infinite, or advantages that are no number
-    unscored: int  # to which no function applied
     mixed: int  # groups with right and wrong completions
     all_right: int  # groups
     all_wrong: int  # groups
@@ -68,7 +65,6 @@ class StepSummary:
     commonest_count: int
     commonest_right: int
     length: float  # mean, tokens
-    length_right: float | None  # mean of the right ones, tokens; None if there are none
     longest: int  # tokens
     unended: int  # that do not end with the tokenizer's eos token
     clipped: int  # of those, as long as the longest of the batch: cut at the limit
@@ -107,38 +103,33 @@ def summarise(batch: ScoredBatch) -> StepSummary:
     unended = np.zeros(len(texts), dtype=bool) if batch.finished is None else ~batch.finished
     # A policy with several end tokens may stop by one that is not the tokenizer's; what is cut is cut at one length.
     clipped = unended & (lengths == lengths.max())
-    totals = batch.groups.totals
-    right_in = right.reshape(-1, size).sum(axis=1)
+    totals, stds = batch.groups.totals, batch.groups.stds[::size]
+    right_in, clipped_in = (flags.reshape(-1, size).sum(axis=1) for flags in (right, clipped))
     kinds = dead_kinds(batch.groups, right.tolist(), texts, size, batch.aggregation)
-    distinct = [len(set(texts[start : start + size])) for start in range(0, len(texts), size)]
-    tally = Counter(kinds)
+    by_group = zip(batch.prompt_ids[::size], kinds, right_in.tolist(), clipped_in.tolist(), strict=True)
     commonest, commonest_count = Counter(texts).most_common(1)[0]
-    formatted = _formatted(batch)
-    stds = batch.groups.stds[::size]
-    scored = totals[~np.isnan(totals)]
-    by_group = zip(batch.prompt_ids[::size], kinds, right_in, clipped.reshape(-1, size).sum(axis=1), strict=True)
+    formatted = None
+    if batch.format_by in batch.names:
+        formatted = np.nan_to_num(batch.scores[:, batch.names.index(batch.format_by)]) > 0
     return StepSummary(
         step=batch.step,
         stage=batch.stage,
         completions=len(texts),
         group_size=size,
         functions=_functions(batch, None in kinds),
-        reward=float(scored.mean()) if len(scored) else None,
         group_std=float(np.nanmean(stds)) if not np.isnan(stds).all() else None,
         nonfinite=int((np.isinf(totals) | ~np.isfinite(batch.groups.advantages)).sum()),
-        unscored=len(texts) - len(scored),
         mixed=int(((right_in > 0) & (right_in < size)).sum()),
         all_right=int((right_in == size).sum()),
         all_wrong=int((right_in == 0).sum()),
-        dead={kind: tally[kind] for kind in DEAD_KINDS},
+        dead={kind: kinds.count(kind) for kind in DEAD_KINDS},
         identical_right=sum(kind == IDENTICAL and bool(own == size) for kind, own in zip(kinds, right_in, strict=True)),
         distinct=len(set(texts)),
-        distinct_in_groups=sum(distinct) / len(texts),
+        distinct_in_groups=sum(len(set(texts[start : start + size])) for start in range(0, len(texts), size)) / len(texts),
         commonest=commonest[:LONGEST_TEXT],
         commonest_count=commonest_count,
         commonest_right=sum(bool(own) for text, own in zip(texts, right, strict=True) if text == commonest),
         length=float(lengths.mean()),
-        length_right=float(lengths[right].mean()) if right.any() else None,
         longest=int(lengths.max()),
         unended=int(unended.sum()),
         clipped=int(clipped.sum()),
@@ -147,10 +138,7 @@ def summarise(batch: ScoredBatch) -> StepSummary:
         formatted=None if formatted is None else int(formatted.sum()),
         formatted_right=None if formatted is None else int((formatted & right).sum()),
         length_correlation=_correlation(totals, lengths, size),
-        groups=tuple(
-            GroupSummary(prompt_id, kind, int(own), int(cut))
-            for prompt_id, kind, own, cut in itertools.islice(by_group, MOST_GROUPS)
-        ),
+        groups=tuple(map(GroupSummary._make, itertools.islice(by_group, MOST_GROUPS))),
     )
 
 
@@ -183,12 +171,6 @@ def summaries_of(
     return [summary for part in found.values() for summary in part]
 
 
-def _formatted(batch: ScoredBatch) -> np.ndarray | None:
-    if batch.format_by not in batch.names:
-        return None
-    return np.nan_to_num(batch.scores[:, batch.names.index(batch.format_by)]) > 0
-
-
 def _functions(batch: ScoredBatch, some_alive: bool) -> tuple[FunctionSummary, ...]:
     scores, size = batch.scores, batch.num_generations
     grouped = scores.reshape(-1, size, scores.shape[1])
@@ -198,22 +180,14 @@ def _functions(batch: ScoredBatch, some_alive: bool) -> tuple[FunctionSummary, .
     with warnings.catch_warnings():
         # A column without a number has no mean; it becomes None below.
         warnings.simplefilter("ignore", RuntimeWarning)
-        means, stds = np.nanmean(scores, axis=0), np.nanmean(np.nanstd(grouped, axis=1, ddof=1), axis=0)
         # Within a group shares do not depend on what the advantages are divided by, so each counts the same.
         shares = np.nanmean(attribution(scores, batch.weights, size, "none", batch.aggregation).shares, axis=0)
+        numbers = np.stack([np.nanmean(scores, axis=0), low.min(axis=(0, 1)), high.max(axis=(0, 1)), shares], axis=1)
+    known = [[float(value) if np.isfinite(value) else None for value in own] for own in numbers]
+    counts = zip(batch.names, batch.weights, varies.tolist(), absent.sum(axis=(0, 1)).tolist(), known, strict=True)
     return tuple(
-        FunctionSummary(
-            name=name,
-            weight=float(batch.weights[index]),
-            mean=_number(means[index]),
-            low=_number(low[..., index].min()),
-            high=_number(high[..., index].max()),
-            std=_number(stds[index]),
-            varies=int(varies[index]),
-            share=_number(shares[index]) if some_alive else None,
-            unscored=int(absent[..., index].sum()),
-        )
-        for index, name in enumerate(batch.names)
+        FunctionSummary(name, float(weight), mean, least, most, differs, share if some_alive else None, unscored)
+        for name, weight, differs, unscored, (mean, least, most, share) in counts
     )
 
 
@@ -222,7 +196,3 @@ def _correlation(totals: np.ndarray, lengths: np.ndarray, size: int) -> float | 
     reward, length = (values - values.mean(axis=1, keepdims=True) for values in both)
     scale = float((reward**2).sum() * (length**2).sum())
     return float((reward * length).sum()) / scale**0.5 if 1e-12 < scale < float("inf") else None
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-CONFIDENCE = 0.99
-_Z = 2.5758  # of the normal distribution, two-sided
+_Z = 2.5758  # of the normal distribution, 99 %, two-sided
 
 
 class Interval(NamedTuple):
@@ -45,6 +44,8 @@ def change_of_share(before: tuple[float, float], after: tuple[float, float]) -> 
 
 def slope(values: Sequence[float]) -> Interval:
     """Change from one value to the next, by least squares; without bounds where there are fewer than three values."""
+    from scipy.special import stdtrit
+
     count = len(values)
     if count < 3:
         return Interval(math.nan, -math.inf, math.inf)
@@ -53,7 +54,7 @@ def slope(values: Sequence[float]) -> Interval:
     spread = float((places**2).sum())
     value = float((places * numbers).sum()) / spread
     left = numbers - numbers.mean() - value * places
-    half = _t(count - 2) * math.sqrt(float((left**2).sum()) / (count - 2) / spread)
+    half = float(stdtrit(count - 2.0, 0.995)) * math.sqrt(float((left**2).sum()) / (count - 2) / spread)
     return Interval(value, value - half, value + half)
 
 
@@ -62,16 +63,13 @@ def steps_to_tell(values: Sequence[float], rise: float) -> int | None:
 
     The half-width of a slope over n values is about t * noise * sqrt(12 / n^3), and that slope times n is the rise.
     """
-    found = slope(values)
+    found, count = slope(values), len(values)
     if rise <= 0 or not math.isfinite(found.low):
         return None
-    count = len(values)
-    half = found.high - found.value
-    # half grows with n^-1.5, the slope of a given total rise with n^-1: n^0.5 decides.
-    return max(count, math.ceil(count * (half * count / rise) ** 2))
+    # The half-width grows with n^-1.5, the slope of a given total rise with n^-1: n^0.5 decides.
+    return max(count, math.ceil(count * ((found.high - found.value) * count / rise) ** 2))
 
 
-def _t(freedom: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(max(freedom, 1.0), 0.5 + CONFIDENCE / 2))
+def percent(share: float) -> str:
+    """A share in words."""
+    return f"{share:.0%}".replace("%", " %")

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
-from workbench.health.trends import Interval, slope
+from workbench.health.trends import Interval, change_of_share, share, slope
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
 from workbench.run.metrics import KL
 
@@ -86,15 +86,11 @@ class Verdict:
 class RunConfig:
     """What a run was asked to do, as far as verdicts need it. None: not known, as of a trainer that has no recipe."""
 
-    weights: dict[str, float] = field(default_factory=dict)  # by reward function
     best: dict[str, float | None] = field(default_factory=dict)  # by reward function: its declared maximum
-    num_generations: int | None = None
     max_completion_length: int | None = None  # tokens
     beta: float | None = None
     learning_rate: float | None = None
     temperature: float | None = None
-    scale_rewards: str | bool | None = None
-    aggregation: str | None = None
     right_by: str | None = None
     format_by: str | None = None
     total_steps: int | None = None
@@ -103,11 +99,8 @@ class RunConfig:
     @classmethod
     def of(cls, settings: dict[str, Any], **more: Any) -> RunConfig:
         """From GRPOConfig's names: those of `settings` that verdicts need, and `more` of the fields."""
-        known = {name: settings.get(name) for name in _SETTINGS}
-        return cls(**{**known, "aggregation": settings.get("multi_objective_aggregation"), **more})
-
-
-_SETTINGS = ("num_generations", "max_completion_length", "beta", "learning_rate", "temperature", "scale_rewards")
+        asked = ("max_completion_length", "beta", "learning_rate", "temperature")
+        return cls(**{name: settings.get(name) for name in asked}, **more)
 
 
 class RunView:
@@ -129,8 +122,7 @@ class RunView:
 
     def numbers(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of a metric, where it is a finite number."""
-        found = [(row.get("step") or 0, row.get(key)) for row in self.rows]
-        return [(step, float(value)) for step, value in found if is_number(value)]
+        return [(row.get("step") or 0, float(row[key])) for row in self.rows if is_number(row.get(key))]
 
     @cached_property
     def kl(self) -> list[tuple[int, float]]:
@@ -146,12 +138,8 @@ class RunView:
     @cached_property
     def by_function(self) -> dict[str, list[tuple[StepSummary, FunctionSummary]]]:
         """Each of `functions` in every batch that it scored."""
-        found: dict[str, list[tuple[StepSummary, FunctionSummary]]] = {own.name: [] for own in self.functions}
-        for batch in self.batches:
-            for own in batch.functions:
-                if own.name in found:
-                    found[own.name].append((batch, own))
-        return found
+        pairs = {own.name: [(batch, batch.function(own.name)) for batch in self.batches] for own in self.functions}
+        return {name: [(batch, own) for batch, own in found if own is not None] for name, found in pairs.items()}
 
     @cached_property
     def rewards(self) -> list[float]:
@@ -167,15 +155,16 @@ class RunView:
         """Change of `rewards` per batch."""
         return slope(self.rewards)
 
-    @property
-    def rises(self) -> bool:
-        """Whether the reward rises, beyond doubt."""
-        return self.reward_slope.low > 0
-
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
         """The first and the last batches of the stage, a quarter each, at least 3 and at most 10."""
         count = min(10, max(3, len(self.batches) // 4))
         return self.batches[:count], self.batches[-count:]
+
+    def rise(self, of: str) -> tuple[float, float, Interval]:
+        """Share of the completions that are `of` this kind: (in the first batches, in the last ones, how much it rose)."""
+        first, last = (counts(batches, of) for batches in self.ends())
+        end, risen = share(*last).value, change_of_share(first, last)
+        return end - risen.value, end, risen
 
     def total(self, of: str, batches: Sequence[StepSummary] | None = None) -> int:
         """Sum of one count over some batches; None: the recent ones."""
@@ -192,46 +181,39 @@ class RunView:
 
     def prompts(self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None) -> tuple[str, ...]:
         """Ids of the prompts whose groups are `wanted`, latest first, each once, at most `MOST_PROMPTS`."""
-        found: dict[str, None] = {}
-        for batch in reversed(self.recent if batches is None else batches):
-            for group in batch.groups:
-                if group.prompt_id and wanted(group):
-                    found.setdefault(group.prompt_id)
-                    if len(found) == MOST_PROMPTS:
-                        return tuple(found)
-        return tuple(found)
+        latest_first = reversed(self.recent if batches is None else batches)
+        found = (group.prompt_id for batch in latest_first for group in batch.groups if group.prompt_id and wanted(group))
+        return tuple(dict.fromkeys(found))[:MOST_PROMPTS]
 
     def verdict(
         self,
         state: str,
         line: str,
-        evidence: dict[str, Any] | None = None,
-        why: tuple[str, str] = ("", ""),
+        evidence: dict[str, Any],
+        cause: str = "",
+        remedy: str = "",
+        *,
         over: Sequence[StepSummary] | tuple[int | None, int | None] | None = None,
         **more: Any,
     ) -> Verdict:
-        """A verdict of the rule that asks.
+        """A verdict of the rule that asks; what is ok has neither cause nor remedy.
 
         Args:
-            why: cause and remedy.
             over: the batches, or first and last step, that it is about; None: the recent batches.
             more: `prompts`, `function`.
         """
         over = self.recent if over is None else over
-        steps = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else (None, None)
-        return Verdict("", state, line, evidence or {}, *steps, cause=why[0], remedy=why[1], **more)
+        steps = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
+        why = {} if state == OK else {"cause": cause, "remedy": remedy}
+        return Verdict("", state, line, evidence, *steps, **why, **more)
 
     def too_few(self, batches: int = 3, groups: int = 16, completions: int = 0) -> Verdict | None:
         """A skipped verdict where the window holds less than is needed; None where it holds enough."""
         if not self.batches:
             return missing("rollouts", "no batch was recorded")
-        needs = {"batches": batches, "groups": groups, "completions": completions}
-        has = {
-            "batches": len(self.batches),
-            "groups": self.total("group_count"),
-            "completions": self.total("completions"),
-        }
-        return next((early(needs[word], has[word], word) for word in needs if has[word] < needs[word]), None)
+        has = (len(self.batches), self.total("group_count"), self.total("completions"))
+        wanted = zip((batches, groups, completions), has, ("batches", "groups", "completions"), strict=True)
+        return next((early(*each) for each in wanted if each[1] < each[0]), None)
 
 
 def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[..., Any]:
@@ -271,8 +253,3 @@ def is_number(value: Any) -> bool:
 def counts(batches: Sequence[StepSummary], of: str) -> tuple[int, int]:
     """(completions that are `of` this kind, completions) in some batches."""
     return sum(getattr(batch, of) or 0 for batch in batches), sum(batch.completions for batch in batches)
-
-
-def percent(share: float) -> str:
-    """A share in words."""
-    return f"{share:.0%}".replace("%", " %")

@@ -15,7 +15,7 @@ from workbench.rewards.groups import ExplainedGroup, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import batch_and_place, last_step, query
+from workbench.run.rollouts import batch_and_place, query
 from workbench.task import Task
 
 if TYPE_CHECKING:
@@ -123,12 +123,11 @@ def explain_group(
                 remedy="give one for each, or none",
             )
         return dataclasses.replace(explain(run, index or 0), labels=tuple(labels))
-    step = last_step(run) if step is None else step
     batch, place = batch_and_place(run, step, index)
     first = place * batch.num_generations
     answers = batch.columns.get(answer_column)
     return RecordedGroup(
-        step=step,
+        step=batch.step,
         prompt=question(batch.prompts[first]),
         answer=answers[first] if answers else None,
         explained=best_first(explain(batch, place)),

@@ -59,14 +59,9 @@ def blocks(text: str, tag: str) -> list[str]:
 
 
 def extract_answer(text: str) -> str | None:
-    """The content of the one answer block, stripped; None when there is none, it is empty, or there are several.
-
-    Several answers are a hedge, and a hedge is not an answer.
-    """
+    """The content of the one answer block, stripped; None when there is none, it is empty, or there are several (a hedge)."""
     found = blocks(text, "answer")
-    if len(found) != 1 or "<answer>" in found[0]:
-        return None
-    return found[0].strip() or None
+    return found[0].strip() or None if len(found) == 1 and "<answer>" not in found[0] else None
 
 
 def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | None:
@@ -85,27 +80,25 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
     >>> [find_answer(text, where) for where in ("tag", "mark", "boxed", "number", "any")]
     ['8', '7', '\\\\frac{9}{2}', '$1,000.50', '8']
     """
-    if where == "only":
-        return extract_answer(text)
-    if where == "tag":
-        found = blocks(text, tag)
-        return (found[-1].rpartition(f"<{tag}>")[2].strip() or None) if found else None
-    if where == "mark":
-        return after_mark(text)
-    if where == "boxed":
-        return _last_box(text)
-    if where == "number":
-        return _last_number(text)
-    if where == "plain":
-        return text.strip().rpartition("\n")[2].strip() or None
-    if where == "any":
-        places = (find_answer(text, place, tag) for place in ("tag", "mark", "boxed", "number"))
-        return next((found for found in places if found is not None), None)
-    raise RewardError(
-        f"where = {where!r}",
-        rule="an answer is looked for in one of the places that are known",
-        remedy=f"use one of {', '.join(map(repr, PLACES))}",
-    )
+    match where:
+        case "only":
+            return extract_answer(text)
+        case "tag":
+            found = blocks(text, tag)
+            return (found[-1].rpartition(f"<{tag}>")[2].strip() or None) if found else None
+        case "mark":
+            return after_mark(text)
+        case "boxed":
+            return _last_box(text)
+        case "number":
+            return (_WITHIN.findall(text) or [None])[-1]
+        case "plain":
+            return text.strip().rpartition("\n")[2].strip() or None
+        case "any":
+            places = (find_answer(text, place, tag) for place in ("tag", "mark", "boxed", "number"))
+            return next((found for found in places if found is not None), None)
+    remedy = f"use one of {', '.join(map(repr, PLACES))}"
+    raise RewardError(f"where = {where!r}", rule="an answer is looked for in one of the known places", remedy=remedy)
 
 
 def _last_box(text: str) -> str | None:
@@ -121,8 +114,3 @@ def _last_box(text: str) -> str | None:
         elif mark[-1] == "{" and mark != "\\{":
             opened.append((found.end(), len(mark) > 1))
     return content.strip() or None
-
-
-def _last_number(text: str) -> str | None:
-    found = [number.group() for number in _WITHIN.finditer(text)]
-    return found[-1] if found else None

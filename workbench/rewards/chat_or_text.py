@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.errors import RewardError
 from workbench.rewards.answers import completion_text
-from workbench.rewards.execution import FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, RewardFailure, check_scores
+from workbench.rewards.execution import HOLDS_MODEL, Call, RewardExecutor, RewardFailure, check_scores
 
 # Second parameters of the (prompts, responses) style, which TRL's keyword call does not know.
 _RESPONSES = ("responses", "response", "outputs", "generations", "texts", "samples")
@@ -26,7 +26,6 @@ _TRIED = (
     "The answer is 42, and not 43.",
     "#### 42",
 )
-_TEXT_ONLY, _CHAT_ONLY = "it reads plain text only", "it reads messages only"
 
 
 class InputFormat(NamedTuple):
@@ -54,22 +53,18 @@ def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> Inpu
         chat, text = _both(executor, name, call, _TRIED[1:])
     if chat == text or (isinstance(chat, str) and isinstance(text, str)):
         return InputFormat()
-    if isinstance(chat, str):
-        return InputFormat("text", f"{_TEXT_ONLY}: with the other it {chat.partition(' (')[0]}")
-    if isinstance(text, str):
-        return InputFormat("chat", f"{_CHAT_ONLY}: with the other it {text.partition(' (')[0]}")
-    alike, differs = len(set(chat)) == 1, len(set(text)) > 1
-    if alike and differs:
-        return InputFormat("text", f"{_TEXT_ONLY}: every chat completion scores {_shown(chat)}, whatever it says")
-    if not alike and not differs:
-        return InputFormat("chat", f"{_CHAT_ONLY}: every plain completion scores {_shown(text)}, whatever it says")
+    if isinstance(chat, str) or isinstance(text, str):
+        only, reads, did = ("text", "plain text", chat) if isinstance(chat, str) else ("chat", "messages", text)
+        return InputFormat(only, f"it reads {reads} only: with the other it {did.partition(' (')[0]}")
+    if (len(set(chat)) == 1) != (len(set(text)) == 1):
+        only, reads, other, score = ("text", "plain text", "chat", chat[0])
+        if len(set(text)) == 1:
+            only, reads, other, score = ("chat", "messages", "plain", text[0])
+        shown = "None" if score is None else f"{score:g}"
+        return InputFormat(only, f"it reads {reads} only: every {other} completion scores {shown}, whatever it says")
     same = "the same completions score differently"
     again, _ = _both(executor, name, call, _TRIED[-len(chat) :])
     return InputFormat(note=f"{same} as messages and as plain text" if again == chat else f"{same} each time")
-
-
-def _shown(scores: list[float | None]) -> str:
-    return "None" if scores[0] is None else f"{scores[0]:g}"
 
 
 def _both(executor: RewardExecutor, name: str, call: Call, texts: Sequence[str]) -> list[list[float | None] | str]:
@@ -77,15 +72,11 @@ def _both(executor: RewardExecutor, name: str, call: Call, texts: Sequence[str])
     wide = {key: value * len(texts) if isinstance(value, list) else value for key, value in call.items()}
     wide |= {"completions": list(texts), "completion_ids": [list(text.encode()) for text in texts]}
     found: list[list[float | None] | str] = []
-    for to_chat in (True, False):
-        own = convert(wide, to_chat)
+    for own in (convert(wide, to_chat=True), convert(wide, to_chat=False)):
         try:
-            result = executor.call(name, own, 2.0, quiet=True)
-            scores = check_scores(name, result, own["prompts"], own["completions"]).scores
+            scores = check_scores(name, executor.call(name, own, 2.0, quiet=True), own["prompts"], own["completions"]).scores
             found.append([None if score != score else score for score in scores])
-        except RewardFailure as error:
-            found.append(error.text)
-        except RewardError as error:
+        except (RewardFailure, RewardError) as error:
             found.append(error.value)
     return found
 
@@ -108,9 +99,9 @@ def responses_parameter(function: Callable[..., Any], columns: Sequence[str] = (
     except (TypeError, ValueError):
         return None
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    known = {*FROM_TRL, *columns}
-    found = len(named) == 2 and named[0] in ("prompts", "prompt", "queries") and named[1] not in known
-    return named[1] if found and named[1] in _RESPONSES else None
+    if len(named) != 2 or named[0] not in ("prompts", "prompt", "queries") or named[1] not in _RESPONSES:
+        return None
+    return None if named[1] in columns else named[1]
 
 
 def positional_reward(function: Callable[..., Any]) -> Callable[..., Any]:

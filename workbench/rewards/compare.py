@@ -12,11 +12,11 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.rewards.worker import Worker, WorkerDied, inside_worker
 
@@ -98,9 +98,6 @@ def same_answer(given: Any, right: Any, deadline_s: float = 5.0) -> bool:
     >>> same_answer("42.0", 42), same_answer("$1,000", "1000"), same_answer("4", "42")
     (True, True, False)
     """
-    quick = quick_same(given, right)
-    if quick is not None:
-        return quick
     return same_answers([str(given)], [right], deadline_s)[0] is True
 
 
@@ -118,20 +115,15 @@ def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: 
         deadline_s: for the whole batch; the start of the worker, once in a program, comes on top. None: that of `watched`.
     """
     watched_s, late = _watch.get() or (DEADLINE_S, set())
-    deadline_s = watched_s if deadline_s is None else deadline_s
-    results: list[bool | None] = []
+    results = [False if one is None else quick_same(one, other) for one, other in zip(given, right, strict=True)]
     asked: dict[int, Pair] = {}
-    for index, (one, other) in enumerate(zip(given, right, strict=True)):
-        same = False if one is None else quick_same(one, other)
-        if same is None:
-            pair = _readable(_written(str(one)), _written(str(other)))
-            if pair is None:
-                same = False
-            else:
-                asked[index] = pair
-        results.append(same)
+    for index in [index for index, same in enumerate(results) if same is None]:
+        if pair := _readable(_written(str(given[index])), _written(str(right[index]))):
+            asked[index] = pair
+        else:
+            results[index] = False
     if asked:
-        for index, same in zip(asked, verdicts(list(asked.values()), deadline_s)):
+        for index, same in zip(asked, verdicts(list(asked.values()), watched_s if deadline_s is None else deadline_s)):
             results[index] = same
             if same is None:
                 late.add(index)
@@ -140,11 +132,7 @@ def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: 
 
 @contextlib.contextmanager
 def watched(deadline_s: float | None) -> Iterator[set[int]]:
-    """`same_answers` keeps this deadline in here, and adds to the set the indexes of what it did not judge in time.
-
-    Args:
-        deadline_s: None: the usual one.
-    """
+    """`same_answers` keeps this deadline (None: the usual one) in here, and adds what it did not judge in time to the set."""
     late: set[int] = set()
     before = _watch.set((DEADLINE_S if deadline_s is None else min(DEADLINE_S, deadline_s), late))
     try:
@@ -180,7 +168,7 @@ def quick_same(given: Any, right: Any) -> bool | None:
 
 def legible(answer: Any) -> str:
     """An answer in ASCII, and without what LaTeX needs to print a sum of money: `\\$32,\\!348` is `32,348`."""
-    text = answer if isinstance(answer, str) else str(answer)
+    text = str(answer)
     if not text.isascii():
         text = text.translate(_LATEX)
     return _MONEY.sub("", text) if "\\" in text else text
@@ -198,60 +186,43 @@ def _is_words(text: str) -> bool:
     return "-" not in text or any(len(word) > 1 for word in re.findall(r"[^\W\d_]+", text))
 
 
-class _Number(NamedTuple):
-    value: Fraction  # 1/2 for 50%
-    face: Fraction  # 50 for 50%
-    whole: bool  # written without decimals and without a stroke
-    scaled: bool  # with a power of ten
-
-
-def _number(text: str) -> _Number | None:
+def _number(text: str) -> tuple[Fraction, Fraction, bool, bool] | None:
+    """(Value: 1/2 for 50%; face: 50 for 50%; is it written as a whole number; with a power of ten), None for no number."""
     # No answer has more characters, and an unbounded one would take minutes.
-    if len(text) > 60:
-        return None
-    if text.isdigit() and text.isascii():
-        value = Fraction(int(text))
-        return _Number(value, value, True, False)
-    found = _NUMBER.fullmatch(text)
+    found = _NUMBER.fullmatch(text) if len(text) <= 60 else None
     if found is None or (found["minus"] and found["second"]):
         return None
     power = found["power"] or found["times"] or found["ten"]
-    value = _value(found, power)
-    if value is None:
+    top, bottom = found["top"] or found["over"] or found["digit"], found["bottom"] or found["under"] or found["by"]
+    whole = "1" if found["ten"] else (found["whole"] or "").replace(",", "")
+    decimals = (found["decimals"] or "").removeprefix(".")
+    if top is not None:
+        beside = int(found["mixed"] or found["parts"] or 0)
+        if int(bottom) == 0 or (beside and "-" in top + bottom):
+            return None
+        value = beside + Fraction(int(top), int(bottom))
+    elif whole or decimals:
+        # A Fraction would take minutes over an exponent of a billion digits; this one has three.
+        value = Fraction(int(whole + decimals), 10 ** len(decimals)) * Fraction(10) ** int((power or "0").strip("{}"))
+    else:
         return None
     if "-" in (found["minus"], found["second"]):
         value = -value
     decimal = power is not None or found["decimals"] not in (None, ".")
     if decimal and sum(map(str.isdigit, text)) > _MOST_DIGITS:
         return None
-    whole = found["whole"] is not None and not decimal
-    return _Number(value / 100 if found["percent"] else value, value, whole, power is not None)
+    return value / 100 if found["percent"] else value, value, found["whole"] is not None and not decimal, power is not None
 
 
-def _value(found: re.Match, power: str | None) -> Fraction | None:
-    top, bottom = found["top"] or found["over"] or found["digit"], found["bottom"] or found["under"] or found["by"]
-    if top is not None:
-        whole = int(found["mixed"] or found["parts"] or 0)
-        unread = int(bottom) == 0 or (whole and "-" in top + bottom)
-        return None if unread else whole + Fraction(int(top), int(bottom))
-    whole, decimals = (found["whole"] or "").replace(",", ""), (found["decimals"] or "").removeprefix(".")
-    if found["ten"]:
-        whole = "1"
-    elif not whole and not decimals:
-        return None
-    value = Fraction(int(whole + decimals), 10 ** len(decimals))
-    # A Fraction would take minutes over an exponent of a billion digits; this one has three.
-    return value * Fraction(10) ** int(power.strip("{}")) if power else value
-
-
-def _same_number(first: _Number, second: _Number) -> bool | None:
-    if first.value == second.value:
+def _same_number(first: tuple[Fraction, Fraction, bool, bool], second: tuple[Fraction, Fraction, bool, bool]) -> bool | None:
+    (one, face, whole, scaled), (other, other_face, other_whole, other_scaled) = first, second
+    if one == other:
         return True
-    if first.face == second.face:  # one is a percentage: 50% is 50, but of 0.5% and 0.5 math-verify compares the text
-        return True if first.whole and second.whole else None
+    if face == other_face:  # one is a percentage: 50% is 50, but of 0.5% and 0.5 math-verify compares the text
+        return True if whole and other_whole else None
     # To six places 1e-7 would be 2e-7: what is written with a power of ten is as close as its own size says.
-    near = _ROUNDED * min(1, abs(second.value)) if first.scaled or second.scaled else _ROUNDED
-    return None if abs(first.value - second.value) < near else False
+    near = _ROUNDED * min(1, abs(other)) if scaled or other_scaled else _ROUNDED
+    return None if abs(one - other) < near else False
 
 
 def _readable(given: str, right: str) -> Pair | None:
@@ -297,10 +268,7 @@ def _formula(text: str, other: str, listed: bool) -> str | None:
 
 
 def _same_unit(first: str, second: str) -> bool:
-    """Whether two units may be one: 5 km and 5 kilometers, 7 apples and 7 red apples; not 5 km and 5 m, nor 7 oranges.
-
-    A unit of the table beside a word that is not in it is not judged: it may be its name in another language.
-    """
+    # Whether two units may be one: 5 km and 5 kilometers, 7 apples and 7 red apples; not 5 km and 5 m, nor 7 oranges.
     one, other = (_RATES.get(unit.strip().casefold(), unit).split("/") for unit in (first, second))
     return len(one) == len(other) and all(map(_same_words, one, other))
 
@@ -308,9 +276,8 @@ def _same_unit(first: str, second: str) -> bool:
 def _same_words(first: str, second: str) -> bool:
     one, other = ({_singular(word) for word in text.split()} for text in (first, second))
     more, less = one - other, other - one
-    if more and less:
-        return bool(more & _UNITS.keys()) != bool(less & _UNITS.keys())
-    return not (more | less) & _UNITS.keys()
+    # A unit of the table beside a word that is not in it is not judged: it may be its name in another language.
+    return bool(more & _UNITS.keys()) != bool(less & _UNITS.keys()) if more and less else not (more | less) & _UNITS.keys()
 
 
 def _singular(word: str) -> str:
@@ -326,12 +293,7 @@ def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool
     Back within `deadline_s` + 1 s, however hostile the pairs are; those that are not are judged all the same.
     Verdicts are remembered; a text of more than 2,000 characters is only compared as text.
     """
-    found: dict[Pair, bool | None] = {}
-    for pair in pairs:
-        if max(map(len, pair)) > LONGEST:
-            found[pair] = pair[0] == pair[1]
-        else:
-            found[pair] = _known.get(pair)
+    found = {pair: pair[0] == pair[1] if max(map(len, pair)) > LONGEST else _known.get(pair) for pair in pairs}
     if waiting := [pair for pair, same in found.items() if same is None]:
         found |= _judged(waiting, deadline_s)
     return [found[pair] for pair in pairs]
@@ -340,19 +302,23 @@ def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool
 def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
     # Each gets a small slice of time, and a larger one if that was not enough; what looks steep waits for the others.
     # A turn ends with each degree of steepness, and where one was late: the pairs of other threads come in between.
-    worker, turns = (None, None) if inside_worker() else _shared_worker()  # its start is not counted
+    if inside_worker():
+        from workbench.rewards.judge import agrees_within as ask
+
+        turns = None
+    else:
+        ask, turns = _shared_worker()  # its start is not counted
     until, slices = time.monotonic() + deadline_s, dict.fromkeys(pairs, FIRST_SLICE_S)
     found: dict[Pair, bool] = {}
 
-    def attempt(ask: Callable[..., bool | None]) -> None:
+    def attempt() -> None:
         ranks = {pair: slices[pair] * (1 + _steepness(pair)) ** 2 for pair in slices}
         lowest = min(ranks.values())
         for pair in [pair for pair, rank in ranks.items() if rank == lowest]:
-            slice_s = min(slices[pair], until - time.monotonic())
-            if slice_s <= 0:
+            if (left := until - time.monotonic()) <= 0:
                 return
             try:
-                same = ask(*pair, deadline_s=slice_s)
+                same = ask(*pair, deadline_s=min(slices[pair], left))
             except TimeoutError:
                 slices[pair] *= GROWTH
                 return
@@ -363,14 +329,8 @@ def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
                 found[pair] = same
 
     with contextlib.suppress(TimeoutError):  # it was not one's turn in time
-        if worker is None:
-            from workbench.rewards.judge import agrees_within
-
-            while slices and time.monotonic() < until:
-                attempt(agrees_within)
-        else:
-            while slices and (left := until - time.monotonic()) > 0:
-                turns.submit(attempt, worker).result(left)
+        while slices and (left := until - time.monotonic()) > 0:
+            attempt() if turns is None else turns.submit(attempt).result(left)
     judged = dict(found)
     with _lock:
         _known.update(judged)

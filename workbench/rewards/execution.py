@@ -15,6 +15,7 @@ import io
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -28,26 +29,34 @@ Call = dict[str, Any]
 DEADLINE_S = 60.0
 # TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the squares of thousands.
 LARGEST = 1e15
-TOO_LARGE = f"a score is at most {LARGEST:g} in size: TRL computes advantages in 32 bits"
 HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
-# What TRL passes beside the dataset's columns.
-FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
+# What TRL passes beside the dataset's columns.
+FROM_TRL = frozenset({"prompts", "completions", "completion_ids", *_OF_TRAINER})
 _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
 _NO_LIST = (dict, str, bytes, set, frozenset)  # what can be gone through, and is not one score per completion in order
 _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
 _SHORTEST_S = 0.02  # for one completion
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest time
 UNJUDGED = "its formula was not judged in time, or math-verify failed on it (not a 0; the run goes on)"
-_RULE = "a reward function scores every completion in time; an exception never becomes 0"
+_DID = {DeadlineError: "was", WorkerDied: "ended its worker:", RemoteError: "raised"}
 
 
 class RewardFailure(Exception):
-    """A function that gave no scores. `text` says what it did: "raised ValueError: ...", "was not back after 60 s"."""
+    """A function that gave no scores. `value` says what it did: "raised ValueError: ...", "was not back after 60 s"."""
 
-    def __init__(self, text: str, in_time: bool = True) -> None:
-        super().__init__(text)
-        self.text, self.in_time = text, in_time
+    def __init__(self, value: str, in_time: bool = True, cause: Exception | None = None) -> None:
+        super().__init__(value)
+        self.value, self.in_time, self.__cause__ = value, in_time, cause
+
+    def error(self, name: str, where: str) -> RewardError:
+        """The error that this is where it may not be skipped."""
+        rule = "a reward function scores every completion in time; an exception never becomes 0"
+        remedy = "handle it in the function, return None where it does not apply, or let on_error be skip"
+        late = "a pattern or a number that explodes? mend the function, or give it longer (deadline_s)"
+        error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=remedy if self.in_time else late)
+        error.__cause__ = self.__cause__
+        return error
 
 
 class Scored(NamedTuple):
@@ -55,12 +64,6 @@ class Scored(NamedTuple):
 
     scores: list[float]  # NaN: did not apply, or failed
     errors: dict[int, str]  # index of the completion -> what the function did
-
-
-class _Answer(NamedTuple):
-    result: Any
-    changed: str = ""  # the input that the function changed; empty: none
-    logged: Sequence[tuple[str, tuple, dict]] = ()  # its calls of log_extra and log_metric
 
 
 class RewardExecutor:
@@ -100,7 +103,9 @@ class RewardExecutor:
             RewardError: naming function, prompt and completion.
         """
         if self.is_async(name):
-            return run_coroutine(self.ascore(name, call, deadline_s, skip))
+            # A notebook's own event loop is running and cannot be entered again: use a thread's.
+            with ThreadPoolExecutor(max_workers=1) as pool:
+                return pool.submit(asyncio.run, self.ascore(name, call, deadline_s, skip)).result()
         started = time.monotonic()
         # The whole deadline for one completion; of a batch's, most is kept for finding out which completion it was.
         share = 1.0 if len(call["completions"]) == 1 else _BATCH_SHARE
@@ -114,19 +119,23 @@ class RewardExecutor:
 
     async def ascore(self, name: str, call: Call, deadline_s: float | None, skip: bool) -> Scored:
         """`score` for a coroutine function. A judge's calls may cost: it is not asked again, and the batch is named."""
+        prompts, completions, own = call["prompts"], call["completions"], _copies(call)
+        limit, started, failure = asyncio.timeout(deadline_s), time.monotonic(), None
         try:
-            result = await self._awaited(name, call, deadline_s)
-        except RewardFailure as error:
-            count = len(call["completions"])
-            if skip:
-                return Scored([math.nan] * count, dict.fromkeys(range(count), error.text))
-            first = quote(call["prompts"][0], call["completions"][0])
-            raise RewardError(
-                f"{name} {error.text} on a batch of {count} completions, the first being {first}",
-                rule=_RULE,
-                remedy="handle it in the function, return None where it does not apply, or let on_error be skip",
-            ) from error.__cause__
-        return check_scores(name, result, call["prompts"], call["completions"], skip)
+            async with limit:
+                result = plain_result(await self._functions[name](**own))
+            if deadline_s is not None and (took := time.monotonic() - started) > deadline_s + _GRACE_S:
+                text = f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting"
+                failure = RewardFailure(text, in_time=False)
+        except Exception as error:
+            late = limit.expired() and isinstance(error, TimeoutError)
+            failure = RewardFailure(f"was not back after {deadline_s:g} s", in_time=False) if late else _raised(error)
+        if failure is None:
+            return check_scores(name, _unchanged(name, result, _changed(call, own)), prompts, completions, skip)
+        if skip:
+            return Scored([math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.value))
+        first = quote(prompts[0], completions[0])
+        raise failure.error(name, f"on a batch of {len(completions)} completions, the first being {first}")
 
     def call(self, name: str, call: Call, deadline_s: float | None, quiet: bool = False) -> Any:
         """What a function (no coroutine) returns, tensors and generators as lists.
@@ -136,41 +145,25 @@ class RewardExecutor:
             RewardError: if it changed its inputs.
         """
         self._unjudged = set()
-        if self.places[name] != "worker":
-            own = self.places[name] == OWN
-            silence = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
-            with silence, watched(deadline_s) as late:
+        if self.places[name] == "worker":
+            try:
+                result, changed, logged = self._worker(name, _picklable(call), deadline_s=deadline_s, quiet=quiet)
+            except (DeadlineError, WorkerDied, RemoteError) as error:
+                in_time = not isinstance(error, DeadlineError)
+                raise RewardFailure(f"{_DID[type(error)]} {error}", in_time) from None
+            for logger, args, kwargs in logged:
+                call[logger](*args, **kwargs)
+            return _unchanged(name, result, changed)
+        own = self.places[name] == OWN
+        silence = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
+        with silence, watched(deadline_s) as late:
+            try:
                 # Those of the workbench change nothing, and copies of a million completions take their time.
-                answer = _here(self._functions[name], call, copied=not own)
-            self._unjudged = late if own else set()
-            return _result(name, answer)
-        try:
-            answer = self._worker(name, _picklable(call), deadline_s=deadline_s, quiet=quiet)
-        except DeadlineError as error:
-            raise RewardFailure(f"was {error}", in_time=False) from None
-        except WorkerDied as error:
-            raise RewardFailure(f"ended its worker: {error}") from None
-        except RemoteError as error:
-            raise RewardFailure(f"raised {error}") from None
-        for logger, args, kwargs in answer.logged:
-            call[logger](*args, **kwargs)
-        return _result(name, answer)
-
-    async def _awaited(self, name: str, call: Call, deadline_s: float | None) -> Any:
-        # Cancelled at its deadline.
-        own = _copies(call)
-        limit, started = asyncio.timeout(deadline_s), time.monotonic()
-        try:
-            async with limit:
-                result = plain_result(await self._functions[name](**own))
-        except Exception as error:
-            if limit.expired() and isinstance(error, TimeoutError):
-                raise RewardFailure(f"was not back after {deadline_s:g} s", in_time=False) from None
-            raise _raised(error) from error
-        if deadline_s is not None and (took := time.monotonic() - started) > deadline_s + _GRACE_S:
-            text = f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting"
-            raise RewardFailure(text, in_time=False)
-        return _result(name, _Answer(result, _changed(call, own)))
+                result, changed = _run(self._functions[name], call, copied=not own)
+            except Exception as error:
+                raise _raised(error) from error
+        self._unjudged = late if own else set()
+        return _unchanged(name, result, changed)
 
     def trace(self, name: str, call: Call, deadline_s: float | None) -> Trace | None:
         """Which parts of the function a call reaches; None if it cannot be followed (a coroutine, a model) or fails."""
@@ -178,9 +171,9 @@ class RewardExecutor:
             return None
         try:
             if self.places[name] == "worker":
-                return self._worker(name, _picklable(call), True, deadline_s=deadline_s, quiet=True).result
+                return self._worker(name, _picklable(call), True, deadline_s=deadline_s, quiet=True)[0]
             with contextlib.redirect_stdout(io.StringIO()):
-                return _followed(self._functions[name], _copies(call))
+                return _run(self._functions[name], call, follow=True)[0]
         except (DeadlineError, RemoteError, WorkerDied):
             return None
 
@@ -188,37 +181,32 @@ class RewardExecutor:
         self, name: str, call: Call, error: RewardFailure, started: float, deadline_s: float | None, skip: bool
     ) -> Scored:
         prompts, completions = call["prompts"], call["completions"]
-        until = None if deadline_s is None else started + deadline_s
-        singles = {0: error} if len(completions) == 1 else self._one_by_one(name, call, until, first_only=not skip)
+        until, count = None if deadline_s is None else started + deadline_s, len(completions)
+        singles = {0: error} if count == 1 else self._one_by_one(name, call, until, first_only=not skip)
         failed = {index: value for index, value in singles.items() if isinstance(value, RewardFailure)}
         if not failed and error.in_time:
-            raise _reward_error(name, error, f"a batch of {len(completions)} completions") from error.__cause__
+            raise error.error(name, f"on a batch of {count} completions")
         if failed and not skip:
             index = min(failed, key=lambda index: (not failed[index].in_time, index))  # who raised, before who was late
             where = quote(prompts[index], completions[index])
-            if not error.in_time and not failed[index].in_time:
-                late = f"; asked one by one, {len(failed)} were not back in their share of it, the first being {where}"
-                where = f"{len(completions)} completions{late}" if len(completions) > 1 else where
-                raise RewardError(
-                    f"{name} was not back after {deadline_s:g} s for {where}",
-                    rule="a reward function scores a batch within its deadline (deadline_s)",
-                    remedy="does it hang there (a pattern that backtracks, a number that explodes)? mend it; "
-                    "is it only slow? give it longer",
-                )
-            raise _reward_error(name, failed[index], where) from failed[index].__cause__
+            if error.in_time or failed[index].in_time:
+                raise failed[index].error(name, f"on {where}")
+            if count > 1:
+                asked = f"asked one by one, {len(failed)} were not back in their share of it, the first being"
+                where = f"{count} completions; {asked} {where}"
+            raise RewardFailure(f"was not back after {deadline_s:g} s", in_time=False).error(name, f"for {where}")
         # Late as a batch with nobody to blame: it was slow, and each completion was scored alone.
-        scored = Scored([math.nan] * len(completions), {index: value.text for index, value in failed.items()})
+        scored = Scored([math.nan] * count, {index: failure.value for index, failure in failed.items()})
         for index in singles.keys() - failed.keys():
             one = check_scores(name, singles[index], [prompts[index]], [completions[index]], skip=True)
             [scored.scores[index]] = one.scores
-            scored.errors.update(dict.fromkeys([index], one.errors[0]) if one.errors else {})
+            if one.errors:
+                scored.errors[index] = one.errors[0]
         return scored
 
     def _one_by_one(self, name: str, call: Call, until: float | None, first_only: bool) -> dict[int, Any]:
-        """Each completion of a batch alone: index -> what the function returned for it, or its failure.
-
-        Each may take twice its share of the time that is left, so that half of them may hang.
-        """
+        # Index -> what the function returned for that completion alone, or its failure. Each may take twice its share
+        # of the time that is left, so that half of them may hang.
         found: dict[int, Any] = {}
         count = len(call["completions"])
         for index in range(count):
@@ -232,7 +220,7 @@ class RewardExecutor:
             except RewardFailure as error:
                 found[index] = error
                 if not error.in_time:
-                    found[index] = RewardFailure(f"{error.text}, its share of the batch's time", in_time=False)
+                    found[index] = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
                 elif first_only:
                     break
         return found
@@ -246,8 +234,7 @@ def _place(function: Callable[..., Any], keep_state: bool) -> str:
         beneath = beneath.func
     if getattr(beneath, "runs_in_process", False):
         return HOLDS_MODEL
-    own = (getattr(beneath, "__module__", "") or "").startswith("workbench.")
-    if own and not getattr(beneath, "runs_in_worker", False):
+    if (getattr(beneath, "__module__", "") or "").startswith("workbench.") and not getattr(beneath, "runs_in_worker", False):
         return OWN
     if keep_state and not inspect.isfunction(beneath) and not inspect.isbuiltin(beneath):
         return "here: an object with a state of its own, which stays where you can reach it"
@@ -267,49 +254,39 @@ def _model_in(function: Callable[..., Any]) -> str:
     with contextlib.suppress(ValueError):
         held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     for value in held:
-        kind = type(value)
-        of_library = kind.__module__.partition(".")[0] in _MODELS
+        of_library = type(value).__module__.partition(".")[0] in _MODELS
         if of_library and any(hasattr(value, part) for part in ("parameters", "device", "model", "vocab")):
-            return f"a {kind.__name__}"
+            return f"a {type(value).__name__}"
     return ""
 
 
-def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> _Answer:
+def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, tuple, dict]] = []
     given = dict(call)
     for key in call.keys() & {"log_extra", "log_metric"}:
         given[key] = lambda *args, _key=key, **kwargs: logged.append((_key, args, kwargs))
-    own = _copies(given)
-    if follow:
-        return _Answer(_followed(functions[name], own))
-    return _Answer(plain_result(functions[name](**own)), _changed(given, own), logged)
+    return *_run(functions[name], given, follow=follow), logged
 
 
-def _followed(function: Callable[..., Any], call: Call) -> Trace:
-    return traced(function, [completion_text(completion) for completion in call["completions"]], **call)
-
-
-def _here(function: Callable[..., Any], call: Call, copied: bool) -> _Answer:
+def _run(function: Callable[..., Any], call: Call, copied: bool = True, follow: bool = False) -> tuple[Any, str]:
+    """(What the function returned, or with `follow` its trace; the input that it changed, "" if it changed none)."""
     own = _copies(call) if copied else call
-    try:
-        return _Answer(plain_result(function(**own)), _changed(call, own) if copied else "")
-    except Exception as error:
-        raise _raised(error) from error
+    if follow:
+        return traced(function, [completion_text(completion) for completion in call["completions"]], **own), ""
+    return plain_result(function(**own)), _changed(call, own) if copied else ""
 
 
 def _raised(error: Exception) -> RewardFailure:
-    return RewardFailure(f"raised {type(error).__name__}: {error}{fault_line(error)}")
+    return RewardFailure(f"raised {type(error).__name__}: {error}{fault_line(error)}", cause=error)
 
 
-def _result(name: str, answer: _Answer) -> Any:
-    if answer.changed:
-        raise RewardError(
-            f"{name} changed its input {answer.changed!r}",
-            rule="every function and the trainer's log are handed the same lists",
-            remedy=f"work on a copy, messages and all: {answer.changed} = copy.deepcopy({answer.changed})",
-        )
-    return answer.result
+def _unchanged(name: str, result: Any, changed: str) -> Any:
+    if changed:
+        rule = "every function and the trainer's log are handed the same lists"
+        remedy = f"work on a copy, messages and all: {changed} = copy.deepcopy({changed})"
+        raise RewardError(f"{name} changed its input {changed!r}", rule=rule, remedy=remedy)
+    return result
 
 
 def plain_result(result: Any) -> Any:
@@ -358,15 +335,6 @@ def _single(call: Call, index: int) -> Call:
     return single
 
 
-def _reward_error(name: str, failure: RewardFailure, where: str) -> RewardError:
-    remedy = (
-        "handle this completion in the function, or return None where it does not apply"
-        if failure.in_time
-        else "a pattern or a number that explodes? mend the function, or give it longer (deadline_s)"
-    )
-    return RewardError(f"{name} {failure.text} on {where}", rule=_RULE, remedy=remedy)
-
-
 def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
 
@@ -376,20 +344,15 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
     Raises:
         RewardError: if it is not one score per completion, naming function, prompt and completion.
     """
+    rule = "a reward function returns a list with one number (or None) per completion, in order"
     if result is None or isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
         shown = f" {result!r}" if isinstance(result, (int, float, str)) else ""
-        raise RewardError(
-            f"{name} returned {type(result).__name__}{shown}",
-            rule="a reward function returns a list with one number (or None) per completion",
-            remedy=f"return [score for completion in completions]{'; is a `return` missing?' if result is None else ''}",
-        )
+        remedy = f"return [score for completion in completions]{'; is a `return` missing?' if result is None else ''}"
+        raise RewardError(f"{name} returned {type(result).__name__}{shown}", rule=rule, remedy=remedy)
     values = list(result)
     if len(values) != len(completions):
-        raise RewardError(
-            f"{name} returned {len(values)} scores for {len(completions)} completions",
-            rule="a reward function returns one score per completion, in order",
-            remedy="score every completion, and use None where the function does not apply",
-        )
+        said = f"{name} returned {len(values)} scores for {len(completions)} completions"
+        raise RewardError(said, rule=rule, remedy="score every completion, and use None where the function does not apply")
     scored = Scored([], {})
     for index, value in enumerate(values):
         try:
@@ -397,27 +360,21 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
         except (TypeError, ValueError, OverflowError):
             score = math.inf
         if value is not None and not abs(score) <= LARGEST:
-            said = f"returned {_short(value)}"
+            try:
+                text = repr(value)
+            except ValueError:
+                text = f"a {type(value).__name__} of more than 4,300 digits"
+            said = f"returned {text if len(text) <= 60 else f'{text[:57]}...'}"
             if not skip:
-                huge = math.isfinite(score)
-                raise RewardError(
-                    f"{name} {said} for {quote(prompts[index], completions[index])}",
-                    rule=TOO_LARGE if huge else "a score is a finite number, or None where the function does not apply",
-                    remedy="divide the scores, or bound them with min() and max()"
-                    if huge
-                    else "correct the function for this completion; NaN or infinity would destroy the weights or be lost",
-                )
+                rule = "a score is a finite number, or None where the function does not apply"
+                remedy = "correct the function for this completion; NaN or infinity would destroy the weights or be lost"
+                if math.isfinite(score):
+                    rule = f"a score is at most {LARGEST:g} in size: TRL computes advantages in 32 bits"
+                    remedy = "divide the scores, or bound them with min() and max()"
+                raise RewardError(f"{name} {said} for {quote(prompts[index], completions[index])}", rule=rule, remedy=remedy)
             score, scored.errors[index] = math.nan, said
         scored.scores.append(score)
     return scored
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an int of more than 4,300 digits
-        return f"a {type(value).__name__} of more than 4,300 digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def quote(prompt: Any, completion: Any, limit: int = 200) -> str:
@@ -425,11 +382,3 @@ def quote(prompt: Any, completion: Any, limit: int = 200) -> str:
     question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     text = completion_text(completion)
     return f"the completion {text[:limit]!r}{'…' if len(text) > limit else ''} to the prompt {question[:limit]!r}"
-
-
-def run_coroutine(coroutine: Any) -> Any:
-    """Run a coroutine to its end. A notebook's own event loop is running and cannot be entered again: use a thread's."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()

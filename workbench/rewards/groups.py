@@ -7,7 +7,7 @@ holds it against the running trainer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,12 +19,8 @@ EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
 
 IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED = DEAD_KINDS = (
-    "identical texts",
-    "all right",
-    "all wrong",
-    "same score",
-    "not scored",
-)
+    "identical texts", "all right", "all wrong", "same score", "not scored",
+)  # fmt: skip
 
 
 def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") -> np.ndarray:
@@ -63,51 +59,18 @@ def batch_advantages(
     Raises:
         ValueError: if B is not a multiple of G, or a setting is unknown.
     """
-    scores, weights, scale = _checked(scores, weights, num_generations, scale_rewards, aggregation)
-    unscored = np.isnan(scores).all(axis=1)
-    totals = np.where(unscored, np.nan, np.nansum(scores * weights, axis=1))
-    grouped = totals.reshape(-1, num_generations)
-    means, stds = (np.repeat(stat, num_generations) for stat in (_mean(grouped, 1), _std(grouped, 1)))
-    if aggregation == "sum_then_normalize":
-        result = (totals - means) / _spread(totals, stds, scale)
-    else:
-        summed = np.where(unscored, np.nan, np.nansum(_normal(scores, num_generations) * weights, axis=1))
-        result = (summed - _mean(summed[None], 1)[0]) / (_std(summed[None], 1)[0] + EPSILON)
+    scores, weights, _, sums, size, spread = _weighed(scores, weights, num_generations, scale_rewards, aggregation)
+    totals = np.where(np.isnan(scores).all(axis=1), np.nan, np.nansum(scores * weights, axis=1))
+    result = (sums - _by_block(_mean, sums, size)) / spread
+    means, stds = (_by_block(statistic, totals, num_generations) for statistic in (_mean, _std))
     return Groups(totals, means, stds, np.nan_to_num(result, nan=0.0))
 
 
-def contributions(
-    scores: np.ndarray,
-    weights: Sequence[float],
-    num_generations: int,
-    scale_rewards: str | bool = "group",
-    aggregation: str = "sum_then_normalize",
-) -> np.ndarray:
-    """What each function adds to each completion's advantage: [B, F], whose rows add up to the advantages.
-
-    Exact, as the advantage is linear in the functions once the spread that divides it is given. A function that does not
-    apply counts as 0, as in TRL's sum, and so adds the distance of that 0 from its mean. Arguments and errors as for
-    `batch_advantages`.
-    """
-    scores, weights, scale = _checked(scores, weights, num_generations, scale_rewards, aggregation)
-    unscored = np.isnan(scores).all(axis=1)
-    values = scores if aggregation == "sum_then_normalize" else _normal(scores, num_generations)
-    terms = np.where(np.isnan(values), 0.0, values) * weights
-    terms[unscored] = np.nan
-    summed = terms.sum(axis=1)
-    if aggregation == "sum_then_normalize":
-        by_group = terms.reshape(-1, num_generations, terms.shape[1])
-        centre = np.repeat(_mean(by_group, 1), num_generations, axis=0)
-        stds = np.repeat(_std(summed.reshape(-1, num_generations), 1), num_generations)
-        spread = np.broadcast_to(_spread(summed, stds, scale), summed.shape)[:, None]
-    else:
-        centre, spread = _mean(terms[None], 1)[0], _std(summed[None], 1)[0] + EPSILON
-    return np.nan_to_num((terms - centre) / spread, nan=0.0)
-
-
-def _checked(
+def _weighed(
     scores: np.ndarray, weights: Sequence[float], num_generations: int, scale_rewards: str | bool, aggregation: str
-) -> tuple[np.ndarray, np.ndarray, str]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, np.ndarray | float]:
+    # Scores [B, F], weights [F], the terms [B, F] and their sums [B], of which advantages are made: each less the mean
+    # of its block of so many completions, by the spread [B].
     scores = np.asarray(scores, dtype=np.float32 if getattr(scores, "dtype", None) == np.float32 else np.float64)
     weights = np.asarray(weights, dtype=scores.dtype)
     scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
@@ -117,32 +80,29 @@ def _checked(
         raise ValueError(f"multi_objective_aggregation = {aggregation!r}: must be 'sum_then_normalize' or 'normalize_then_sum'")
     if len(scores) % num_generations:
         raise ValueError(f"{len(scores)} completions are not a multiple of num_generations = {num_generations}")
-    return scores, weights, scale
+    values, size, whole = scores, num_generations, max(1, len(scores))
+    if aggregation == "normalize_then_sum":  # z-scores of each function within the group; their sums, within the batch
+        by_group, size, scale = scores.reshape(-1, num_generations, scores.shape[1]), whole, "batch"
+        values = ((by_group - _mean(by_group)[:, None]) / (_std(by_group)[:, None] + EPSILON)).reshape(scores.shape)
+    terms = values * weights
+    sums = np.where(np.isnan(scores).all(axis=1), np.nan, np.nansum(terms, axis=1))
+    spread = 1.0 if scale == "none" else _by_block(_std, sums, whole if scale == "batch" else size) + EPSILON
+    return scores, weights, terms, sums, size, spread
 
 
-def _spread(totals: np.ndarray, stds: np.ndarray, scale: str) -> np.ndarray | float:
-    if scale == "none":
-        return 1.0
-    return (stds if scale == "group" else _std(totals[None], 1)[0]) + EPSILON
+def _by_block(statistic: Callable[[np.ndarray], np.ndarray], values: np.ndarray, size: int) -> np.ndarray:
+    return np.repeat(statistic(values.reshape(-1, size, *values.shape[1:])), size, axis=0)
 
 
-def _normal(scores: np.ndarray, num_generations: int) -> np.ndarray:
-    # Each function's scores as z-scores within the group: [B, F].
-    by_group = scores.reshape(-1, num_generations, scores.shape[1])
-    normal = (by_group - _mean(by_group, 1)[:, None]) / (_std(by_group, 1)[:, None] + EPSILON)
-    return normal.reshape(scores.shape)
+def _mean(values: np.ndarray) -> np.ndarray:
+    count = np.sum(~np.isnan(values), axis=1)
+    return np.where(count > 0, np.nansum(values, axis=1) / np.maximum(count, 1).astype(values.dtype), np.nan)
 
 
-def _mean(values: np.ndarray, axis: int) -> np.ndarray:
-    count = np.sum(~np.isnan(values), axis=axis)
-    return np.where(count > 0, np.nansum(values, axis=axis) / np.maximum(count, 1).astype(values.dtype), np.nan)
-
-
-def _std(values: np.ndarray, axis: int) -> np.ndarray:
+def _std(values: np.ndarray) -> np.ndarray:
     # Bessel-corrected over the values that are there, as in TRL's nanstd.
-    count = np.sum(~np.isnan(values), axis=axis)
-    centre = np.expand_dims(_mean(values, axis), axis)
-    total = np.nansum((values - centre) ** 2, axis=axis)
+    count = np.sum(~np.isnan(values), axis=1)
+    total = np.nansum((values - _mean(values)[:, None]) ** 2, axis=1)
     spread = np.sqrt(total / np.maximum(count - 1, 1).astype(values.dtype))
     return np.where(count > 1, spread, np.where(count == 1, 0.0, np.nan))
 
@@ -172,16 +132,15 @@ def dead_kinds(
     kinds: list[str | None] = []
     for group, dead in enumerate(dead_groups(groups, num_generations, aggregation)):
         own = slice(group * num_generations, (group + 1) * num_generations)
-        kinds.append(_kind(groups.totals[own], right[own], texts[own]) if dead else None)
+        if not dead:
+            kinds.append(None)
+        elif np.isnan(groups.totals[own]).all():
+            kinds.append(NOT_SCORED)
+        elif len(set(texts[own])) == 1:
+            kinds.append(IDENTICAL)
+        else:
+            kinds.append(ALL_RIGHT if all(right[own]) else SAME_SCORE if any(right[own]) else ALL_WRONG)
     return kinds
-
-
-def _kind(totals: np.ndarray, right: Sequence[bool], texts: Sequence[str]) -> str:
-    if np.isnan(totals).all():
-        return NOT_SCORED
-    if len(set(texts)) == 1:
-        return IDENTICAL
-    return ALL_RIGHT if all(right) else SAME_SCORE if any(right) else ALL_WRONG
 
 
 class Attribution(NamedTuple):
@@ -199,13 +158,19 @@ def attribution(
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
 ) -> Attribution:
-    """Attribute the advantages to the functions, exactly; arguments and errors as for `batch_advantages`.
+    """Attribute the advantages to the functions; arguments and errors as for `batch_advantages`.
+
+    Exact, as the advantage is linear in the functions once the spread that divides it is given. A function that does not
+    apply counts as 0, as in TRL's sum, and so adds the distance of that 0 from its mean.
 
     A function's share is the covariance of what it adds with the advantage, over the advantage's variance. It is negative
     where the function pulled against the others and lost, and another's is then above 1.
     """
     settings = (num_generations, scale_rewards, aggregation)
-    parts = contributions(scores, weights, *settings)
+    _, _, terms, sums, size, spread = _weighed(scores, weights, *settings)
+    terms = np.where(np.isnan(terms), 0.0, terms)
+    terms[np.isnan(sums)] = np.nan
+    parts = np.nan_to_num((terms - _by_block(_mean, terms, size)) / np.reshape(spread, (-1, 1)), nan=0.0)
     dead = dead_groups(batch_advantages(scores, weights, *settings), num_generations, aggregation)
     by_group = parts.reshape(len(dead), num_generations, parts.shape[1])
     whole = by_group.sum(axis=2)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any
 
+from workbench.rewards.tracing import code_within
+
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _VALUES = (str, bytes, int, float, complex, tuple, list, dict, set, frozenset, re.Pattern, type(None))
 
@@ -41,7 +43,7 @@ def _parts_of(value: Any, seen: set[int]) -> list[str]:
         code = value.__code__
         own = _source(value) or _instructions(code)
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        names = sorted(_names_in(code))
+        names = sorted({name for each in code_within(code) for name in each.co_names})
         used = [value.__globals__[name] for name in names if name in value.__globals__]
         modules = [each for each in used if inspect.ismodule(each) and _is_own(each)]
         used += [vars(module)[name] for module in modules for name in names if name in vars(module)]
@@ -72,12 +74,6 @@ def _is_own(module: ModuleType) -> bool:
 def _instructions(code: CodeType) -> str:
     inner = [_instructions(each) if isinstance(each, CodeType) else _text_of(each) for each in code.co_consts]
     return "".join([code.co_code.hex(), *inner])
-
-
-def _names_in(code: CodeType) -> set[str]:
-    # A comprehension or an inner function is a code object among the constants.
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return {*code.co_names, *(name for other in inner for name in _names_in(other))}
 
 
 def _source(thing: Any) -> str | None:

@@ -44,15 +44,12 @@ def _parsed(text: str) -> Any:
     return parse(text, parsing_timeout=None)
 
 
-class _OutOfTime(BaseException):
-    """Not an Exception: sympy and math-verify catch those and go on."""
+class _OutOfTime(BaseException):  # no Exception: sympy and math-verify catch those and go on
+    pass
 
 
 def agrees_within(given: str, right: str, deadline_s: float) -> bool | None:
-    """`agrees`, stopped after so many seconds by a TimeoutError.
-
-    Only a request: a power of a billion digits does not listen. Nothing can be requested off the main thread.
-    """
+    """`agrees`, stopped after so many seconds by a TimeoutError, if on the main thread and it listens."""
     if threading.current_thread() is not threading.main_thread():
         return agrees(given, right)
 

@@ -2,7 +2,8 @@
 
 Each takes chat or plain completions and returns one number per completion, or None where it cannot say. It states the most
 that it pays (`max_score`), and pays nothing for silence, empty tags or tag soup. Everything here is linear in the length of
-a completion. A factory makes a function of your own, and most of the named functions are made by one::
+a completion. A factory makes a function of your own, and most of the named functions are made by one; it raises TaskError
+for an argument that makes no sense, and without a `name` it makes one of its settings::
 
     short_reward = make_length_reward(200, unit="tokens", maximum=0.3)
 
@@ -62,20 +63,17 @@ def max_score_of(func: Any) -> float | None:
     return float(stated) if isinstance(stated, (int, float)) else None
 
 
-def named(func: Reward, name: str, says: str) -> Reward:
-    """Give a function that was made its name, which is its curve's label, and a docstring that says what it pays."""
+def named(func: Reward, name: str, says: str, most: float | None) -> Reward:
+    """Give a function that was made its name, which is its curve's label, a docstring, and the most that it pays, if known."""
     func.__name__ = func.__qualname__ = name
     func.__doc__ = says
-    return func
+    return func if most is None else max_score(most)(func)
 
 
 def require(holds: Any, value: str, rule: str, remedy: str = "correct that argument where the reward function is made") -> None:
     """TaskError with this value, rule and remedy if an argument of a factory does not hold."""
     if not holds:
         raise TaskError(value, rule=rule, remedy=remedy)
-
-
-# --- formats in tags --------------------------------------------------------------------------------------------------
 
 
 def keeps_strict_format(text: str, tags: Sequence[str] = TAGS) -> bool:
@@ -85,18 +83,9 @@ def keeps_strict_format(text: str, tags: Sequence[str] = TAGS) -> bool:
     True
     """
     marks = _marks(tags)
-    if any(text.count(mark) != 1 for mark in marks):
-        return False
-    outside, rest = [], text
-    for number, mark in enumerate(marks):
-        piece, found, rest = rest.partition(mark)
-        if not found:
-            return False  # it stands once, but before its turn
-        if number % 2 == 0:
-            outside.append(piece)
-        elif not piece.strip():
-            return False
-    return not any(piece.strip() for piece in (*outside, rest))
+    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text)  # outside, mark, inside, mark, outside, ...
+    filled = [bool(piece.strip()) for piece in pieces[::2]]
+    return pieces[1::2] == marks and filled == [False, True] * len(tags) + [False]
 
 
 def format_share(text: str, tags: Sequence[str] = TAGS) -> float:
@@ -106,7 +95,7 @@ def format_share(text: str, tags: Sequence[str] = TAGS) -> float:
     closing one. Each character after the last tag costs 0.001, all of them together at most one share.
     """
     marks, earned, last = _marks(tags), 0, -1
-    for opening, closing in zip(marks[::2], marks[1::2], strict=True):
+    for opening, closing in zip(marks[::2], marks[1::2]):
         if text.count(opening) != 1 or (start := text.find(opening)) <= last:
             continue
         last = start
@@ -139,10 +128,6 @@ def make_tags_reward(
         strict: `maximum` for exactly that and nothing else, or 0; otherwise an equal share for each opening and each
             closing tag in its place, and up to one share off for text after the last (`format_share`).
         opened: whether the chat template writes the first tag itself, so that a completion begins inside its block.
-        name: of the function; None: one with the tags in it.
-
-    Raises:
-        TaskError: if a tag is no word, or stands twice.
     """
     tags = tuple(tags)
     fit = tags and all(re.fullmatch(r"[\w-]+", tag) for tag in tags) and len({*tags}) == len(tags)
@@ -150,26 +135,19 @@ def make_tags_reward(
     require(fit, f"tags = {tags!r}", "tags are words without brackets, each of them once", remedy)
     before, kept = f"<{tags[0]}>" if opened else "", keeps_strict_format if strict else format_share
 
-    @max_score(maximum)
     def tags_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
         return [maximum * kept(before + completion_text(completion), tags) for completion in completions]
 
     blocks = " and ".join(f"<{tag}>" for tag in tags)
-    says = ", and nothing else; otherwise 0." if strict else "; a share of it for each tag in its place."
-    return named(
-        tags_reward,
-        name or f"{'_'.join(tags)}_{'strict' if strict else 'tags'}_reward",
-        f"{maximum:g} for one block each of {blocks}, not empty and in order{says}",
-    )
+    rest = ", and nothing else; otherwise 0." if strict else "; a share of it for each tag in its place."
+    says = f"{maximum:g} for one block each of {blocks}, not empty and in order{rest}"
+    return named(tags_reward, name or f"{'_'.join(tags)}_{'strict' if strict else 'tags'}_reward", says, maximum)
 
 
 strict_format_reward = make_tags_reward(TAGS, name="strict_format_reward")
 incremental_format_reward = make_tags_reward(TAGS, strict=False, name="incremental_format_reward")
 # Where a chat template opens the <think> block itself, a completion lacks that tag: make_tags_reward(opened=True).
 think_answer_format_reward = make_tags_reward(THINK_TAGS, name="think_answer_format_reward")
-
-
-# --- right answers ----------------------------------------------------------------------------------------------------
 
 
 def answer_scores(given: Sequence[str | None], right: Sequence[Any], maximum: float, bare: bool = False) -> list[float | None]:
@@ -210,21 +188,16 @@ def make_answer_reward(
 
     Args:
         where: "only", "tag", "mark", "boxed", "number", "plain" or "any", as in `find_answer`.
-        name: of the function; None: one with the place in it.
         bare: whether a right number has to stand alone there, without a unit or words.
-
-    Raises:
-        TaskError: if there is no such place.
     """
     known = f"use one of {', '.join(map(repr, PLACES))}"
-    require(where in PLACES, f"where = {where!r}", "an answer is looked for in one of the places that are known", known)
+    require(where in PLACES, f"where = {where!r}", "an answer is looked for in one of the known places", known)
 
-    @max_score(maximum)
     def answer_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
         return answer_scores([find_answer(completion_text(each), where) for each in completions], answer, maximum, bare)
 
     says = f"{maximum:g} for the right answer {_WORDS[where]}{', without a unit or words' if bare else ''}; else 0."
-    return named(answer_reward, name or f"{where}_answer_reward", says)
+    return named(answer_reward, name or f"{where}_answer_reward", says, maximum)
 
 
 correctness_reward = make_answer_reward("only", name="correctness_reward", bare=True)
@@ -250,15 +223,10 @@ def make_closeness_reward(
     Args:
         scale: a distance; None: the right number's own size, and 1 where that is smaller.
         where: where the answer stands, as in `find_answer`.
-        name: of the function; None: one with the scale in it.
-
-    Raises:
-        TaskError: if the scale is not a positive number.
     """
     fits = scale is None or (scale > 0 and math.isfinite(scale))
     require(fits, f"scale = {scale!r}", "a distance is a positive number")
 
-    @max_score(maximum)
     def closeness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
         scores: list[float | None] = []
         for completion, right in zip(completions, answer, strict=True):
@@ -272,12 +240,9 @@ def make_closeness_reward(
             scores.append(maximum * float(1 - missed))
         return scores
 
-    away = "as far away as its own size" if scale is None else f"{scale:g} away"
-    return named(
-        closeness_reward,
-        name or ("closeness_reward" if scale is None else f"closeness_{scale:g}_reward"),
-        f"Up to {maximum:g}: all of it for the right number, nothing for one that is {away}.",
-    )
+    away, part = ("as far away as its own size", "") if scale is None else (f"{scale:g} away", f"_{scale:g}")
+    says = f"Up to {maximum:g}: all of it for the right number, nothing for one that is {away}."
+    return named(closeness_reward, name or f"closeness{part}_reward", says, maximum)
 
 
 def number_of(answer: Any) -> Fraction | None:
@@ -287,18 +252,13 @@ def number_of(answer: Any) -> Fraction | None:
     (Fraction(-2001, 2), Fraction(3, 4), None, None)
     """
     text = str(answer if answer is not None else "").replace("\u2212", "-").strip().rstrip(".")
-    if not is_number(text):
-        return None
     try:
-        return Fraction(text.replace(",", "").replace("$", "").rstrip("%"))
+        return Fraction(text.replace(",", "").replace("$", "").rstrip("%")) if is_number(text) else None
     except (ValueError, ZeroDivisionError):
         return None
 
 
 closeness_reward = make_closeness_reward()
-
-
-# --- how a completion is written --------------------------------------------------------------------------------------
 
 
 def make_length_reward(
@@ -310,37 +270,27 @@ def make_length_reward(
         unit: "characters" of the text, or "tokens" of the policy.
         answer_in: where an answer must stand, as in `find_answer`, for a completion to earn anything; None: any text
             that is not blank will do, and then one letter earns the most.
-        name: of the function; None: one with the target and the unit in it.
-
-    Raises:
-        TaskError: if the target is not positive, or the unit is none of the two.
     """
     require(target > 0, f"target = {target!r}", "a length is at least 1")
     require(unit in ("characters", "tokens"), f"unit = {unit!r}", "a length is counted in characters or tokens")
-    counted = _texts if unit == "characters" else _token_ids
 
-    @max_score(maximum)
     def length_reward(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any) -> list[float]:
         scores = []
-        for completion, parts in zip(completions, counted(completions, completion_ids), strict=True):
+        for completion, parts in zip(completions, _parts(unit, completions, completion_ids), strict=True):
             over, text = max(0, len(parts) - target) / target, completion_text(completion)
             earns = text.strip() if answer_in is None else find_answer(text, answer_in)
             scores.append(maximum * max(0.0, 1.0 - over) if earns else 0.0)
         return scores
 
-    return named(
-        length_reward,
-        name or f"length_{target}_{unit}_reward",
-        f"Up to {maximum:g} for a short completion: all of it within {target} {unit}, nothing at {2 * target}.",
-    )
+    says = f"Up to {maximum:g} for a short completion: all of it within {target} {unit}, nothing at {2 * target}."
+    return named(length_reward, name or f"length_{target}_{unit}_reward", says, maximum)
 
 
-def _texts(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> list[str]:
-    return [completion_text(completion) for completion in completions]
-
-
-def _token_ids(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-    return completion_ids
+def _parts(unit: str, completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[Any]]:
+    if unit == "tokens":
+        return completion_ids
+    texts = [completion_text(completion) for completion in completions]
+    return [text.split() for text in texts] if unit == "words" else texts
 
 
 # A completion without an answer earns nothing, or silence would be the best answer.
@@ -362,36 +312,21 @@ def make_repetition_reward(
     Args:
         ngram: how many words or tokens are compared at a time.
         unit: "words" between white space, or "tokens" of the policy, for languages that do not part their words.
-        name: of the function; None: one with the size and the unit in it.
-
-    Raises:
-        TaskError: if `ngram` is below 1, the penalty negative, or the unit none of the two.
     """
     require(ngram >= 1, f"ngram = {ngram!r}", "an n-gram has at least one word")
     require(maximum_penalty >= 0, f"maximum_penalty = {maximum_penalty!r}", "a penalty is given as a positive number")
     require(unit in ("words", "tokens"), f"unit = {unit!r}", "repetition is counted in words or tokens")
-    counted = _token_ids if unit == "tokens" else _words
 
-    @max_score(0.0)
     def repetition_reward(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any) -> list[float]:
-        return [0.0 - maximum_penalty * _repeated_share(own, ngram) for own in counted(completions, completion_ids)]
+        scores = []
+        for parts in _parts(unit, completions, completion_ids):
+            total = len(parts) - ngram + 1
+            different = set(zip(*(parts[start : start + total] for start in range(ngram)))) if total > 0 else ()
+            scores.append(0.0 - maximum_penalty * (1 - len(different) / total) if total > 0 else 0.0)
+        return scores
 
-    return named(
-        repetition_reward,
-        name or f"repetition_{ngram}_{unit}_reward",
-        f"0 down to {-maximum_penalty:g}: the share of groups of {ngram} {unit} that stood in the completion before.",
-    )
-
-
-def _words(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> list[list[str]]:
-    return [completion_text(completion).split() for completion in completions]
-
-
-def _repeated_share(parts: Sequence[Any], ngram: int) -> float:
-    total = len(parts) - ngram + 1
-    if total < 1:
-        return 0.0
-    return 1 - len(set(zip(*(parts[start : start + total] for start in range(ngram)), strict=True))) / total
+    says = f"0 down to {-maximum_penalty:g}: the share of groups of {ngram} {unit} that stood in the completion before."
+    return named(repetition_reward, name or f"repetition_{ngram}_{unit}_reward", says, 0.0)
 
 
 repetition_reward = make_repetition_reward(name="repetition_reward")
@@ -403,33 +338,21 @@ def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: s
     Args:
         max_completion_tokens: the limit; the recipe's max_completion_length, or less.
         buffer_tokens: over how many tokens before it the penalty grows; 0: all at once.
-        name: of the function; None: one with the limit in it.
-
-    Raises:
-        TaskError: if the buffer is negative or longer than the limit.
     """
     value = f"buffer_tokens = {buffer_tokens!r} before max_completion_tokens = {max_completion_tokens!r}"
     require(0 <= buffer_tokens <= max_completion_tokens, value, "the buffer lies within the limit")
     free = max_completion_tokens - buffer_tokens
 
-    @max_score(0.0)
     def overlong_reward(completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
         over = [max(0, len(ids) - free) for ids in completion_ids]
-        return [0.0 - min(1.0, tokens / buffer_tokens if buffer_tokens else float(tokens)) for tokens in over]
+        return [0.0 - min(1.0, tokens / (buffer_tokens or 1)) for tokens in over]
 
-    return named(
-        overlong_reward,
-        name or f"overlong_{max_completion_tokens}_tokens_reward",
-        f"0 up to {free} tokens, falling to -1 at {max_completion_tokens} tokens.",
-    )
+    says = f"0 up to {free} tokens, falling to -1 at {max_completion_tokens} tokens."
+    return named(overlong_reward, name or f"overlong_{max_completion_tokens}_tokens_reward", says, 0.0)
 
 
 def make_pattern_reward(
-    pattern: str,
-    score: float = 1.0,
-    whole: bool = False,
-    flags: int = re.DOTALL,
-    name: str = "pattern_reward",
+    pattern: str, score: float = 1.0, whole: bool = False, flags: int = re.DOTALL, name: str = "pattern_reward"
 ) -> Callable[..., list[float]]:
     """A reward of `score` for completions in which a regular expression is found; a negative score is a penalty.
 
@@ -439,60 +362,51 @@ def make_pattern_reward(
     Args:
         whole: whether the pattern has to match the completion from its first to its last character.
         flags: of `re`; with re.DOTALL a dot is also a line break, without which no text of several lines matches `.*`.
-
-    Raises:
-        TaskError: if the pattern does not compile.
     """
-    rule = "a pattern is a regular expression of Python's `re`, as text"
-    remedy = "correct it; `re.escape` makes a pattern of a text that is meant literally"
-    require(isinstance(pattern, str), f"pattern = {pattern!r}: {type(pattern).__name__}, not text", rule, remedy)
     try:
-        re.compile(pattern, flags)
+        fault = "" if isinstance(pattern, str) and re.compile(pattern, flags) else f"{type(pattern).__name__}, not text"
     except (re.error, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise TaskError(f"pattern = {pattern!r}: {error}", rule=rule, remedy=remedy) from error
+        fault = str(error)
+    remedy = "correct it; `re.escape` makes a pattern of a text that is meant literally"
+    require(not fault, f"pattern = {pattern!r}: {fault}", "a pattern is a regular expression of Python's `re`, as text", remedy)
 
-    @max_score(max(0.0, score))
     def pattern_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
         # `re` keeps what it has compiled; the text of the pattern is what a hash of this function can see.
         found = re.fullmatch if whole else re.search
         return [score if found(pattern, completion_text(each), flags) else 0.0 for each in completions]
 
     pattern_reward.runs_in_worker = True
-    return named(pattern_reward, name, f"{score:g} where {'all of it matches' if whole else 'there is'} {pattern!r}.")
+    says = f"{score:g} where {'all of it matches' if whole else 'there is'} {pattern!r}."
+    return named(pattern_reward, name, says, max(0.0, score))
 
 
 def make_weighted_reward(func: Callable[..., Any], weight: float, name: str | None = None) -> Callable[..., Any]:
-    """`func` with each of its scores times `weight`; None stays None. Works for async functions too.
+    """`func`, also an async one, with each of its scores times `weight`; None stays None.
 
     A weight in the recipe does the same and leaves the scores in the record as they are; this is for a function that is
     to be one part of another, or twice in a task.
-
-    Args:
-        name: of the function; None: `func`'s with the weight in front.
     """
+
+    def times(scores: Sequence[float | None]) -> list[float | None]:
+        return [None if score is None else weight * score for score in scores]
+
     if inspect.iscoroutinefunction(func):
 
         async def weighted_reward(*args: Any, **kwargs: Any) -> list[float | None]:
-            return _times(weight, await func(*args, **kwargs))
+            return times(await func(*args, **kwargs))
 
     else:
 
         def weighted_reward(*args: Any, **kwargs: Any) -> list[float | None]:
-            return _times(weight, func(*args, **kwargs))
+            return times(func(*args, **kwargs))
 
-    own = function_name(func)
+    own, stated = function_name(func), max_score_of(func)
     # The suite looks at these to see which columns it needs and where it may run.
     weighted_reward.__signature__ = inspect.signature(func)
     weighted_reward.__module__ = getattr(func, "__module__", None) or __name__
     for mark in ("runs_in_worker", "runs_in_process"):
         if hasattr(func, mark):
             setattr(weighted_reward, mark, getattr(func, mark))
-    stated = max_score_of(func)
     # With a negative weight the most is what the function's least is worth, which it does not state.
-    if stated is not None and weight >= 0:
-        max_score(weight * stated)(weighted_reward)
-    return named(weighted_reward, name or f"{weight:g}_{own}", f"{weight:g} times what {own} pays.")
-
-
-def _times(weight: float, scores: Sequence[float | None]) -> list[float | None]:
-    return [None if score is None else weight * score for score in scores]
+    most = weight * stated if stated is not None and weight >= 0 else None
+    return named(weighted_reward, name or f"{weight:g}_{own}", f"{weight:g} times what {own} pays.", most)

@@ -28,7 +28,9 @@ def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> C
     Raises:
         TaskError: if it is none of these, or a model that has more than one output or no name.
     """
-    if not isinstance(thing, str) and not _is_module(thing):
+    # A module can only be there where torch has been imported; importing it to ask would cost seconds.
+    torch = sys.modules.get("torch")
+    if not isinstance(thing, str) and not (torch is not None and isinstance(thing, torch.nn.Module)):
         if callable(thing):
             return thing
         raise TaskError(
@@ -47,22 +49,8 @@ def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> C
     return reward_model
 
 
-def _is_module(thing: Any) -> bool:
-    # A module can only be there where torch has been imported; importing it to ask would cost seconds.
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(thing, torch.nn.Module)
-
-
 class RewardModel:
-    """A sequence classifier with one output, and the tokenizer that it reads with.
-
-    Args:
-        model: the model, or its id or folder.
-        tokenizer: None: loaded from where the model came from.
-
-    Raises:
-        TaskError: if the model has more than one output, or neither tokenizer nor path is known.
-    """
+    """A sequence classifier with one output, given itself or by its id or folder, and the tokenizer that it reads with."""
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self._model, self._tokenizer, self._ready = (None if isinstance(model, str) else model), tokenizer, False
@@ -85,28 +73,35 @@ class RewardModel:
         """One number per completion, from one forward pass over all of them."""
         if not len(completions):
             return []
-        self._prepare()
+        if not self._ready:
+            self._prepare()
         import torch
 
-        texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        template = self._tokenizer.apply_chat_template
+        texts = [
+            prompt + completion if isinstance(prompt, str) else template([*prompt, *completion], tokenize=False)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
         inputs = self._tokenizer(text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
         with torch.inference_mode():
             logits = self._model(**inputs.to(self._model.device)).logits
         return logits[:, 0].float().tolist()
 
-    def _text(self, prompt: Any, completion: Any) -> str:
-        if isinstance(prompt, str):
-            return prompt + completion
-        return self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
-
     def _prepare(self) -> None:
-        if self._ready:
-            return
         import torch
-        from transformers import AutoTokenizer
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         if self._model is None:
-            self._model = self._loaded()
+            self._model, report = AutoModelForSequenceClassification.from_pretrained(
+                self.path, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+            if unfit := sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]):
+                self._model = None
+                raise TaskError(
+                    f"reward model {self.path!r}: {unfit[0]} is not among its weights, or not for one output",
+                    rule="a reward model has one trained output; transformers draws weights that it lacks at random",
+                    remedy="give the id or folder of a model that was trained for sequence classification with one label",
+                )
             self._check_outputs()
         if self._tokenizer is None:
             self._tokenizer = AutoTokenizer.from_pretrained(self.path)
@@ -121,24 +116,8 @@ class RewardModel:
         self._model.eval()
         self._ready = True
 
-    def _loaded(self) -> Any:
-        from transformers import AutoModelForSequenceClassification
-
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            self.path, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-        unfit = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
-        if unfit:
-            raise TaskError(
-                f"reward model {self.path!r}: {unfit[0]} is not among its weights, or not for one output",
-                rule="a reward model has one trained output; transformers draws weights that it lacks at random",
-                remedy="give the id or folder of a model that was trained for sequence classification with one label",
-            )
-        return model
-
     def _check_outputs(self) -> None:
-        outputs = getattr(self._model.config, "num_labels", 1)
-        if outputs != 1:
+        if (outputs := getattr(self._model.config, "num_labels", 1)) != 1:
             raise TaskError(
                 f"reward model {self.path or self.name!r}: {outputs} outputs",
                 rule="a reward model has one output; of several, TRL would take the first for the score",

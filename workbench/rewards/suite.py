@@ -7,6 +7,7 @@ batch with its totals and advantages.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import time
@@ -35,7 +36,6 @@ from workbench.rewards.tracing import Trace
 from workbench.run.batch import ScoredBatch
 from workbench.task import Row, Task, load_task
 
-POLICIES = ("stop", "skip")
 EXACT = 1e6  # scores up to here are not tried in 32 bits: what is lost there is smaller than what a group differs by
 
 
@@ -74,35 +74,28 @@ class RewardSuite:
         self.task, self.names, given = task, task.function_names, weights or {}
         self.weights = [float(given.get(name, own)) for name, own in zip(self.names, task.weights, strict=True)]
         if unknown := sorted(given.keys() - set(self.names)):
-            rule = "a weight names one of the task's reward functions"
-            raise RecipeError(f"reward_weights: {unknown[0]!r}", rule=rule, remedy=f"choose from {', '.join(self.names)}")
+            remedy = f"choose from {', '.join(self.names)}"
+            raise RecipeError(f"reward_weights: {unknown[0]!r}", rule="a weight names one of the task's functions", remedy=remedy)
         if not any(self.weights):
             rule = "the reward is the weighted sum of the functions"
-            raise RecipeError(
-                f"reward_weights: all {len(self.weights)} are 0", rule=rule, remedy="give one of the functions a weight"
-            )
-        if on_error not in POLICIES:
+            raise RecipeError(f"reward_weights: all {len(self.names)} are 0", rule=rule, remedy="give a function a weight")
+        if on_error not in ("stop", "skip"):
             rule = "a reward error stops the run or is skipped"
             raise RecipeError(f"on_error = {on_error!r}", rule=rule, remedy="stop or skip")
         self.num_generations, self.scale_rewards, self.aggregation = num_generations, scale_rewards, aggregation
         self.on_batch, self.deadline_s, self.on_error = on_batch, deadline_s, on_error
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
         self.notes: list[str] = []  # what was adapted, in words
-        self.functions = RewardExecutor(self._adapted(), keep_state)
+        columns = list(task.rows[0]) if len(task.rows) else []
+        functions = dict(zip(self.names, map(as_function, task.reward_funcs), strict=True))
+        for name, func in functions.items():
+            if responses := responses_parameter(func, columns):
+                self.notes.append(f"{name} is written as (prompts, {responses}): it is handed both as plain text")
+                functions[name] = positional_reward(func)
+        self.functions = RewardExecutor(functions, keep_state)
         self._formats: dict[str, InputFormat] = {}
         self._pending: dict[str, Scored] = {}
         self._seconds: dict[str, float] = {}
-
-    def _adapted(self) -> dict[str, Callable[..., Any]]:
-        columns = list(self.task.rows[0]) if len(self.task.rows) else []
-        found = {}
-        for name, func in zip(self.names, map(as_function, self.task.reward_funcs), strict=True):
-            responses = responses_parameter(func, columns)
-            if responses:
-                self.notes.append(f"{name} is written as (prompts, {responses}): it is handed both as plain text")
-                func = positional_reward(func)
-            found[name] = func
-        return found
 
     @property
     def hash(self) -> str:
@@ -121,21 +114,17 @@ class RewardSuite:
         self.functions.close()
 
     def _wrap(self, name: str) -> Callable[..., Any]:
-        if self.functions.is_async(name):
+        async def awaited(**call: Any) -> list[float]:
+            started = time.perf_counter()
+            found = await self.functions.ascore(name, call, self.deadline_s, self.on_error == "skip")
+            return self._take(name, found, call, started)
 
-            async def scored(**call: Any) -> list[float]:
-                started = time.perf_counter()
-                found = await self.functions.ascore(name, call, self.deadline_s, self.on_error == "skip")
-                return self._take(name, found, call, started)
+        def called(**call: Any) -> list[float]:
+            started = time.perf_counter()
+            return self._take(name, self._score(name, call), call, started)
 
-        else:
-
-            def scored(**call: Any) -> list[float]:
-                started = time.perf_counter()
-                return self._take(name, self._score(name, call), call, started)
-
-        scored.__name__ = name
-        scored.__doc__ = self.functions[name].__doc__
+        scored = awaited if self.functions.is_async(name) else called
+        scored.__name__, scored.__doc__ = name, self.functions[name].__doc__
         return scored
 
     def _score(self, name: str, call: Call, quiet: bool = False) -> Scored:
@@ -164,8 +153,7 @@ class RewardSuite:
         return {name: self._input_format(name, call) for name in self.names}
 
     def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
-        self._seconds[name] = time.perf_counter() - started
-        self._pending[name] = scored
+        self._seconds[name], self._pending[name] = time.perf_counter() - started, scored
         if len(self._pending) == len(self.names):
             batch = self._join(call, self._pending, self._seconds)
             self._pending, self._seconds = {}, {}
@@ -173,9 +161,7 @@ class RewardSuite:
                 self.on_batch(batch)
         return scored.scores
 
-    def _join(
-        self, call: Call, scored: dict[str, Scored], seconds: dict[str, float], num_generations: int | None = None
-    ) -> ScoredBatch:
+    def _join(self, call: Call, scored: dict[str, Scored], seconds: dict[str, float]) -> ScoredBatch:
         state, ids = call.get("trainer_state"), call.get("completion_ids") or [[] for _ in call["completions"]]
         batch = batch_of(
             self.names,
@@ -183,7 +169,7 @@ class RewardSuite:
             np.array([scored[name].scores for name in self.names], dtype=np.float64).T,
             [completion_text(completion) for completion in call["completions"]],
             np.array(scored[self.task.right_function].scores) > 0,
-            num_generations or self.num_generations,
+            self.num_generations,
             self.scale_rewards,
             self.aggregation,
             step=state.global_step + 1 if state is not None else 0,
@@ -230,22 +216,6 @@ class RewardSuite:
         scored = self.score_each(rows, completions, completion_ids)
         return np.array([own.scores for own in scored.values()], dtype=np.float64).T.reshape(len(rows), len(scored))
 
-    def score_batch(
-        self,
-        rows: Sequence[Row],
-        completions: Sequence[str],
-        completion_ids: Sequence[list[int]] | None = None,
-        num_generations: int | None = None,
-        quiet: bool = False,
-    ) -> ScoredBatch:
-        """`score` as the batch that a step would learn from: with totals and advantages.
-
-        Args:
-            num_generations: G, of which B is a multiple; None: the suite's.
-        """
-        call = _call(rows, completions, completion_ids)
-        return self._join(call, {name: self._score(name, call, quiet) for name in self.names}, {}, num_generations)
-
     def score_each(
         self,
         rows: Sequence[Row],
@@ -280,58 +250,48 @@ class RewardSuite:
         """
         self.check_signatures(rows)
         answers = [str(row.get(self.task.answer_column, "")) for row in rows[:2]]
-        blocks = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
+        block = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
         words = "The quick brown fox jumps over the lazy dog, 3 times."
-        texts = [text for answer in answers for text in ("", answer, blocks.format(answer), words)]
-        sample = [row for row in rows[:2] for _ in range(4)]
+        texts = [text for answer in answers for text in ("", answer, block.format(answer), words)]
         # A model is not asked: loading it here would bring in libraries that the policy has to bring in first.
         names = [name for name in self.names if self.functions.places[name] != HOLDS_MODEL]
-        scored = self.score_each(sample, texts, names=names)
-        scores = np.array([each.scores for each in scored.values()], dtype=float)
-        if len(names) == len(self.names) and np.isnan(scores).all():
+        scored = self.score_each([row for row in rows[:2] for _ in range(4)], texts, names=names)
+        if len(names) == len(self.names) and np.isnan([each.scores for each in scored.values()]).all():
             raise RewardError(
-                f"{' and '.join(self.names)} returned None for {len(texts)} completions of {len(rows[:2])} prompts",
+                f"{' and '.join(self.names)} returned None for {len(texts)} completions of {len(answers)} prompts",
                 rule="None means that a function does not apply; a completion to which none applies is not rewarded",
                 remedy="return a number where the function has something to say",
             )
 
-    def check_signatures(self, rows: Sequence[Row]) -> None:
-        """Check that every function accepts TRL's keyword call and finds its columns in every row."""
-        for name in self.names:
-            self.check_signature(name, rows)
-
-    def check_signature(self, name: str, rows: Sequence[Row]) -> None:
-        """`check_signatures` for one function."""
-        row = rows[0]
-        keywords = (FROM_TRL | set(row)) - {"prompt"}
-        parameters = inspect.signature(self.functions[name]).parameters.values()
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        own = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        named = {p.name for p in own if p.kind is not p.POSITIONAL_ONLY}
-        needed = [p.name for p in own if p.default is p.empty]
-        missing = [parameter for parameter in needed if parameter not in keywords]
-        if missing:
-            raise TaskError(
-                f"{name} needs {missing[0]!r}; the rows have the columns {', '.join(map(str, row))}",
-                rule="a reward function gets `prompts`, `completions` and the dataset's columns, by keyword",
-                remedy=f"rename the parameter to {missing[0]}s: it is a list with one item per completion"
-                if f"{missing[0]}s" in FROM_TRL
-                else f"add a column {missing[0]!r} to the rows, or rename the parameter to one that is there",
-            )
-        for column in sorted(set(needed) - FROM_TRL):
-            empty = [number for number, other in enumerate(rows) if other.get(column) is None]
-            if empty:
+    def check_signatures(self, rows: Sequence[Row], names: Sequence[str] | None = None) -> None:
+        """Check that every function (or these) accepts TRL's keyword call and finds its columns in every row."""
+        keywords = (FROM_TRL | set(rows[0])) - {"prompt"}
+        for name in self.names if names is None else names:
+            parameters = inspect.signature(self.functions[name]).parameters.values()
+            own = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+            needed = [p.name for p in own if p.default is p.empty]
+            if missing := next((each for each in needed if each not in keywords), None):
+                rename = f"rename the parameter to {missing}s: it is a list with one item per completion"
+                add = f"add a column {missing!r} to the rows, or rename the parameter to one that is there"
                 raise TaskError(
-                    f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})",
-                    rule="a column that a reward function reads holds a value in every row",
-                    remedy="fill it in or leave those rows out; wb.check in notebook 01 lists them",
+                    f"{name} needs {missing!r}; the rows have the columns {', '.join(map(str, rows[0]))}",
+                    rule="a reward function gets `prompts`, `completions` and the dataset's columns, by keyword",
+                    remedy=rename if f"{missing}s" in FROM_TRL else add,
                 )
-        if not open_ended and (extra := sorted(keywords - named)):
-            raise TaskError(
-                f"{name} does not accept {extra[0]!r}",
-                rule="TRL passes every column and a few objects of its own by keyword",
-                remedy=f"end its signature with **kwargs: def {name}(completions, **kwargs)",
-            )
+            for column in sorted(set(needed) - FROM_TRL):
+                if empty := [number for number, row in enumerate(rows) if row.get(column) is None]:
+                    raise TaskError(
+                        f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})",
+                        rule="a column that a reward function reads holds a value in every row",
+                        remedy="fill it in or leave those rows out; wb.check in notebook 01 lists them",
+                    )
+            extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
+            if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                raise TaskError(
+                    f"{name} does not accept {extra[0]!r}",
+                    rule="TRL passes every column and a few objects of its own by keyword",
+                    remedy=f"end its signature with **kwargs: def {name}(completions, **kwargs)",
+                )
 
 
 def score(
@@ -360,13 +320,13 @@ def score(
     array([2., 0.])
     """
     if isinstance(completions, str):
-        raise RewardError(
-            f"completions = {completions!r}",
-            rule="completions are a list: the group of one prompt",
-            remedy="put it in a list",
-        )
-    one = isinstance(row, (str, dict)) or _is_messages(row)
-    rows, groups = ([row], [completions]) if one else (list(row), [list(group) for group in completions])
+        rule = "completions are a list: the group of one prompt"
+        raise RewardError(f"completions = {completions!r}", rule=rule, remedy="put it in a list")
+    # One prompt as chat messages stands where several rows could stand as well.
+    chat = bool(len(row)) and all(isinstance(each, dict) and "role" in each and "prompt" not in each for each in row)
+    rows, groups = (
+        ([row], [completions]) if chat or isinstance(row, (str, dict)) else (row, [list(group) for group in completions])
+    )
     rows = [each if isinstance(each, dict) else {"prompt": each} for each in rows]
     sizes = sorted({len(group) for group in groups})
     if len(rows) != len(groups) or len(sizes) != 1 or not sizes[0]:
@@ -378,22 +338,15 @@ def score(
     if isinstance(task, (str, Path)):
         task = load_task(task)
     elif not isinstance(task, Task):
-        functions = list(task) if isinstance(task, (list, tuple)) else [task]
-        task = Task("by hand", rows=rows, reward_funcs=functions)
+        task = Task("by hand", rows=rows, reward_funcs=list(task) if isinstance(task, (list, tuple)) else [task])
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
     flat = [each for group in groups for each in group]
     texts = [getattr(each, "text", each) for each in flat]
     ids = [each.ids for each in flat] if all(hasattr(each, "ids") for each in flat) else None
-    try:
-        return suite.score_batch([each for each in rows for _ in range(sizes[0])], texts, ids)
-    finally:
-        suite.close()
-
-
-def _is_messages(row: Any) -> bool:
-    # One prompt as chat messages, where several rows could stand as well.
-    return bool(len(row)) and all(isinstance(each, dict) and "role" in each and "prompt" not in each for each in row)
+    call = _call([each for each in rows for _ in range(sizes[0])], texts, ids)
+    with contextlib.closing(suite):
+        return suite._join(call, {name: suite._score(name, call) for name in suite.names}, {})
 
 
 def _call(rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ instructions, each of which knows its columns in the source.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import itertools
@@ -24,6 +25,7 @@ Position = tuple[int, int, int, int]  # line, column to end line, end column
 _TAKEN = re.compile(r"answer|extract|given|guess|found|result|pred|match|number|value", re.IGNORECASE)
 _MOST_SPANS = 200
 _MATCHING = ("match", "search", "fullmatch", "findall", "finditer")
+_BROAD = ("Exception", "BaseException")
 _OF_RE = {getattr(re, name).__code__: name for name in _MATCHING}
 
 
@@ -124,60 +126,47 @@ def _note_matches(variables: dict[str, Any], matched: dict[str, set[tuple[int, i
             if isinstance(item, re.Match) and item.string in matched:
                 spans = matched[item.string]
                 if len(spans) < _MOST_SPANS:
-                    spans.update(item.span(group) for group in range(len(item.groups()) + 1) if item.span(group)[0] >= 0)
-            elif isinstance(item, str) and 0 < len(item) <= 200 and _TAKEN.search(name):
-                for text, spans in matched.items():
-                    if item != text and len(matched) == 1 and (start := text.rfind(item)) >= 0:
-                        spans.add((start, start + len(item)))
+                    spans.update(span for span in map(item.span, range(len(item.groups()) + 1)) if span[0] >= 0)
+            elif isinstance(item, str) and 0 < len(item) <= 200 and len(matched) == 1 and _TAKEN.search(name):
+                [(text, spans)] = matched.items()
+                if item != text and (start := text.rfind(item)) >= 0:
+                    spans.add((start, start + len(item)))
 
 
-def merged(traces: Iterable[Trace]) -> Trace:
-    """Several traces as one."""
-    whole = Trace({}, {})
-    for trace in traces:
-        for target, source in zip(whole, trace, strict=True):
-            for key, found in source.items():
-                target.setdefault(key, set()).update(found)
-    return whole
+def code_within(code: CodeType) -> Iterator[CodeType]:
+    """A code object, and those of the comprehensions and functions in it, which are among its constants."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from code_within(constant)
 
 
 def code_objects(function: Callable[..., Any]) -> list[CodeType]:
     """The code of a function, of what is defined in it, and of the functions of the same file that it calls by name."""
-    function = _beneath(function)
+    while isinstance(function, functools.partial) or hasattr(function, "beneath"):
+        function = function.func if isinstance(function, functools.partial) else function.beneath
+    function = inspect.unwrap(function)
     if not inspect.isroutine(function) and callable(function):
         function = type(function).__call__
     start = getattr(function, "__code__", None)
     if start is None:
         return []
     found: list[CodeType] = []
-    waiting, names = [start], getattr(function, "__globals__", {})
-    cells = dict(zip(start.co_freevars, getattr(function, "__closure__", None) or (), strict=False))
+    waiting, names, cells = [start], getattr(function, "__globals__", {}), {}
+    for name, cell in zip(start.co_freevars, getattr(function, "__closure__", None) or ()):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            cells[name] = cell.cell_contents
     while waiting:
         code = waiting.pop()
         if code in found:
             continue
         found.append(code)
         waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        called = [names.get(name) for name in code.co_names]
-        called += [_content(cell) for name, cell in cells.items() if name in code.co_freevars]
-        for other in called:
+        for other in (*map(names.get, code.co_names), *map(cells.get, code.co_freevars)):
             beneath = inspect.unwrap(other) if inspect.isfunction(other) else None
             if beneath is not None and beneath.__code__.co_filename == start.co_filename:
                 waiting.append(beneath.__code__)
     return found
-
-
-def _beneath(function: Callable[..., Any]) -> Callable[..., Any]:
-    while isinstance(function, functools.partial) or hasattr(function, "beneath"):
-        function = function.func if isinstance(function, functools.partial) else function.beneath
-    return inspect.unwrap(function)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
 
 
 def unreached(function: Callable[..., Any], trace: Trace) -> list[Unreached]:
@@ -187,28 +176,23 @@ def unreached(function: Callable[..., Any], trace: Trace) -> list[Unreached]:
         file, lines = code.co_filename, linecache.getlines(code.co_filename)
         if (node := _definition(code, lines)) is None:
             continue
-        positions = [place for each in (code, *_inner(code)) for place in each.co_positions() if None not in place]
+        positions = [place for each in code_within(code) for place in each.co_positions() if None not in place]
         reached = trace.reached.get(file, set())
         for branch in _branches(node):
             begin, end = (branch[0].lineno, branch[0].col_offset), (branch[-1].end_lineno, branch[-1].end_col_offset)
             # An instruction's place is (line, end line, column, end column).
             own = [place for place in positions if (place[0], place[2]) >= begin and (place[1], place[3]) <= end]
             around = any(begin >= outer[:2] and end <= outer[2:] for outer, other in found if other.file == file)
-            if own and not any(place in reached for place in own) and not around:
-                found.append(((*begin, *end), _describe(file, lines, branch)))
+            if own and not reached.intersection(own) and not around:
+                numbers = [0.0, *(number for statement in branch for number in _numbers(statement))]
+                source, part = lines[begin[0] - 1].strip(), ast.unparse(branch[0]).splitlines()[0]
+                found.append(((*begin, *end), Unreached(file, begin[0], source, part, max(numbers), min(numbers))))
     return sorted((each for _, each in found), key=lambda each: (each.file, each.line))
 
 
 def broad_handlers(function: Callable[..., Any]) -> list[str]:
     """`except:` and `except Exception:` of a function that go on without raising: "file.py:12", in order."""
-
-    def hides(node: ast.AST) -> bool:
-        if not isinstance(node, ast.ExceptHandler):
-            return False
-        broad = node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException")
-        return broad and not any(isinstance(each, ast.Raise) for each in ast.walk(node)) and not _says_none(node)
-
-    return _places(function, hides)
+    return _places(function, _hides)
 
 
 def calls_of(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
@@ -217,28 +201,20 @@ def calls_of(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
 
 
 def _places(function: Callable[..., Any], wanted: Callable[[ast.AST], bool]) -> list[str]:
-    found: dict[str, None] = {}
-    for code in code_objects(function):
-        node = _definition(code, linecache.getlines(code.co_filename))
-        for each in ast.walk(node) if node is not None else ():
-            if wanted(each):
-                found[f"{Path(code.co_filename).name}:{each.lineno}"] = None
-    return [*found]
+    codes = [(code, _definition(code, linecache.getlines(code.co_filename))) for code in code_objects(function)]
+    nodes = [(code, each) for code, node in codes if node is not None for each in ast.walk(node) if wanted(each)]
+    return [*dict.fromkeys(f"{Path(code.co_filename).name}:{each.lineno}" for code, each in nodes)]
 
 
-def _says_none(handler: ast.ExceptHandler) -> bool:
+def _hides(node: ast.AST) -> bool:
+    if not isinstance(node, ast.ExceptHandler) or (node.type and getattr(node.type, "id", "") not in _BROAD):
+        return False
+    inside = list(ast.walk(node))
+    returns = [each.value for each in inside if isinstance(each, ast.Return)]
     # It prints or logs, and returns None: no score.
-    returns = [each.value for each in ast.walk(handler) if isinstance(each, ast.Return)]
-    calls = any(isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) for each in handler.body)
-    none = all(value is None or (isinstance(value, ast.Constant) and value.value is None) for value in returns)
-    return bool(returns) and none and calls
-
-
-def _inner(code: CodeType) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _inner(constant)
+    calls = any(isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) for each in node.body)
+    none = returns and all(value is None or (isinstance(value, ast.Constant) and value.value is None) for value in returns)
+    return not any(isinstance(each, ast.Raise) for each in inside) and not (none and calls)
 
 
 def _definition(code: CodeType, lines: list[str]) -> ast.AST | None:
@@ -271,13 +247,6 @@ def _branches(function: ast.AST) -> Iterator[list[ast.AST]]:
                     yield statements
                 # After a return, a continue or an exception, what follows is a branch too.
                 yield from ([statement] for statement in statements[1:])
-
-
-def _describe(file: str, lines: list[str], branch: list[ast.AST]) -> Unreached:
-    first = branch[0]
-    numbers = [number for statement in branch for number in _numbers(statement)]
-    source = lines[first.lineno - 1].strip() if first.lineno <= len(lines) else ""
-    return Unreached(file, first.lineno, source, ast.unparse(first).splitlines()[0], max([0.0, *numbers]), min([0.0, *numbers]))
 
 
 def _numbers(node: ast.AST, sign: float = 1.0) -> Iterator[float]:

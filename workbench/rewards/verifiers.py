@@ -8,7 +8,7 @@ import json
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -28,8 +28,7 @@ def json_of(text: str) -> Any:
 
     Returns None if it is not JSON, and for a bare `null`, which no schema here asks for.
     """
-    body = (extract_answer(text) if "<answer>" in text else text) or ""
-    body = body.strip()
+    body = ((extract_answer(text) if "<answer>" in text else text) or "").strip()
     if body.startswith(_FENCE) and body.endswith(_FENCE) and "\n" in body:
         body = body[body.index("\n") : -len(_FENCE)].strip()
     if not body or len(body) > LONGEST_JSON:
@@ -47,38 +46,38 @@ def _validator(schema: str) -> Any:
     return Draft202012Validator(json.loads(schema))
 
 
-def _keeps(completion: Any, schema: str) -> bool:
-    value = json_of(completion_text(completion))
-    return value is not None and _validator(schema).is_valid(value)
+def _json_scores(completions: Sequence[Any], schemas: Iterable[str], maximum: float) -> list[float]:
+    pairs = zip(map(_json, completions), schemas, strict=True)
+    return [maximum if value is not None and _validator(schema).is_valid(value) else 0.0 for value, schema in pairs]
+
+
+def _json(completion: Any) -> Any:
+    return json_of(completion_text(completion))
 
 
 @max_score(1.0)
 def json_schema_reward(completions: Sequence[Any], schema: Sequence[str], **kwargs: Any) -> list[float]:
     """1.0 if the answer is JSON and keeps to the row's `schema` (JSON Schema, as text), else 0.0."""
-    return [1.0 if _keeps(completion, wanted) else 0.0 for completion, wanted in zip(completions, schema, strict=True)]
+    return _json_scores(completions, schema, 1.0)
 
 
 @max_score(2.0)
 def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
     """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against."""
     scores = []
-    for completion, right in zip(completions, answer, strict=True):
-        found, wanted = json_of(completion_text(completion)), json.loads(right)
-        if not isinstance(found, dict):
+    for found, wanted in zip(map(_json, completions), map(json.loads, answer), strict=True):
+        if isinstance(found, dict):
+            same = sum(name in found and found[name] == value for name, value in wanted.items())
+            scores.append(2.0 * same / len({*wanted, *found}) if wanted or found else 2.0)
+        else:
             scores.append(0.0)
-            continue
-        same = sum(name in found and found[name] == value for name, value in wanted.items())
-        scores.append(2.0 * same / len({*wanted, *found}) if wanted or found else 2.0)
     return scores
 
 
 @max_score(1.0)
 def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
     """1.0 if the answer is exactly the right object, which the row's `answer` holds as text; else 0.0."""
-    return [
-        1.0 if json_of(completion_text(completion)) == json.loads(right) else 0.0
-        for completion, right in zip(completions, answer, strict=True)
-    ]
+    return [float(found == wanted) for found, wanted in zip(map(_json, completions), map(json.loads, answer), strict=True)]
 
 
 def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: str = "json_reward") -> Callable[..., list[float]]:
@@ -97,20 +96,19 @@ def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: s
         wanted = json.loads(schema) if isinstance(schema, str) else schema
         Draft202012Validator.check_schema(wanted)
     except (ValueError, SchemaError) as error:
-        raise TaskError(
+        value, rule = (
             f"schema = {str(schema)[:80]!r}: {str(error).splitlines()[0]}",
-            rule="a schema keeps to JSON Schema, draft 2020-12",
-            remedy="correct it, or write it as a Python dict",
-        ) from error
+            "a schema keeps to JSON Schema, draft 2020-12",
+        )
+        raise TaskError(value, rule=rule, remedy="correct it, or write it as a Python dict") from error
     text = json.dumps(wanted, sort_keys=True)
 
-    @max_score(maximum)
     def json_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        return [maximum if _keeps(completion, text) else 0.0 for completion in completions]
+        return _json_scores(completions, [text] * len(completions), maximum)
 
     # A schema may hold regular expressions, which can hang as any pattern can.
     json_reward.runs_in_worker = '"pattern' in text
-    return named(json_reward, name, f"{maximum:g} for JSON that keeps to the schema, else 0.")
+    return named(json_reward, name, f"{maximum:g} for JSON that keeps to the schema, else 0.", maximum)
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
@@ -136,9 +134,8 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
 
     try:
         return value(ast.parse(re.sub(r"\b0+(?=\d)", "", text), mode="eval").body), numbers
-    except (SyntaxError, MemoryError, RecursionError):  # no expression, or one too deep
-        return None
-    except (KeyError, AttributeError, TypeError, ZeroDivisionError):  # a power, a sign, nothing in parentheses
+    # No expression, or one too deep; a power, a sign, nothing in parentheses.
+    except (SyntaxError, MemoryError, RecursionError, KeyError, AttributeError, TypeError, ZeroDivisionError):
         return None
 
 
@@ -156,18 +153,13 @@ def countdown_reward(
     completions: Sequence[Any], numbers: Sequence[Sequence[int]], target: Sequence[int], **kwargs: Any
 ) -> list[float]:
     """2.0 if the one answer block holds an expression that uses each number once and reaches the target, else 0.0."""
-    return [
-        2.0 if (given := extract_answer(completion_text(completion))) is not None and solves(given, some, goal) else 0.0
-        for completion, some, goal in zip(completions, numbers, target, strict=True)
-    ]
+    answers = [extract_answer(completion_text(completion)) or "" for completion in completions]
+    return [2.0 if solves(*each) else 0.0 for each in zip(answers, numbers, target, strict=True)]
 
 
 @max_score(0.5)
 def numbers_used_reward(completions: Sequence[Any], numbers: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
     """0.5 if the answer block holds an expression that uses each number once, whatever it comes to; else 0.0."""
-    scores = []
-    for completion, some in zip(completions, numbers, strict=True):
-        given = extract_answer(completion_text(completion))
-        found = evaluate(given.partition("=")[0]) if given else None
-        scores.append(0.5 if found is not None and Counter(found[1]) == Counter(some) else 0.0)
-    return scores
+    answers = [extract_answer(completion_text(completion)) or "" for completion in completions]
+    found = [evaluate(answer.partition("=")[0]) for answer in answers]
+    return [0.5 if own and Counter(own[1]) == Counter(some) else 0.0 for own, some in zip(found, numbers, strict=True)]

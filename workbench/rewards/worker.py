@@ -47,10 +47,6 @@ class WorkerDied(Exception):
 class RemoteError(Exception):
     """What the callable raised: its type's name, its message, and where it happened."""
 
-    def __init__(self, type_name: str, message: str, where: str) -> None:
-        super().__init__(f"{type_name}: {message}{where}")
-        self.type_name, self.message, self.where = type_name, message, where
-
 
 def inside_worker() -> bool:
     """Whether this process is a worker: it can be killed as it is, and needs no worker of its own."""
@@ -72,7 +68,10 @@ class Worker:
     """
 
     def __init__(self, target: Callable[..., Any], preload: Sequence[str] = ()) -> None:
-        self._setup, self._lock = (packed(target), _sources(), list(preload)), threading.Lock()
+        # A notebook's cells are no files, and a task file may have been saved since: their text goes along, to be quoted.
+        cached = linecache.cache.items()
+        sources = {name: own for name, own in cached if len(own) == 4 and (own[1] is None or not os.path.exists(name))}
+        self._setup, self._lock = (packed(target), sources, list(preload)), threading.Lock()
         self._link: Connection | None = None  # to the fork at work
         self._pids: list[int] = []  # of the fork at work
         self._server: tuple[subprocess.Popen, Connection] | None = None
@@ -100,21 +99,19 @@ class Worker:
                 link.send_bytes(message)
                 if not link.poll(deadline_s):
                     raise DeadlineError
-                kind, *content, printed = link.recv()
-            except DeadlineError:
+                failure, value, printed = link.recv()
+            except BaseException as error:  # also when interrupted: its answer must not be taken for the next one's
                 self._kill()
-                raise DeadlineError(f"not back after {round(deadline_s, 2):g} s") from None
-            except (EOFError, OSError):
-                self._kill()
-                raise WorkerDied("the process ended during the call (out of memory, or a crash in a library)") from None
-            except BaseException:  # interrupted: its answer must not be taken for the next one's
-                self._kill()
+                if isinstance(error, DeadlineError):
+                    raise DeadlineError(f"not back after {round(deadline_s, 2):g} s") from None
+                if isinstance(error, (EOFError, OSError)):
+                    raise WorkerDied("the process ended during the call (out of memory, or a crash in a library)") from None
                 raise
         if printed and not quiet:
             print(printed, end="" if printed.endswith("\n") else "\n")
-        if kind == "error":
-            raise RemoteError(*content)
-        return content[0]
+        if failure:
+            raise RemoteError(failure)
+        return value
 
     def warm(self) -> None:
         """Start the process now, so that the first call does not pay for its imports."""
@@ -142,12 +139,12 @@ class Worker:
             if not here.poll(START_S):
                 self._end()
                 raise WorkerDied(f"the process was not ready after {START_S:g} s")
-            kind, *rest = here.recv()
+            failure, pid = here.recv()
         except (EOFError, OSError):
             raise WorkerDied("the process ended before it was ready") from None
-        if kind == "failed":
-            raise RemoteError(*rest)
-        self._pids[:], self._link = rest, here
+        if failure:
+            raise RemoteError(failure)
+        self._pids[:], self._link = [pid], here
         return here
 
     def _start(self) -> None:
@@ -203,16 +200,8 @@ def packed(target: Any) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _sources() -> dict[str, tuple]:
-    # A notebook's cells are no files, and a task file may have been saved since: their text goes along, to be quoted.
-    cached = linecache.cache.items()
-    return {name: own for name, own in cached if len(own) == 4 and (own[1] is None or not os.path.exists(name))}
-
-
-# --- in the server, and in its forks ----------------------------------------------------------------------------------
-
-
 def _serve(number: int) -> None:
+    # In the server, and from the fork on in the worker.
     control, pids = Connection(number), []
     os.dup2(2, 1)
     try:
@@ -235,51 +224,44 @@ def _serve(number: int) -> None:
         _kill_fork(pids)
         return
     try:
+        import resource
+
         control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        _limit_memory()
+        with contextlib.suppress(ValueError, OSError):  # a system that knows no such limit
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            most = min(MEMORY_GB << 30, os.sysconf("SC_PHYS_PAGES") * resource.getpagesize() // 2)
+            resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
         _work(link, target)
     finally:
         os._exit(0)
-
-
-def _limit_memory() -> None:
-    import resource
-
-    with contextlib.suppress(ValueError, OSError):  # a system that knows no such limit
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = min(MEMORY_GB << 30, os.sysconf("SC_PHYS_PAGES") * resource.getpagesize() // 2)
-        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _work(link: Connection, target: bytes) -> None:
     try:
         call = pickle.loads(target)
     except BaseException as error:
-        link.send(("failed", *_told(error)))
+        link.send((_told(error), None))
         return
-    link.send(("ready", os.getpid()))
-    while True:
-        try:
-            args = link.recv()
-        except EOFError:
-            return
-        printed = _Capped()
-        try:
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                value = call(*args)
-            answer = pickle.dumps(("ok", value, printed.text()), protocol=pickle.HIGHEST_PROTOCOL)
-        except BaseException as error:
-            answer = pickle.dumps(("error", *_told(error), printed.text()))
-        link.send_bytes(answer)
+    link.send(("", os.getpid()))
+    with contextlib.suppress(EOFError):
+        while True:
+            args, printed = link.recv(), _Capped()
+            try:
+                with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                    value = call(*args)
+                answer = pickle.dumps(("", value, printed.text()), protocol=pickle.HIGHEST_PROTOCOL)
+            except BaseException as error:
+                answer = pickle.dumps((_told(error), None, printed.text()))
+            link.send_bytes(answer)
 
 
-def _told(error: BaseException) -> tuple[str, str, str]:
+def _told(error: BaseException) -> str:
     try:
-        return type(error).__name__, str(error), fault_line(error) if isinstance(error, Exception) else ""
+        return f"{type(error).__name__}: {error}{fault_line(error) if isinstance(error, Exception) else ''}"
     except Exception:
-        return type(error).__name__, "(its message could not be read)", ""
+        return f"{type(error).__name__}: (its message could not be read)"
 
 
 class _Capped(io.StringIO):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -111,28 +110,19 @@ class ScoredBatch:
 
     def group(self, index: int) -> ScoredBatch:
         """One of the P groups as a batch."""
-        start, size = index * self.num_generations, self.num_generations
-        own = slice(start, start + size)
+        start = index * self.num_generations
+        own = slice(start, start + self.num_generations)
+        own_errors = {
+            name: {number - start: why for number, why in each.items() if start <= number < own.stop}
+            for name, each in self.errors.items()
+        }
+        whole = ("prompts", "completions", "lengths", "scores", "right", "completion_ids")
         return dataclasses.replace(
             self,
-            **{name: _part(getattr(self, name), own) for name in ("prompts", "completions", "lengths", "scores", "right")},
+            **{name: getattr(self, name)[own] for name in whole},
             columns={name: values[own] for name, values in self.columns.items()},
             groups=Groups(*(values[own] for values in self.groups)),
-            finished=_part(self.finished, own),
-            completion_ids=_part(self.completion_ids, own),
-            errors={
-                name: there
-                for name, each in self.errors.items()
-                if (there := {number - start: why for number, why in each.items() if start <= number < start + size})
-            },
+            finished=None if self.finished is None else self.finished[own],
+            errors={name: each for name, each in own_errors.items() if each},
             places=self.group_places[index : index + 1],
         )
-
-    @property
-    def most_telling(self) -> int:
-        """Index of the group with the widest spread of totals: the one that taught most."""
-        return int(np.nan_to_num(self.groups.stds[:: self.num_generations], nan=-1.0).argmax())
-
-
-def _part(values: Sequence[Any] | np.ndarray | None, own: slice) -> Any:
-    return None if values is None else values[own]

@@ -32,9 +32,9 @@ ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "beta": ("change the weight of the KL term", ("value",)),
     "learning_rate": ("change the learning rate; its schedule keeps its shape", ("value",)),
 }
-
-
-SLIP = 100  # a factor above this needs confirmation
+# Action -> the least value that it takes, and what it takes in words.
+_LEAST = {"beta": (0.0, "a number from 0 on"), "learning_rate": (1e-12, "a number above 0")}
+_SLIP = 100  # a factor above this needs confirmation
 
 
 @dataclass(frozen=True)
@@ -54,49 +54,25 @@ def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
         RequestError: for an unknown action, a detail that is missing or too much, or a value that cannot be.
     """
     if action not in ACTIONS:
-        raise RequestError(
-            f"action {action!r}",
-            rule=f"a run can be asked to {', '.join(ACTIONS)}",
-            remedy=nearest(action, ACTIONS, "choose one of them"),
-        )
+        remedy = nearest(action, ACTIONS, "choose one of them")
+        raise RequestError(f"action {action!r}", rule=f"a run can be asked to {', '.join(ACTIONS)}", remedy=remedy)
     wanted = ACTIONS[action][1]
     if set(details) != set(wanted):
         raise RequestError(
             f"{action}: {', '.join(f'{key} = {value!r}' for key, value in details.items()) or 'nothing'} given",
-            rule=f"{action} takes " + (" and ".join(wanted) or "no details"),
+            rule=f"{action} takes {' and '.join(wanted) or 'no details'}",
             remedy=f"write {' '.join([action, *map(str.upper, wanted)])}",
         )
-    checked = dict(details)
-    if "value" in wanted:
-        checked["value"] = _number(action, details["value"])
-    return checked
-
-
-def _number(action: str, value: Any) -> float:
+    if "value" not in wanted:
+        return dict(details)
+    value, (least, words) = details["value"], _LEAST.get(action, (float("-inf"), "a finite number"))
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = float("nan")
-    least_allowed = {"beta": 0.0, "learning_rate": 1e-12}.get(action, float("-inf"))
-    if not least_allowed <= number < float("inf") or isinstance(value, bool):
-        words = {"beta": "a number from 0 on", "learning_rate": "a number above 0"}.get(action, "a finite number")
+    if not least <= number < float("inf") or isinstance(value, bool):
         raise RequestError(f"{action} = {value!r}", rule=f"{action} is {words}", remedy=f"give {words}")
-    return number
-
-
-def check_factor(run: RunDirectory, action: str, value: float) -> None:
-    """Refuse a learning rate or beta that looks like a slip: one step under it can end a policy, and nothing brings it back.
-
-    Raises:
-        RequestError: for more than `SLIP` times what is in force.
-    """
-    before = getattr(RunState.of(run), action)
-    if before and value > SLIP * before:
-        raise RequestError(
-            f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}",
-            rule=f"a factor above {SLIP} needs confirmation: what one step does to the weights cannot be undone",
-            remedy=f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)",
-        )
+    return {**details, "value": number}
 
 
 def send(run: RunDirectory, action: str, by: str = "python", force: bool = False, **details: Any) -> str:
@@ -106,26 +82,32 @@ def send(run: RunDirectory, action: str, by: str = "python", force: bool = False
         run: a run that trains, in this process or another one.
         action: a key of `ACTIONS`.
         by: who asks, for the record.
-        force: also where `check_factor` refuses it.
+        force: also a learning rate or beta of more than 100 times what is in force, which looks like a slip: one step under
+            it can end a policy, and nothing brings it back.
         details: `function` and `value`, where the action takes them.
 
     Returns:
         The request's id, by which `answer` finds what came of it.
 
     Raises:
-        RequestError: if the request cannot be right, or the run does not train.
+        RequestError: if the request cannot be right, looks like a slip, or the run does not train.
     """
     checked = check_request(action, details)
     if not run.live:
+        status = run.result()["status"]
+        remedy = "train more steps" if status == "finished" else "go on with it first"
         raise RequestError(
-            f"{action}: {run.name} does not train ({run.result()['status']})",
+            f"{action}: {run.name} does not train ({status})",
             rule="only a run that trains can be steered",
-            remedy=f"train more steps: `workbench continue {run.name} --steps 20`"
-            if run.result()["status"] == "finished"
-            else f"go on with it first: `workbench continue {run.name}`",
+            remedy=f"{remedy}: `workbench continue {run.name}" + (" --steps 20`" if status == "finished" else "`"),
         )
-    if action in ("beta", "learning_rate") and not force:
-        check_factor(run, action, checked["value"])
+    before = getattr(RunState.of(run), action) if action in _LEAST and not force else None
+    if before and (value := checked["value"]) > _SLIP * before:
+        raise RequestError(
+            f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}",
+            rule=f"a factor above {_SLIP} needs confirmation: what one step does to the weights cannot be undone",
+            remedy=f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)",
+        )
     return write_request(run, action, by, checked)
 
 

@@ -8,6 +8,7 @@ old as the latest checkpoint.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -25,32 +26,20 @@ from workbench.workspace import replace_file, resolve, shown, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_BESIDE = 4  # other runs that are named
+_ONE_OWNER = "one process at a time owns a run"
 
 
 class RunDirectory:
-    """One run's folder. `create` starts a new one and owns it; `open_run` reads an old one."""
+    """One run's folder. `create` starts a new one and owns it; `open_run` reads an old one.
+
+    `adapter` is the newest saved one, `final` where it is saved when the run ends, stopped or not.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.name = path, path.name
+        self.rollouts, self.checkpoints, self.export = (path / name for name in ("rollouts", "checkpoints", "export"))
+        self.final = self.checkpoints / "final"
         self.requests_from: int | None = None  # byte of control.jsonl from which requests are for this owner
-
-    # -- where things lie ------------------------------------------------------------------------------------------
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def final(self) -> Path:
-        """Where the adapter is saved when the run ends, stopped or not."""
-        return self.checkpoints / "final"
 
     @property
     def adapter(self) -> Path:
@@ -62,17 +51,12 @@ class RunDirectory:
         if (saved := self._saved_adapter()) is not None:
             return saved
         self.check_ended()
+        rule = "a run saves its adapter when it ends or is stopped, and every save_steps steps on the way"
+        remedy = f"choose another run{self._finished_one()}; to lose less next time, lower grpo.save_steps"
         if self.manifest().get("attached"):
-            raise RunError(
-                f"{shown(self.checkpoints)}: no adapter",
-                rule="the run of your own trainer keeps the final adapter; a model trained whole is not kept",
-                remedy="trainer.save_model(folder) saves the model; evaluate and export that with your own tools",
-            )
-        raise RunError(
-            f"{shown(self.checkpoints)}: no adapter",
-            rule="a run saves its adapter when it ends or is stopped, and every save_steps steps on the way",
-            remedy=f"choose another run{self._finished_one()}; to lose less next time, lower grpo.save_steps",
-        )
+            rule = "the run of your own trainer keeps the final adapter; a model trained whole is not kept"
+            remedy = "trainer.save_model(folder) saves the model; evaluate and export that with your own tools"
+        raise RunError(f"{shown(self.checkpoints)}: no adapter", rule=rule, remedy=remedy)
 
     def saved(self) -> list[Path]:
         """The folders of its checkpoints, the newest first."""
@@ -88,11 +72,6 @@ class RunDirectory:
         """Whether it has ended, with an adapter."""
         return not self.live and self._saved_adapter() is not None
 
-    @property
-    def export(self) -> Path:
-        return self.path / "export"
-
-    # -- start and open --------------------------------------------------------------------------------------------
     @classmethod
     def create(cls, name: str, recipe: Recipe, manifest: dict[str, Any], root: str | Path = "runs") -> RunDirectory:
         """Make `root/name`, lock it, and write the recipe and the manifest.
@@ -103,23 +82,17 @@ class RunDirectory:
             RunError: if `name` is not a plain file name.
         """
         check_name(name)
-        root = resolve(root)
-        run = cls(root / name)
-        count = 1
-        while not run._claim():
-            count += 1
-            run = cls(root / f"{name}-{count}")
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        run = next(run for own in names if (run := cls(resolve(root) / own))._claim())
+        run.requests_from = 0
         recipe.model_copy(update={"run_name": run.name}).save(run.path / "recipe.yaml")
         run.write_json("manifest.json", manifest)
         return run
 
     def _claim(self) -> bool:
-        if self.path.is_file():
+        if self.path.is_file() or (self.path / "recipe.yaml").exists():
             return False
         self.path.mkdir(parents=True, exist_ok=True)
-        if (self.path / "recipe.yaml").exists():
-            return False
-        self.requests_from = 0
         return self._lock()
 
     def _lock(self) -> bool:
@@ -142,20 +115,18 @@ class RunDirectory:
             host = self._owner()["host"]
             gone = f"; or, if {host} is gone: `workbench continue {self.name} --take-over`, continue_run(..., take_over=True)"
             raise RunError(
-                f"{self.name} is training" + (f" on {host}" if self._elsewhere else ""),
-                rule="one process at a time owns a run",
+                f"{self.name} is training" + f" on {host}" * self._elsewhere,
+                rule=_ONE_OWNER,
                 remedy=f"stop it first: `workbench control {self.name} stop`" + gone * self._elsewhere,
             )
         # Of two processes that want it, one moves the dead owner's lock away, and one makes the new one.
+        moved = self.path / f".lock-{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
-            os.rename(self.path / "lock", self.path / f".lock-{os.getpid()}")
-        (self.path / f".lock-{os.getpid()}").unlink(missing_ok=True)
+            os.rename(self.path / "lock", moved)
+        moved.unlink(missing_ok=True)
         if not self._lock():
-            raise RunError(
-                f"{self.name}: another process has just gone on with it",
-                rule="one process at a time owns a run",
-                remedy="watch it: `workbench watch`",
-            )
+            value = f"{self.name}: another process has just gone on with it"
+            raise RunError(value, rule=_ONE_OWNER, remedy="watch it: `workbench watch`")
         asked = self.path / "control.jsonl"
         self.requests_from = asked.stat().st_size if asked.is_file() else 0
         # The adapter of the end is no longer that of the end; the checkpoint holds it until there is another.
@@ -191,15 +162,13 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Take away what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
-        lines = ("metrics.jsonl", "events.jsonl", "control.jsonl")
-        for name in ("recipe.yaml", "manifest.json", *lines, "task.py", "lock"):
+        for name in ("recipe.yaml", "manifest.json", "metrics.jsonl", "events.jsonl", "control.jsonl", "task.py", "lock"):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.rollouts, self.checkpoints, self.path / "tasks", self.path / "trackers"):
             shutil.rmtree(folder, ignore_errors=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    # -- files ------------------------------------------------------------------------------------------------------
     def recipe(self) -> Recipe:
         return Recipe.load(self.path / "recipe.yaml")
 
@@ -211,13 +180,12 @@ class RunDirectory:
 
         The status is then "running" while its process lives, and "killed" if it does not.
         """
-        ended = self.manifest().get("result")
-        if ended is not None:
+        if (ended := self.manifest().get("result")) is not None:
             return ended
         steps = self.metrics()
         minutes = sum(row.get("step_time") or 0.0 for row in steps) / 60
-        done = steps[-1]["step"] if steps else 0
-        return {"status": "running" if self.live else "killed", "steps": done, "minutes": minutes}
+        status = "running" if self.live else "killed"
+        return {"status": status, "steps": steps[-1]["step"] if steps else 0, "minutes": minutes}
 
     @property
     def state(self) -> str:
@@ -228,8 +196,8 @@ class RunDirectory:
             return "not readable"
         if result["status"] == "running":
             return f"still training, step {result['steps']}" + (f" of {total}" if total else "")
-        adapter = "" if self.has_adapter else ", no adapter"
-        measured = ", measured" if (self.path / "evaluation.json").is_file() else ""
+        adapter = ", no adapter" * (not self.has_adapter)
+        measured = ", measured" * (self.path / "evaluation.json").is_file()
         return f"{result['status']} after {result['steps']} steps{adapter}{measured}"
 
     def describe(self, asked: str | Path = "latest") -> str:
@@ -237,23 +205,20 @@ class RunDirectory:
         own = f"{self.name} ({self.state})"
         if str(asked) != "latest":
             return own
-        others = [run for run in reversed(_runs_in(self.path.parent)) if run.path != self.path]
-        named = [f"{run.name} ({run.state})" for run in others[:_MOST_BESIDE]]
-        named += [f"{len(others) - _MOST_BESIDE} more"] if len(others) > _MOST_BESIDE else []
-        return f"latest: {own}" + (f"; beside it: {', '.join(named)}" if named else "")
+        others = [f"{run.name} ({run.state})" for run in reversed(_runs_in(self.path.parent)) if run.path != self.path]
+        if len(others) > _MOST_BESIDE:
+            others[_MOST_BESIDE:] = [f"{len(others) - _MOST_BESIDE} more"]
+        return f"latest: {own}" + (f"; beside it: {', '.join(others)}" if others else "")
 
     def check_ended(self) -> RunDirectory:
-        """The run itself, if it does not train.
-
-        Raises:
-            RunError: if it does, saying how far it is.
-        """
+        """The run itself. Raises RunError if it trains, saying how far it is."""
         if self.live:
+            found = self._finished_one()
             raise RunError(
                 f"{self.name}: {self.state}",
                 rule="a run saves its adapter when it ends or is stopped",
                 remedy=f"wait; or stop it, which saves: `workbench control {self.name} stop`"
-                + (f"; or choose another run{found}" if (found := self._finished_one()) else ""),
+                + f"; or choose another run{found}" * bool(found),
             )
         return self
 
@@ -268,7 +233,9 @@ class RunDirectory:
             owner = self._owner()
             if owner["host"] == socket.gethostname():
                 os.kill(owner["pid"], 0)
-                return not _is_zombie(owner["pid"])
+                # A zombie was killed, and nobody has asked how it ended: common in containers.
+                stat = Path(f"/proc/{owner['pid']}/stat")
+                return not stat.is_file() or stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
         except PermissionError:
             return True  # somebody else's process, and it is there
         except (OSError, ValueError, KeyError):
@@ -280,25 +247,17 @@ class RunDirectory:
         self.write_json("manifest.json", {**self.manifest(), **found})
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read one of the run's JSON files.
-
-        Raises:
-            RunError: if the run has none.
-        """
+        """Read one of the run's JSON files. Raises RunError if the run has none."""
         file = self.path / name
         if not file.is_file():
-            raise RunError(
-                f"{shown(file)}: no such file",
-                rule="each stage reads what an earlier one left",
-                remedy="run the notebook that writes it first",
-            )
+            rule = "each stage reads what an earlier one left"
+            raise RunError(f"{shown(file)}: no such file", rule=rule, remedy="run the notebook that writes it first")
         return json.loads(file.read_text(encoding="utf-8"))
 
     def write_json(self, name: str, content: Any) -> Path:
         """Write one of the run's JSON files, whole or not at all."""
         return write_json(self.path / name, content)
 
-    # -- lines ------------------------------------------------------------------------------------------------------
     def log_metrics(self, step: int, values: dict[str, Any]) -> None:
         """Append one row of numbers to `metrics.jsonl`."""
         append_line(self.path / "metrics.jsonl", {"step": step, **values})
@@ -352,36 +311,37 @@ def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str
 
 def _runs_in(folder: Path) -> list[RunDirectory]:
     # Begun last comes last.
-    files = sorted(folder.glob("*/recipe.yaml"), key=lambda file: file.stat().st_mtime) if folder.is_dir() else []
-    return [RunDirectory(file.parent) for file in files]
+    return [RunDirectory(file.parent) for file in sorted(folder.glob("*/recipe.yaml"), key=_modified)]
+
+
+def _modified(file: Path) -> float:
+    return file.stat().st_mtime if file.is_file() else 0.0
+
+
+# Which run "latest" is -> whether a run may be it, and what is wrong with all of them where none may.
+_LATEST: dict[str, tuple[Callable[[RunDirectory], bool], str]] = {
+    "begun": (lambda run: True, ""),
+    "training": (lambda run: run.live, ""),
+    "resting": (lambda run: not run.live, "all train"),
+    "recorded": (lambda run: any(run.rollouts.glob("step-*.parquet")), "none has completions on record"),
+    "trained": (lambda run: run.has_adapter, "none has an adapter"),
+    "measured": (lambda run: run.has_adapter, "none has an adapter"),
+}
 
 
 def _latest(known: list[RunDirectory], which: str) -> RunDirectory:
-    wanted: dict[str, Callable[[RunDirectory], bool]] = {
-        "begun": lambda run: True,
-        "training": lambda run: run.live,
-        "resting": lambda run: not run.live,
-        "recorded": lambda run: any(run.rollouts.glob("step-*.parquet")),
-        "trained": lambda run: run.has_adapter,
-        "measured": lambda run: run.has_adapter,
-    }
-    found = [run for run in known if wanted[which](run)]
+    may_be, lacks = _LATEST[which]
+    found = [run for run in known if may_be(run)]
     if which == "measured":
-        found.sort(key=_begun_or_measured)
+        found.sort(key=lambda run: max(_modified(run.path / name) for name in ("recipe.yaml", "evaluation.json")))
     if found or which == "training":
         return (found or known)[-1]
     known[-1].check_ended()
-    lacks = {"resting": "all train", "recorded": "none has completions on record"}.get(which, "none has an adapter")
     raise RunError(
         f"latest: {lacks} ({', '.join(f'{run.name}: {run.state}' for run in known[-_MOST_BESIDE:])})",
         rule="a run records every step, and saves its adapter when it ends or is stopped",
         remedy="train one with notebook 03 or `workbench train`, or name another run by its path",
     )
-
-
-def _begun_or_measured(run: RunDirectory) -> float:
-    files = (run.path / "recipe.yaml", run.path / "evaluation.json")
-    return max(file.stat().st_mtime for file in files if file.is_file())
 
 
 def planned_steps(run: RunDirectory) -> int:
@@ -392,26 +352,11 @@ def planned_steps(run: RunDirectory) -> int:
     return max(0, int(run.manifest().get("settings", {}).get("in_force", {}).get("max_steps") or 0))
 
 
-def _is_zombie(pid: int) -> bool:
-    # Killed, but nobody has asked how it ended: common in containers, whose first process often never asks.
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return False  # no such file on other systems
-
-
 def check_name(name: str) -> None:
-    """Check that a run's name is a plain folder name.
-
-    Raises:
-        RunError: if it is not.
-    """
+    """Raises RunError unless a run's name is a plain folder name."""
     if not _NAME.fullmatch(name):
-        raise RunError(
-            f"run_name = {name!r}",
-            rule="a run's name is a folder name: letters, digits, '.', '_', '-', beginning with a letter or digit",
-            remedy="choose another run_name",
-        )
+        rule = "a run's name is a folder name: letters, digits, '.', '_', '-', beginning with a letter or digit"
+        raise RunError(f"run_name = {name!r}", rule=rule, remedy="choose another run_name")
 
 
 def now() -> str:

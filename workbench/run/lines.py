@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
@@ -61,9 +62,7 @@ class Tail:
         except OSError:
             return []
         self.rewritten = found.st_size < self._read or self._inode not in (0, found.st_ino)
-        self._inode = found.st_ino
-        if self.rewritten:
-            self._read = 0
+        self._inode, self._read = found.st_ino, 0 if self.rewritten else self._read
         if found.st_size == self._read:
             return []
         with self.file.open("rb") as lines:
@@ -75,12 +74,8 @@ class Tail:
 
     def take(self) -> list[dict[str, Any]]:
         """The objects since the last call; a line that holds none is left out."""
-        found = (_parsed(line) for line in self.lines())
+        found = []
+        for line in self.lines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
         return [entry for entry in found if isinstance(entry, dict)]
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

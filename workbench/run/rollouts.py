@@ -3,12 +3,6 @@
 One row per completion, in immutable Parquet parts (one per step), each written beside its place and renamed into it.
 `read_batches` reads parts back as the batches that were scored; `query` asks DuckDB, so a question over millions of rows
 needs no more memory than its answer.
-
-Columns: `step`, `stage`, `group` (index of the prompt within its step), `prompt_id`, `generation` (index within the
-group), `prompt` (JSON of the messages, or the text), `completion` (text), `length_tokens`, `finish_reason` ("stop" or
-"length"), `columns` (JSON of the dataset columns that the rewards saw), `score.<function>` (None where the function
-did not apply or failed), `error.<function>` (what it did instead; None if nothing), `weight.<function>`, `total`,
-`group_mean`, `group_std`, `advantage`, `right`, `reward_hash`.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,19 +27,20 @@ if TYPE_CHECKING:
     import pyarrow
 
 _NUMBER = re.compile(r"\d+")
-_PLACE = ("step", "group", "generation")
 _BULKY = ("prompt", "columns", "reward_hash")  # what no number of a batch is made from
+_MOVE_IT = "move that file out of the folder; the other parts are whole by themselves"
+# Column -> type in Arrow's words.
 _FIXED = {
     "step": "int32",
     "stage": "string",
-    "group": "int32",
+    "group": "int32",  # index of the prompt within its step
     "prompt_id": "string",
-    "generation": "int32",
-    "prompt": "string",
+    "generation": "int32",  # index within the group
+    "prompt": "string",  # JSON of the messages, or the text
     "completion": "string",
     "length_tokens": "int32",
-    "finish_reason": "string",
-    "columns": "string",
+    "finish_reason": "string",  # "stop" or "length"
+    "columns": "string",  # JSON of the dataset columns that the rewards saw
     "total": "float64",
     "group_mean": "float64",
     "group_std": "float64",
@@ -53,23 +48,16 @@ _FIXED = {
     "right": "bool",
     "reward_hash": "string",
 }
-
-
-def schema(functions: list[str]) -> pyarrow.Schema:
-    """The Parquet schema of a run with these reward functions."""
-    return _schema(tuple(functions))
+# Of each function: None where it did not apply or failed; what it did instead, None if nothing.
+_PER_FUNCTION = {"score": "float64", "weight": "float64", "error": "string"}
 
 
 @functools.lru_cache(maxsize=16)
 def _schema(functions: tuple[str, ...]) -> pyarrow.Schema:
     import pyarrow as pa
 
-    kinds = {"int32": pa.int32(), "string": pa.string(), "float64": pa.float64(), "bool": pa.bool_()}
-    fields = [(name, kinds[kind]) for name, kind in _FIXED.items()]
-    for function in functions:
-        fields += [(f"score.{function}", pa.float64()), (f"weight.{function}", pa.float64())]
-        fields += [(f"error.{function}", pa.string())]
-    return pa.schema(fields)
+    own = [(f"{kind}.{name}", type_) for name in functions for kind, type_ in _PER_FUNCTION.items()]
+    return pa.schema([*_FIXED.items(), *own])
 
 
 def columns_of(batch: ScoredBatch) -> dict[str, Any]:
@@ -87,8 +75,7 @@ def columns_of(batch: ScoredBatch) -> dict[str, Any]:
         "length_tokens": batch.lengths,
         "finish_reason": None if batch.finished is None else np.where(batch.finished, "stop", "length").tolist(),
         "columns": _each_once(
-            list(zip(*rows.values(), strict=True)) or [()] * total,
-            lambda row: _json(dict(zip(rows, map(to_json, row), strict=True))),
+            list(zip(*rows.values(), strict=True)) or [()] * total, lambda row: _json(to_json(dict(zip(rows, row, strict=True))))
         ),
         "total": batch.groups.totals,
         "group_mean": batch.groups.means,
@@ -105,16 +92,12 @@ def columns_of(batch: ScoredBatch) -> dict[str, Any]:
     return columns
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+_json = functools.partial(json.dumps, ensure_ascii=False)
 
 
 def _each_once(values: Sequence[Any], made: Callable[[Any], Any]) -> list[Any]:
     # The completions of a group have one prompt, and what belongs to it, between them.
-    found: list[Any] = []
-    for index, value in enumerate(values):
-        found.append(found[-1] if index and value == values[index - 1] else made(value))
-    return found
+    return [own for value, same in itertools.groupby(values) for own in [made(value)] * len(list(same))]
 
 
 def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], functions: list[str]) -> Path:
@@ -127,14 +110,11 @@ def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], fu
     import pyarrow.parquet as pq
 
     # Several processes may generate for one step (one part a rank), and one step may be generated more than once.
-    number = 0
-    while (part := folder / f"step-{step:07d}-{number:02d}.parquet").exists():
-        number += 1
-    made = schema(functions)
-    count = len(next(iter(columns.values())))
-    arrays = [_array(columns.get(field.name), field.type, count) for field in made]
+    names = (folder / f"step-{step:07d}-{number:02d}.parquet" for number in itertools.count())
+    part = next(name for name in names if not name.exists())
+    schema, count = _schema(tuple(functions)), len(next(iter(columns.values())))
     # A part has a few dozen rows, and a run thousands of parts: what pays in large files costs here.
-    table = pa.Table.from_arrays(arrays, schema=made)
+    table = pa.Table.from_arrays([_array(columns.get(field.name), field.type, count) for field in schema], schema=schema)
     with replace_file(part) as beside:
         pq.write_table(table, beside, compression="zstd", use_dictionary=False, write_statistics=["step"])
     return part
@@ -149,11 +129,7 @@ def _array(values: Sequence[Any] | None, kind: pyarrow.DataType, count: int) -> 
         return pa.array(values, kind, from_pandas=True)
     except UnicodeEncodeError:
         # A lone surrogate in a completion is legal in Python and not in Parquet's UTF-8.
-        return pa.array([value if value is None else _encodable(value) for value in values], kind)
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+        return pa.array([value and value.encode("utf-8", "backslashreplace").decode() for value in values], kind)
 
 
 def query(
@@ -171,54 +147,37 @@ def query(
 
     parts(folder)
     own = "step-*.parquet" if step is None else f"step-{int(step):07d}-*.parquet"
-    asked = own if any(folder.glob(own)) else "step-*.parquet"
+    source = str(folder / (own if any(folder.glob(own)) else "step-*.parquet")).replace("'", "''")
     with duckdb.connect() as connection:
-        source = str(folder / asked).replace("'", "''")
         connection.execute(f"create view rollouts as select * from read_parquet('{source}', union_by_name = true)")
         return connection.execute(sql).df()
 
 
-def parts(folder: Path, steps: int | Iterable[int] | None = None) -> list[Path]:
+def parts(folder: Path, steps: Container[int] | None = None) -> list[Path]:
     """The record's parts, in the order of their steps; of `steps` alone, or all.
 
     Raises:
         RunError: if the run recorded nothing.
     """
-    found = list(folder.glob("step-*.parquet"))
+    found = {part: [int(number) for number in _NUMBER.findall(part.stem)] for part in folder.glob("step-*.parquet")}
     if not found:
         raise RunError(
             f"{shown(folder)}: no rollouts", rule="a run records a part per step", remedy="train for at least one step"
         )
-    wanted = None if steps is None else {steps} if isinstance(steps, int) else set(steps)
-    chosen = [part for part in found if wanted is None or _step_of(part) in wanted]
-    return sorted(chosen, key=lambda part: [int(number) for number in _NUMBER.findall(part.stem)])
-
-
-def last_step(run: RunDirectory) -> int:
-    """The last step on record.
-
-    Raises:
-        RunError: if the run recorded nothing.
-    """
-    return _step_of(parts(run.rollouts)[-1])
-
-
-def _step_of(part: Path) -> int:
-    return int(_NUMBER.findall(part.stem)[0])
+    return sorted((part for part, numbers in found.items() if steps is None or numbers[0] in steps), key=found.__getitem__)
 
 
 def read_batches(
     run: RunDirectory,
-    steps: int | Iterable[int] | None = None,
+    steps: Container[int] | None = None,
     *,
     bare: bool = False,
     at_most: int | None = None,
     left_out: dict[str, str] | None = None,
 ) -> Iterator[ScoredBatch]:
-    """A run's batches in order, read part by part; only the parts of `steps` are opened.
+    """A run's batches in order, read part by part; only the parts of `steps` are opened (None: all).
 
     Args:
-        steps: one or several; None: all.
         bare, at_most: as for `read_part`.
         left_out: what cannot be used is left out and noted here, part by part; None: a part that cannot be read is an error.
 
@@ -235,27 +194,27 @@ def read_batches(
             left_out[part.name] = error.value.partition(": ")[2] or error.value
 
 
-def batch_and_place(run: RunDirectory, step: int, index: int | None = None) -> tuple[ScoredBatch, int]:
+def batch_and_place(run: RunDirectory, step: int | None = None, index: int | None = None) -> tuple[ScoredBatch, int]:
     """The batch that holds one group of a step, and the group's place in it: `batch.group(place)` is the group alone.
 
     Args:
+        step: None: the last on record.
         index: counts the step's groups from 0; None: the one with the widest spread of totals, which taught most.
 
     Raises:
         RunError: if the run recorded no such group.
     """
-    before, batches = 0, list(read_batches(run, step))
-    if index is None and batches:
-        batch = max(batches, key=lambda own: float(np.nan_to_num(own.groups.stds, nan=-1.0).max()))
-        return batch, batch.most_telling
-    for batch in batches:
-        if index is not None and before <= index < before + batch.group_count:
-            return batch, index - before
-        before += batch.group_count
+    last = int(_NUMBER.findall(parts(run.rollouts)[-1].stem)[0])
+    step = last if step is None else step
+    found = [(batch, place) for batch in read_batches(run, [step]) for place in range(batch.group_count)]
+    if index is None and found:
+        return max(found, key=lambda own: np.nan_to_num(own[0].groups.stds[own[1] * own[0].num_generations], nan=-1.0))
+    if index is not None and 0 <= index < len(found):
+        return found[index]
     raise RunError(
         f"step {step}" + ("" if index is None else f", group {index}") + ": not in the record",
-        rule=f"that step has {before} groups" if before else f"the last step on record is {last_step(run)}",
-        remedy=f"choose 0 to {before - 1}" if before else "choose a step on record",
+        rule=f"that step has {len(found)} groups" if found else f"the last step on record is {last}",
+        remedy=f"choose 0 to {len(found) - 1}" if found else "choose a step on record",
     )
 
 
@@ -281,6 +240,7 @@ def read_part(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    manifest = manifest or {}
     try:
         with pq.ParquetFile(part) as file:
             there = file.schema_arrow.names
@@ -288,21 +248,19 @@ def read_part(
             wanted = [name for name in _FIXED if not (bare and name in _BULKY)]
             wanted += [f"{kind}.{name}" for name in names for kind in ("score", "weight")]
             if missing := [name for name in wanted if name not in there and name not in ("stage", "reward_hash")]:
-                raise RunError(
-                    f"{shown(part)}: no column {missing[0]!r}",
-                    rule="every part of the record has the columns of its run",
-                    remedy="move that file out of the folder; the other parts are whole by themselves",
-                )
+                rule = "every part of the record has the columns of its run"
+                raise RunError(f"{shown(part)}: no column {missing[0]!r}", rule=rule, remedy=_MOVE_IT)
             if not file.metadata.num_rows:
                 return
             wanted += [] if bare else [f"error.{name}" for name in names]
-            staged = "stage" in there and (manifest or {}).get("stages")
-            known = stage_in(manifest or {}, file.read_row_group(0, columns=["stage"]).column(0)[0].as_py() if staged else None)
-            aggregation = known["settings"].get("multi_objective_aggregation") or "sum_then_normalize"
-            scale = known["settings"].get("scale_rewards", "group")
+            staged = "stage" in there and manifest.get("stages")
+            known = stage_in(manifest, file.read_row_group(0, columns=["stage"]).column(0)[0].as_py() if staged else None)
+            settings = known["settings"]
+            aggregation = settings.get("multi_objective_aggregation") or "sum_then_normalize"
+            scoring = {"scale_rewards": settings.get("scale_rewards", "group"), "aggregation": aggregation}
             # Scaled by the batch, an advantage depends on all groups of it: then a part stays in one piece.
-            alone = aggregation == "sum_then_normalize" and scale != "batch"
-            size, odd = known["settings"].get("num_generations"), 0
+            alone = aggregation == "sum_then_normalize" and scoring["scale_rewards"] != "batch"
+            size, odd = settings.get("num_generations"), 0
             for table in _pieces(file, [name for name in wanted if name in there], at_most if alone else None):
                 sizes = np.diff([*_group_starts(table), len(table)])
                 size = size or int(np.bincount(sizes).argmax())
@@ -310,13 +268,12 @@ def read_part(
                     odd += int((sizes != size).sum())
                     table = table.filter(np.repeat(sizes == size, sizes))
                 if len(table):
-                    yield _batch_of(
-                        table, names, size, scale_rewards=scale, aggregation=aggregation, format_by=known["format_by"]
-                    )
+                    yield _batch_of(table, names, size, format_by=known["format_by"], **scoring)
             if odd and left_out is not None:
                 left_out[part.name] = f"{odd} groups that are not of {size} completions"
     except (pa.ArrowException, OSError) as error:
-        raise _torn(part, error) from None
+        value = f"{shown(part)}: {str(error).splitlines()[0]}"
+        raise RunError(value, rule="a part of the record is a whole Parquet file", remedy=_MOVE_IT) from None
 
 
 def _batch_of(table: pyarrow.Table, names: list[str], size: int, **settings: Any) -> ScoredBatch:
@@ -325,40 +282,37 @@ def _batch_of(table: pyarrow.Table, names: list[str], size: int, **settings: Any
     def texts(name: str) -> list[str]:
         return table.column(name).to_pylist() if name in there else []
 
+    def first(name: str) -> Any:
+        return table.column(name)[0].as_py() if name in there else None
+
     def numbers(name: str) -> np.ndarray:
         return table.column(name).to_numpy().astype(np.float64)
 
-    weights = {name: table.column(f"weight.{name}")[0].as_py() for name in names}
-    names = [name for name in names if weights[name] is not None]  # others belong to another stage
-    columns = _columns_from(texts("columns"))
+    weights = {name: weight for name in names if (weight := first(f"weight.{name}")) is not None}  # others: of another stage
+    rows = _each_once(texts("columns"), lambda text: json.loads(text or "{}"))
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain.from_iterable(rows))}
     if any(ids := texts("prompt_id")):
         columns["prompt_id"] = ids
-    errors = {name: {index: why for index, why in enumerate(texts(f"error.{name}")) if why is not None} for name in names}
+    errors = {name: {index: why for index, why in enumerate(texts(f"error.{name}")) if why is not None} for name in weights}
     return ScoredBatch(
-        step=int(table.column("step")[0].as_py()),
-        stage=(table.column("stage")[0].as_py() if "stage" in there else None) or "1",
-        names=names,
-        weights=[weights[name] for name in names],
+        step=int(first("step")),
+        stage=first("stage") or "1",
+        names=list(weights),
+        weights=list(weights.values()),
         num_generations=size,
         prompts=_each_once(texts("prompt"), _prompt),
         completions=texts("completion"),
         lengths=table.column("length_tokens").to_numpy(),
         columns=columns,
-        scores=np.stack([numbers(f"score.{name}") for name in names], axis=1),
+        scores=np.stack([numbers(f"score.{name}") for name in weights], axis=1),
         groups=Groups(*map(numbers, ("total", "group_mean", "group_std", "advantage"))),
         right=table.column("right").to_numpy().astype(bool),
         finished=np.array([reason != "length" for reason in texts("finish_reason")]),
-        reward_hash=(table.column("reward_hash")[0].as_py() if "reward_hash" in there else None) or "",
+        reward_hash=first("reward_hash") or "",
         errors={name: each for name, each in errors.items() if each},
         places=table.column("group").to_numpy()[::size],
         **settings,
     )
-
-
-def _columns_from(rows: list[str]) -> dict[str, list[Any]]:
-    made = _each_once(rows, lambda text: json.loads(text or "{}"))
-    names = dict.fromkeys(itertools.chain.from_iterable(made))
-    return {name: [row.get(name) for row in made] for name in names}
 
 
 def _prompt(recorded: str) -> Any:
@@ -379,32 +333,14 @@ def stage_in(manifest: dict[str, Any], stage: str | None = None) -> dict[str, An
     """
     about, settings = manifest.get("task") or {}, manifest.get("settings") or {}
     own = next((each for each in manifest.get("stages") or [] if each.get("name") == stage), {})
+    layers = (settings.get("asked"), settings.get("in_force"), own.get("settings"))
     return {
-        "settings": {
-            **(settings.get("asked") or {}),
-            **(settings.get("in_force") or {}),
-            **(own.get("settings") or {}),
-        },
+        "settings": {name: value for layer in layers for name, value in (layer or {}).items()},
         "rewards": own.get("rewards") or manifest.get("rewards") or {},
         "task": own.get("task") or about.get("source"),
         "right_by": own.get("right_by", about.get("right_by")),
         "format_by": own.get("format_by", about.get("format_by")),
     }
-
-
-def rows_in(part: Path) -> int:
-    """Number of completions in a part, from its footer.
-
-    Raises:
-        RunError: if it is not a whole Parquet file.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_metadata(part).num_rows
-    except (pa.ArrowException, OSError) as error:
-        raise _torn(part, error) from None
 
 
 def _pieces(file: Any, columns: list[str], about: int | None) -> Iterator[pyarrow.Table]:
@@ -428,16 +364,5 @@ def _pieces(file: Any, columns: list[str], about: int | None) -> Iterator[pyarro
 
 def _group_starts(table: pyarrow.Table) -> np.ndarray:
     # Rows at which a group begins; the rows of a group lie together, its generations in order.
-    step, group, generation = (table.column(name).to_numpy() for name in _PLACE)
-    if not len(table):
-        return np.zeros(0, dtype=int)
-    begins = (np.diff(step) != 0) | (np.diff(group) != 0) | (np.diff(generation) <= 0)
-    return np.concatenate([[0], np.flatnonzero(begins) + 1])
-
-
-def _torn(part: Path, error: Exception) -> RunError:
-    return RunError(
-        f"{shown(part)}: {str(error).splitlines()[0]}",
-        rule="a part of the record is a whole Parquet file",
-        remedy="move that file out of the folder; the other parts are whole by themselves",
-    )
+    step, group, generation = (np.diff(table.column(name).to_numpy()) for name in ("step", "group", "generation"))
+    return np.concatenate([[0], np.flatnonzero((step != 0) | (group != 0) | (generation <= 0)) + 1])

@@ -9,6 +9,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.lines import read_lines
 
 CHANGES = ("weight", "mute", "unmute", "reload", "beta", "learning_rate")  # actions that change what is trained
+_SETTINGS = ("beta", "learning_rate", "temperature")
 _OVER = ("finished", "stopped", "aborted", "failed", "continued")
 
 
@@ -40,14 +41,9 @@ class RunState:
     @classmethod
     def begun(cls, manifest: dict[str, Any]) -> RunState:
         """What a run begins with, from its manifest."""
-        settings = (manifest.get("settings") or {}).get("in_force") or {}
-        weights = dict((manifest.get("rewards") or {}).get("weights") or {})
-        return cls(
-            weights,
-            beta=settings.get("beta"),
-            learning_rate=settings.get("learning_rate"),
-            temperature=settings.get("temperature"),
-        )
+        settings: dict[str, Any] = (manifest.get("settings") or {}).get("in_force") or {}
+        found: dict[str, Any] = {name: settings.get(name) for name in _SETTINGS}
+        return cls(dict((manifest.get("rewards") or {}).get("weights") or {}), **found)
 
     @classmethod
     def of(cls, run: RunDirectory) -> RunState:
@@ -76,8 +72,7 @@ class RunState:
         past = self._past
         saved = [n for n, event in enumerate(past) if event["event"] == "checkpoint" and event.get("step") == step]
         self._past = past[: saved[-1] + 1] if saved else [each for each in past if (each.get("step") or 0) <= step]
-        for name, value in self._begun.items():
-            setattr(self, name, dict(value) if isinstance(value, dict) else value)
+        vars(self).update(self._begun)  # its dicts are replaced, never changed
         for event in self._past:
             self._take(event)
 
@@ -85,8 +80,7 @@ class RunState:
         kind, action, after = event.get("event"), event.get("action"), event.get("after")
         if kind == "stage":
             self.stage, self.weights, self.muted = event["stage"], dict(event["weights"]), {}
-            self.beta, self.learning_rate = event["beta"], event["learning_rate"]
-            self.temperature = event.get("temperature")
+            vars(self).update({name: event.get(name) for name in _SETTINGS})
         elif kind in _OVER:
             self.paused = False
         elif kind != "control" or not event.get("applied"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -16,23 +17,13 @@ LIBRARIES = (
 
 def versions() -> dict[str, Any]:
     """Python, the libraries (None where one is absent), the machine, and the workbench's own commit if it has one."""
-    found: dict[str, Any] = {"python": platform.python_version()}
+    found: dict[str, Any] = {"python": platform.python_version(), **dict.fromkeys((*LIBRARIES, "grpo-workbench"))}
     for library in (*LIBRARIES, "grpo-workbench"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            found[library] = None
-    found["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    found["commit"] = _commit()
-    return found
-
-
-def _commit() -> str | None:
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
+    root, commit = Path(__file__).parents[2], ""
+    if (root / ".git").exists():
         describe = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-        return subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
-        return None
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            commit = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return found | {"machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores", "commit": commit or None}

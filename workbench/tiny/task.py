@@ -1,14 +1,19 @@
-"""The arithmetic task: the embedded policy's prompts with the five reward functions."""
+"""The arithmetic task: the embedded policy's questions, sums and differences of numbers below 100, and five rewards."""
 
 from __future__ import annotations
 
+import hashlib
+import random
 from pathlib import Path
+from typing import NamedTuple
 
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source
 from workbench.rewards import library
 from workbench.task import Row, Task
-from workbench.tiny import arithmetic
 
+LIMIT = 100  # operands run from 0 to 99
+HELD_OUT_PERCENT = 10
 CASES = Path(__file__).parent / "cases.jsonl"
 SPLIT_SALT = "workbench.tiny:"
 
@@ -21,12 +26,77 @@ REWARD_FUNCS = (
 )
 
 
+class Problem(NamedTuple):
+    """``a op b`` with 0 <= a, b < 100; for ``-`` also a >= b, so that no answer is negative."""
+
+    a: int
+    op: str
+    b: int
+
+    @property
+    def question(self) -> str:
+        """The user's message, for instance ``What is 15 + 27?``."""
+        return f"What is {self.a} {self.op} {self.b}?"
+
+    @property
+    def answer(self) -> str:
+        """The right answer in decimal digits."""
+        return str(self.a + self.b if self.op == "+" else self.a - self.b)
+
+    @property
+    def key(self) -> str:
+        """The operand pair without order or sign: ``15+27``, ``27+15`` and ``27-15`` share ``15,27``."""
+        return f"{min(self.a, self.b)},{max(self.a, self.b)}"
+
+
+def all_problems() -> list[Problem]:
+    """Every problem: 10,000 sums, then 5,050 differences."""
+    sums = [Problem(a, "+", b) for a in range(LIMIT) for b in range(LIMIT)]
+    return sums + [Problem(a, "-", b) for a in range(LIMIT) for b in range(a + 1)]
+
+
+def is_held_out(problem: Problem) -> bool:
+    """True for about a tenth of the operand pairs: by a hash of the pair, so the same on every machine and in every version."""
+    digest = hashlib.sha256(f"{SPLIT_SALT}{problem.key}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT
+
+
+def problems(split: str = "train") -> list[Problem]:
+    """The problems of one split, ``"train"`` or ``"held_out"``, in a fixed order. Other names raise ValueError."""
+    if split not in ("train", "held_out"):
+        raise ValueError(f"split={split!r}: there are two splits; use 'train' or 'held_out'.")
+    return [problem for problem in all_problems() if is_held_out(problem) == (split == "held_out")]
+
+
+def sample_problems(split: str = "train", n: int | None = None, seed: int = 0) -> list[Problem]:
+    """``n`` different problems of a split in an order drawn from ``seed``, half sums and half differences.
+
+    ``n=None`` gives all of them, each once, shuffled (two thirds are sums). Asking for more than there are, or for
+    none, raises ValueError.
+    """
+    chosen, rng = problems(split), random.Random(f"{split}:{seed}")
+    if n is not None:
+        sums, differences = ([problem for problem in chosen if problem.op == op] for op in "+-")
+        most = 2 * len(differences)
+        if not 1 <= n <= most:
+            raise ValueError(f"n={n}: the {split} split holds 1 to {most} problems, half of each kind; ask for fewer.")
+        chosen = rng.sample(sums, (n + 1) // 2) + rng.sample(differences, n // 2)
+    rng.shuffle(chosen)
+    return chosen
+
+
+def rows(split: str = "train", n: int | None = None, seed: int = 0) -> list[Row]:
+    """``[{"prompt": [system message, user message], "answer": "42"}, ...]``; the same list for the same arguments."""
+    chosen = sample_problems(split, n, seed)
+    return [{"prompt": to_messages(problem.question, SYSTEM_PROMPT), "answer": problem.answer} for problem in chosen]
+
+
 def task(train: int = 2000, held_out: int = 200, seed: int = 0) -> Task:
     """The arithmetic task with `train` training prompts and `held_out` prompts that the policy never saw."""
     return Task(
         name="arithmetic",
-        rows=arithmetic.rows("train", train, seed),
-        held_out=arithmetic.rows("held_out", held_out, seed),
+        rows=rows("train", train, seed),
+        held_out=rows("held_out", held_out, seed),
         reward_funcs=REWARD_FUNCS,
         right_by="correctness_reward",
         format_by="strict_format_reward",
@@ -45,7 +115,6 @@ def questions(count: int = 2400, seed: int = 0) -> list[Row]:
     `pair` names the two operands without order, so that `15 + 27` and `27 + 15` stay on one side of a split.
     """
     held_out = max(2, count // 10)
-    problems = arithmetic.sample_problems("train", count - held_out, seed)
-    problems += arithmetic.sample_problems("held_out", held_out, seed)
-    problems.sort(key=lambda problem: arithmetic.hashlib.sha256(f"{seed}{problem}".encode()).digest())
-    return [{"question": problem.question, "answer": problem.answer, "pair": problem.key} for problem in problems]
+    found = sample_problems("train", count - held_out, seed) + sample_problems("held_out", held_out, seed)
+    found.sort(key=lambda problem: hashlib.sha256(f"{seed}{problem}".encode()).digest())
+    return [{"question": problem.question, "answer": problem.answer, "pair": problem.key} for problem in found]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RequestError, WorkbenchError
-from workbench.health.verdicts import RunConfig
+from workbench.health import RunConfig
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import ControlReader, Request, check_request, write_request
@@ -94,12 +94,11 @@ class RunControl:
 
     def config(self) -> RunConfig:
         """What the stage is asked to do now, for the verdicts."""
-        suite, task, steps = self.suite, self.task, self.stage.steps
-        best = dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True))
-        rewards = {"weights": self.weights, "best": best, "right_by": task.right_function, "format_by": task.format_by}
-        sizes = {"num_generations": suite.num_generations, "total_steps": steps if steps > 0 else None}
-        fp16 = self.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
-        return RunConfig.of(self.stage.settings, **rewards, **sizes, aggregation=suite.aggregation, fp16=fp16)
+        task, steps = self.task, self.stage.steps
+        best = dict(zip(self.suite.names, map(max_score_of, task.reward_funcs), strict=True))
+        more = {"best": best, "right_by": task.right_function, "format_by": task.format_by}
+        more["fp16"] = self.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
+        return RunConfig.of(self.stage.settings, **more, total_steps=steps if steps > 0 else None)
 
     def begin_stage(self, step: int, flags: Any) -> None:
         """A stage begins: what was asked for at the end of the one before is applied to it.

@@ -7,7 +7,7 @@ there was no GPU with vLLM to run it on.
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import importlib.util
 import sys
 from importlib import metadata
@@ -25,30 +25,20 @@ def missing(*, imports: bool = False) -> str:
     Args:
         imports: import it, too, which takes seconds, and finds what an installed one lacks. Otherwise it is only looked for.
     """
-    try:
-        there = importlib.util.find_spec("vllm") is not None
-    except (ImportError, ValueError):
-        there = False
-    if not there:
-        return _switched_off() or NOT_INSTALLED
-    if not imports:
-        return ""
-    try:
-        importlib.import_module("vllm")
-    except Exception as error:  # a library of another CUDA is an ImportError, an OSError or a RuntimeError
-        return f"vLLM is installed, and its import fails ({type(error).__name__}: {_first_line(error)})"
-    return ""
-
-
-def _switched_off() -> str:
+    with contextlib.suppress(ImportError, ValueError):
+        if importlib.util.find_spec("vllm") is not None:
+            try:
+                _ = imports and importlib.import_module("vllm")
+            except Exception as error:  # a library of another CUDA is an ImportError, an OSError or a RuntimeError
+                return f"vLLM is installed, and its import fails ({type(error).__name__}: {_first_line(error)})"
+            return ""
     # Unsloth hides a vLLM whose compiled parts do not load, so that it looks as if it were not installed.
     try:
         version = metadata.version("vllm")
     except metadata.PackageNotFoundError:
-        return ""
+        return NOT_INSTALLED
     reason = getattr(sys.modules.get("unsloth.import_fixes"), "VLLM_DISABLED_REASON", None)
-    said = f" ({_first_line(reason)})" if reason else ""
-    return f"vLLM {version} is installed, and cannot be imported{said}"
+    return f"vLLM {version} is installed, and cannot be imported" + (f" ({_first_line(reason)})" if reason else "")
 
 
 def _first_line(said: object) -> str:
@@ -56,12 +46,7 @@ def _first_line(said: object) -> str:
 
 
 def why_not(backend: str, *, cuda: bool, missing: str) -> str:
-    """Why a policy cannot be loaded with `fast_inference`; empty if it can.
-
-    Args:
-        backend: the recipe's word: "unsloth" or "transformers".
-        missing: what the function of that name says.
-    """
+    """Why a policy cannot be loaded with `fast_inference`; empty if it can. `missing` is what the function of that name says."""
     if backend != "unsloth":
         return "it is Unsloth's, and the backend is transformers (grpo.use_vllm: true is TRL's own vLLM)"
     return missing if cuda else "this machine has no GPU"

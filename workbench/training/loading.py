@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,73 +15,46 @@ from workbench.hub import check_hub
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-    "*.tiktoken",
-)
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken"]
 NF4_BLOCK = 64
 SMALL_BYTES = 100 * 2**20
 
 
-def find_model(name: str | Path) -> str:
-    """Where the weights of a policy are: a folder, or a hub name that is known to exist.
+def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
+    """Where the weights of a policy are: a folder with a tokenizer, too, or a hub name; nothing heavy is imported to tell.
+
+    Args:
+        ask_hub: False: a name that only the hub can know is taken as it is.
 
     Raises:
-        PolicyError: for an unknown name, a folder without a model, or a hub that cannot be reached.
+        PolicyError: for an unknown name, a folder without a model or tokenizer, or a hub that cannot be reached.
     """
-    source = local_model(name)
-    if not Path(source).is_absolute():
-        check_hub(source)
-    return source
-
-
-def local_model(name: str | Path) -> str:
-    """The folder of a policy, or a name that only the hub can know; nothing heavy is imported to tell.
-
-    Raises:
-        PolicyError: for a name that is neither, or a folder without a model.
-    """
-    text = str(name)
+    text, folder = str(name), find(name)
     if text == "tiny":
         return str(MODEL_DIR)
-    folder = find(text)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
+            rule = "a local policy is a folder that transformers' save_pretrained wrote"
+            remedy = "point at the folder that holds config.json and the weights"
+            raise PolicyError(f"policy {text!r}: the folder has no config.json", rule=rule, remedy=remedy)
+        if not any(any(folder.glob(file)) for file in TOKENIZER_FILES):  # transformers would make up an empty one
             raise PolicyError(
-                f"policy {text!r}: the folder has no config.json",
-                rule="a local policy is a folder that transformers' save_pretrained wrote",
-                remedy="point at the folder that holds config.json and the weights",
+                f"policy {text!r}: no tokenizer in {shown(folder)}",
+                rule=f"a model's folder holds its tokenizer, too: one of {', '.join(TOKENIZER_FILES)}",
+                remedy="copy the tokenizer's files into it, or save it there: tokenizer.save_pretrained(folder)",
             )
         return str(folder)
-    looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1
-    if looks_local or "/" not in text:
+    local = text.startswith((".", "/", "~")) or text.count("/") > 1
+    if local or "/" not in text:
+        remedy = "check the path" if local else 'write the hub name with its owner, or use "tiny"'
         raise PolicyError(
-            f"policy {text!r}: " + ("no such folder" if looks_local else "unknown"),
+            f"policy {text!r}: {'no such folder' if local else 'unknown'}",
             rule='a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder',
-            remedy=("check the path" if looks_local else 'write the hub name with its owner, or use "tiny"')
-            + ("" if Path(text).is_absolute() else f"; {looked_in()}"),
+            remedy=remedy if Path(text).is_absolute() else f"{remedy}; {looked_in()}",
         )
+    if ask_hub:
+        check_hub(text)
     return text
-
-
-def check_tokenizer_files(source: str, name: str | Path) -> None:
-    """Pass in silence if a folder holds a tokenizer: without its files transformers makes up an empty one.
-
-    Raises:
-        PolicyError: if it holds none.
-    """
-    folder = Path(source)
-    if folder.is_absolute() and not any(any(folder.glob(file)) for file in TOKENIZER_FILES):
-        raise PolicyError(
-            f"policy {str(name)!r}: no tokenizer in {shown(folder)}",
-            rule=f"a model's folder holds its tokenizer, too: one of {', '.join(TOKENIZER_FILES)}",
-            remedy="copy the tokenizer's files into it, or save it there: tokenizer.save_pretrained(folder)",
-        )
 
 
 def find_adapter(adapter: str | Path) -> str:
@@ -91,11 +65,8 @@ def find_adapter(adapter: str | Path) -> str:
     """
     folder = resolve(adapter)
     if not (folder / "adapter_config.json").is_file():
-        raise PolicyError(
-            f"adapter {shown(folder)}: no adapter_config.json there",
-            rule="an adapter is a folder that PEFT saved",
-            remedy="give a run's checkpoints/final, or train one with notebook 03",
-        )
+        said, remedy = f"adapter {shown(folder)}: no adapter_config.json", "give a run's checkpoints/final, or train one"
+        raise PolicyError(said, rule="an adapter is a folder that PEFT saved", remedy=remedy)
     return str(folder)
 
 
@@ -106,7 +77,6 @@ def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, An
         chat_template_kwargs: what its template is rendered with, as in the recipe; the tokenizer carries them.
     """
     source = find_model(name)
-    check_tokenizer_files(source, name)
     with quiet_imports():
         from transformers import AutoTokenizer
 
@@ -122,7 +92,7 @@ def linear4bit_layers(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
 
 
-def check_4bit(model: Any, name: Any, asked: bool) -> list[str]:
+def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
     """Notes on how the weights are stored, where that differs from what was asked.
 
     Raises:
@@ -131,37 +101,32 @@ def check_4bit(model: Any, name: Any, asked: bool) -> list[str]:
     layers = linear4bit_layers(model)
     if asked and not layers:
         raise PolicyError(
-            f"policy {str(name)!r}: load_in_4bit = True, but no layer was quantised",
+            f"policy {name!r}: load_in_4bit = True, but no layer was quantised",
             rule="4-bit needs bitsandbytes to work on this device, and layers at least 64 wide",
             remedy="set load_in_4bit = False, or see what `workbench doctor` says of bitsandbytes",
         )
-    narrow = [layer.in_features for layer in layers if layer.in_features < NF4_BLOCK]
-    if narrow:
+    if narrow := [layer.in_features for layer in layers if layer.in_features < NF4_BLOCK]:
         raise PolicyError(
-            f"policy {str(name)!r}: a 4-bit layer with {narrow[0]} inputs",
+            f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs",
             rule=f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one",
             remedy="set load_in_4bit = False for a model this narrow",
         )
-    if not asked and layers:
-        return [f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"]
-    return []
+    already = f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"
+    return [already] if layers and not asked else []
 
 
 def compute_dtype(model: Any) -> str:
     """The type that the layers compute in, without `torch.`."""
     chosen = [layer.compute_dtype for layer in linear4bit_layers(model) if layer.compute_dtype is not None]
-    return str(chosen[0] if chosen else model.dtype).removeprefix("torch.")
+    return str([*chosen, model.dtype][0]).removeprefix("torch.")
 
 
 def base_parameters(model: Any) -> int:
     """Parameters of the base model, adapters left out, each 4-bit weight counted as one."""
     # Two NF4 weights are packed into a byte, so numel() of a packed weight is half of what it stands for.
-    total = 0
-    for parameter_name, parameter in model.named_parameters():
-        if "lora_" not in parameter_name:
-            state = getattr(parameter, "quant_state", None)
-            total += state.shape.numel() if state is not None else parameter.numel()
-    return total
+    base = [parameter for name, parameter in model.named_parameters() if "lora_" not in name]
+    states = [getattr(parameter, "quant_state", None) for parameter in base]
+    return sum(one.numel() if state is None else state.shape.numel() for one, state in zip(base, states, strict=True))
 
 
 @contextlib.contextmanager
@@ -173,9 +138,9 @@ def bars_for(source: str) -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     folder = Path(source)
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else SMALL_BYTES
+    small = folder.is_dir() and sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES
     shown_before = transformers_logging.is_progress_bar_enabled()
-    if size < SMALL_BYTES:
+    if small:
         transformers_logging.disable_progress_bar()
     try:
         yield
@@ -187,8 +152,6 @@ def bars_for(source: str) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
     """Silence for what other libraries say of one another when they are imported: nothing that a reader could act on."""
-    import warnings
-
     # bitsandbytes warns that an optional package is absent, in red, in every notebook.
     loggers = [logging.getLogger(name) for name in ("torch.utils._pytree", "bitsandbytes.backends.cpu.ops")]
     levels = [logger.level for logger in loggers]
@@ -208,12 +171,8 @@ def random_states() -> dict[str, Any]:
     import numpy as np
     import torch
 
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def put_back(states: dict[str, Any]) -> None:

@@ -28,7 +28,6 @@ from workbench.training.loading import (
     bars_for,
     base_parameters,
     check_4bit,
-    check_tokenizer_files,
     compute_dtype,
     find_adapter,
     find_model,
@@ -74,7 +73,7 @@ class Policy:
             *["vLLM generates"] * self.fast_inference,
             f"loaded in {self.load_s:.0f} s",
         ]
-        return "; ".join(parts) + "".join(f"\n  note: {note}" for note in self.notes)
+        return "\n  note: ".join(["; ".join(parts), *self.notes])
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any]:
@@ -138,54 +137,46 @@ def load_policy(
             the hub cannot be reached, 4-bit was asked for and is not what was loaded, vLLM does not start, or the plain
             backend is asked for where unsloth has patched the libraries.
     """
-    if fields and not isinstance(source, (str, Path)):
-        given = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
-        raise PolicyError(
-            f"load_policy: {given} beside a {type(source).__name__.lower()}",
-            rule="a plan or a recipe decides alone how its policy is loaded",
-            remedy="change the recipe, and plan it again; or give a name and these fields",
-        )
-    if isinstance(source, Recipe):
-        # vLLM and checkpointing serve training, which a plan is for.
-        recipe, fast_inference = source, False
-    elif isinstance(source, (str, Path)):
+    if isinstance(source, (str, Path)):
         recipe = _recipe_for(str(source), **fields)
         fast_inference = recipe.policy.fast_inference
+    elif fields:
+        given = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
+        rule = "a plan or a recipe decides alone how its policy is loaded"
+        remedy = "change the recipe, and plan it again; or give a name and these fields"
+        raise PolicyError(f"load_policy: {given} beside a {type(source).__name__.lower()}", rule=rule, remedy=remedy)
+    elif isinstance(source, Recipe):
+        # vLLM and checkpointing serve training, which a plan is for.
+        recipe, fast_inference = source, False
     else:
         recipe, gradient_checkpointing = source.recipe, bool(source.settings["gradient_checkpointing"])
         fast_inference = bool(source.settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
     asked = recipe.policy
     name, loads = asked.name, _BACKENDS[asked.backend]
     source = find_model(name)
-    check_tokenizer_files(source, name)
     trained = None if adapter is None else find_adapter(adapter)
     version = loads.version()  # imports what must come before trl, transformers and peft
     if asked.backend == "transformers":
         _check_not_replaced()
     started = time.perf_counter()
     without = _without_vllm(asked.backend) if fast_inference else ""
-    engine = {}
-    if fast_inference and not without:
-        # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
-        share = asked.gpu_memory_utilization
-        engine = {"fast_inference": True, "max_lora_rank": recipe.lora.r, "gpu_memory_utilization": share}
     how = {"load_in_4bit": asked.load_in_4bit, "max_seq_length": asked.max_seq_length, "dtype": asked.dtype}
+    starts_vllm = fast_inference and not without
+    if starts_vllm:
+        # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
+        how |= {"fast_inference": True, "max_lora_rank": recipe.lora.r, "gpu_memory_utilization": asked.gpu_memory_utilization}
     try:
         with bars_for(source):
-            model, tokenizer, notes = loads.load_base(source, **how, **engine)
+            model, tokenizer, notes = loads.load_base(source, **how)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        if engine:
-            raise PolicyError(
-                f"policy {name!r} with fast_inference: {type(error).__name__}: {error}",
-                rule="vLLM starts when the policy is loaded, within its share of the GPU's free memory "
-                f"(gpu_memory_utilization = {asked.gpu_memory_utilization:g})",
-                remedy="correct what it names, or set policy.fast_inference: false, which generates with the policy itself",
-            ) from error
-        raise PolicyError(
-            f"policy {name!r}: {type(error).__name__}: {error}",
-            rule="a policy is a causal language model that transformers can read",
-            remedy="check the folder or the hub name; `workbench doctor` tells what works on this machine",
-        ) from error
+        rule = "a policy is a causal language model that transformers can read"
+        remedy = "check the folder or the hub name; `workbench doctor` tells what works on this machine"
+        if starts_vllm:
+            share = f"gpu_memory_utilization = {asked.gpu_memory_utilization:g}"
+            rule = f"vLLM starts when the policy is loaded, within its share of the GPU's free memory ({share})"
+            remedy = "correct what it names, or set policy.fast_inference: false, which generates with the policy itself"
+        said = f"policy {name!r}{' with fast_inference' * starts_vllm}: {type(error).__name__}: {error}"
+        raise PolicyError(said, rule=rule, remedy=remedy) from error
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
     notes += check_4bit(model, name, asked.load_in_4bit)
     if trained is None:
@@ -194,8 +185,8 @@ def load_policy(
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, trained)
-    started_vllm = getattr(model, "vllm_engine", None) is not None
-    if fast_inference and not started_vllm:
+    generates = getattr(model, "vllm_engine", None) is not None
+    if fast_inference and not generates:
         without = without or "Unsloth loads this model, or on this GPU, without it, and has said why above"
         notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
     linear4bit = len(linear4bit_layers(model))
@@ -214,7 +205,7 @@ def load_policy(
         linear4bit=linear4bit,
         load_s=time.perf_counter() - started,
         gradient_checkpointing=gradient_checkpointing,
-        fast_inference=started_vllm,
+        fast_inference=generates,
         notes=notes,
     )
 
@@ -230,11 +221,8 @@ def _recipe_for(
     _check_backend(policy.get("backend", "unsloth"))
     dtype = None if dtype is None else str(dtype).removeprefix("torch.")
     if dtype not in (None, "float16", "bfloat16", "float32"):
-        raise PolicyError(
-            f"dtype {dtype!r}: unknown",
-            rule="a policy computes in float16, bfloat16 or float32",
-            remedy="choose one of them, or None: chosen for the device",
-        )
+        remedy = "choose one of them, or None: chosen for the device"
+        raise PolicyError(f"dtype {dtype!r}: unknown", rule="a type is float16, bfloat16 or float32", remedy=remedy)
     policy = {"name": name, "dtype": dtype, **policy}
     kwargs = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
     return Recipe.of({"policy": policy, "lora": lora or LoraPart(), "grpo": kwargs, "seed": seed}, "load_policy")
@@ -268,16 +256,15 @@ def _check_backend(backend: str) -> None:
 
 def _check_not_replaced() -> None:
     # On a CPU unsloth leaves TRL's trainer and the models as they are, and both backends can share a process.
-    if "unsloth" not in sys.modules:
-        return
-    import trl
+    if "unsloth" in sys.modules:
+        import trl
 
-    if not trl.GRPOTrainer.__module__.startswith("trl."):
-        raise PolicyError(
-            f"backend 'transformers': unsloth has put {trl.GRPOTrainer.__name__} in TRL's place in this process",
-            rule="the plain backend trains with TRL's own trainer, and unsloth's patches cannot be undone",
-            remedy="restart the kernel, and choose backend transformers before anything is loaded",
-        )
+        if not trl.GRPOTrainer.__module__.startswith("trl."):
+            raise PolicyError(
+                f"backend 'transformers': unsloth has put {trl.GRPOTrainer.__name__} in TRL's place in this process",
+                rule="the plain backend trains with TRL's own trainer, and unsloth's patches cannot be undone",
+                remedy="restart the kernel, and choose backend transformers before anything is loaded",
+            )
 
 
 def _without_vllm(backend: str) -> str:
@@ -288,15 +275,11 @@ def _without_vllm(backend: str) -> str:
 
 
 def _count(number: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.2f} {unit}"
-    return str(number)
+    short = [f"{number / size:.2f} {unit}" for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if number >= size]
+    return [*short, str(number)][0]
 
 
-_NOISE = re.compile(
-    r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU threads\..*chunked CE"
-)
+_NOISE = re.compile(r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU .*chunked CE")
 
 
 @contextlib.contextmanager
@@ -307,12 +290,8 @@ def _without_noise() -> Generator[None, None, None]:
         with contextlib.redirect_stdout(printed):
             yield
     finally:
-        print(
-            *(line for line in printed.getvalue().splitlines(True) if not _NOISE.match(line)),
-            sep="",
-            end="",
-            flush=True,
-        )
+        kept = [line for line in printed.getvalue().splitlines(True) if not _NOISE.match(line)]
+        print("".join(kept), end="", flush=True)
 
 
 def _unsloth() -> Any:
@@ -338,34 +317,24 @@ def _unsloth_version() -> str:
 
 
 @random_kept()
-def _unsloth_base(
-    source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None, **engine: Any
-) -> tuple[Any, Any, list[str]]:
+def _unsloth_base(source: str, *, dtype: str | None, **how: Any) -> tuple[Any, Any, list[str]]:
     loader = _unsloth().FastLanguageModel
     import torch
 
-    chosen, notes = choose_dtype(dtype, "unsloth", cuda=torch.cuda.is_available(), bf16=native_bf16())
+    cuda = torch.cuda.is_available()
+    chosen, notes = choose_dtype(dtype, "unsloth", cuda=cuda, bf16=native_bf16())
+    torch_dtype = getattr(torch, chosen) if chosen else None  # on a GPU it knows two of the three by their names
     # On a GPU, where loading can take minutes, all of it is printed as it comes.
-    with contextlib.nullcontext() if torch.cuda.is_available() else _without_noise():
-        model, tokenizer = loader.from_pretrained(
-            model_name=source,
-            max_seq_length=max_seq_length,
-            dtype=getattr(torch, chosen) if chosen else None,  # on a GPU it knows two of the three by their names
-            load_in_4bit=load_in_4bit,
-            **engine,
-        )
+    with contextlib.nullcontext() if cuda else _without_noise():
+        model, tokenizer = loader.from_pretrained(model_name=source, dtype=torch_dtype, **how)
     return model, tokenizer, notes
 
 
 @random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
 def _unsloth_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
-    return _unsloth().FastLanguageModel.get_peft_model(
-        model,
-        **lora.model_dump(),
-        bias="none",
-        use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
-        random_state=seed,
-    )
+    checkpointing = "unsloth" if gradient_checkpointing else False
+    told = {**lora.model_dump(), "bias": "none", "use_gradient_checkpointing": checkpointing, "random_state": seed}
+    return _unsloth().FastLanguageModel.get_peft_model(model, **told)
 
 
 # What a backend offers, by the recipe's word for it; plain.py is the one to read.

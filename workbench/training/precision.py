@@ -1,7 +1,7 @@
 """The types that a policy computes and trains in, on the device at hand, and what the trainer has to be told of them.
 
 Unsloth sees to most of this by itself. With the plain backend nobody does: TRL's default of `bf16=True` is an error on a
-CPU and slow emulation on an old GPU.
+CPU and slow emulation on an old GPU. `cuda` says that there is a GPU, `bf16` that the device computes in bfloat16 itself.
 """
 
 from __future__ import annotations
@@ -33,21 +33,15 @@ def choose_dtype(asked: str | None, backend: str, *, cuda: bool, bf16: bool) -> 
 
     Where None is asked for, Unsloth chooses itself (None); the plain backend takes bfloat16 on a GPU that has it, float16 on
     an older one (a T4), float32 on a CPU.
-
-    Args:
-        cuda: there is a GPU.
-        bf16: this device computes in bfloat16 without emulation.
     """
     if cuda and asked == "bfloat16" and not bf16:
         return "float16", ["policy.dtype = 'bfloat16' becomes 'float16': this GPU only emulates bfloat16"]
     if backend == "unsloth":
         return asked, []
-    if cuda:
-        return asked or ("bfloat16" if bf16 else "float16"), []
-    if asked == "float16":
+    if asked == "float16" and not cuda:
         # Gradients of float16 need a scaler, and accelerate has none for a CPU: it would train in float32 unasked.
         return "float32", ["policy.dtype = 'float16' becomes 'float32': float16 is for GPUs"]
-    return asked or "float32", []
+    return asked or ("float32" if not cuda else "bfloat16" if bf16 else "float16"), []
 
 
 def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) -> dict[str, bool]:
@@ -56,7 +50,6 @@ def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) 
     Args:
         dtype: what the policy is loaded in; None: Unsloth's choice.
         settings: what GRPOConfig is built with.
-        bf16: the GPU computes in bfloat16 without emulation.
     """
     asked = {name: bool(settings.get(name)) for name in ("bf16", "fp16")}
     in_bf16 = bf16 and dtype != "float16"
@@ -64,26 +57,18 @@ def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) 
 
 
 def config_overrides(backend: str, compute_dtype: str | None, settings: dict[str, Any], *, cuda: bool) -> dict[str, Any]:
-    """Settings of GRPOConfig that a backend and device need, and that were not asked otherwise.
-
-    Empty with Unsloth, whose own config sees to it.
+    """Settings of GRPOConfig that the plain backend and a device need, and that `settings` do not have.
 
     Args:
-        backend: "unsloth" or "transformers".
         compute_dtype: what the frozen weights compute in: "bfloat16", "float16" or "float32".
-        settings: what GRPOConfig would be built with. Nothing that is in it is changed.
-        cuda: there is a GPU.
+        settings: what GRPOConfig would be built with.
     """
-    if backend != "transformers":
-        return {}
     # Mixed precision in the type that the frozen weights compute in; TRL's own default is bf16 everywhere.
     needed = {
         "bf16": compute_dtype == "bfloat16" and not settings.get("fp16"),
         "fp16": compute_dtype == "float16" and not settings.get("bf16"),
-    }
-    if not cuda:
-        needed |= {"use_cpu": True, "dataloader_pin_memory": False}
-    return {name: value for name, value in needed.items() if name not in settings}
+    } | ({} if cuda else {"use_cpu": True, "dataloader_pin_memory": False})
+    return {name: value for name, value in needed.items() if name not in settings and backend == "transformers"}
 
 
 def adapter_in_float32(model: Any) -> int:

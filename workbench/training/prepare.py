@@ -19,7 +19,7 @@ from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
 from workbench.training import plan as settings_of
 from workbench.training.generation import expected, in_words
-from workbench.training.loading import load_tokenizer, local_model
+from workbench.training.loading import find_model, load_tokenizer
 from workbench.training.plan.batches import Batch
 from workbench.training.plan.device import Machine, asks_for_vllm
 from workbench.training.plan.in_force import Row
@@ -127,7 +127,7 @@ def prepare(
     """
     check_name(recipe.run_name)
     if policy is None:
-        local_model(recipe.policy.name)  # a slip in a path is found before torch and Unsloth are imported
+        find_model(recipe.policy.name, ask_hub=False)  # a slip in a path is found before torch and Unsloth are imported
     task, unread = (task, []) if task is not None or not with_task else _task(recipe, run, offline)
     backend = policy.backend_name if policy else recipe.policy.backend
     config_class, _ = trainer_classes(backend)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from workbench.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import plan
-from workbench.training.plan.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, nearest
+from workbench.training.plan.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, as_dtype, nearest
 
 _LONGEST, _DEEPEST = 200_000, 40  # characters of a script; expressions in expressions
 _DOTS = r",\s*\.\.\.\s*(?=[,)])|(?<=\()\s*\.\.\.\s*,"  # `...` among arguments
@@ -90,17 +90,14 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         fields = plan.field_names(trainer_classes(reader.content["policy"].get("backend", "unsloth"))[0])
     reader.read_constants(fields)
     if not (reader.configs or reader.trainers or reader.loaders or {*reader.stated} - {"policy.backend"}):
-        others = [f"line {one.line}: {one.full_name}" for one in reader.all_calls if "GRPO" in one.name]
-        raise RecipeError(
-            f"{source}, {others[0]}" if others else source,
-            rule="a script is read by its calls of TRL's GRPOConfig and GRPOTrainer, and of a model's loader",
-            remedy=f"{_PASTE}; a task file is named in a recipe, as its `task:`",
-        )
+        others = [f", line {one.line}: {one.full_name}" for one in reader.all_calls if "GRPO" in one.name]
+        rule = "a script is read by its calls of TRL's GRPOConfig and GRPOTrainer, and of a model's loader"
+        remedy = f"{_PASTE}; a task file is named in a recipe, as its `task:`"
+        raise RecipeError("".join([source, *others[:1]]), rule=rule, remedy=remedy)
     reader.read_task()
     reader.drop_unknown(fields)
     recipe, renamed = plan.renamed(Recipe.of(reader.content, source), fields)
-    recipe, unsaid = reader.fill_in(recipe)
-    notes = [*reader.notes, *renamed, *unsaid]
+    notes = [*reader.notes, *renamed, *reader.fill_in(recipe)]
     return Pasted(recipe, notes, "policy.name" in reader.stated, "task" in reader.content)
 
 
@@ -163,20 +160,20 @@ class _Reader:
                 case ast.Attribute(ctx=ast.Store()):
                     self.assigned.append((node.lineno, ast.unparse(node)))
         self.bound = {name: value for name, value in values.items() if times[name] == 1 and name not in self.modules}
-        self.all_calls = [self._call(node, into) for node in nodes if isinstance(node, ast.Call)]
+        self.all_calls = [self._call(node, into.get(id(node), set())) for node in nodes if isinstance(node, ast.Call)]
         self.configs, self.trainers, self.loaders = map(self._calls, ("GRPOConfig", "GRPOTrainer", _LOADER))
+        self.given = [pair for call in self.trainers for pair in call.keywords.items()]
 
-    def _call(self, node: ast.Call, into: dict[int, set[str]]) -> Call:
+    def _call(self, node: ast.Call, bound_to: set[str]) -> Call:
         written = ast.unparse(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
         first, dot, rest = written.partition(".")
         full = self.modules.get(first, first) + dot + rest
         name = re.sub(r"^(?:trl|peft|unsloth|transformers|datasets)\.(?:[a-z_0-9]+\.)*", "", full)
         positional = [one for one in node.args if not (isinstance(one, ast.Constant) and one.value is Ellipsis)]
-        keywords = {word.arg: word.value for word in node.keywords if word.arg}
-        if name == "GRPOTrainer":
-            keywords = dict(zip(_TRAINER, positional, strict=False)) | keywords
+        keywords = dict(zip(_TRAINER, positional, strict=False)) if name == "GRPOTrainer" else {}
+        keywords |= {word.arg: word.value for word in node.keywords if word.arg}
         unpacked = [word.value for word in node.keywords if not word.arg]
-        return Call(name, full, node.lineno, positional, keywords, unpacked, into.get(id(node), set()))
+        return Call(name, full, node.lineno, positional, keywords, unpacked, bound_to)
 
     def _calls(self, pattern: str) -> list[Call]:
         return [call for call in self.all_calls if re.fullmatch(pattern, call.name)]
@@ -215,43 +212,43 @@ class _Reader:
 
     def read_calls(self) -> None:
         """Read the config, the loader, the adapter and the trainer."""
-        given = [pair for call in self.trainers for pair in call.keywords.items()]
-        models = [node for name, node in given if name == "model"]
-        for call in self._chosen(self.configs, self.configs[::-1], {ast.unparse(node) for _, node in given}):
-            self._read(call, ("output_dir",))
+        models = [node for name, node in self.given if name == "model"]
+        for call in self._chosen(self.configs, self.configs[::-1], [node for _, node in self.given]):
+            self._read(call, "output_dir")
         by_name = any(isinstance(self._value(node), str) for node in models)
         last = max((call.line for call in self.trainers), default=sys.maxsize)
         before = [] if by_name else [call for call in self.loaders if call.line <= last] or self.loaders
-        for call in self._chosen(self.loaders, before, {ast.unparse(node) for node in models}):
+        for call in self._chosen(self.loaders, before, models):
             unsloth = re.match(rf"{_UNSLOTH}\.", call.name)
             self._put("policy.backend", "unsloth" if unsloth else "transformers", call.line)
-            self._read(call, ("model_name", "max_seq_length", "dtype", "load_in_4bit") if unsloth else ("model_name",))
+            self._read(call, "model_name", *("max_seq_length", "dtype", "load_in_4bit") * bool(unsloth))
             if re.match(rf"(?:{_SEES})\.", call.name):
                 self._note(call.line, f"images are left out: {call.name} also reads them, and only text is trained")
         for call in self._calls("BitsAndBytesConfig"):
             self._read(call)
         adapters = self._calls(rf"LoraConfig|{_UNSLOTH}\.get_peft_model")
         for call in adapters:
-            self._read(call, ("r",) if call.name == "LoraConfig" else ("model", "r"))
+            self._read(call, *["model"] * (call.name != "LoraConfig"), "r")
         for call in self.trainers:
             self._read_trainer(call)
-        if self.trainers and "peft_config" not in dict(given) and not self._calls(r"LoraConfig|(.*\.)?get_peft_model"):
+        if self.trainers and "peft_config" not in dict(self.given) and not self._calls(r"LoraConfig|(.*\.)?get_peft_model"):
             self._note(self.trainers[0].line, "no adapter in the script; here one is trained (recipe field lora)")
-        if len(self.trainers) > 1:
-            self._note(self.trainers[1].line, "a second trainer: `stages:` of one recipe go on with the same adapter")
-        libraries = {name.split(".")[0] for name in self.modules.values()}
+        for call in self.trainers[1:2]:
+            self._note(call.line, "a second trainer: `stages:` of one recipe go on with the same adapter")
+        libraries, policy = {name.split(".")[0] for name in self.modules.values()}, self.content["policy"]
         if "policy.backend" not in self.stated and libraries & {"trl", "transformers"} and "unsloth" not in libraries:
             self._put("policy.backend", "transformers", 1)
-        if self.content["policy"].get("backend") == "transformers":
-            bits = 4 if self.content["policy"].setdefault("load_in_4bit", "load_in_4bit" in self.unread) else 16
+        if policy.get("backend") == "transformers":
+            bits = 4 if policy.setdefault("load_in_4bit", "load_in_4bit" in self.unread) else 16
             self.notes.append(f"Unsloth loads no model here: policy.backend = 'transformers', {bits}-bit weights")
         for line, target in self.assigned:
             holder = target.rpartition(".")[0]
             if holder.endswith(".args") or any(holder in call.bound_to for call in [*self.configs, *adapters]):
                 self._note(line, f"{target} = ... is left out: only keywords of the calls are read")
 
-    def _chosen(self, calls: list[Call], eligible: list[Call], names: set[str]) -> list[Call]:
-        # At most one: the one whose result goes by one of these names, else the first.
+    def _chosen(self, calls: list[Call], eligible: list[Call], used: list[ast.expr]) -> list[Call]:
+        # At most one: the one whose result is used here, else the first.
+        names = {ast.unparse(node) for node in used}
         chosen = ([call for call in eligible if call.bound_to & names] or eligible)[:1]
         for call in calls:
             if call not in chosen:
@@ -263,32 +260,31 @@ class _Reader:
             value = self._value(node)
             if not _CODE.fullmatch(name) and value not in (None, [], {}, [None, None]):
                 self._left_out(call.line, name, value)
-        model = self._value(call.keywords.get("model", ast.Constant(None)))
-        if isinstance(model, str) and model.startswith(("your_", "your-", "<")):
-            self._note(call.line, f"model = {model!r} is left out: it is a placeholder; set policy.name")
-        elif isinstance(model, str):
-            self._put("policy.name", model, call.line)
-            self._put("policy.backend", "transformers", call.line)
-        elif isinstance(model, ast.Attribute):
-            self._left_out(call.line, "model", model)
+        match self._value(call.keywords.get("model", ast.Constant(None))):
+            case str() as model if model.startswith(("your_", "your-", "<")):
+                self._note(call.line, f"model = {model!r} is left out: it is a placeholder; set policy.name")
+            case str() as model:
+                self._put("policy.name", model, call.line)
+                self._put("policy.backend", "transformers", call.line)
+            case ast.Attribute() as model:
+                self._left_out(call.line, "model", model)
         if "peft_config" in call.keywords and self.content["policy"].get("backend") == "unsloth":
             self._note(call.line, "peft_config is left out: Unsloth makes the adapter when the policy is loaded")
 
-    def _read(self, call: Call, positional: tuple[str, ...] = ()) -> None:
-        of_config = call.name == "GRPOConfig"
+    def _read(self, call: Call, *positional: str) -> None:
         given = [*zip(positional, call.positional, strict=False), *call.keywords.items()]
         pairs = [(name, self._value(node)) for name, node in given]
         for node in call.unpacked:
             value = self._value(node)
             pairs += value.items() if isinstance(value, dict) else [("**", node)]
         for name, value in pairs:
-            where = f"grpo.{name}" if of_config else _FIELDS.get(name)
+            where = f"grpo.{name}" if call.name == "GRPOConfig" else _FIELDS.get(name)
             if isinstance(value, ast.AST):
                 several = {"learning_rate", "max_steps", "max_completion_length"}  # any of them may be behind `**`
                 self.unread |= several if name == "**" else {ALIASES.get(name, name)}
                 if name not in ("model", "quantization_config"):
                     self._left_out(call.line, name, value)
-            elif of_config:
+            elif call.name == "GRPOConfig":
                 self._put(where, value, call.line, name)
             elif where is None:
                 if value not in (None, [], {}) and (name not in _AS_IT_IS or _AS_IT_IS[name] != value):
@@ -312,20 +308,19 @@ class _Reader:
     def read_constants(self, fields: set[str]) -> None:
         """Names in capitals that nothing uses: scripts keep settings there for a call in another file."""
         settings = {*fields, *ALIASES, *MOVED, *_MODEL_WORDS} - {*_DATA_WORDS}
-        for name in [name for name in self.bound if name.isupper() and len(name) > 1 and name not in self.used]:
-            value, line, word = self._value(self.bound[name]), self.bound[name].lineno, name.lower()
-            where = "policy.name" if word in _MODEL_WORDS else f"grpo.{word}"
-            if word in settings and not isinstance(value, ast.AST) and _today(where) not in self.stated:
-                self._note(line, f"{name} is taken as {where} = {value!r}")
-                self._put(where, value, line)
+        for name, node in self.bound.items():
+            where = "policy.name" if name.lower() in _MODEL_WORDS else f"grpo.{name.lower()}"
+            constant = name.isupper() and len(name) > 1 and name not in self.used and name.lower() in settings
+            if constant and _today(where) not in self.stated and not isinstance(value := self._value(node), ast.AST):
+                self._note(node.lineno, f"{name} is taken as {where} = {value!r}")
+                self._put(where, value, node.lineno)
 
     def read_task(self) -> None:
         """The task, where the dataset is one that ships; else a note."""
         if "policy.name" not in self.stated:
             self.notes.append(f"no model name could be read in the script: policy.name stays {Recipe().policy.name!r}")
-        given = [pair for call in self.trainers for pair in call.keywords.items()]
-        funcs = [getattr(node, "elts", [node]) for name, node in given if name.startswith("reward_func")]
-        code = [", ".join(dict.fromkeys(ast.unparse(part) for parts in funcs for part in parts))] if funcs else []
+        funcs = [part for name, node in self.given if name.startswith("reward_func") for part in getattr(node, "elts", [node])]
+        code = [*dict.fromkeys(map(ast.unparse, funcs))]
         data = [call.positional[0] for call in self._calls("load_dataset") if call.positional]
         data += [node for name, node in self.bound.items() if name.lower() in _DATA_WORDS]
         dataset = next((value for node in data if isinstance(value := self._value(node), str)), "data")
@@ -345,12 +340,12 @@ class _Reader:
         for name in [*self.content["grpo"]]:
             if name in ELSEWHERE or name not in {*fields, *ALIASES, *MOVED, *LEFT_OUT}:
                 value, near = self.content["grpo"].pop(name), nearest(name, fields)
-                line, likely = self.stated[f"grpo.{name}"][1], f"; the nearest is {near!r}" if near else ""
+                likely = f"; the nearest is {near!r}" if near else ""
                 why = ELSEWHERE.get(name, f"the installed GRPOConfig has no field of that name{likely}")
-                self._note(line, f"{name} = {value!r} is left out: {why}")
+                self._note(self.stated[f"grpo.{name}"][1], f"{name} = {value!r} is left out: {why}")
 
-    def fill_in(self, recipe: Recipe) -> tuple[Recipe, list[str]]:
-        """The recipe with a context that holds what is asked for; and a line for each default that decides much."""
+    def fill_in(self, recipe: Recipe) -> list[str]:
+        """Give the recipe a context that holds what is asked for; a line for that, and for each default that decides much."""
         said, ours, notes = {*recipe.grpo, *self.unread}, plan.DEFAULTS, []
         if self.configs and "max_completion_length" not in said:
             recipe.grpo["max_completion_length"] = 512
@@ -358,15 +353,14 @@ class _Reader:
         completion = recipe.grpo.get("max_completion_length", ours["max_completion_length"])
         if "policy.max_seq_length" not in self.stated and isinstance(completion, int):
             prompt = recipe.max_prompt_length or 512
-            policy = recipe.policy.model_copy(update={"max_seq_length": prompt + completion})
-            recipe = recipe.model_copy(update={"policy": policy})
+            recipe.policy = recipe.policy.model_copy(update={"max_seq_length": prompt + completion})
             notes.append(f"policy.max_seq_length = {prompt + completion}: {prompt} for the prompt + {completion}")
         said |= {"max_steps"} if "num_train_epochs" in said else set()
         for name, trls in (("learning_rate", "1e-06, for full fine-tuning"), ("max_steps", "3 epochs")):
             if self.configs and name not in said:
                 notes.append(f"{name} is not in the script: {ours[name]}, the workbench's default (TRL: {trls})")
         unread = [name for name in ours if name in self.unread - {*recipe.grpo}]
-        return recipe, notes + [f"{name} could not be read: {ours[name]}, the workbench's default" for name in unread]
+        return notes + [f"{name} could not be read: {ours[name]}, the workbench's default" for name in unread]
 
     def _left_out(self, line: int, name: str, value: Any) -> None:
         unknown = isinstance(value, ast.AST)
@@ -387,8 +381,7 @@ def _as_recipe(name: str, where: str, value: Any) -> Any:
     if where == "grpo.gradient_checkpointing":
         return bool(value)
     if where == "policy.dtype":
-        word = str(value).removeprefix("torch.")
-        return {"half": "float16", "float": "float32", "auto": None, "None": None}.get(word, word)
+        return as_dtype(value)
     if where == "lora.target_modules" and isinstance(value, str):
         return list(SEVEN_PROJECTIONS) if value == "all-linear" else ...
     return value

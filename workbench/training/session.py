@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import RunError
-from workbench.health.watchdog import Watchdog
+from workbench.health import Watchdog
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE
 from workbench.training.control import RunControl, save_now

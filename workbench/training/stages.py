@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.data.lengths import check_budget, keep_within, prompt_lengths_tokens, template_notes
+from workbench.data.lengths import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
 from workbench.recipe import AdaptivePart, Recipe, StagePart
 from workbench.rewards.library import max_score_of
@@ -176,14 +176,15 @@ def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
     if not stage.rows:
         return stage
     notes, rows, longer = template_notes(stage.rows, tokenizer), stage.rows, []
-    lengths = prompt_lengths_tokens(rows, tokenizer)
-    if (longest := stage.recipe.max_prompt_length) is not None:
-        rows, longer = keep_within(rows, lengths, longest)
+    lengths, longest = prompt_lengths_tokens(rows, tokenizer), stage.recipe.max_prompt_length
+    measured = PromptLengths(rows, lengths, max_tokens=longest)
+    if longest is not None:
+        rows, longer = measured.keep()
         lengths = [length for length in lengths if length <= longest]
         if longer:
             notes.append(f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(rows)} kept")
         plan.check_prompts(len(rows), stage.planned)
-    check_budget(max(lengths), stage.settings["max_completion_length"], max_seq_length, min(lengths))
+    measured.check_budget(stage.settings["max_completion_length"], max_seq_length)
     left_out, notes = stage.left_out_too_long + len(longer), list(dict.fromkeys([*stage.notes, *notes]))
     return replace(stage, rows=rows, left_out_too_long=left_out, lengths_tokens=lengths, notes=notes)
 

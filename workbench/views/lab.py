@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from workbench.audit.examination import RewardAudit, audit_rewards, builders
+from workbench.audit.examination import RewardAudit, audit_rewards
 from workbench.audit.probes import probes
 from workbench.audit.prompt_format import parse_format
-from workbench.audit.reference_completion import CompletionBuilder
+from workbench.audit.reference_completion import CompletionBuilder, builders
 from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.rewards.groups import SCALES, ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite

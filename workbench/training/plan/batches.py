@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from workbench.errors import RecipeError
 
+_SUMMED = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
 _OPTIONAL = ("steps_per_generation", "generation_batch_size")
-_SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", *_OPTIONAL, "num_generations", "num_iterations")
 
 
 class Batch(NamedTuple):
@@ -29,11 +29,8 @@ class Batch(NamedTuple):
 
 
 class Arithmetic(NamedTuple):
-    """Everything that follows from the sizes."""
+    """What follows from a generation batch, the settings and the number of prompts."""
 
-    at_once: int  # completions of one generation batch
-    prompts_at_once: int
-    num_generations: int
     per_forward: int  # completions in one forward pass
     per_step: int  # completions that go into one update of the weights
     uses: int  # times that a completion is learnt from: num_iterations
@@ -50,34 +47,22 @@ def batch(settings: dict[str, Any]) -> Batch:
         RecipeError: if a size is not a positive whole number, if `num_generations` is below 2 or does not divide the
             batch (with the nearest legal neighbours), or if both ways to set the batch are used.
     """
-    for name in (*_SIZES, "max_completion_length"):
+    for name in (*_SUMMED, *_OPTIONAL, "num_iterations", "max_completion_length"):
         value = settings.get(name)
         if name in settings and not _is_size(value) and not (value is None and name in _OPTIONAL):
-            raise RecipeError(
-                f"grpo.{name} = {value!r}",
-                rule=f"{name} is a whole number, at least 1",
-                remedy="write it without quotes" if isinstance(value, str) else "give a whole number, at least 1",
-            )
-    count, explicit, several = (settings.get(name) for name in ("num_generations", *_OPTIONAL[::-1]))
-    # Who knows the generation batch already (notebook 01) need not say how it is cut.
-    per_device = settings.get("per_device_train_batch_size", 0) if explicit else settings["per_device_train_batch_size"]
+            remedy = "write it without quotes" if isinstance(value, str) else "give a whole number, at least 1"
+            raise RecipeError(f"grpo.{name} = {value!r}", rule=f"{name} is a whole number, at least 1", remedy=remedy)
+    per_device, accumulated, count, several, explicit = (settings.get(name) for name in (*_SUMMED, *_OPTIONAL))
     if explicit and several:
-        raise RecipeError(
-            f"grpo.generation_batch_size = {explicit} and grpo.steps_per_generation = {several}",
-            rule="generation_batch_size = per_device_train_batch_size x steps_per_generation, so one of them says both",
-            remedy="keep one of them",
-        )
-    factor = "steps_per_generation" if several else "gradient_accumulation_steps"
-    completions = explicit or per_device * settings[factor]
-    made_of = f"generation_batch_size {explicit}"
-    if not explicit:
-        made_of = f"per_device_train_batch_size {per_device} x {factor} {settings[factor]}"
+        both = f"grpo.generation_batch_size = {explicit} and grpo.steps_per_generation = {several}"
+        raise RecipeError(both, rule="one of them follows from the other", remedy="keep one of them")
+    completions = explicit or per_device * (several or accumulated)
+    factor = f"steps_per_generation {several}" if several else f"gradient_accumulation_steps {accumulated}"
+    product = f"per_device_train_batch_size {per_device} x {factor}"
+    made_of = f"generation_batch_size {explicit}" if explicit else product
     if count < 2:
-        raise RecipeError(
-            f"grpo.num_generations = {count}",
-            rule="an advantage compares at least 2 completions of a prompt",
-            remedy="use 4 to try things out, 8 as a rule",
-        )
+        rule = "an advantage compares at least 2 completions of a prompt"
+        raise RecipeError(f"grpo.num_generations = {count}", rule=rule, remedy="use 4 to try things out, 8 as a rule")
     if completions % count:
         legal = [divisor for divisor in range(2, completions + 1) if completions % divisor == 0]
         near = sorted(sorted(legal, key=lambda divisor: abs(divisor - count))[:2])
@@ -87,13 +72,12 @@ def batch(settings: dict[str, Any]) -> Batch:
             rule="num_generations divides the generation batch, so that every group is whole",
             remedy=f"set num_generations to {' or '.join(map(str, near))}, or {larger}" if near else larger,
         )
-    if per_device and completions % per_device:
-        both = math.lcm(per_device, count)
+    if completions % per_device:
+        whole = -(-completions // math.lcm(per_device, count)) * math.lcm(per_device, count)
         raise RecipeError(
             f"{made_of}, and per_device_train_batch_size {per_device}",
             rule="a generation batch is cut into whole forward passes",
-            remedy=f"set generation_batch_size to {-(-completions // both) * both}, or per_device_train_batch_size to "
-            f"{math.gcd(completions, per_device)}",
+            remedy=f"set generation_batch_size to {whole}, or per_device_train_batch_size to {math.gcd(completions, per_device)}",
         )
     return Batch(completions, count)
 
@@ -103,18 +87,13 @@ def _is_size(value: Any) -> bool:
 
 
 def whole_groups(settings: dict[str, Any], asked: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Settings whose generation batch holds whole groups: `gradient_accumulation_steps` raised where it must be.
+    """(settings whose generation batch holds whole groups, lines on what that raised): more `gradient_accumulation_steps`.
 
     Never `per_device_train_batch_size`, as Unsloth does: that multiplies the memory of every forward pass. A batch that
     was set outright (`steps_per_generation`, `generation_batch_size`) is not touched, nor is one that would more than
     double to hold whole groups (16 completions, groups of 5): `batch` refuses it and names what is near.
-
-    Returns:
-        (new settings, lines that say what was raised and what it costs).
     """
-    per_device, accumulated, count = sizes = [
-        settings[name] for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
-    ]
+    per_device, accumulated, count = sizes = [settings[name] for name in _SUMMED]
     if not all(map(_is_size, sizes)) or count < 2 or any(asked.get(name) is not None for name in _OPTIONAL):
         return settings, []
     stride = count // math.gcd(per_device, count)
@@ -136,25 +115,21 @@ def check_prompts(count: int, planned: Batch) -> None:
         RecipeError: if not. TRL would train zero steps and return as if all were well.
     """
     if count < planned.prompts:
+        sizes = f"{planned.completions} completions / {planned.num_generations} num_generations"
         raise RecipeError(
             f"{count} prompts",
-            rule=f"one generation batch takes {planned.prompts} different prompts "
-            f"({planned.completions} completions / {planned.num_generations} num_generations); with fewer, no step is trained",
-            remedy=f"give at least {planned.prompts} prompts, or lower per_device_train_batch_size or "
-            "gradient_accumulation_steps",
+            rule=f"one generation batch takes {planned.prompts} different prompts ({sizes}); with fewer, no step is trained",
+            remedy=f"give {planned.prompts} or more, or lower per_device_train_batch_size or gradient_accumulation_steps",
         )
 
 
 def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int) -> Arithmetic:
-    """Steps, groups and sizes that follow from a generation batch, the settings and the number of prompts."""
+    """Passes, steps and epochs."""
     per_device, accumulated = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     uses, asked = settings.get("num_iterations") or 1, settings.get("max_steps") or -1
     passes = planned.completions // per_device * uses  # forward passes that one generation batch serves
     per_epoch = max(math.ceil(prompts // planned.prompts * passes / accumulated), 1)
     return Arithmetic(
-        at_once=planned.completions,
-        prompts_at_once=planned.prompts,
-        num_generations=planned.num_generations,
         per_forward=per_device,
         per_step=per_device * accumulated,
         uses=uses,
@@ -166,36 +141,27 @@ def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int) -> Arithm
 
 
 def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> str:
-    """The batch arithmetic as sentences.
-
-    Args:
-        prompts: how many the task has; None: not known, and then nothing is said of epochs.
-    """
+    """The batch arithmetic as sentences; without a number of `prompts` nothing is said of epochs."""
     found = arithmetic(planned, settings, prompts or planned.prompts)
-    by_epochs, group = (settings.get("max_steps") or -1) < 0, found.num_generations
-    length = _count(found.steps, "step")
+    by_epochs, group, serves = (settings.get("max_steps") or -1) < 0, planned.num_generations, found.steps_per_batch
+    length = steps = _count(found.steps, "step")
     if by_epochs:
-        steps = f" = {length}" if prompts is not None else ""
-        length = _count(settings.get("num_train_epochs") or 1, "epoch") + steps
+        length = _count(settings.get("num_train_epochs") or 1, "epoch") + f" = {steps}" * (prompts is not None)
     groups = f"{_count(found.per_step // group, 'prompt')} x {group}"
     if found.per_step % group:
         groups = f"{found.per_step / group:.2g} of a group of {group}"
-    every = ""
-    if found.steps_per_batch != 1:
-        often, rare = f", {1 / found.steps_per_batch:g} times per step", f", every {found.steps_per_batch:g} steps"
-        every = rare if found.steps_per_batch > 1 else often
-    again = f" and learnt from {found.uses} times" if found.uses > 1 else ""
+    every = "" if serves == 1 else f", every {serves:g} steps" if serves > 1 else f", {1 / serves:g} times per step"
+    again = f" and learnt from {found.uses} times" * (found.uses > 1)
     sentences = [
         f"{length}; each learns from {_count(found.per_step, 'completion')} ({groups})",
-        f"{found.at_once} completions ({_count(found.prompts_at_once, 'prompt')} x {group}) are generated at once{every}{again}"
-        f"; a forward pass takes {found.per_forward}",
+        f"{planned.completions} completions ({_count(planned.prompts, 'prompt')} x {group}) are generated at once{every}{again}; "
+        f"a forward pass takes {found.per_forward}",
     ]
     if prompts is not None:
-        left = f" ({found.left_over} fill no batch)" if found.left_over else ""
-        verb = "is" if found.steps == 1 else "are"
-        share = "" if by_epochs else f": {length} {verb} {_count(found.steps / found.steps_per_epoch, 'epoch')}"
-        per_epoch = _count(found.steps_per_epoch, "step")
-        sentences.append(f"{_count(prompts, 'prompt')} give {per_epoch} per epoch{left}{share}")
+        left = f" ({found.left_over} fill no batch)" * bool(found.left_over)
+        epochs = _count(found.steps / found.steps_per_epoch, "epoch")
+        share = "" if by_epochs else f": {length} {'is' if found.steps == 1 else 'are'} {epochs}"
+        sentences.append(f"{_count(prompts, 'prompt')} give {_count(found.steps_per_epoch, 'step')} per epoch{left}{share}")
     return ". ".join(sentences)
 
 

@@ -32,14 +32,12 @@ class Machine(NamedTuple):
     @classmethod
     def here(cls, *, for_vllm: bool = False) -> Machine:
         """This machine. Imports torch, and `for_vllm` vLLM where there is a GPU for it."""
-        bf16 = native_bf16()
         import torch
 
-        gpus = torch.cuda.device_count()
         cuda = torch.cuda.is_available()
         reason = missing(imports=for_vllm and cuda)
         card_gb = torch.cuda.get_device_properties(0).total_memory / 1e9 if cuda else None
-        return cls(cuda, bf16, not reason, reason, card_gb, gpus)
+        return cls(cuda, native_bf16(), not reason, reason, card_gb, torch.cuda.device_count())
 
 
 def asks_for_vllm(settings: dict[str, Any], recipe: Recipe) -> bool:
@@ -48,48 +46,48 @@ def asks_for_vllm(settings: dict[str, Any], recipe: Recipe) -> bool:
 
 
 def fitted(settings: dict[str, Any], recipe: Recipe, machine: Machine) -> tuple[dict[str, Any], list[str]]:
-    """Settings that this device can train with.
-
-    Returns:
-        (new settings, a line for each that is not what was asked).
+    """(settings that this device can train with, a line for each that is not what was asked).
 
     Raises:
         RecipeError: if bf16 and fp16 are both asked for, or vLLM by one name and not by the other.
     """
     found = dict(settings)
     notes = _precision(found, recipe, machine) + _vllm(found, recipe, machine)
-    optimiser = found.get("optim")
-    if not machine.cuda and any(part in str(optimiser) for part in _GPU_ONLY):
+    asked = found.get("optim")
+    if not machine.cuda and any(part in str(asked) for part in _GPU_ONLY):
         found["optim"] = CPU_OPTIMISER
-        notes.append(f"optim = {optimiser!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's states are small")
+        notes.append(f"optim = {asked!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's states are small")
     return found, notes
 
 
 def _precision(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
     if found.get("bf16") and found.get("fp16"):
-        raise RecipeError(
-            "grpo.bf16 = True and grpo.fp16 = True",
-            rule="activations are computed in one of them",
-            remedy="keep one, or neither: it is chosen for the device",
-        )
-    policy = recipe.policy
-    chosen, notes = choose_dtype(policy.dtype, policy.backend, cuda=machine.cuda, bf16=machine.bf16)
-    dtype = chosen if policy.dtype else None
+        remedy = "keep one, or neither: it is chosen for the device"
+        raise RecipeError("grpo.bf16 = True and grpo.fp16 = True", rule="activations are computed in one of them", remedy=remedy)
+    policy, cuda, bf16 = recipe.policy, machine.cuda, machine.bf16
+    chosen, notes = choose_dtype(policy.dtype, policy.backend, cuda=cuda, bf16=bf16)
+    dtype, plain = chosen if policy.dtype else None, policy.backend == "transformers"
     word = next((word for word in ("bf16", "fp16") if found.get(word)), None)
-    why = word and _unfit(word, dtype, policy.backend, machine)
+    other = "float16" if word == "bf16" else "bfloat16"
+    why = ""
+    if word == "bf16" and not bf16:
+        why = f"this {'GPU (a T4, for one, computes in float16)' if cuda else 'CPU'} only emulates bfloat16"
+    elif word and dtype == other:
+        why = f"policy.dtype = {dtype!r} says otherwise"
+    elif word == "fp16" and not cuda:
+        why = "float16 is for GPUs"
+    elif word == "fp16" and bf16 and not plain and dtype is None:
+        why = 'Unsloth loads in bfloat16 on this GPU and refuses float16 beside it (policy.dtype = "float16" for that)'
     if why:
         del found[word]
-    unsloth = unsloths_choice(dtype, found, bf16=machine.bf16) if machine.cuda and policy.backend == "unsloth" else {}
-    if why and word == "bf16" and machine.cuda and policy.backend == "transformers":
+    unsloth = unsloths_choice(dtype, found, bf16=bf16) if cuda and not plain else {}
+    if why and word == "bf16" and cuda and plain:
         # TRL defaults to bf16 where neither is set, and this GPU only emulates it.
         found["fp16"] = True
         notes.append(f"bf16 = True becomes fp16 = True: {why}")
     elif why:
         here = "bfloat16" if unsloth.get("bf16") else "float16" if unsloth.get("fp16") else "float32"
-        if not machine.cuda and machine.bf16:
-            here = "bfloat16 or float32, as the CPU has it"
-        elif machine.cuda and policy.backend == "transformers":
-            here = chosen
+        here = chosen if cuda and plain else "bfloat16 or float32, as the CPU has it" if bf16 and not cuda else here
         notes.append(f"{word} = True is left out: {why}; computed in: {here}")
     elif policy.dtype == "float32" and not word and unsloth.get("bf16"):
         notes.append(
@@ -99,32 +97,15 @@ def _precision(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[
     return notes
 
 
-def _unfit(word: str, dtype: str | None, backend: str, machine: Machine) -> str | None:
-    other = {"bf16": "float16", "fp16": "bfloat16"}[word]
-    if word == "bf16" and not machine.bf16:
-        return f"this {'GPU (a T4, for one, computes in float16)' if machine.cuda else 'CPU'} only emulates bfloat16"
-    if dtype == other:
-        return f"policy.dtype = {dtype!r} says otherwise"
-    if word == "bf16":
-        return None
-    if not machine.cuda:
-        return "float16 is for GPUs"
-    if machine.bf16 and backend == "unsloth" and dtype is None:
-        return 'Unsloth loads in bfloat16 on this GPU and refuses float16 beside it (policy.dtype = "float16" for that)'
-    return None
-
-
 def _vllm(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
-    fast, trls = recipe.policy.fast_inference, bool(found.get("use_vllm"))
+    fast, trls, cuda = recipe.policy.fast_inference, bool(found.get("use_vllm")), machine.cuda
+    missing = "" if machine.vllm else machine.no_vllm
+    why = why_not(recipe.policy.backend, cuda=cuda, missing=missing)
     if not (fast or trls):
         return []
-    missing = "" if machine.vllm else machine.no_vllm
-    why = why_not(recipe.policy.backend, cuda=machine.cuda, missing=missing)
-    lines = []
     if recipe.policy.backend == "transformers":
-        if fast:
-            lines.append(f"policy.fast_inference = True is left out: {why}" + ("" if trls else f"; {COST}"))
-        why = missing if machine.cuda else "this machine has no GPU"
+        lines = [f"policy.fast_inference = True is left out: {why}" + ("" if trls else f"; {COST}")] * fast
+        why = missing if cuda else "this machine has no GPU"
         if trls and why:
             found["use_vllm"] = False
             lines.append(f"use_vllm = True becomes False: {why}; {COST}")
@@ -139,10 +120,8 @@ def _vllm(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
     if why:
         asked = " and ".join(["policy.fast_inference"] * fast + ["use_vllm"] * trls)
         return [f"{asked} = True {'become' if fast and trls else 'becomes'} False: {why}; {COST}"]
-    if not fast:
-        lines.append("use_vllm = True is policy.fast_inference = True with Unsloth: vLLM starts when the model is loaded")
-    idle = {name: found.pop(name) for name in _TRLS_ENGINE if recipe.grpo.get(name) is not None}
-    if idle:
+    lines = ["use_vllm = True is policy.fast_inference = True with Unsloth: vLLM starts when the model is loaded"] * (not fast)
+    if idle := {name: found.pop(name) for name in _TRLS_ENGINE if recipe.grpo.get(name) is not None}:
         lines.append(
             f"{', '.join(f'{name} = {value!r}' for name, value in idle.items())} left out: of an engine that TRL would "
             f"start; Unsloth's has policy.gpu_memory_utilization = {recipe.policy.gpu_memory_utilization:g}"

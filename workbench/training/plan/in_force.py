@@ -26,9 +26,6 @@ SHOWN = (
 DEFAULTS = {**values.DEFAULTS, "seed": Recipe().seed}
 CHANGED_HERE, CHANGED_THERE = "changed by the workbench", "changed by Unsloth/TRL"
 
-# The same update by another kernel: no line is worth that.
-_ALIKE = ({"adamw_torch", "adamw_torch_fused"},)
-
 
 class Row(NamedTuple):
     """One setting: as asked (None: not asked), as it would have been, as it is, and whose doing that is."""
@@ -46,80 +43,63 @@ def asked_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
-    """A GRPOConfig in which `scale_rewards` is as it was asked for.
+    """A GRPOConfig of what `normalised` gives, in which `scale_rewards` is as it was asked for.
 
     Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", also if somebody asked for it, and the advantages
     that are recorded would not be those that are trained.
-
-    Args:
-        settings: as they come from `normalised`, `scale_rewards` among them.
     """
     config = config_class(**{**settings, "scale_rewards": "none"}, **more)
-    config.scale_rewards = plain("scale_rewards", settings["scale_rewards"])
+    config.scale_rewards = _plain("scale_rewards", settings["scale_rewards"])
     return config
 
 
-def in_force_table(asked: dict[str, Any], built_config: Any, given: dict[str, Any] | None = None) -> list[Row]:
+def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any] | None = None) -> list[Row]:
     """The settings that decide what a run does and costs, and all that were asked for.
 
     Args:
-        asked: settings that the user wrote, under today's names: `asked_of` a recipe after `normalised`.
-        built_config: a GRPOConfig, or a trainer's `args`.
+        asked: `asked_of` a recipe after `normalised`.
+        config: a GRPOConfig, or a trainer's `args`.
         given: settings that the config was built from; None: `asked` over the workbench's defaults.
     """
     given = {**DEFAULTS, **asked} if given is None else given
-    kind = type(built_config)
-    own, stock = (
-        _defaults(kind),
-        _defaults(next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)),
-    )
+    kind = type(config)
+    own, stock = map(_defaults, (kind, next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)))
     rows = []
-    for name in dict.fromkeys([*SHOWN, *asked]):
-        if not hasattr(built_config, name):
-            continue
-        now = plain(name, getattr(built_config, name))
-        default = plain(name, DEFAULTS.get(name, own.get(name)))
-        rows.append(Row(name, plain(name, asked.get(name)), default, now, _by(name, now, asked, given, own, stock)))
+    for name in [name for name in dict.fromkeys([*SHOWN, *asked]) if hasattr(config, name)]:
+        # None in the class means that it is worked out from other settings, or from the machine.
+        by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
+        found = {"default": DEFAULTS.get(name, own.get(name)), "now": getattr(config, name), "own": own.get(name)}
+        found |= {"asked": asked.get(name), "given": given.get(name), "stock": stock.get(name)}
+        found = {word: _plain(name, value) for word, value in found.items()}
+        now = found["now"]
+        if given.get(name) is not None and found["given"] != now:
+            by = CHANGED_THERE
+        elif name in asked:
+            by = "you" if found["asked"] == now else CHANGED_HERE
+        elif name in given:
+            by = "workbench default" if name in DEFAULTS and found["default"] == now else CHANGED_HERE
+        elif now in (found["stock"], found["own"]):
+            by = "TRL default" if found["stock"] == now else "Unsloth default"
+        rows.append(Row(name, found["asked"], found["default"], now, by))
     return rows
 
 
-def _by(name: str, now: Any, asked: dict, given: dict, own: dict, stock: dict) -> str:
-    if given.get(name) is not None and plain(name, given[name]) != now:
-        return CHANGED_THERE
-    if name in asked:
-        return "you" if plain(name, asked[name]) == now else CHANGED_HERE
-    if name in given:
-        return "workbench default" if name in DEFAULTS and plain(name, DEFAULTS[name]) == now else CHANGED_HERE
-    if plain(name, stock.get(name)) == now:
-        return "TRL default"
-    if plain(name, own.get(name)) == now:
-        return "Unsloth default"
-    # None in the class means that it is worked out from other settings, or from the machine.
-    return "chosen by Unsloth/TRL" if stock.get(name) is None else CHANGED_THERE
-
-
-def check_in_force(given: dict[str, Any], built_config: Any) -> list[str]:
-    """One line for each setting that was given and is not what is in force now.
-
-    Args:
-        given: settings that the config was built from, or only those that the user asked for.
-        built_config: a GRPOConfig, or a trainer's `args`.
-    """
+def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
+    """One line for each setting that was given and is not what is in force in a GRPOConfig, or a trainer's `args`, now."""
     lines = []
     for name, value in given.items():
-        wanted = plain(name, value)
+        wanted, now = _plain(name, value), _plain(name, getattr(config, name, None))
         if wanted is None or name in ("output_dir", "reward_weights"):
             continue
-        if not hasattr(built_config, name):
+        if not hasattr(config, name):
             lines.append(f"{name} = {wanted!r} was requested, but the config has no such setting: it is ignored")
-            continue
-        now = plain(name, getattr(built_config, name))
-        if now != wanted and not any({str(now), str(wanted)} <= alike for alike in _ALIKE):
+        # The same update by another kernel is worth no line.
+        elif now != wanted and not {str(now), str(wanted)} <= {"adamw_torch", "adamw_torch_fused"}:
             lines.append(f"{name} = {wanted!r} was requested, {now!r} is effective: changed by Unsloth or TRL")
     return lines
 
 
-def plain(name: str, value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     """A setting as one compares and writes it: words for enumerations, and one way to write what has several."""
     value = getattr(value, "value", value)
     if name == "scale_rewards" and isinstance(value, bool):
@@ -132,9 +112,7 @@ def plain(name: str, value: Any) -> Any:
 
 def _defaults(config_class: type) -> dict[str, Any]:
     # The class that Unsloth generates keeps TRL's fields, and has its own defaults only in __init__.
-    fields = {field.name: field.default for field in dataclasses.fields(config_class)}
-    signature = {one.name: one.default for one in inspect.signature(config_class.__init__).parameters.values()}
-    plain_ones = (str, int, float, type(None), list, tuple)
-    return {
-        name: value for name, value in {**fields, **signature}.items() if isinstance(getattr(value, "value", value), plain_ones)
-    }
+    found = {field.name: field.default for field in dataclasses.fields(config_class)}
+    found |= {one.name: one.default for one in inspect.signature(config_class.__init__).parameters.values()}
+    kinds = (str, int, float, type(None), list, tuple)
+    return {name: value for name, value in found.items() if isinstance(getattr(value, "value", value), kinds)}

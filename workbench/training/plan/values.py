@@ -38,43 +38,30 @@ DEFAULTS: dict[str, Any] = {
 
 
 # Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+_POSITIVE = "num_train_epochs learning_rate temperature repetition_penalty epsilon epsilon_high logging_steps save_steps"
+_NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm"
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_steps": (lambda value: value == -1 or value >= 1, "at least 1, or -1 to train for num_train_epochs"),
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
     "num_iterations": (lambda value: value >= 1, "at least 1"),
-    **dict.fromkeys(
-        ("num_train_epochs", "learning_rate", "temperature", "repetition_penalty", "epsilon", "epsilon_high",
-         "logging_steps", "save_steps"),
-        (lambda value: value > 0, "above 0"),
-    ),
-    **dict.fromkeys(
-        ("top_k", "beta", "weight_decay", "warmup_steps", "max_grad_norm"), (lambda value: value >= 0, "at least 0")
-    ),
-}  # fmt: skip
+    **dict.fromkeys(_POSITIVE.split(), (lambda value: value > 0, "above 0")),
+    **dict.fromkeys(_NOT_NEGATIVE.split(), (lambda value: value >= 0, "at least 0")),
+}
 CHOICES = {
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
     "scale_rewards": ("group", "batch", "none", True, False),
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
-_NO_EVALUATION = (
-    "nothing is evaluated while it trains: the held-out prompts are measured before and after, in notebook 04",
-    "leave it out",
-)
-# What GRPOConfig takes, and the trainer does not: name -> (rule, remedy) ...
+_NO_EVALUATION = "nothing is evaluated while it trains: notebook 04 measures the held-out prompts before and after"
+# What GRPOConfig takes, and the trainer does not ...
 _REFUSED = {
     **dict.fromkeys(("eval_strategy", "eval_on_start", "load_best_model_at_end"), _NO_EVALUATION),
-    "sync_ref_model": (
-        "TRL cannot sync the reference of an adapter, and here an adapter is trained",
-        "leave it out; `stages` take the adapter as they find it for their reference",
-    ),
-    "use_liger_kernel": ("liger-kernel is not installed here", "install it, or leave it out"),
-    "remove_unused_columns": (
-        "the reward functions are handed the dataset's columns, the answer among them",
-        "leave it out",
-    ),
-    "dataloader_persistent_workers": ("workers that persist need dataloader_num_workers above 0", "leave it out"),
+    "sync_ref_model": "TRL cannot sync the reference of an adapter; `stages` take the adapter as they find it for theirs",
+    "use_liger_kernel": "liger-kernel is not installed here",
+    "remove_unused_columns": "the reward functions are handed the dataset's columns, the answer among them",
+    "dataloader_persistent_workers": "workers that persist need dataloader_num_workers above 0",
 }
 # ... except where these settings are so.
 _ALLOWED: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -86,10 +73,7 @@ _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", 
 
 
 def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
-    """Check each value's type and range, before anything is built from it.
-
-    Args:
-        kinds: the types that a field takes, where they are plain ones: `field_kinds(config_class)`.
+    """Check each value's type and range, before anything is built from it; `kinds` are `field_kinds(config_class)`.
 
     Raises:
         RecipeError: for a value that GRPOConfig would take and that cannot work.
@@ -109,36 +93,28 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
         if wanted and not _fits(value, wanted):
             words = " or ".join(sorted(_KIND_WORDS[kind] for kind in wanted))
             quoted = isinstance(value, str) and str not in wanted
-            remedy = "write it without quotes" if quoted else f"give {words}"
-            raise RecipeError(said, rule=f"{name} is {words}", remedy=remedy)
+            raise RecipeError(said, rule=f"{name} is {words}", remedy="write it without quotes" if quoted else f"give {words}")
         if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
-            raise RecipeError(said, rule=_REFUSED[name][0], remedy=_REFUSED[name][1])
-        if name in _RULES and isinstance(value, (int, float)) and not isinstance(value, bool):
-            allowed, words = _RULES[name]
-            if not allowed(value):
-                raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")
+            raise RecipeError(said, rule=_REFUSED[name], remedy="install it, or " * ("liger" in name) + "leave it out")
+        fine, words = _RANGES.get(name, (lambda value: True, ""))
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not fine(value):
+            raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")
 
 
 def check_trackers(report_to: Any) -> list[str]:
-    """The trackers that `report_to` names, "all" among them; starts none.
-
-    Args:
-        report_to: "none", a name, several names, or "all" that are installed.
+    """The trackers that `report_to` ("none", a name, several, or "all") names, "all" among them; starts none.
 
     Raises:
         RecipeError: for a name that transformers knows no tracker by.
     """
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK as KNOWN
 
     asked = list(report_to) if isinstance(report_to, (list, tuple)) else [] if report_to is None else [report_to]
     for name in asked:
-        if name not in INTEGRATION_TO_CALLBACK and name != "none" and asked != ["all"]:
-            choices = [*INTEGRATION_TO_CALLBACK, "none", "all"]
-            raise RecipeError(
-                f"grpo.report_to = {name!r}",
-                rule=f"a tracker is one of {', '.join(INTEGRATION_TO_CALLBACK)}; or none, or all that are installed",
-                remedy=nearest(str(name), choices, "choose one; the run's own files are written anyway"),
-            )
+        if name not in KNOWN and name != "none" and asked != ["all"]:
+            rule = f"a tracker is one of {', '.join(KNOWN)}; or none, or all that are installed"
+            remedy = nearest(str(name), [*KNOWN, "none", "all"], "choose one; the run's own files are written anyway")
+            raise RecipeError(f"grpo.report_to = {name!r}", rule=rule, remedy=remedy)
     return [name for name in dict.fromkeys(asked) if name != "none"]
 
 
@@ -150,9 +126,6 @@ def _fits(value: Any, wanted: set[type]) -> bool:
 
 def field_kinds(config_class: type) -> dict[str, set[type]]:
     """For each field whose type is made of plain ones (int, float, bool, str, None): those."""
-    kinds = {}
-    for name, hint in typing.get_type_hints(config_class).items():
-        parts = set(typing.get_args(hint) or (hint,))
-        if parts <= set(_KIND_WORDS):
-            kinds[name] = parts
-    return kinds
+    hints = typing.get_type_hints(config_class).items()
+    kinds = {name: set(typing.get_args(hint) or (hint,)) for name, hint in hints}
+    return {name: parts for name, parts in kinds.items() if parts <= set(_KIND_WORDS)}

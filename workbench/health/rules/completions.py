@@ -1,0 +1,201 @@
+"""What can go wrong with the completions and their groups: dead, identical, cut off, drifting, in the format and wrong."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from workbench.health.trends import percent, share, slope
+from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, RunView, Verdict, is_number, missing, rule
+from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, IDENTICAL, NOT_SCORED, SAME_SCORE
+from workbench.run.metrics import STEP_S
+
+_DEAD = {  # what most dead groups are -> (cause, remedy)
+    ALL_WRONG: (
+        "the policy solves none of these prompts, or the reward pays for nothing that it writes",
+        "see first whether the rewards can pay at all (`workbench probe`, notebook 02); then take easier prompts (notebook 01 "
+        "measures difficulty) or more completions per prompt",
+    ),
+    SAME_SCORE: (
+        "the functions pay the same for different completions",
+        "look at one of these groups in notebook 04, and give the reward finer steps",
+    ),
+    IDENTICAL: (
+        "the policy writes the same text each time",
+        "raise the temperature; more completions do not help when all are the same",
+    ),
+    NOT_SCORED: (
+        "no function gave any of their completions a score",
+        "see events.jsonl for functions that fail, or score these prompts too",
+    ),
+}
+
+
+@rule()
+def dead_groups(view: RunView) -> Verdict:
+    """Groups that teach nothing, and not because they are all right."""
+    groups, size, kinds = view.total("group_count"), view.recent[-1].group_size, view.dead_kinds()
+    done = kinds.pop(ALL_RIGHT)
+    found, learnt = share(sum(kinds.values()), groups), share(done, groups)
+    evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
+    if found.low > 0.25:
+        worst = max(kinds, key=kinds.get)
+        words = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
+        line = f"{percent(found.value)} of the latest {groups} groups teach nothing: {words}"
+        prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
+        return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, *_DEAD[worst], prompts=prompts)
+    if learnt.low > 0.5:
+        line = f"{percent(learnt.value)} of the latest {groups} groups are all right: nothing left to learn there"
+        prompts = view.prompts(lambda group: group.dead and group.right == size)
+        return view.verdict(NOTE, line, evidence, "", "stop here, or go on with harder prompts", prompts=prompts)
+    return view.verdict(OK, f"{percent(found.value)} of the latest {groups} groups are dead without being all right", evidence)
+
+
+@rule()
+def collapse(view: RunView) -> Verdict:
+    """The policy writes one text over and over, within groups or over different prompts, and it is not the answer."""
+    recent, temperature, groups = view.recent, view.config.temperature, view.total("group_count")
+    same = share(sum(batch.dead[IDENTICAL] - batch.identical_right for batch in recent), groups)
+    distinct = statistics.fmean(batch.distinct_in_groups for batch in recent)
+    # One text for different prompts: only batches of several prompts can show it.
+    several = [batch for batch in recent if batch.group_count > 1]
+    written = view.total("commonest_count", several)
+    one = share(written, view.total("completions", several))
+    one_right = view.total("commonest_right", several) / max(written, 1)
+    evidence = {"groups": groups, "identical_and_not_right": same.value, "at_least": same.low, "distinct_in_groups": distinct}
+    evidence["distinct_in_batch"] = view.total("distinct") / view.total("completions")
+    evidence |= {"commonest": recent[-1].commonest, "commonest_share": one.value, "commonest_right": one_right}
+    evidence["temperature"] = temperature
+    everywhere = one.low > 0.8 and one_right < 0.5
+    if same.low <= 0.2 and not everywhere:
+        return view.verdict(OK, f"{percent(distinct)} of a group's texts are distinct", evidence)
+    words = f"in {percent(same.value)} of the latest {groups} groups all texts are the same and not right"
+    if everywhere:
+        words = f"{percent(one.value)} of the latest completions are one text, whatever the prompt, and not right"
+    words += f"; the commonest begins {recent[-1].commonest[:40]!r}"
+    cause = (
+        "the policy has become sure of one text: a reward that it exploits, a learning rate that is too high, "
+        "or a base that was sure from the start"
+    )
+    remedy = "go back to a checkpoint from before; then a lower learning rate, a higher beta, or another reward"
+    if temperature is not None and temperature < 0.5:
+        cause = f"temperature = {temperature:g} leaves sampling no choice"
+        remedy = "raise the temperature (1.0 is TRL's default)"
+    prompts = view.prompts(lambda group: group.dead == IDENTICAL and not group.right)
+    return view.verdict(ALARM if everywhere or same.low > 0.5 else WARNING, words, evidence, cause, remedy, prompts=prompts)
+
+
+@rule()
+def wasted(view: RunView) -> Verdict:
+    """The share of the compute that went into dead groups, in minutes, and the prompts that are dead each time."""
+    batches = view.everything
+    groups, kinds = view.total("group_count", batches), view.dead_kinds(batches)
+    dead, by_kind = sum(kinds.values()), {kind: count for kind, count in kinds.items() if count}
+    seen: dict[str, list[bool]] = {}  # whether a prompt's groups taught nothing, one after the other
+    for batch in batches:
+        for group in filter(lambda group: group.prompt_id, batch.groups):
+            seen.setdefault(group.prompt_id, []).append(group.dead is not None and group.right < batch.group_size)
+    again = {prompt: taught_nothing for prompt, taught_nothing in seen.items() if len(taught_nothing) > 1}
+    always = [prompt for prompt, taught_nothing in again.items() if all(taught_nothing)]
+    evidence: dict[str, Any] = {"groups": groups, "share": dead / groups, "by_kind": by_kind}
+    evidence |= {"always_dead_prompts": len(always), "prompts_seen_again": len(again)}
+    words = f"{percent(dead / groups)} of the completions were in dead groups"
+    if times := [float(row[STEP_S]) for row in view.all_rows if is_number(row.get(STEP_S))]:
+        minutes = statistics.fmean(times) * (batches[-1].step - batches[0].step + 1) / 60
+        evidence["minutes"] = minutes * dead / groups
+        evidence["minutes_by_kind"] = {kind: minutes * count / groups for kind, count in by_kind.items()}
+        words += f": {evidence['minutes']:.2g} of {minutes:.2g} minutes bought no gradient"
+    else:
+        evidence["missing"] = STEP_S
+        words += f" (minutes unknown: the metrics have no {STEP_S})"
+    if parts := [f"{kind} {percent(count / groups)}" for kind, count in kinds.most_common() if count]:
+        words += f" ({', '.join(parts)})"
+    if always:
+        words += f"; {len(always)} of {len(again)} prompts that came again were dead each time"
+    unlearnt = share(dead - kinds[ALL_RIGHT], groups)
+    state = WARNING if unlearnt.low > 0.5 else NOTE if dead / groups > 0.25 else OK
+    cause = "the completions of those groups all score the same"
+    remedy = "leave such prompts out (notebook 01 measures difficulty), or take fewer of them"
+    return view.verdict(state, words, evidence, cause, remedy, over=batches, prompts=tuple(always[-MOST_PROMPTS:]))
+
+
+@rule(groups=8, completions=48)
+def truncation(view: RunView) -> Verdict:
+    """Completions cut at max_completion_length, before they could close their tags."""
+    recent, limit, count = view.recent, view.config.max_completion_length, view.total("completions")
+    # A batch that stays below the limit holds none that was cut, whatever its longest one ends with.
+    full = [batch for batch in recent if limit is None or batch.longest >= limit]
+    clipped, clipped_right = view.total("clipped", full), view.total("clipped_right", full)
+    unended, others = view.total("unended"), count - clipped
+    found = share(clipped, count)
+    evidence = {"completions": count, "share": found.value, "at_least": found.low, "unended": unended / count}
+    evidence |= {"longest": max(batch.longest for batch in recent), "max_completion_length": limit}
+    evidence["right_of_cut"] = clipped_right / clipped if clipped else None
+    evidence["right_of_others"] = (view.total("right") - clipped_right) / others if others else None
+    words = f"{percent(found.value)} of the latest {count} completions were cut"
+    if found.low <= 0.2:
+        if share(unended - clipped, count).low <= 0.2:
+            return view.verdict(OK, words, evidence)
+        words += f"; {percent((unended - clipped) / count)} end with another token than the tokenizer's eos token"
+        return view.verdict(NOTE, words, evidence, "", "check eos_token_id of tokenizer and model")
+    words += (f" at {limit} tokens" if limit else "") + f"; of the cut ones {percent(clipped_right / clipped)} are right"
+    words += f", of the others {percent(evidence['right_of_others'])}" if others else ""
+    prompts = view.prompts(lambda group: group.clipped > recent[-1].group_size / 2)
+    cause = "the limit is shorter than what the policy writes, or the policy does not end its turn"
+    remedy = "raise max_completion_length (notebook 01 measures what the policy needs), or reward shorter completions"
+    return view.verdict(ALARM if found.low > 0.5 else WARNING, words, evidence, cause, remedy, prompts=prompts)
+
+
+@rule(batches=10)
+def length_drift(view: RunView) -> Verdict:
+    """Completions that have become much longer or shorter, and no more often right."""
+    before, after = (statistics.fmean(batch.length for batch in side) for side in view.ends())
+    moved, ratio = slope([batch.length for batch in view.batches]), after / before if before else float("inf")
+    right_before, right_after, risen = view.rise("right")
+    correlations = [batch.length_correlation for batch in view.recent if batch.length_correlation is not None]
+    correlation = statistics.fmean(correlations) if correlations else None
+    evidence = {"before": before, "after": after, "ratio": ratio, "right_before": right_before, "right_after": right_after}
+    evidence |= {"reward_goes_with_length": correlation, "max_completion_length": view.config.max_completion_length}
+    words = f"mean length {before:.0f} -> {after:.0f} tokens, right {percent(right_before)} -> {percent(right_after)}"
+    if moved.low <= 0 <= moved.high or 1 / 1.5 < ratio < 1.5:
+        return view.verdict(OK, words, evidence, over=view.batches)
+    if risen.low > 0 or (ratio < 1 and right_after > 0.8):
+        # Longer working that finds more answers, or waste that went away: what a run is for.
+        return view.verdict(NOTE, words, evidence, over=view.batches)
+    if correlation is not None:
+        words += f"; within groups the reward goes with the length (r = {correlation:+.2f})"
+    cause = "not the reward, which does not go with length: long completions weigh more in the loss, or the policy drifts"
+    if (correlation or 0) * (ratio - 1) > 0:
+        cause = "the reward pays for length rather than for answers"
+    remedy = "take the gain out of length (a length or overlong reward, notebook 02), or set loss_type to dr_grpo"
+    return view.verdict(WARNING if 0.5 < ratio < 2 else ALARM, words, evidence, cause, remedy, over=view.batches)
+
+
+@rule(batches=0)
+def format_without_right(view: RunView) -> Verdict:
+    """The format is learnt, and the answers in it are not."""
+    right_by, format_by = view.config.right_by, view.config.format_by
+    if not view.batches:
+        return missing("rollouts", "no batch was recorded")
+    if view.batches[-1].formatted is None:
+        return missing("format_by", "the task names no function that says whether the format is kept")
+    if format_by is not None and format_by == right_by:
+        return missing("right_by", f"{right_by} says both what is right and what is in the format")
+    if waits := view.too_few(batches=8):
+        return waits
+    last = view.ends()[1]
+    (began, now, format_), (right_began, right_now, right) = view.rise("formatted"), view.rise("right")
+    formatted = view.total("formatted", last)
+    evidence = {"format_before": began, "format_after": now, "right_before": right_began, "right_after": right_now}
+    evidence["right_in_format"] = view.total("formatted_right", last) / formatted if formatted else None
+    words = f"in the format {percent(began)} -> {percent(now)}, right {percent(right_began)} -> {percent(right_now)}"
+    about = {"over": view.batches, "function": right_by or ""}
+    # Flat: it did not rise beyond doubt, and it rose less than the format beyond doubt.
+    flat = right.low <= 0 and right.high < format_.low and right_now < 0.9
+    if format_.low <= 0.1 or not flat:
+        return view.verdict(OK, words, evidence, **about)
+    cause = "the format is paid whether or not the answer in it is right, and answers are too hard, or paid too little"
+    remedy = "raise the weight of the function that says what is right, take easier prompts, or pay partly right answers"
+    prompts = view.prompts(lambda group: group.right == 0, last)
+    # With the format all but learnt, it has nothing more to give, and the rest of the run is about the answers.
+    return view.verdict(ALARM if now > 0.8 else WARNING, words, evidence, cause, remedy, prompts=prompts, **about)
