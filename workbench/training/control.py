@@ -163,9 +163,8 @@ class RunControl:
         if "learning_rate" in changed:
             self._learning_rate(state.learning_rate)
 
-    def _handle(self, asked: list[Request]) -> bool:
-        """Answer these requests; whether the run should wait now."""
-        waiting = False
+    def _handle(self, asked: list[Request], waiting: bool = False) -> bool:
+        """Answer these requests; whether the run should wait from here on."""
         for request in asked:
             match request.action:
                 case "pause":
@@ -180,20 +179,14 @@ class RunControl:
         return waiting
 
     def _wait(self) -> None:
-        began, waits = time.monotonic(), True
+        began, waiting = time.monotonic(), True
         print(f"paused after step {self.step}; `workbench control {self.run.name} resume` goes on", flush=True)
-        while waits and not self.stopped_by and not self._interrupted_by:
+        while waiting and not self._interrupted_by:
             time.sleep(POLL_S)
-            for request in self.requests.take():
-                if request.action in ("resume", "pause"):
-                    waits = request.action == "pause"
-                    self._answer(request)
-                    continue
-                self._one(request)
-                if request.action == "checkpoint":
-                    # Nothing else happens before it goes on: the trainer saves only at the end of a step.
-                    self.flags.should_save = False
-                    save_now(self.trainer)
+            waiting = self._handle(self.requests.take(), waiting)
+            if self.flags.should_save:  # now, and not at the end of the step, as the trainer would
+                self.flags.should_save = False
+                save_now(self.trainer)
         waited = time.monotonic() - began
         self.paused_s += waited
         self.recorder.seconds -= waited
@@ -293,7 +286,7 @@ class RunControl:
         trainer.reward_processing_classes = [None] * len(suite.names)
         self.task, self.suite, self._reloaded[self.stage.source] = task, suite, kept
         self._set_weights(self.weights)
-        self.recorder.forget()
+        self.recorder.guarded(lambda dog: dog.forget())  # what was seen says nothing about these functions
         if self.adaptive is not None:
             self.adaptive.reloaded(dict(zip(suite.names, task.reward_funcs, strict=True)))
         old.close()

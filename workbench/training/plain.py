@@ -1,7 +1,6 @@
 """The plain backend: transformers' AutoModelForCausalLM with PEFT's LoRA, as TRL's documentation sets it up.
 
-It is slower on a GPU than Unsloth and patches nothing, so what it computes is what the libraries' own documentation
-says, and it runs wherever they run.
+It is slower on a GPU than Unsloth and patches nothing: it computes what the libraries' documentation says.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
         layer.support_avx512bf16_for_cpu = False
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions and max_seq_length > positions:
-        notes.append(
-            f"WARNING: max_seq_length = {max_seq_length}, and the model was made for {positions} tokens; it is not stretched"
-        )
+        notes.append(f"WARNING: max_seq_length = {max_seq_length} is not stretched to; the model was made for {positions} tokens")
     return model, tokenizer, notes
 
 

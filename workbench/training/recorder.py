@@ -83,23 +83,15 @@ class Recorder:
             self.reward_s.update(scored.seconds)
             self._rewarded_s += sum(scored.seconds.values())
             self._note_errors(scored)
-            self._guarded(lambda dog: dog.batch(summary))
+            self.guarded(lambda dog: dog.batch(summary))
         with self.timed("_recorded_s"):
             self.tell("batch", scored, summary)
 
     def finish(self) -> None:
-        """Wait until the latest part is written.
-
-        Raises:
-            OSError: if it could not be written; once.
-        """
+        """Wait until the latest part is written; OSError, once, if it could not be."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
-
-    def forget(self) -> None:
-        """Other reward functions are in force: what was seen of the run's health says nothing about them."""
-        self._guarded(lambda dog: dog.forget())
 
     def event(self, kind: str, step: int | None = None, **details: Any) -> None:
         """Record one event, apply it to the run's state, and pass it on to the watchers."""
@@ -112,11 +104,8 @@ class Recorder:
         for name, errors in scored.errors.items():
             first = min(errors)
             if name not in self.reward_errors:
-                print(
-                    f"step {scored.step}: {name} gave no score to {len(errors)} of {len(scored.completions)} completions: "
-                    f"the first {errors[first]}; they are counted from here on (events.jsonl has each step's first)",
-                    flush=True,
-                )
+                said = f"{name} gave no score to {len(errors)} of {len(scored.completions)} completions"
+                print(f"step {scored.step}: {said}: the first {errors[first]}; events.jsonl has each step's first", flush=True)
             self.reward_errors[name] += len(errors)
             where = {"prompt": scored.prompts[first], "completion": scored.completions[first]}
             self.event("reward_error", scored.step, function=name, completions=len(errors), error=errors[first], **where)
@@ -141,7 +130,7 @@ class Recorder:
             self.steps_before = step
             self.generated_s = self._rewarded_s = self._recorded_s = 0.0
             self.run.log_metrics(step, values)
-            self._guarded(lambda dog: dog.row(step, values))
+            self.guarded(lambda dog: dog.row(step, values))
         if self.watchdog is not None and self.watchdog.due():
             self.look(step)
         self.tell("update", step, values)
@@ -150,7 +139,7 @@ class Recorder:
     def look(self, step: int) -> None:
         """Look at the run's health; what is newly wrong is an event, and an alarm is printed, too."""
         with self.timed():
-            for verdict in self._guarded(lambda dog: dog.look()) or []:
+            for verdict in self.guarded(lambda dog: dog.look()) or []:
                 self.event("health", step, **to_json(verdict))
                 print(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}", flush=True)
         if self.watchdog is not None:
@@ -166,7 +155,8 @@ class Recorder:
                     self.watchers.remove(watcher)
                     self._left_out("watcher_failed", type(watcher).__name__, error, watcher=type(watcher).__name__)
 
-    def _guarded(self, ask: Callable[[Any], Any]) -> Any:
+    def guarded(self, ask: Callable[[Any], Any]) -> Any:
+        """Ask the watchdog something; if it fails it is left out from then on."""
         try:
             return None if self.watchdog is None else ask(self.watchdog)
         except Exception as error:

@@ -86,11 +86,7 @@ def save_state(
 
 
 def latest_point(run: RunDirectory) -> Point:
-    """The newest checkpoint of a run that it can go on from.
-
-    Raises:
-        RunError: if it has none.
-    """
+    """The newest checkpoint of a run that it can go on from; RunError if it has none."""
     for folder in run.saved():
         try:
             state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
@@ -116,11 +112,7 @@ def save_adapter(model: Any, tokenizer: Any, folder: Path) -> Path:
 
 
 def load_adapter(model: Any, folder: Path) -> None:
-    """Put a checkpoint's adapter weights into a model's own adapter.
-
-    Raises:
-        RunError: if they are another adapter's.
-    """
+    """Put a checkpoint's adapter weights into a model's own adapter; RunError if they are another adapter's."""
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 

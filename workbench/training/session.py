@@ -32,8 +32,6 @@ from workbench.training.stages import ONLY_STAGE, AdaptiveWeights, Stage
 from workbench.training.trackers import tracker_callbacks
 from workbench.training.watchers import Watchers, unasked
 
-_HOOKS = ("on_train_begin", "on_epoch_begin", "on_step_begin", "on_step_end", "on_log", "on_save")
-
 
 @dataclass(frozen=True)
 class Made:
@@ -83,7 +81,10 @@ class Session:
     def replace(self, name: str, value: Any) -> None:
         """Put `value` in the place of one of the trainer's methods until the session is over."""
         own = vars(self.trainer)
-        self.at_end.callback(*((own.update, {name: own[name]}) if name in own else (own.pop, name, None)))
+        if name in own:
+            self.at_end.callback(own.update, {name: own[name]})
+        else:
+            self.at_end.callback(own.pop, name, None)
         own[name] = value
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +156,7 @@ class Session:
         # A private method of TRL's trainer, also in Unsloth's; where it is missing, the split of time is not measured.
         if generate := getattr(trainer, "_generate", None):
             self.replace("_generate", recorder.timed("generated_s")(generate))
-        hooks = {name: staticmethod(self.safe(getattr(self, name))) for name in _HOOKS if hasattr(self, name)}
+        hooks = {name: staticmethod(self.safe(getattr(self, name))) for name in dir(self) if name.startswith("on_")}
         callback = type("WorkbenchCallback", (TrainerCallback,), hooks)()
         trainer.add_callback(callback)
         self.at_end.callback(trainer.remove_callback, callback)
@@ -299,8 +300,8 @@ class StagedSession(Session):
             self.control.suite.close()
 
     def _generates(self, why_not: str | None) -> None:
-        step = self.trainer.state.global_step + 1
-        self.recorder.event("generation", step, **({"by": "trl", "why": why_not} if why_not else {"by": "workbench"}))
+        step, by = self.trainer.state.global_step + 1, {"by": "trl", "why": why_not} if why_not else {"by": "workbench"}
+        self.recorder.event("generation", step, **by)
         if why_not:
             print(f"from step {step} on TRL's own path generates: {why_not}", flush=True)
 

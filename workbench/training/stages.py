@@ -32,8 +32,7 @@ from workbench.workspace import find
 ONLY_STAGE = "1"
 # What is trained at a time: (recipe, settings, longest prompt in tokens or None).
 Part = tuple[Recipe, dict[str, Any], int | None]
-# Called with the parts, the machine, and gradient checkpointing where that is decided already (else None); returns
-# gradient checkpointing, lines to show and an estimate (or None).
+# (parts, machine, gradient checkpointing where that is decided already) -> (the same, lines to show, an estimate or None).
 Memory = Callable[[Sequence[Part], Machine, bool | None], tuple[bool, list[str], Any]]
 # What is decided when the policy is loaded, or is counted over the whole run.
 _LENGTHS = ("max_steps", "num_train_epochs")
@@ -75,7 +74,6 @@ def planned_stages(
     """The recipe's stages, in order, checked as far as can be without a policy.
 
     Args:
-        recipe: under today's names.
         task: the recipe's; None: not known, and then only the settings are checked.
         machine: what it trains on; None: this one.
         begun: the run that goes on: its stages' tasks are those that it was begun with; None: as they are now.
@@ -134,11 +132,11 @@ def _rehearsed(
         if column not in rows[0]:
             rule = f"prompts are chosen by a column; the rows have {', '.join(map(str, rows[0]))}"
             raise RecipeError(f"{where}prompts: {column!r}", rule=rule, remedy="name one of those")
-        some = ", ".join(sorted({str(row.get(column)) for row in rows})[:5])
-        rows = [row for row in rows if row.get(column) in (values if isinstance(values, list) else [values])]
-        if not rows:
-            what, remedy = f"{where}prompts: no row has {column} = {values!r}", f"{column} holds, for example, {some}"
-            raise RecipeError(what, rule="a stage needs prompts", remedy=remedy)
+        kept = [row for row in rows if row.get(column) in (values if isinstance(values, list) else [values])]
+        if not kept:
+            remedy = f"{column} holds, for example, {', '.join(sorted({str(row.get(column)) for row in rows})[:5])}"
+            raise RecipeError(f"{where}prompts: no row has {column} = {values!r}", rule="a stage needs prompts", remedy=remedy)
+        rows = kept
     plan.check_prompts(len(rows), planned)
     suite = _suite(task, recipe, settings)
     if unknown := sorted(set(adaptive) - set(suite.names)):
@@ -167,10 +165,8 @@ def _suite(task: Task, recipe: Recipe, settings: dict[str, Any]) -> RewardSuite:
 def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
     """The stage without the prompts that are longer than the recipe allows, the rest checked against the context.
 
-    The tokenizer carries the stage's `chat_template_kwargs` from here on.
-
-    Raises:
-        RecipeError, DataError: if too few are left, or prompt and completion do not fit.
+    The tokenizer carries the stage's `chat_template_kwargs` from here on. RecipeError, DataError: if too few are left, or
+    prompt and completion do not fit.
     """
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
     if not stage.rows:
@@ -231,9 +227,8 @@ class AdaptiveWeights:
             raise RecipeError(f"adaptive_weights: {name} has the weight 0", rule="a factor changes it", remedy=remedy)
         self._best: dict[str, float | None] = {}
         self.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
-        self.state: dict[str, dict[str, Any]] = {
-            "scores": {name: [] for name in parts}, "most_seen": dict.fromkeys(parts, 0.0), "steps": dict.fromkeys(parts, 0)
-        }  # fmt: skip
+        self.state: dict[str, dict[str, Any]] = {"most_seen": dict.fromkeys(parts, 0.0), "steps": dict.fromkeys(parts, 0)}
+        self.state["scores"] = {name: [] for name in parts}
 
     def note(self, scored: ScoredBatch) -> None:
         """Take in one scored batch."""
