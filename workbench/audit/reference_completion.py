@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workbench.audit.prompt_format import parse_format
-from workbench.data.answer_column import is_number
-from workbench.data.columns import ANSWER_ALIASES
+from workbench.data.answer_column import ANSWER_ALIASES, is_number
 from workbench.errors import TaskError
 from workbench.task import Task
 

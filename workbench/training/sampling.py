@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from workbench.audit.grading import advice, grader_for
 from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
-from workbench.data.lengths import PromptLengths, prompt_lengths_tokens, prompt_text
-from workbench.data.template import TemplateCard, template_card
+from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.data.lengths import PromptLengths, prompt_lengths_tokens, template_notes
+from workbench.data.template import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
 from workbench.recipe import AdaptivePart, Recipe, StagePart
 from workbench.rewards.library import max_score_of
