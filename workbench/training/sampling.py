@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.audit.grading import advice, grader_for
+from workbench.audit.prompt_format import advice, grader_for
 from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
 from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
 from workbench.progress import count_line, progress_line
