@@ -209,14 +209,11 @@ def replay(
 
 
 def _checked(out: Path, run: RunDirectory) -> Path:
-    problems = {
-        "among the run's own parts": out.resolve().parent == run.rollouts.resolve(),
-        "a folder": out.is_dir(),
-        "its folder is a file": any(folder.is_file() for folder in out.parents),
-    }
-    for problem in filter(problems.get, problems):
+    own = out.resolve().parent == run.rollouts.resolve()
+    if own or out.is_dir() or any(folder.is_file() for folder in out.parents):
+        value = f"out = {out}: " + ("among the run's own parts" if own else "it, or its folder, is something else already")
         rule = "a replay is written into a separate file, never into the record"
-        raise RunError(f"out = {out}: {problem}", rule=rule, remedy="choose another file")
+        raise RunError(value, rule=rule, remedy="choose another file")
     return out
 
 

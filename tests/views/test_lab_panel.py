@@ -193,8 +193,7 @@ def test_matches_of_a_pattern_are_found():
 
     bench = Bench(Task("t", ROWS, [correctness_reward, named_reward]))
     assert bench.matched(ROWS[0], "x abb cdd", "named_reward") == {(6, 9), (7, 9)}
-    assert bench.matched(ROWS[0], "x abb cdd") == {(6, 9), (7, 9)}
-    bench.close()
+    bench.suite.close()
 
 
 def format_reward(completions, **kwargs):
@@ -284,7 +283,7 @@ def test_a_save_while_the_panel_looks_changes_nothing_that_is_shown(lab, file):
 
     before = reward_hash(lab.bench.task.reward_funcs[1])
     write(file, "[0.5")  # not looked at yet
-    vars(lab.bench).pop("audit", None)
+    vars(lab.bench).pop("report", None)
     lab.refresh(everything=True)
     assert "Error" not in lab._verdict.value + lab._status.value
     assert "What reward hacks earn" in lab._report.value

@@ -36,7 +36,7 @@ def length_histogram(lengths: Sequence[int], limits: dict[float, int], max_promp
     """Distribution of prompt lengths (tokens), with the limit that keeps each share of the rows.
 
     Args:
-        limits: share -> tokens, as `covering_lengths` gives them.
+        limits: share -> tokens, as `PromptLengths.covering` gives them.
         max_prompt_length: the filter in force, shaded from there on; None: there is none.
     """
     figure, axis = new_figure(8, 2.6)
@@ -46,8 +46,7 @@ def length_histogram(lengths: Sequence[int], limits: dict[float, int], max_promp
     for share, limit in sorted(limits.items()):
         by_limit.setdefault(limit, []).append(f"{share:.0%}")
     for (limit, shares), style in zip(by_limit.items(), (":", "--", "-"), strict=False):
-        label = f"at most {limit} tokens: {' and '.join(shares)} of the prompts"
-        axis.axvline(limit, color=ORANGE, linestyle=style, label=label)
+        axis.axvline(limit, color=ORANGE, linestyle=style, label=f"at most {limit} tokens: {' and '.join(shares)} of the prompts")
     if max_prompt_length is not None and max_prompt_length < max(lengths):
         axis.axvspan(max_prompt_length + 0.5, max(lengths) + 0.5, color=RED, alpha=0.15, label="left out")
     whole_numbers(axis)
@@ -63,18 +62,13 @@ def pass_rates(profile: Any, num_generations: int) -> Any:
         profile: a `workbench.data.difficulty.Profile` that is not empty.
         num_generations: size of the groups that dead ones are estimated for.
     """
-    rates = [solved.rate for solved in profile.solved.values()]
     most = max(solved.of for solved in profile.solved.values())
+    right = [round(solved.rate * most) for solved in profile.solved.values()]
     figure, axis = new_figure(8, 2.6)
-    counts = [sum(round(rate * most) == right for rate in rates) for right in range(most + 1)]
-    shares = profile.shares
-    for which, places, colour in (
-        ("never", [0], ORANGE),
-        ("sometimes", range(1, most), BLUE),
-        ("always", [most], GREEN),
-    ):
-        heights, label = [counts[place] for place in places], f"{which} solved: {shares[which]:.0%}"
-        axis.bar(places, heights, color=colour, width=0.85, label=label)
+    kinds = {"never": ([0], ORANGE), "sometimes": (range(1, most), BLUE), "always": ([most], GREEN)}
+    for which, (places, colour) in kinds.items():
+        label = f"{which} solved: {profile.shares[which]:.0%}"
+        axis.bar(places, [right.count(place) for place in places], color=colour, width=0.85, label=label)
     whole_numbers(axis)
     axis.set_xlabel(f"right completions of {most}", fontsize=8)
     axis.set_ylabel("prompts", fontsize=8)
@@ -85,8 +79,7 @@ def pass_rates(profile: Any, num_generations: int) -> Any:
 
 def card_view(card: Any) -> View:
     """A `TemplateCard`: the exact text with its special tokens marked, what a trainer makes of it, and what to worry about."""
-    survive = " ".join(tag for tag, survives in card.survives.items() if survives)
-    lost = " ".join(tag for tag, survives in card.survives.items() if not survives)
+    survive, lost = (" ".join(tag for tag, survives in card.survives.items() if survives == own) for own in (True, False))
     words = {True: "yes", False: "NO", None: "-"}
     rows = [
         ["tokens", str(len(card.tokens))],
@@ -98,10 +91,10 @@ def card_view(card: Any) -> View:
         ["the system message is in the text", words[card.keeps_system]],
     ]
     table = Table(["what a trainer makes of it", ""], rows)
-    texts = [(html.escape(plain(token.text)), token.special) for token in card.tokens]
-    marked = "".join(f"<span style='{_SPECIAL}'>{text}</span>" if special else text for text, special in texts)
+    marks = {True: f"<span style='{_SPECIAL}'>{{}}</span>", False: "{}"}
+    marked = "".join(marks[bool(token.special)].format(html.escape(plain(token.text))) for token in card.tokens)
     problems = "".join(f"<li>{pre(problem)}</li>" for problem in card.problems)
     verdict = f"<p><b>Check this:</b></p><ul>{problems}</ul>" if problems else "<p>Nothing to worry about.</p>"
     worries = [plain(f"check: {problem}") for problem in card.problems] or ["nothing to worry about"]
-    page = f"<pre style='{_TEXT}'>{marked}</pre>{table._repr_html_()}{verdict}"
-    return View(page, "\n".join([plain(card.text), "", str(table), *worries]))
+    text = "\n".join([plain(card.text), "", str(table), *worries])
+    return View(f"<pre style='{_TEXT}'>{marked}</pre>{table._repr_html_()}{verdict}", text)

@@ -11,13 +11,13 @@ from workbench.errors import RunError
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_part
-from workbench.views.tables import number, one_line, pre, short_name
+from workbench.views.tables import BAD, GOOD, number, one_line, pre, short_name
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
 _LONGEST_COMPLETION, _LONGEST_PROMPT, _LONGEST_BEFORE = (600, 14), (800, 14), (240, 4)  # characters, lines
 _CELL = "padding:2px 8px;vertical-align:top;text-align:right;white-space:nowrap"
-_GOOD, _BAD = "color:#1e8449", "color:#c0392b"
+_BAD = f"color:{BAD}"
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,8 @@ def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
 def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
     """(step, file) of the newest part of a run's rollouts; None as long as there is none."""
     try:
-        with os.scandir(run.rollouts) as entries:
-            # Names are padded with zeros, so the greatest is the newest.
-            name = max((entry.name for entry in entries if entry.name.startswith("step-")), default=None)
+        # Names are padded with zeros, so the greatest is the newest.
+        name = max((name for name in os.listdir(run.rollouts) if name.startswith("step-")), default=None)
     except OSError:
         return None
     return (int(name.split("-")[1]), run.rollouts / name) if name is not None else None
@@ -79,17 +78,16 @@ def read_batch(part: Path) -> ScoredBatch | None:
 def group_html(group: ShownGroup) -> str:
     """The group for a notebook. What a model wrote is escaped, in `<pre>`, and cut in the middle where it is long."""
     batch, shown = group.batch, group.best_first
-    left_out = max(0, len(shown) - MOST_COMPLETIONS)
-    if left_out:
-        best = MOST_COMPLETIONS // 2
-        shown = [*shown[:best], *shown[best - MOST_COMPLETIONS :]]
-    weighted = zip(batch.names[:MOST_FUNCTIONS], batch.weights, strict=False)
-    heads = [*(_function_head(name, weight) for name, weight in weighted), "total", "advantage", "tokens, end"]
-    head = "".join(f"<th style='{_CELL}'>{text}</th>" for text in heads)
-    body = "".join(f"<tr>{_row(batch, index)}</tr>" for index in shown)
-    omitted = f"; {left_out} between the best and the worst omitted" if left_out else ""
+    omitted = ""
+    if (left_out := len(shown) - MOST_COMPLETIONS) > 0:
+        shown = [*shown[: MOST_COMPLETIONS // 2], *shown[-MOST_COMPLETIONS // 2 :]]
+        omitted = f"; {left_out} between the best and the worst omitted"
     if (more := len(batch.names) - MOST_FUNCTIONS) > 0:
         omitted += f"; {more} functions omitted"
+    heads = [html.escape(one_line(short_name(name), 24)) for name in batch.names[:MOST_FUNCTIONS]]
+    heads = [name if own == 1 else f"{name}<br>x {number(own)}" for name, own in zip(heads, batch.weights, strict=False)]
+    head = "".join(f"<th style='{_CELL}'>{text}</th>" for text in [*heads, "total", "advantage", "tokens, end"])
+    body = "".join(f"<tr>{_row(batch, index)}</tr>" for index in shown)
     return (
         f"<details open><summary><b>{group.title}</b>: {len(batch.completions)} completions, best first{omitted}</summary>"
         f"{pre(_prompt_text(group.messages), 'margin:4px 0')}"
@@ -102,59 +100,48 @@ def group_html(group: ShownGroup) -> str:
 def group_text(group: ShownGroup, most: int = 3) -> str:
     """The group in a few lines, for a terminal."""
     batch, order = group.batch, group.best_first
-    shown = order if len(order) <= most else [*order[: most - 1], order[-1]]
     lines = [f"{group.title}: {one_line(group.messages[-1][1], 100)}"]
-    for index in shown:
-        advantage, total = batch.groups.advantages[index], batch.groups.totals[index]
-        text = one_line(batch.completions[index], 100)
-        lines.append(f"  {number(advantage, '+.2f'):>6}  total {number(total):>5}  {text}")
+    for index in order if len(order) <= most else [*order[: most - 1], order[-1]]:
+        advantage, total = number(batch.groups.advantages[index], "+.2f"), number(batch.groups.totals[index])
+        lines.append(f"  {advantage:>6}  total {total:>5}  {one_line(batch.completions[index], 100)}")
     return "\n".join(lines)
 
 
 def _row(batch: ScoredBatch, index: int) -> str:
-    text = middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION)
-    cells = [f"<td style='padding:2px 8px;text-align:left'>{pre(text)}</td>"]
+    cells = []  # (HTML, style)
     for place, name in enumerate(batch.names[:MOST_FUNCTIONS]):
-        error = batch.errors.get(name, {}).get(index)
-        if error:
-            cells.append(_cell(html.escape(one_line(str(error), 60)), f"{_BAD};white-space:normal"))
+        if error := batch.errors.get(name, {}).get(index):
+            cells.append((html.escape(one_line(str(error), 60)), f"{_BAD};white-space:normal"))
         else:
-            cells.append(_cell(number(batch.scores[index, place])))
-    advantage = batch.groups.advantages[index]
-    colour = _GOOD if advantage > 0 else _BAD if advantage < 0 else ""
-    cells += [_cell(number(batch.groups.totals[index])), _cell(f"<b>{number(advantage, '+.2f')}</b>", colour)]
-    cut_short = batch.finished is not None and not batch.finished[index]
+            cells.append((number(batch.scores[index, place]), ""))
+    advantage, cut_short = batch.groups.advantages[index], batch.finished is not None and not batch.finished[index]
+    colour = f"color:{GOOD}" if advantage > 0 else _BAD if advantage < 0 else ""
     end = f"<span style='{_BAD}'>length</span>" if cut_short else "-" if batch.finished is None else "stop"
-    return "".join([*cells, _cell(f"{batch.lengths[index]}, {end}")])
+    cells += [(number(batch.groups.totals[index]), ""), (f"<b>{number(advantage, '+.2f')}</b>", colour)]
+    cells += [(f"{batch.lengths[index]}, {end}", "")]
+    text = pre(middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION))
+    numbers = "".join(f"<td style='{_CELL};{style}'>{cell}</td>" for cell, style in cells)
+    return f"<td style='padding:2px 8px;text-align:left'>{text}</td>{numbers}"
 
 
-def _cell(text: str, style: str = "") -> str:
-    return f"<td style='{_CELL};{style}'>{text}</td>"
-
-
-def _function_head(function: str, weight: float) -> str:
-    name = html.escape(one_line(short_name(function), 24))
-    return name if weight == 1 else f"{name}<br>x {number(weight)}"
-
-
-def middle_cut(text: str, most: int, most_lines: int | None = None) -> str:
-    """`text` in at most about `most` characters (and lines): its beginning, and its end, where the answer stands."""
+def middle_cut(text: str, most: int, most_lines: int) -> str:
+    """`text` in at most about `most` characters and lines: its beginning, and its end, where the answer stands."""
     lines = text.split("\n")
-    if most_lines is not None and len(lines) > most_lines:
+    if (hidden := len(lines) - most_lines) > 0:
         end = most_lines // 3
-        hidden = len(lines) - most_lines
         text = "\n".join([*lines[: most_lines - end], f"… ({hidden} line{'s' * (hidden > 1)}) …", *lines[-end:]])
-    if len(text) <= most:
+    if (hidden := len(text) - most) <= 0:
         return text
     end = most // 3
-    return f"{text[: most - end]}\n… ({len(text) - most} characters) …\n{text[-end:]}"
+    return f"{text[: most - end]}\n… ({hidden} characters) …\n{text[-end:]}"
 
 
 def _prompt_text(messages: list[tuple[str, str]]) -> str:
     # What stands before the question is the same for every group, and is not worth much room.
-    if len(messages) == 1:
-        return middle_cut(messages[0][1], *_LONGEST_PROMPT)
-    *before, last = messages
+    *before, (role, question) = messages
+    asked = middle_cut(question, *_LONGEST_PROMPT)
+    if not before:
+        return asked
     told = [f"[{role}]\n{middle_cut(text, *_LONGEST_BEFORE)}" for role, text in before[-3:]]
     left_out = [f"… ({len(before) - 3} messages) …"] if len(before) > 3 else []
-    return "\n".join([*left_out, *told, f"[{last[0]}]\n{middle_cut(last[1], *_LONGEST_PROMPT)}"])
+    return "\n".join([*left_out, *told, f"[{role}]\n{asked}"])

@@ -9,19 +9,7 @@ from typing import Any
 import numpy as np
 
 from workbench.rewards.groups import ExplainedGroup
-from workbench.views.figure import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    SERIES,
-    inline_image,
-    lying,
-    new_figure,
-    with_legend,
-)
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SERIES, inline_image, lying, new_figure, with_legend
 from workbench.views.tables import Table, Verbatim, View, number, short_name
 
 
@@ -29,10 +17,10 @@ def explained_view(found: ExplainedGroup) -> View:
     """Rewards and advantages, and what each function adds to them, as bars; and the tables behind them."""
     tables = group_tables(found)
     labels = found.labels or [f"completion {index}" for index in range(len(found.texts))]
-    totals, learnt = np.nan_to_num(found.totals).tolist(), found.advantages.tolist()
-    bars = inline_image(advantage_bars(labels, totals, learnt), "rewards and advantages of the group")
-    bars += inline_image(contribution_bars(found, labels), found.verdict)
-    return View(bars + "".join(table._repr_html_() for table in tables), "\n\n".join(map(str, tables)))
+    bars = advantage_bars(labels, np.nan_to_num(found.totals).tolist(), found.advantages.tolist())
+    parts = [inline_image(bars, "rewards and advantages of the group")]
+    parts += [inline_image(contribution_bars(found, labels), found.verdict), *(table._repr_html_() for table in tables)]
+    return View("".join(parts), "\n\n".join(map(str, tables)))
 
 
 def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]:
@@ -43,27 +31,21 @@ def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]
     """
     short, scales = list(map(short_name, found.names)), found.by_scale
     places = list(found.labels) or [*range(len(found.texts))]
-    head = ["", *(["completion"] if completions else []), *short, "total"]
+    texts = [[Verbatim(text)] if completions else [] for text in found.texts]
     caption = f"scores, weighted total (mean {found.mean:.3g}, std {found.std:.3g}), and the advantage under each scale_rewards"
-    rows = [
-        [place, *([Verbatim(text)] if completions else []), *map(float, own)]
-        for place, text, *own in zip(places, found.texts, *found.scores.T, found.totals, *scales.values(), strict=True)
-    ]
-    scored = Table([*head, *(f"advantage, {scale}" for scale in scales)], rows, caption)
+    numbers = zip(places, texts, *found.scores.T, found.totals, *scales.values(), strict=True)
+    head = ["", *(["completion"] if completions else []), *short, "total", *(f"advantage, {scale}" for scale in scales)]
+    scored = Table(head, [[place, *text, *map(float, own)] for place, text, *own in numbers], caption)
     added = zip(places, found.contributions, found.advantages, strict=True)
     rows = [[place, *map(float, [*own, advantage])] for place, own, advantage in added]
     added = Table(["", *short, "advantage"], rows, "what each function adds to the advantage; rows sum to it")
-    pairs = zip(found.names, found.weights, found.scores.T, found.shares, strict=True)
-    rows = [[name, weight, *_statistics(scores), number(share, ".0%")] for name, weight, scores, share in pairs]
+    rows = []
+    for name, weight, scores, share in zip(found.names, found.weights, found.scores.T, found.shares, strict=True):
+        there = scores[~np.isnan(scores)]
+        std = float(there.std(ddof=1)) if len(there) > 1 else 0.0
+        rows.append([name, weight, *((float(there.mean()), std) if len(there) else (None, None)), number(share, ".0%")])
     header = ["function", "weight", "mean score", "std of scores", "share of the advantages' variance"]
     return [scored, added, Table(header, rows, found.verdict)]
-
-
-def _statistics(scores: np.ndarray) -> tuple[float | None, float | None]:
-    there = scores[~np.isnan(scores)]
-    if not len(there):
-        return None, None
-    return float(there.mean()), float(there.std(ddof=1)) if len(there) > 1 else 0.0
 
 
 def contribution_bars(found: ExplainedGroup, labels: Sequence[str] | None = None, order: Sequence[int] | None = None) -> Any:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Verdict
-from workbench.views import tables
-from workbench.views.tables import BAD, MUTED, View, pre
+from workbench.views.tables import MUTED, View, coloured, item
 
-_COLOURS = {ALARM: BAD, WARNING: tables.WARNING, NOTE: MUTED}
-_SHOWN = (ALARM, WARNING, NOTE)
 _MOST_PROMPTS = 3
 
 
@@ -20,67 +17,49 @@ def verdict_lines(verdicts: Sequence[Verdict], causes: bool = True) -> str:
         causes: with the cause, the remedy and the prompts of what is wrong; without, one line each.
     """
     lines = []
-    for verdict in _in_order(verdicts):
+    for verdict in _wrong(verdicts):
         lines.append(f"{verdict.state}: {_headline(verdict)}")
-        if causes:
-            lines += [f"  {word} {text}" for word, text in _reasons(verdict)]
+        lines += [f"  {reason}" for reason in _reasons(verdict)] if causes else []
     return "\n".join(lines + _rest(verdicts))
 
 
 def health_view(verdicts: Sequence[Verdict]) -> View:
     """The verdicts as a compact list, made to stand under a live plot."""
-    items = "".join(_item(verdict) for verdict in _in_order(verdicts))
-    listed = f"<ul style='margin:2px 0;padding-left:18px'>{items}</ul>" if items else ""
-    rest = "".join(pre(_flat(line), f"color:{MUTED}") for line in _rest(verdicts))
+    # What is worth a look is open; a note's reasons are not worth the room.
+    items = [item(own.state, _headline(own), *(_reasons(own) if own.state != NOTE else ())) for own in _wrong(verdicts)]
+    listed = f"<ul style='margin:2px 0;padding-left:18px'>{''.join(items)}</ul>" if items else ""
+    rest = "".join(coloured(_flat(line), MUTED) for line in _rest(verdicts))
     return View(f"<div style='font-size:90%'>{listed}{rest}</div>", verdict_lines(verdicts))
 
 
-def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    return sorted((each for each in verdicts if each.state in _SHOWN), key=lambda each: STATES.index(each.state))
+def _wrong(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    return sorted((own for own in verdicts if own.state in (ALARM, WARNING, NOTE)), key=lambda own: STATES.index(own.state))
 
 
 def _headline(verdict: Verdict) -> str:
-    return f"{verdict.title}: {_flat(verdict.line)}{_when(verdict)}"
+    first, last = verdict.first_step, verdict.last_step
+    when = "" if last is None else f" (step {last})" if first in (None, last) else f" (steps {first} to {last})"
+    return f"{verdict.title}: {_flat(verdict.line)}{when}"
 
 
-def _when(verdict: Verdict) -> str:
-    if verdict.last_step is None:
-        return ""
-    same = verdict.first_step in (None, verdict.last_step)
-    return f" (step {verdict.last_step})" if same else f" (steps {verdict.first_step} to {verdict.last_step})"
-
-
-def _reasons(verdict: Verdict) -> list[tuple[str, str]]:
-    found = []
-    if verdict.cause:
-        found.append(("cause:", _flat(verdict.cause)))
-    if verdict.prompts:
-        more = len(verdict.prompts) - _MOST_PROMPTS
-        ids = ", ".join(map(_flat, verdict.prompts[:_MOST_PROMPTS])) + (f" and {more} more" if more > 0 else "")
-        found.append(("prompts:", ids))
-    if verdict.remedy:
-        found.append(("->", _flat(verdict.remedy)))
-    return found
+def _reasons(verdict: Verdict) -> list[str]:
+    more = len(verdict.prompts) - _MOST_PROMPTS
+    prompts = ", ".join(verdict.prompts[:_MOST_PROMPTS]) + (f" and {more} more" if more > 0 else "")
+    told = (("cause:", verdict.cause), ("prompts:", prompts), ("->", verdict.remedy))
+    return [f"{word} {_flat(text)}" for word, text in told if text]
 
 
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
-    well = [verdict.title for verdict in verdicts if verdict.state == OK]
-    skipped = [verdict for verdict in verdicts if verdict.state == SKIPPED]
-    early = [verdict.title for verdict in skipped if "missing" not in verdict.evidence]
-    blind = [f"{each.title} ({_key(each)})" for each in skipped if "missing" in each.evidence]
-    said = (("no sign of", well), ("too early to say", early), ("not checked", blind))
-    return [f"{word}: {', '.join(dict.fromkeys(names))}" for word, names in said if names]
-
-
-def _key(verdict: Verdict) -> str:
-    return f"no {_flat(str(verdict.evidence['missing']))}: {_flat(verdict.line.removeprefix('not examined: '))}"
-
-
-def _item(verdict: Verdict) -> str:
-    # What is worth a look is open; a note's reasons are not worth the room.
-    reasons = "" if verdict.state == NOTE else "".join(pre(f"{word} {text}") for word, text in _reasons(verdict))
-    colour = _COLOURS[verdict.state]
-    return f"<li><b style='color:{colour}'>{verdict.state}</b> {pre(_headline(verdict))}{reasons}</li>"
+    said: dict[str, dict[str, None]] = {"no sign of": {}, "too early to say": {}, "not checked": {}}
+    for own in verdicts:
+        if own.state == OK:
+            said["no sign of"][own.title] = None
+        elif own.state == SKIPPED and "missing" not in own.evidence:
+            said["too early to say"][own.title] = None
+        elif own.state == SKIPPED:
+            why = f"no {own.evidence['missing']}: {own.line.removeprefix('not examined: ')}"
+            said["not checked"][f"{own.title} ({_flat(why)})"] = None
+    return [f"{word}: {', '.join(names)}" for word, names in said.items() if names]
 
 
 def _flat(text: str) -> str:

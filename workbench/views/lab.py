@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
+import itertools
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -22,18 +24,18 @@ from typing import Any
 
 import numpy as np
 
-from workbench.audit.examination import RewardAudit, audit_rewards
-from workbench.audit.probes import probes
+from workbench.audit.completions import CompletionBuilder, builders, probes
+from workbench.audit.examination import audit_rewards
 from workbench.audit.prompt_format import parse_format
-from workbench.audit.reference_completion import CompletionBuilder, builders
 from workbench.errors import RecipeError, TaskError, WorkbenchError
+from workbench.inspection.reading import question
 from workbench.rewards.groups import SCALES, ExplainedGroup, batch_of, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.views.audit import audit_view
-from workbench.views.controls import GREEN, MUTED, RED, WIDGETS, widget_view
+from workbench.views.controls import WIDGETS, widget_view
 from workbench.views.groups import group_tables
-from workbench.views.tables import LONGEST_SHOWN, PRE, Table, number, plain, pre, short_name
+from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, Table, coloured, number, plain, pre, short_name
 from workbench.workspace import shown
 
 MOST_PROMPTS = 100  # offered in the list
@@ -43,7 +45,8 @@ _STARTERS = ("an honest answer", "a wrong answer", "empty tags", "several answer
 _DEADLINE_S = 5.0  # for one function and all completions of the panel
 _MARK = "background:#ffe08a;color:#222"
 _ASKED = "border-bottom:2px solid #0072B2"
-_OPEN: dict[str, Lab] = {}  # the panel that looks after each task file: run again, a cell replaces it
+_WIDE, _HALF, _WORDS = {"width": "98%"}, {"width": "50%"}, {"description_width": "initial"}
+_OPEN: dict[str, asyncio.Task] = {}  # what looks after each task file, for a panel: run again, a cell replaces it
 
 
 class Bench:
@@ -61,9 +64,8 @@ class Bench:
         self.scale_rewards = scale_rewards
         self.task = task if isinstance(task, Task) else load_task(task)
         if not len(self.task.rows):
-            raise TaskError(
-                f"task {self.task.name!r}: 0 prompts", rule="completions answer a prompt", remedy="give the task rows"
-            )
+            value = f"task {self.task.name!r}: 0 prompts"
+            raise TaskError(value, rule="completions answer a prompt", remedy="give the task rows")
         self._writers: dict[int, CompletionBuilder] = {}
         self.writer(0)
         # A function that fails leaves its completion without a score.
@@ -71,17 +73,8 @@ class Bench:
         try:
             self.suite.check_signatures(self.task.rows)
         except BaseException:
-            self.close()
+            self.suite.close()
             raise
-
-    @cached_property
-    def audit(self) -> RewardAudit:
-        """What `audit_rewards` finds in the task."""
-        return audit_rewards(self.task)
-
-    def close(self) -> None:
-        """End the functions' worker process."""
-        self.suite.close()
 
     def writer(self, row: int) -> CompletionBuilder:
         """How an honest policy writes for a prompt of the task."""
@@ -94,8 +87,8 @@ class Bench:
     def starters(self, row: int) -> dict[str, str]:
         """Completions to begin with, by name: the reference completions, then the probes."""
         writer = self.writer(row)
-        first, *others = writer.reference_completions().items()
-        found = {"an honest answer": first[1], **{f"honest, {name}": text for name, text in others}}
+        (_, first), *others = writer.reference_completions().items()
+        found = {"an honest answer": first, **{f"honest, {name}": text for name, text in others}}
         return found | {probe.name: probe.text for probe in probes(writer, self.task.probes)}
 
     def group(self, row: Row, texts: Sequence[str]) -> tuple[ExplainedGroup, dict[int, list[str]]]:
@@ -111,25 +104,23 @@ class Bench:
         found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
         return explain(found), problems
 
-    def matched(self, row: Row, text: str, function: str | None = None) -> set[tuple[int, int]]:
-        """(start, end) of what the functions (or one) took out of a completion."""
-        names = self.suite.names if function is None else [function]
-        traces = [self.suite.trace(name, [row], [text]) for name in names]
-        return set().union(*(trace.matched.get(text, set()) for trace in traces if trace is not None))
+    def matched(self, row: Row, text: str, function: str) -> set[tuple[int, int]]:
+        """(start, end) of what a function took out of a completion."""
+        trace = self.suite.trace(function, [row], [text])
+        return trace.matched.get(text, set()) if trace is not None else set()
 
     def tables(self, row: Row, texts: Sequence[str]) -> list[Any]:
-        """The panel as plain tables."""
+        """The panel as plain tables, the audit last."""
         found, problems = self.group(row, texts)
-        parts: list[Any] = group_tables(found)
-        if problems:
-            rows = [[index, what] for index, each in sorted(problems.items()) for what in each]
-            parts.append(Table(["completion", "what a function did instead of scoring it"], rows))
-        return [*parts, self.report()]
+        rows = [[index, what] for index, each in sorted(problems.items()) for what in each]
+        failed = [Table(["completion", "what a function did instead of scoring it"], rows)] if rows else []
+        return [*group_tables(found), *failed, self.report]
 
+    @cached_property
     def report(self) -> Any:
-        """The audit for people, or why there is none."""
+        """What `audit_rewards` finds in the task, for people, or why it cannot be audited."""
         try:
-            return audit_view(self.audit, chart=False)
+            return audit_view(audit_rewards(self.task), chart=False)
         except WorkbenchError as error:
             return Table(["the task cannot be audited"], [[str(error)]])
 
@@ -152,11 +143,7 @@ class Lab:
     """
 
     def __init__(
-        self,
-        task: Task | str | Path,
-        completions: Sequence[str] | None = None,
-        row: int = 0,
-        scale_rewards: str | bool = "group",
+        self, task: Task | str | Path, completions: Sequence[str] | None = None, row: int = 0, scale_rewards: str | bool = "group"
     ) -> None:
         scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
         if scale not in SCALES:
@@ -167,9 +154,8 @@ class Lab:
             value = f"completions = {given!r:.200}"
             raise TaskError(value, rule="a completion is a text", remedy="give a list of texts")
         self.bench = Bench(task, scale)
-        rows = self.bench.task.rows
-        if not 0 <= row < len(rows):
-            raise IndexError(f"row = {row}: the task has {len(rows)} rows")
+        if not 0 <= row < (count := len(self.bench.task.rows)):
+            raise IndexError(f"row = {row}: the task has {count} rows")
         self.number = row
         self.file = Path(self.bench.task.source) if self.bench.task.source else None
         self.problem = ""  # why the file as it is now cannot be used
@@ -177,7 +163,6 @@ class Lab:
         starters = self.bench.starters(row)
         first = [starters[name] for name in _STARTERS if name in starters][:4]
         self.texts = first if given is None else list(given)
-        self._unseen: list[str] = []  # functions that paid for something that cannot be shown
         self._pending: Any = None
         self._watching: asyncio.Task | None = None
         self.widget = self._build()
@@ -187,18 +172,17 @@ class Lab:
         """The prompt that is shown, as the task's row."""
         return self.bench.task.rows[self.number]
 
-    def tables(self) -> list[Any]:
-        """The same without widgets."""
-        return self.bench.tables(self.row, self.texts)
-
     def __repr__(self) -> str:
-        return "\n\n".join([plain(_question(self.row)), *map(str, self.tables())])
+        return self._text(self.bench.tables(self.row, self.texts))
+
+    def _text(self, parts: Sequence[Any]) -> str:
+        return "\n\n".join([plain(question(self.row["prompt"]).strip()), *map(str, parts)])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         # The tables go along for readers of the saved notebook, where no kernel answers the widgets.
-        *parts, report = self.tables()
-        static = "".join([pre(_question(self.row)), *(part._repr_html_() for part in parts), _fold(report)])
-        bundle = {"text/html": static, "text/plain": repr(self)}
+        *parts, report = self.bench.tables(self.row, self.texts)
+        static = "".join([pre(question(self.row["prompt"]).strip()), *(part._repr_html_() for part in parts), _fold(report)])
+        bundle = {"text/html": static, "text/plain": self._text([*parts, report])}
         if self.widget is None:
             return bundle
         self._watch()
@@ -208,7 +192,7 @@ class Lab:
         """Stop looking after the task file, and end the functions' process."""
         if self._watching is not None:
             self._watching.cancel()
-        self.bench.close()
+        self.bench.suite.close()
         if self.widget is not None:
             self.widget.close()
 
@@ -221,30 +205,25 @@ class Lab:
             import ipywidgets as kit
         except ImportError:
             return None
-        wide, words = kit.Layout(width="98%"), {"description_width": "initial"}
-        self._prompts = kit.Dropdown(
-            options=self._offered(), value=self.number, description="prompt", layout=kit.Layout(width="70%")
-        )
-        self._scale = kit.Dropdown(options=list(SCALES), value=self.bench.scale_rewards, description="scale_rewards", style=words)
-        self._marks = kit.Dropdown(
-            options=self._markable(), value="", description="highlight", style=words, layout=kit.Layout(width="40%")
-        )
-        texts = [kit.HTML(layout=wide) for _ in range(5)]
+        scale = self.bench.scale_rewards
+        self._prompts = kit.Dropdown(options=self._offered(), value=self.number, description="prompt", layout={"width": "70%"})
+        self._scale = kit.Dropdown(options=list(SCALES), value=scale, description="scale_rewards", style=_WORDS)
+        self._marks = kit.Dropdown(options=self._markable(), description="highlight", style=_WORDS, layout={"width": "40%"})
+        texts = [kit.HTML(layout=_WIDE) for _ in range(5)]
         self._prompt, self._status, self._verdict, self._scores, self._report = texts
-        self._boxes = kit.VBox([], layout=wide)
+        self._boxes = kit.VBox([], layout=_WIDE)
         self._prompts.observe(self._prompt_changed, "value")
         self._scale.observe(self._scale_changed, "value")
-        self._marks.observe(lambda _: self._soon(), "value")
+        self._marks.observe(self._soon, "value")
         self._fill()
         self.refresh(everything=True)
-        settings = kit.HBox([self._scale, self._marks])
-        top = [kit.HBox([self._prompts]), self._prompt, self._status, self._boxes, settings]
+        top = [kit.HBox([self._prompts]), self._prompt, self._status, self._boxes, kit.HBox([self._scale, self._marks])]
         return kit.VBox([*top, self._verdict, self._scores, self._report])
 
     def _offered(self) -> list[tuple[str, int]]:
         rows = self.bench.task.rows
         numbers = sorted({*range(min(len(rows), MOST_PROMPTS)), self.number})
-        return [(f"{number}: {_question(rows[number])[:80]}", number) for number in numbers]
+        return [(f"{number}: {question(rows[number]['prompt']).strip()[:80]}", number) for number in numbers]
 
     def _markable(self) -> list[tuple[str, str]]:
         return [("what any function matched", ""), *((name, name) for name in self.bench.suite.names)]
@@ -253,35 +232,36 @@ class Lab:
         # One line per completion: what is typed, and what is found in it.
         import ipywidgets as kit
 
-        wide, half = kit.Layout(width="98%"), kit.Layout(width="50%")
         starters = self.bench.starters(self.number)
         options = [("(choose a completion)", ""), *((name, name) for name in starters)]
         self._cells: list[tuple[Any, Any]] = []
         lines = []
         for index, text in enumerate(self.texts):
-            narrow = {"description_width": "1.5em"}
-            chooser = kit.Dropdown(options=options, description=str(index), style=narrow, layout=wide)
-            high = kit.Layout(width="98%", height="9em")
-            area = kit.Textarea(value=text, rows=6, placeholder="type a completion", layout=high)
+            chooser = kit.Dropdown(options=options, description=str(index), style={"description_width": "1.5em"}, layout=_WIDE)
+            area = kit.Textarea(value=text, rows=6, placeholder="type a completion", layout={**_WIDE, "height": "9em"})
             area.add_class(f"workbench-completion-{index}")
-            seen = kit.HTML(layout=half)
+            seen = kit.HTML(layout=_HALF)
             seen.add_class(f"workbench-seen-{index}")
-            area.observe(lambda change, index=index: self._typed(index, change["new"]), "value")
-            chooser.observe(lambda change, area=area: _put(area, starters, change["new"]), "value")
+
+            def typed(change: dict[str, Any], index: int = index) -> None:
+                self.texts[index] = change["new"]
+                self._soon()
+
+            def put(change: dict[str, Any], area: Any = area) -> None:
+                area.value = starters.get(change["new"], area.value)
+
+            area.observe(typed, "value")
+            chooser.observe(put, "value")
             self._cells.append((area, seen))
-            lines.append(kit.HBox([kit.VBox([chooser, area], layout=half), seen]))
-        add = kit.Button(description="one more completion", layout=kit.Layout(width="auto", align_self="flex-start"))
-        add.on_click(lambda _: self._add())
+            lines.append(kit.HBox([kit.VBox([chooser, area], layout=_HALF), seen]))
+        add = kit.Button(description="one more completion", layout={"width": "auto", "align_self": "flex-start"})
+        add.on_click(self._add)
         self._boxes.children = [*lines, add]
 
-    def _add(self) -> None:
+    def _add(self, _: Any) -> None:
         self.texts.append("")
         self._fill()
         self.refresh()
-
-    def _typed(self, index: int, text: str) -> None:
-        self.texts[index] = text
-        self._soon()
 
     def _prompt_changed(self, change: dict[str, Any]) -> None:
         # Completions that were not touched follow the prompt; what was typed stays.
@@ -296,7 +276,7 @@ class Lab:
         self.bench.scale_rewards = change["new"]
         self.refresh()
 
-    def _soon(self) -> None:
+    def _soon(self, _: Any = None) -> None:
         # Once the typing pauses, so that a slow function is not asked for every letter.
         try:
             loop = asyncio.get_running_loop()
@@ -316,56 +296,52 @@ class Lab:
         try:
             self._show(everything)
         except Exception as error:  # whatever a task's functions do, the panel stays usable
-            self._verdict.value = _coloured(f"{type(error).__name__}: {error}", RED)
+            self._verdict.value = coloured(f"{type(error).__name__}: {error}", BAD)
 
     def _show(self, everything: bool) -> None:
         row, started = self.row, time.perf_counter()
         asked = [mark for block in parse_format(row).blocks for mark in (block.opening, block.closing)]
         if everything:
-            writer = self.bench.writer(self.number)
-            answer = f"<b>right answer</b> {html.escape(plain(writer.answer))}" if writer.has_answer else ""
-            self._prompt.value = pre(_prompt_text(row)) + (f"<pre style='{PRE}'>{answer}</pre>" if answer else "")
+            writer, prompt = self.bench.writer(self.number), row["prompt"]
+            if not isinstance(prompt, str):
+                prompt = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
+            answer = f"<pre style='{PRE}'><b>right answer</b> {html.escape(plain(writer.answer))}</pre>"
+            self._prompt.value = pre(prompt) + (answer if writer.has_answer else "")
+        unseen = {}  # functions that paid for something that cannot be shown
         if self.texts:
             found, problems = self.bench.group(row, self.texts)
-            unseen = {}
-            for index, (_, seen) in enumerate(self._cells):
+            for index, (text, (_, seen)) in enumerate(zip(self.texts, self._cells, strict=True)):
                 matched = set()
-                for place, name in enumerate(self.bench.suite.names):
+                for name, score in zip(found.names, found.scores[index], strict=True):
                     if self._marks.value in ("", name):
-                        own = self.bench.matched(row, self.texts[index], name)
+                        own = self.bench.matched(row, text, name)
                         matched |= own
-                        if not own and found.scores[index, place] > 0:
+                        if not own and score > 0:
                             unseen[name] = short_name(name)
-                text = highlighted(self.texts[index], matched, asked)
-                seen.value = _one(found, index, text, problems.get(index, []))
-            self._unseen = list(unseen.values())
+                seen.value = _one(found, index, highlighted(text, matched, asked), problems.get(index, []))
             self._verdict.value = f"<b>{html.escape(found.verdict)}</b>"
             scored, added, _ = group_tables(found, completions=False)
             self._scores.value = scored._repr_html_() + added._repr_html_()
-        self._status.value = self._state(time.perf_counter() - started)
-        if everything:
-            self._report.value = _fold(self.bench.report())
-
-    def _state(self, seconds: float) -> str:
-        if self.problem:
-            return _coloured(f"{self.problem}\nThe last task that could be loaded is still shown.", RED)
+        blind = f" (cannot see what {', '.join(unseen.values())} matched)" if unseen else ""
         file = f"{shown(self.file)}, reloaded when saved; " if self.file is not None else ""
-        blind = f" (cannot see what {', '.join(self._unseen)} matched)" if self._unseen else ""
-        legend = f"yellow: what a function matched{blind}; underlined: what the prompt asks for. "
-        text = f"{legend}{file}reward hash {self.bench.suite.hash}; scored in {1000 * seconds:.0f} ms"
-        return _coloured(text, MUTED)
+        legend = f"yellow: what a function matched{blind}; underlined: what the prompt asks for. {file}"
+        scored = f"reward hash {self.bench.suite.hash}; scored in {1000 * (time.perf_counter() - started):.0f} ms"
+        self._status.value = coloured(f"{legend}{scored}", MUTED)
+        if self.problem:
+            self._status.value = coloured(f"{self.problem}\nThe last task that could be loaded is still shown.", BAD)
+        if everything:
+            self._report.value = _fold(self.bench.report)
 
     # --- the task file ------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         if self.file is None or self._watching is not None:
             return
-        before = _OPEN.get(str(self.file))
-        if before is not None and before is not self and before._watching is not None:
-            before._watching.cancel()
-        _OPEN[str(self.file)] = self
         with contextlib.suppress(RuntimeError):  # without an event loop nothing could be clicked either
             self._watching = asyncio.get_running_loop().create_task(self._look_after())
+            before, _OPEN[str(self.file)] = _OPEN.get(str(self.file)), self._watching
+            if before is not None:
+                before.cancel()
 
     async def _look_after(self) -> None:
         while True:
@@ -373,14 +349,14 @@ class Lab:
             try:
                 self.look()
             except Exception as error:  # the next save may be better
-                self._status.value = _coloured(f"{type(error).__name__}: {error}", RED)
+                self._status.value = coloured(f"{type(error).__name__}: {error}", BAD)
 
     def _saved(self) -> tuple[int, int] | None:
         try:
-            found = self.file.stat() if self.file is not None else None
-        except OSError:
+            found = self.file.stat()
+        except (OSError, AttributeError):  # it is not there at the moment, or there is no file at all
             return None
-        return (found.st_mtime_ns, found.st_size) if found is not None else None
+        return found.st_mtime_ns, found.st_size
 
     def look(self) -> None:
         """Load the task again if its file was saved; the last good one stays while it cannot be. The panel does it itself."""
@@ -393,7 +369,7 @@ class Lab:
         except (Exception, SystemExit) as error:  # whatever is written there, the panel stays
             self.problem = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
         else:
-            self.bench.close()
+            self.bench.suite.close()
             self.bench, self.problem = fresh, ""
             self.number = min(self.number, len(fresh.task.rows) - 1)
             self._prompts.unobserve(self._prompt_changed, "value")
@@ -403,40 +379,18 @@ class Lab:
         self.refresh(everything=True)
 
 
-def _put(area: Any, starters: dict[str, str], name: str) -> None:
-    if name:
-        area.value = starters[name]
-
-
 def _fold(report: Any) -> str:
     # Opened by a click, so that nobody reads a flaw before having looked for it.
     return f"<details><summary>what the audit finds in these rewards</summary>{report._repr_html_()}</details>"
 
 
 def _one(found: ExplainedGroup, index: int, text: str, problems: Sequence[str]) -> str:
-    """One completion as it was read: what matched, each function's score, the total and the advantage."""
     pairs = zip(found.names, found.scores[index], strict=True)
     scores = ", ".join(f"{html.escape(short_name(name))} <b>{number(score)}</b>" for name, score in pairs)
     advantage = found.advantages[index]
-    colour = GREEN if advantage > 0 else RED if advantage < 0 else MUTED
+    colour = GOOD if advantage > 0 else BAD if advantage < 0 else MUTED
     total = f"total <b>{number(found.totals[index])}</b>, advantage <b style='color:{colour}'>{advantage:+.2f}</b>"
-    return f"{total}<br>{scores}{text}" + "".join(_coloured(problem, RED) for problem in problems)
-
-
-def _coloured(text: str, colour: str) -> str:
-    return pre(text, f"color:{colour}")
-
-
-def _question(row: Row) -> str:
-    prompt = row["prompt"]
-    return (prompt if isinstance(prompt, str) else str(prompt[-1]["content"])).strip()
-
-
-def _prompt_text(row: Row) -> str:
-    prompt = row["prompt"]
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
+    return f"{total}<br>{scores}{text}" + "".join(coloured(problem, BAD) for problem in problems)
 
 
 def highlighted(text: str, matched: Iterable[tuple[int, int]], asked: Iterable[str] = ()) -> str:
@@ -446,27 +400,15 @@ def highlighted(text: str, matched: Iterable[tuple[int, int]], asked: Iterable[s
         matched: (start, end) of what the functions took out of it; shown on yellow.
         asked: the marks of the format that was asked for (`<answer>`, ...); underlined where they stand.
     """
-    text, more = text[:LONGEST_SHOWN], max(0, len(text) - LONGEST_SHOWN)
-    found, named = [False] * len(text), [False] * len(text)
-    for start, end in matched:
-        found[start:end] = [True] * len(found[start:end])
-    for mark in filter(None, asked):
-        place = text.find(mark)
-        while place >= 0:
-            named[place : place + len(mark)] = [True] * len(mark)
-            place = text.find(mark, place + len(mark))
-    pieces, start = [], 0
-    for index in range(1, len(text) + 1):
-        if index == len(text) or (found[index], named[index]) != (found[start], named[start]):
-            pieces.append(_piece(text[start:index], found[start], named[start]))
-            start = index
-    tail = f" … ({more} more characters)" if more else ""
+    text, more = text[:LONGEST_SHOWN], len(text) - LONGEST_SHOWN
+    places = range(len(text))
+    found = {place for span in matched for place in places[slice(*span)]}
+    named = {place for mark in filter(None, asked) for hit in re.finditer(re.escape(mark), text) for place in range(*hit.span())}
+    pieces = []
+    for (is_found, is_named), run in itertools.groupby(places, lambda place: (place in found, place in named)):
+        body = html.escape(plain("".join(text[place] for place in run)))
+        if is_found:  # white space that was matched would not be seen
+            body = f"<mark style='{_MARK}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"
+        pieces.append(f"<span style='{_ASKED}'>{body}</span>" if is_named else body)
+    tail = f" … ({more} more characters)" if more > 0 else ""
     return f"<pre style='{PRE}'>{''.join(pieces)}{tail}</pre>"
-
-
-def _piece(text: str, found: bool, named: bool) -> str:
-    # White space that was matched would not be seen.
-    body = html.escape(plain(text))
-    if found:
-        body = f"<mark style='{_MARK}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"
-    return f"<span style='{_ASKED}'>{body}</span>" if named else body

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from workbench.memory import UNCALIBRATED, MemoryEstimate
-from workbench.memory.parts import GB, PHASES, Part, add, in_gb
+from workbench.memory.parts import GB, PHASES, add, in_gb
 from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, new_figure, with_legend
 
 # What is drawn in one colour: name, its parts' names, colour. What is named in none is drawn as the last.
@@ -32,46 +31,33 @@ def memory_bars(estimate: MemoryEstimate) -> Any:
     figure, axis = new_figure(9.5, 2.7)
     axis.grid(visible=False, axis="y")
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
-    widest = max([estimate.total(phase).high for phase in PHASES] + [estimate.vram_bytes or 0]) / GB
-    for place, phase in enumerate(PHASES):
+    spans = {phase: estimate.total(phase) for phase in PHASES}
+    widest = max([span.high for span in spans.values()] + [estimate.vram_bytes or 0]) / GB
+    named = {part for _, names, _ in _GROUPS for part in names}
+    for place, (phase, span) in enumerate(spans.items()):
         start = 0.0
-        for name, colour, parts in _grouped(estimate.of(phase)):
-            width = add(parts).bytes / GB
-            axis.barh(place, width, left=start, height=0.5, color=colour, edgecolor="white", linewidth=0.8, label=name)
-            start += width
-        span = estimate.total(phase)
+        for name, names, colour in _GROUPS:
+            parts = [own for own in estimate.of(phase) if own.name in names or (not names and own.name not in named)]
+            if parts:
+                width = add(parts).bytes / GB
+                axis.barh(place, width, left=start, height=0.5, color=colour, edgecolor="white", linewidth=0.8, label=name)
+                start += width
         ends = [[(span.bytes - span.low) / GB], [(span.high - span.bytes) / GB]]
         axis.errorbar(start, place, xerr=ends, color=BLACK, elinewidth=1.2, capsize=5, capthick=1.2)
     # The figures stand beside the bars: on them they would cross the card's line.
-    spans = [estimate.total(phase) for phase in PHASES]
-    labels = [
-        f"{phase}\n{in_gb(span.bytes)}\n({span.low / GB:.1f} to {span.high / GB:.1f})"
-        for phase, span in zip(PHASES, spans, strict=True)
-    ]
+    ranges = [f"({span.low / GB:.1f} to {span.high / GB:.1f})" for span in spans.values()]
+    labels = [f"{phase}\n{in_gb(span.bytes)}\n{ends}" for (phase, span), ends in zip(spans.items(), ranges, strict=True)]
     axis.set_yticks(range(len(PHASES)), labels, fontsize=8)
     axis.set_ylim(len(PHASES) - 0.45, -0.75)
     axis.set_xlim(0, 1.12 * widest)
     if estimate.vram_bytes is not None:
-        limit = estimate.vram_bytes / GB
+        limit, card = estimate.vram_bytes / GB, f"the card: {in_gb(estimate.vram_bytes)}"
         axis.axvline(limit, color=RED, linewidth=1.8)
         axis.axvspan(limit, 1.12 * widest, color=RED, alpha=0.06)
-        right = limit < 0.8 * widest
-        axis.text(
-            limit + (0.012 if right else -0.012) * widest, -0.72, f"the card: {in_gb(estimate.vram_bytes)}",
-            color=RED, fontsize=8, va="top", ha="left" if right else "right",
-        )  # fmt: skip
+        side, shift = ("left", 0.012) if limit < 0.8 * widest else ("right", -0.012)
+        axis.text(limit + shift * widest, -0.72, card, color=RED, fontsize=8, va="top", ha=side)
     axis.set_xlabel("GB" if estimate.how["calibration"] else f"GB, estimated: {UNCALIBRATED}", fontsize=8)
     axis.set_title(f"{estimate.shape.name}: {estimate.verdict}", fontsize=9, loc="left")
     handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     order = [name for name, _, _ in _GROUPS if name in handles]
     return with_legend(figure, axis, [handles[name] for name in order], order)
-
-
-def _grouped(parts: Sequence[Part]) -> list[tuple[str, str, list[Part]]]:
-    named = {part for _, names, _ in _GROUPS for part in names}
-    found = []
-    for name, names, colour in _GROUPS:
-        own = [part for part in parts if part.name in names or (not names and part.name not in named)]
-        if own:
-            found.append((name, colour, own))
-    return found

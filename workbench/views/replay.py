@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 
 from workbench.replaying import DEAD, Replay
-from workbench.views.curves import MAX_POINTS
+from workbench.views.chart import MAX_POINTS
 from workbench.views.figure import BLUE, GREY, ORANGE, inline_image, lying, new_figure, with_legend
 from workbench.views.tables import Table, Verbatim, View, number, one_line, pre, short_name
 
 _NONE = "none (zero std)"
+MOST_ALIVE = 10  # groups that are listed
+_FUNCTIONS = ["function", "code", "reward hash", "weight", "mean score", "completions rescored", "groups it decides"]
+_EXAMPLES = ["step/group/generation", "prompt", "completion", "total", "advantage", "scores that differ"]
 
 
 def replay_view(found: Replay, charts: bool = True) -> View:
@@ -30,56 +33,29 @@ def replay_view(found: Replay, charts: bool = True) -> View:
 
 def replay_tables(found: Replay) -> list[Table]:
     """The functions, who decides, the groups that come alive, and the completions whose advantage changes most."""
-    return [table for table in (_functions(found), _deciders(found), _alive(found), _examples(found)) if table.rows]
-
-
-def _functions(found: Replay) -> Table:
-    rows = [
-        [
-            row["name"],
-            row["change"],
-            f"{row['old_hash'] or '-'} -> {row['new_hash'] or '-'}",
-            _pair(row["old_weight"], row["new_weight"]),
-            _pair(row["old_mean"], row["new_mean"]),
-            row["rescored"],
-            f"{row['old_decided']} -> {row['new_decided']}",
-        ]
-        for row in found.functions
-    ]
-    header = ["function", "code", "reward hash", "weight", "mean score", "completions rescored", "groups it decides"]
-    return Table(header, rows, "reward functions, old -> new")
-
-
-def _deciders(found: Replay) -> Table:
-    named = {DEAD: _NONE}
-    rows = [
-        [named.get(old, old), named.get(new, new), count, f"{count / found.groups:.0%}"]
-        for (old, new), count in found.deciders.items()
-        if old != new
-    ]
-    return Table(["decided by", "now decided by", "groups", "share"], rows, "groups in which another function decides")
-
-
-def _alive(found: Replay, most: int = 10) -> Table:
-    rows = [list(row.values()) for row in found.alive[:most]]
-    shown = f"the first {len(rows)} of {found.came_alive}" if found.came_alive > len(rows) else str(len(rows))
-    return Table(["step", "group", "prompt_id", "was dead", "now decided by"], rows, f"groups that come alive: {shown}")
-
-
-def _examples(found: Replay) -> Table:
-    rows = [
-        [
-            f"{row['step']}/{row['group']}/{row['generation']}",
-            Verbatim(one_line(row["prompt"], 60)),
-            Verbatim(one_line(row["completion"], 60)),
-            _pair(row["old_total"], row["new_total"]),
-            _pair(row["old_advantage"], row["new_advantage"]),
-            _changed_scores(row["old_scores"], row["new_scores"]),
-        ]
-        for row in found.examples
-    ]
-    header = ["step/group/generation", "prompt", "completion", "total", "advantage", "scores that differ"]
-    return Table(header, rows, "the largest changes of advantage, old -> new, one per group")
+    functions, deciders, examples = [], [], []
+    for row in found.functions:
+        hashes, decided = f"{row['old_hash'] or '-'} -> {row['new_hash'] or '-'}", f"{row['old_decided']} -> {row['new_decided']}"
+        changed = [_pair(row[f"old_{of}"], row[f"new_{of}"]) for of in ("weight", "mean")]
+        functions.append([row["name"], row["change"], hashes, *changed, row["rescored"], decided])
+    for (old, new), count in found.deciders.items():
+        if old != new:
+            names = [_NONE if name == DEAD else name for name in (old, new)]
+            deciders.append([*names, count, f"{count / found.groups:.0%}"])
+    for row in found.examples:
+        place = f"{row['step']}/{row['group']}/{row['generation']}"
+        texts = [Verbatim(one_line(row[of], 60)) for of in ("prompt", "completion")]
+        changed = [_pair(row[f"old_{of}"], row[f"new_{of}"]) for of in ("total", "advantage")]
+        examples.append([place, *texts, *changed, _changed_scores(row["old_scores"], row["new_scores"])])
+    alive = [list(row.values()) for row in found.alive[:MOST_ALIVE]]
+    shown = f"the first {len(alive)} of {found.came_alive}" if found.came_alive > len(alive) else str(len(alive))
+    named = {  # caption -> (columns, rows)
+        "reward functions, old -> new": (_FUNCTIONS, functions),
+        "groups in which another function decides": (["decided by", "now decided by", "groups", "share"], deciders),
+        f"groups that come alive: {shown}": (["step", "group", "prompt_id", "was dead", "now decided by"], alive),
+        "the largest changes of advantage, old -> new, one per group": (_EXAMPLES, examples),
+    }
+    return [Table(columns, rows, caption) for caption, (columns, rows) in named.items() if rows]
 
 
 def _changed_scores(old: dict[str, float], new: dict[str, float]) -> str:

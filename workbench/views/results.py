@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.views.figure import BLUE, GREY, inline_image, new_figure, with_legend
 from workbench.views.groups import contribution_bars, group_tables
@@ -36,13 +35,23 @@ def group_view(group: RecordedGroup) -> View:
 
 
 def evaluation_picture(evaluation: Evaluation) -> View:
-    """The shares before and after with their intervals, the gain, and the numbers beside it."""
+    """The shares before and after, each with its 95 % interval drawn, the gain, and the numbers beside it."""
     from workbench.inspection.evaluation import share_interval
 
-    rows = [(label, share_interval(old), share_interval(new)) for label, old, new in evaluation.pairs]
     text = str(evaluation)
-    image = inline_image(before_after(rows), text.partition(";")[0])
-    return View(f"{image}{pre(text)}", text)
+    figure, axis = new_figure(8, 0.75 * len(evaluation.pairs) + 0.9)
+    for which, (label, offset, colour) in enumerate((("base", -0.18, GREY), ("trained", 0.18, BLUE)), 1):
+        for place, pair in enumerate(evaluation.pairs):
+            share, low, high = share_interval(pair[which])
+            drawn = {"xerr": [[share - low], [high - share]], "error_kw": {"elinewidth": 1, "capsize": 3}}
+            axis.barh(place + offset, share, height=0.32, color=colour, label=None if place else label, **drawn)
+            axis.text(min(high + 0.015, 1.0), place + offset, f"{share:.0%}", va="center", fontsize=8)
+    axis.set_yticks(range(len(evaluation.pairs)), [label for label, _, _ in evaluation.pairs], fontsize=9)
+    axis.set_xlim(0, 1.08)
+    axis.set_xlabel("share of held-out completions", fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+    return View(f"{inline_image(with_legend(figure, axis), text.partition(';')[0])}{pre(text)}", text)
 
 
 def examples_table(examples: Examples) -> Table:
@@ -52,30 +61,11 @@ def examples_table(examples: Examples) -> Table:
 
 def proof_table(proof: Proof) -> Table:
     """The distances that a proof measured, and what they prove."""
-    rows: list[list[Any]] = [
-        ["largest logit difference, merged to adapter", proof.largest_logit_difference],
-        ["spread (std) of the logits", proof.logit_spread],
-        ["largest logit difference, base to adapter", proof.largest_difference_to_base],
-        ["same greedy completion", f"{proof.same_greedy} of {proof.prompts} prompts"],
-        ["merged is base + adapter, and not base", proof.agrees],
-    ]
-    return Table(["proof", "found"], rows)
-
-
-def before_after(rows: Sequence[tuple[str, tuple[float, float, float], tuple[float, float, float]]]) -> Any:
-    """Shares before and after training, each (share, low, high) with its 95 % interval drawn."""
-    figure, axis = new_figure(8, 0.75 * len(rows) + 0.9)
-    for offset, which, colour in ((-0.18, 1, GREY), (0.18, 2, BLUE)):
-        for place, row in enumerate(rows):
-            share, low, high = row[which]
-            axis.barh(
-                place + offset, share, height=0.32, color=colour, xerr=[[share - low], [high - share]],
-                error_kw={"elinewidth": 1, "capsize": 3}, label=("base", "trained")[which - 1] if place == 0 else None,
-            )  # fmt: skip
-            axis.text(min(high + 0.015, 1.0), place + offset, f"{share:.0%}", va="center", fontsize=8)
-    axis.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=9)
-    axis.set_xlim(0, 1.08)
-    axis.set_xlabel("share of held-out completions", fontsize=8)
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
-    return with_legend(figure, axis)
+    rows = {
+        "largest logit difference, merged to adapter": proof.largest_logit_difference,
+        "spread (std) of the logits": proof.logit_spread,
+        "largest logit difference, base to adapter": proof.largest_difference_to_base,
+        "same greedy completion": f"{proof.same_greedy} of {proof.prompts} prompts",
+        "merged is base + adapter, and not base": proof.agrees,
+    }
+    return Table(["proof", "found"], rows.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from workbench.printable import printable
@@ -16,6 +17,7 @@ LONGEST_SHOWN = 2000
 _NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
 GOOD, BAD, WARNING, MUTED = "#1e8449", "#c0392b", "#b9770e", "#5d6d7e"  # of words
+_COLOURS = {"alarm": BAD, "error": BAD, "warning": WARNING, "note": MUTED}
 # JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.
 PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"
 
@@ -27,31 +29,29 @@ class Table:
         self.header, self.rows, self.caption = list(header), [list(row) for row in rows], caption
 
     def _repr_html_(self) -> str:
-        head = "".join(
-            f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{html.escape(plain(str(name)))}</th>"
-            for name in self.header
-        )
-        body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in self.rows)
+        names = [html.escape(plain(str(name))) for name in self.header]
+        head = "".join(f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{name}</th>" for name in names)
+        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
         # A caption may quote a prompt, and MathJax would set what stands between two dollars outside of <pre>.
         caption = pre(self.caption, "margin:6px 0;font-weight:bold") if self.caption else ""
         table = f"<table style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"{caption}<div style='overflow-x:auto'>{table}</div>"
 
     def __str__(self) -> str:
-        texts = [[plain(str(name)) for name in self.header], *([_text(value) for value in row] for row in self.rows)]
-        flat = [[text.replace("\n", "\\n") for text in row] for row in texts]
-        widths = [max(len(row[column]) for row in flat) for column in range(len(self.header))]
+        flat = [[_text(value).replace("\n", "\\n") for value in row] for row in (self.header, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*flat, strict=True)]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in flat]
         return "\n".join([printable(self.caption), *lines] if self.caption else lines)
 
     __repr__ = __str__
 
 
+@dataclass(repr=False)
 class View:
     """A page of HTML for a notebook, and the same as text for elsewhere."""
 
-    def __init__(self, html: str, text: str) -> None:
-        self.html, self.text = html, text
+    html: str
+    text: str
 
     def _repr_html_(self) -> str:
         return self.html
@@ -69,6 +69,16 @@ class Verbatim(str):
 def pre(text: str, style: str = "") -> str:
     """HTML of text as it is, in `<pre>`: neither markup in it nor a formula between two dollars runs."""
     return f"<pre style='{PRE}{';' if style else ''}{style}'>{html.escape(plain(text))}</pre>"
+
+
+def coloured(text: str, colour: str) -> str:
+    """HTML of text as it is, in a colour."""
+    return pre(text, f"color:{colour}")
+
+
+def item(state: str, *texts: str) -> str:
+    """A finding in a list: its state ("alarm", "error", "warning" or "note") in its colour, then its texts as they are."""
+    return f"<li><b style='color:{_COLOURS[state]}'>{state}</b> {''.join(map(pre, texts))}</li>"
 
 
 def cut(text: str, most: int) -> str:
@@ -101,9 +111,7 @@ def plain(text: str) -> str:
 def _text(value: Any) -> str:
     if value is None or value != value:
         return "-"
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-    return plain(str(value))
+    return format(value, ".3g" if abs(value) < 100 else ".0f") if isinstance(value, float) else plain(str(value))
 
 
 def _cell(value: Any) -> str:
@@ -118,7 +126,6 @@ def _cell(value: Any) -> str:
 
 def score_table(scored: Any) -> Table:
     """The completions of a `ScoredBatch` beside each function's score, their weighted total and their advantage."""
-    header = ["completion", *map(short_name, scored.names), "total", "advantage"]
-    numbers = [*scored.scores.T, scored.totals, scored.advantages]
-    rows = [[Verbatim(text), *map(float, own)] for text, *own in zip(scored.completions, *numbers, strict=True)]
-    return Table(header, rows)
+    numbers = zip(scored.completions, *scored.scores.T, scored.totals, scored.advantages, strict=True)
+    rows = [[Verbatim(text), *map(float, own)] for text, *own in numbers]
+    return Table(["completion", *map(short_name, scored.names), "total", "advantage"], rows)
