@@ -209,14 +209,11 @@ def replay(
 
 
 def _checked(out: Path, run: RunDirectory) -> Path:
-    problems = {
-        "among the run's own parts": out.resolve().parent == run.rollouts.resolve(),
-        "a folder": out.is_dir(),
-        "its folder is a file": any(folder.is_file() for folder in out.parents),
-    }
-    for problem in filter(problems.get, problems):
+    own = out.resolve().parent == run.rollouts.resolve()
+    if own or out.is_dir() or any(folder.is_file() for folder in out.parents):
+        value = f"out = {out}: " + ("among the run's own parts" if own else "it, or its folder, is something else already")
         rule = "a replay is written into a separate file, never into the record"
-        raise RunError(f"out = {out}: {problem}", rule=rule, remedy="choose another file")
+        raise RunError(value, rule=rule, remedy="choose another file")
     return out
 
 
@@ -269,9 +266,8 @@ def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, 
     by_group: dict[str, Any] = {}
     for side, trained, own in (("old", batch, old), ("new", new, new)):
         names = [*own.names, None]  # -1, in a dead group, is the last
-        deciders = attribution(own.scores, own.weights, size, own.scale_rewards, own.aggregation).deciders
-        by_group[f"{side}_decider"] = [names[index] for index in deciders]
-        by_group[f"{side}_dead"] = dead_kinds(own.groups, own.right, own.completions, size, own.aggregation)
+        by_group[f"{side}_decider"] = [names[index] for index in attribution(own).deciders]
+        by_group[f"{side}_dead"] = dead_kinds(own)
         columns |= {f"{side}_total": trained.totals, f"{side}_advantage": trained.advantages}
         columns |= {f"{side}.{name}": scores for name, scores in zip(own.names, own.scores.T, strict=True)}
     dead = [bool(was or now) for was, now in zip(by_group["old_dead"], by_group["new_dead"], strict=True)]

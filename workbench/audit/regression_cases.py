@@ -103,10 +103,7 @@ def cases_file(task: Task) -> Path | None:
 
 
 def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
-    """A task's cases.
-
-    Args:
-        file: where they are; None: where the task says.
+    """A task's cases; `file`: where they are, None: where the task says.
 
     Raises:
         TaskError: naming file and line, if one cannot be read or names a function that the task does not have.
@@ -138,7 +135,7 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     if unknown := sorted(set(content) - _FIELDS):
         raise wrong(f"unknown field {unknown[0]!r}", f"the fields are {', '.join(sorted(_FIELDS))}")
     row, columns = content.get("row", 0), content.get("columns", {})
-    if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < len(task.rows):
+    if type(row) is not int or not 0 <= row < len(task.rows):
         raise wrong(f"row = {row!r}", f"the task has rows 0 to {len(task.rows) - 1}")
     if not isinstance(columns, dict):
         raise wrong(f"columns = {columns!r}", 'columns are {"name": value, ...}')
@@ -148,19 +145,14 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     for function, value in expected.items():
         if function not in (*task.function_names, TOTAL):
             raise wrong(f"expects {function!r}", f"choose from {', '.join(task.function_names)} and {TOTAL}")
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        if type(value) not in (int, float, type(None)):
             raise wrong(f"expects {function} = {value!r}", "a score is a number, or null where it does not apply")
     name = content.get("name") or (content["completion"].strip().splitlines() or ["(empty)"])[-1][:40]
     return Case(number, str(name), {**task.rows[row], **columns}, content["completion"], expected)
 
 
 def failed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False) -> list[CaseFailure]:
-    """The cases that a task's rewards do not score as expected.
-
-    Args:
-        suite: the task's, if there is one already.
-        quiet: what the functions print is not shown.
-    """
+    """The cases that a task's rewards do not score as expected; `suite`: the task's, if there is one already."""
     if not cases:
         return []
     with contextlib.nullcontext(suite) if suite else contextlib.closing(RewardSuite(task, 1, on_error="skip")) as own:

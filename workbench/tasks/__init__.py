@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from workbench.data.checks import Checked
 from workbench.data.sources import Source
 from workbench.data.split import split_rows
-from workbench.task import Row
+from workbench.task import Task
 
 
-def task_rows(source: Source, held_out_percent: int = 10, **options: Any) -> tuple[list[Row], list[Row]]:
-    """(training rows, held-out rows) of a source, the way notebook 01 makes them: checked, and split by a stable hash.
+def task_of(
+    name: str,
+    source: Source,
+    reward_funcs: Sequence[Callable[..., Any]],
+    right_by: str,
+    format_by: str,
+    held_out_percent: int = 10,
+    cases: str | None = None,
+    **options: Any,
+) -> Task:
+    """A task of a source's rows, made as notebook 01 makes them: checked, and split by a stable hash.
 
     Args:
+        cases: a file in this folder.
         options: as for `Checked` (`system`, `examples`, `prompt_column`, ...).
     """
     kept = Checked(source, **options).collect().kept
-    return split_rows(kept, held_out_percent, key=source.split_by, salt=source.salt)
+    train, held_out = split_rows(kept, held_out_percent, key=source.split_by, salt=source.salt)
+    cases = Path(__file__).parent / cases if cases else None
+    return Task(name, train, reward_funcs, held_out=held_out, right_by=right_by, format_by=format_by, cases=cases)

@@ -12,7 +12,6 @@ from workbench.task import Row, Task
 from workbench.tiny.task import CASES, REWARD_FUNCS
 
 NAME = "openai/gsm8k"
-HELD_OUT = 200
 
 
 def rows(source: str | Path = NAME, split: str = "train", limit: int | None = None, **options: Any) -> list[Row]:
@@ -26,7 +25,7 @@ def rows(source: str | Path = NAME, split: str = "train", limit: int | None = No
     return Checked(opened, system=SYSTEM_PROMPT, examples=examples_for("tags"), numbers=True, **options).collect().kept
 
 
-def task(source: str | Path = NAME, limit: int | None = None, held_out: int = HELD_OUT) -> Task:
+def task(source: str | Path = NAME, limit: int | None = None, held_out: int = 200) -> Task:
     """GSM8K with the five reward functions; the test split's first problems are held out."""
     train = rows(source, "train", limit)
     return Task(

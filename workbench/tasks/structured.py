@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from workbench.data.sources import Source
 from workbench.rewards.verifiers import json_right_reward, json_schema_reward, json_values_reward
 from workbench.task import Row, Task
-from workbench.tasks import task_rows
+from workbench.tasks import task_of
 
 QUESTIONS = 1200
 SCHEMA: dict[str, Any] = {
@@ -33,15 +32,10 @@ EXAMPLE = (
     json.dumps({"name": "Mara Lind", "age": 41, "city": "Oslo", "languages": ["Norwegian", "German"]}),
 )
 
-_FIRST, _LAST, _CITIES, _LANGUAGES = map(
-    str.split,
-    (
-        "Ada Ben Chen Dora Emil Farah Goran Hana Ivo Jun Kofi Lea Nia Omar Pia",
-        "Abbas Berg Costa Duarte Eriksen Fofana Gupta Haas Ito Kim Lopez Marek Novak",
-        "Accra Bergen Cusco Dakar Essen Faro Graz Hanoi Izmir Kyoto Lima Malmo Nairobi",
-        "Arabic Czech Dutch English French German Hindi Korean Polish Spanish Twi",
-    ),
-)
+_FIRST = ["Ada", "Ben", "Chen", "Dora", "Emil", "Farah", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lea", "Nia", "Omar", "Pia"]
+_LAST = ["Abbas", "Berg", "Costa", "Duarte", "Eriksen", "Fofana", "Gupta", "Haas", "Ito", "Kim", "Lopez", "Marek", "Novak"]
+_CITIES = ["Accra", "Bergen", "Cusco", "Dakar", "Essen", "Faro", "Graz", "Hanoi", "Izmir", "Kyoto", "Lima", "Malmo", "Nairobi"]
+_LANGUAGES = ["Arabic", "Czech", "Dutch", "English", "French", "German", "Hindi", "Korean", "Polish", "Spanish", "Twi"]
 _FORMS = (
     "{name} is {age} and lives in {city}. {first} speaks {languages}.",
     "In {city} lives {name}, aged {age}, who speaks {languages}.",
@@ -75,13 +69,6 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
     """JSON to a schema, one worked example as a turn of the chat."""
-    train, held_out = task_rows(source(questions, seed), system=SYSTEM, examples=[EXAMPLE], as_turns=True)
-    return Task(
-        name="json",
-        rows=train,
-        held_out=held_out,
-        reward_funcs=(json_schema_reward, json_values_reward, json_right_reward),
-        right_by="json_right_reward",
-        format_by="json_schema_reward",
-        cases=Path(__file__).parent / "cases_json.jsonl",
-    )
+    functions, examples = (json_schema_reward, json_values_reward, json_right_reward), {"examples": [EXAMPLE], "as_turns": True}
+    named = {"right_by": "json_right_reward", "format_by": "json_schema_reward", "cases": "cases_json.jsonl"}
+    return task_of("json", source(questions, seed), functions, **named, system=SYSTEM, **examples)
