@@ -258,9 +258,8 @@ def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, 
     by_group: dict[str, Any] = {}
     for side, trained, own in (("old", batch, old), ("new", new, new)):
         names = [*own.names, None]  # -1, in a dead group, is the last
-        deciders = attribution(own.scores, own.weights, size, own.scale_rewards, own.aggregation).deciders
-        by_group[f"{side}_decider"] = [names[index] for index in deciders]
-        by_group[f"{side}_dead"] = dead_kinds(own.groups, own.right, own.completions, size, own.aggregation)
+        by_group[f"{side}_decider"] = [names[index] for index in attribution(own).deciders]
+        by_group[f"{side}_dead"] = dead_kinds(own)
         columns |= {f"{side}_total": trained.totals, f"{side}_advantage": trained.advantages}
         columns |= {f"{side}.{name}": scores for name, scores in zip(own.names, own.scores.T, strict=True)}
     dead = [bool(was or now) for was, now in zip(by_group["old_dead"], by_group["new_dead"], strict=True)]
