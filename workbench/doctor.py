@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
-from workbench.run.versions import versions
+from workbench.run.directory import versions
 
 
 class Finding(NamedTuple):

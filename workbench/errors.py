@@ -42,10 +42,9 @@ def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def fault_line(error: BaseException, file: str | os.PathLike | None = None) -> str:
-    """` (task.py:12: the line)`: the user's own line that an exception came from; empty if there is none.
+    """` (task.py:12: the line)`: the line of the user's `file` that an exception came from; empty if there is none.
 
-    Args:
-        file: the user's file; None: the innermost frame that is neither a library's (nor Python's) nor the workbench's.
+    `file` None: the innermost frame that is neither a library's (nor Python's) nor the workbench's.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({Path(error.filename).name}:{error.lineno}: {(error.text or '').strip()})"

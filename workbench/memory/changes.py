@@ -1,9 +1,7 @@
 """What to change when it does not fit: the changes that cost least, each with what it is estimated to save.
 
-And gradient checkpointing, which computes a layer's values a second time instead of keeping them: the same gradients, less
-memory, more time. It changes the training phase alone, so what generation needs does not count. The high end of the estimate
-is compared with the card: a run that is a little slower is better than one that ends in its third hour, when the completions
-have grown long.
+And gradient checkpointing (less memory, the same gradients, more time), chosen by the high end of the training phase alone: a
+run that is a little slower is better than one that ends in its third hour, when the completions have grown long.
 """
 
 from __future__ import annotations

@@ -143,10 +143,7 @@ def estimate(
 
 
 def measured_peak() -> int | None:
-    """Most bytes that torch has had allocated on this GPU since its counter was reset; None without a GPU.
-
-    Reset with `torch.cuda.reset_peak_memory_stats()` before the step that is measured.
-    """
+    """Most bytes that torch has had allocated on this GPU since `torch.cuda.reset_peak_memory_stats()`; None without a GPU."""
     torch = sys.modules.get("torch")  # what has not been imported has allocated nothing
     return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_available() else None
 
@@ -162,14 +159,10 @@ def card() -> tuple[str, int] | None:
 
 
 def calibrate(made: MemoryEstimate, measured_peak_bytes: int, card: str = "") -> Calibration:
-    """How far the parts that are not exact were off, from the measured peak of one step.
+    """How far the parts that are not exact were off, from the `measured_peak()` of one whole step and its uncalibrated estimate.
 
-    The factor is for the phase that decides: the peak is its peak. Parts that last, and those that torch's counter does
-    not see, are left as they are. A step whose completions ended early says nothing of whole ones.
-
-    Args:
-        made: an uncalibrated estimate of the measured step.
-        measured_peak_bytes: from `measured_peak()`, after at least one whole step.
+    The factor is for the phase that decides: the peak is its peak. Parts that last, and those that torch's counter does not
+    see, are left as they are. A step whose completions ended early says nothing of whole ones.
 
     Raises:
         RecipeError: if less was measured than the exact parts alone hold.

@@ -11,11 +11,14 @@ import contextlib
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,10 @@ from workbench.workspace import append_line, read_lines, replace_file, resolve, 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_BESIDE = 4  # other runs that are named
+_LIBRARIES = (
+    "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes", "torch", "vllm", "ipykernel",
+    "grpo-workbench",
+)  # fmt: skip
 _ONE_OWNER = "one process at a time owns a run"
 
 
@@ -225,7 +232,7 @@ class RunDirectory:
                 return not stat.is_file() or stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
         except PermissionError:
             return True  # somebody else's process, and it is there
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError):
             return False
         return True
 
@@ -284,8 +291,8 @@ def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str
     known = _runs_in(folder)
     if str(name) == "latest" and known:
         return _latest(known, latest)
-    for candidate in [] if str(name) == "latest" else [resolve(name), folder / str(name)]:
-        if (candidate / "recipe.yaml").is_file():
+    for candidate in (resolve(name), folder / str(name)):
+        if str(name) != "latest" and (candidate / "recipe.yaml").is_file():
             return RunDirectory(candidate)
     names = [run.name for run in known]
     value = f"no run {str(name)!r} (runs in {shown(folder)}: {', '.join(names) or 'none'})"
@@ -346,3 +353,17 @@ def check_name(name: str) -> None:
 def now() -> str:
     """The time, in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, Any]:
+    """Python, the libraries (None where one is absent), the machine, and the workbench's own commit if it has one."""
+    found: dict[str, Any] = {"python": platform.python_version(), **dict.fromkeys(_LIBRARIES)}
+    for library in _LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[library] = metadata.version(library)
+    root, commit = Path(__file__).parents[2], ""
+    if (root / ".git").exists():
+        describe = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            commit = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return found | {"machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores", "commit": commit or None}

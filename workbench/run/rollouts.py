@@ -7,6 +7,7 @@ needs no more memory than its answer.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -290,13 +291,11 @@ def _batch_of(table: pyarrow.Table, names: list[str], size: int, known: dict[str
 
 def _prompt(recorded: str) -> Any:
     # Messages are recorded as JSON, a prompt that is text as it is, be it JSON or not.
-    if not recorded.startswith("[{"):
-        return recorded
-    try:
-        messages = json.loads(recorded)
-    except ValueError:
-        return recorded
-    return messages if all(isinstance(message, dict) and "role" in message for message in messages) else recorded
+    with contextlib.suppress(ValueError):
+        messages = json.loads(recorded) if recorded.startswith("[{") else []
+        if messages and all(isinstance(message, dict) and "role" in message for message in messages):
+            return messages
+    return recorded
 
 
 def stage_in(manifest: dict[str, Any], stage: str | None = None) -> dict[str, Any]:
