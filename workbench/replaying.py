@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,16 +26,12 @@ from workbench.run.rollouts import parts, read_batches, stage_in
 from workbench.task import Row, Task, load_task
 from workbench.workspace import replace_file, shown, to_json
 
-if TYPE_CHECKING:
-    import pyarrow
-
 MEANING = (
     "This shows what the gradients of these batches would have favoured, not what a new run would reach: "
     "a policy trained under the new rewards would have written other completions."
 )
 DEAD = "(dead)"  # in place of a function's name, which has no brackets
 NO_SIGN = 1e-6  # an advantage closer to 0 than this has no sign
-GROUPS_LISTED = 100
 ABOUT = 4096  # completions that are read and scored at a time
 
 
@@ -186,8 +182,7 @@ def replay(
                 break
         if not done:
             name, why = next(iter(left_out.items()), (shown(run.rollouts), "no completions"))
-            rule, remedy = "a replay scores what was recorded", "choose another run: none of it is whole"
-            raise RunError(f"{name}: {why}", rule=rule, remedy=remedy)
+            raise RunError(f"{name}: {why}", rule="a replay scores what was recorded", remedy="choose another run")
         if held:
             writer.write_table(pa.concat_tables(held))
         writer.close()
@@ -224,11 +219,8 @@ def _trained_with(run: RunDirectory) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {name: known["settings"].get(name, value) for name, value in usual.items()}
     if not settings["num_generations"] or not known["rewards"]:
         missing = "rewards" if settings["num_generations"] else "num_generations"
-        raise RunError(
-            f"{shown(run.path / 'manifest.json')}: no {missing!r}",
-            rule="a manifest names the run's reward functions and its settings",
-            remedy="choose a run that was trained with the workbench",
-        )
+        value, rule = f"{shown(run.path / 'manifest.json')}: no {missing!r}", "a manifest names the run's rewards and settings"
+        raise RunError(value, rule=rule, remedy="choose a run that was trained with the workbench")
     return known["rewards"], settings
 
 
@@ -241,7 +233,7 @@ def _check_columns(suite: RewardSuite, row: Row) -> None:
         raise TaskError(f"the recorded rows: {error.value}", rule=error.rule, remedy=remedy) from None
 
 
-def _schema(old_names: list[str], new_names: list[str]) -> pyarrow.Schema:
+def _schema(old_names: list[str], new_names: list[str]) -> Any:
     import pyarrow as pa
 
     kinds = dict.fromkeys(["step", "group", "generation"], pa.int32()) | {"number": pa.int64(), "prompt_id": pa.string()}
@@ -251,7 +243,7 @@ def _schema(old_names: list[str], new_names: list[str]) -> pyarrow.Schema:
     return pa.schema({**kinds, "rank_correlation": pa.float64()})
 
 
-def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: pyarrow.Schema) -> pyarrow.Table:
+def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: Any) -> Any:
     # A row per completion; what belongs to a group stands in each of its rows. `number`: of the completion in the replay.
     import pyarrow as pa
 
@@ -336,7 +328,6 @@ def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], 
                       coalesce(avg(rank_correlation), 'nan') as rank_correlation from groups"""
         )
         steps = "step, count(*) as groups, count(old_dead) as old_dead, count(new_dead) as new_dead"
-        alive = "old_dead is not null and new_dead is null"
         return {
             **counts,
             "signs": signs,
@@ -346,8 +337,8 @@ def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], 
             "functions": functions,
             "steps": ask(f"select {steps} from groups group by step order by step"),
             "alive": ask(
-                f"""select step, "group", prompt_id, old_dead, new_decider from groups
-                    where {alive} order by number limit {GROUPS_LISTED}"""
+                """select step, "group", prompt_id, old_dead, new_decider from groups
+                    where old_dead is not null and new_dead is null order by number limit 100"""
             ),
         }
 

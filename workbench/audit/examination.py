@@ -192,9 +192,7 @@ class _Audit:
             self._choose_reference(self.table)
         self.reference = next(text.text for text in self.texts if text.kind == REFERENCE and text.name == AS_ASKED)
         units = {name: self._look(name) for name in names}
-        self._formats(names, readings)
-        if names:
-            self._look_at_all(names)
+        self._look_at_all(names, readings)
         paid = [name for name, weight in weights.items() if weight]
         if len(paid) == 1 and (weights[paid[0]] != 1 or _has_state(suite.functions[paid[0]])):
             self._add("scale", paid[0])
@@ -210,8 +208,9 @@ class _Audit:
         known = load_cases(self.task, cases)
         if len(usable) == len(suite.names) == len(names):
             try:  # totals are expected for the task's own weights
-                for failure in failed_cases(self.task, known, suite if suite.weights == self.task.weights else None, quiet=True):
-                    self._add("case", case=failure)
+                own = suite if suite.weights == self.task.weights else None
+                for _, said in failed_cases(self.task, known, own, quiet=True):
+                    self._add("case", case=said)
             except RewardError as error:
                 self._refused("case.fails", "", error)
         if new := sorted(set(os.listdir()) - there):
@@ -229,8 +228,6 @@ class _Audit:
             cases=len(known),
             seconds=time.monotonic() - started,
         )
-
-    # --- the completions and their scores ---
 
     def _texts(self, number: int, builder: CompletionBuilder) -> list[Text]:
         found = [Text(number, REFERENCE, *each) for each in builder.reference_completions().items()]
@@ -265,13 +262,13 @@ class _Audit:
 
     def _choose_reference(self, table: ScoreTable) -> None:
         # Where no format is asked for, the way of answering that is paid best stands for the reference.
-        names = list(self.builders[0].reference_completions())
+        names = self.builders[0].reference_completions()
         totals = {name: mean_of_known(table.totals[table.at(REFERENCE, name)]) for name in names}
         best = max(totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED))
         other = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
-        table.texts[:] = [
-            text._replace(name=other.get(text.name, text.name)) if text.kind == REFERENCE else text for text in table.texts
-        ]
+        for index, text in enumerate(table.texts):
+            if text.kind == REFERENCE:
+                table.texts[index] = text._replace(name=other.get(text.name, text.name))
 
     def _scored(self, name: str) -> list[float] | None:
         rows, began = [self.rows[text.row] for text in self.texts], time.perf_counter()
@@ -292,8 +289,6 @@ class _Audit:
         severity = "warning" if error == UNJUDGED else None
         self._add(rule, name, severity, error=error, name=text.name, text=text.text[:80], **values)
         return scored.scores if len(scored.errors) < len(self.texts) else None
-
-    # --- one function ---
 
     def _look(self, name: str) -> str:
         # Everything about one function; the unit in which it counts lengths.
@@ -345,9 +340,7 @@ class _Audit:
         pays = max_score_of(self.suite.functions[name]), reference if np.isfinite(reference) else None, lowest, highest
         return FunctionReport(name, weight, *pays, unit, self.suite.hashes[name], self.seconds.get(name, 0.0))
 
-    # --- all functions ---
-
-    def _formats(self, names: Sequence[str], readings: dict[str, InputFormat]) -> None:
+    def _look_at_all(self, names: Sequence[str], readings: dict[str, InputFormat]) -> None:
         fitting = "chat" if is_chat(self.rows[0]["prompt"]) else "text"
         for name in names:
             found = readings[name]
@@ -358,8 +351,8 @@ class _Audit:
             name, _, style = note.partition(" is written as ")
             if style:
                 self._add("signature.style", name, style=style)
-
-    def _look_at_all(self, names: list[str]) -> None:
+        if not names:
+            return
         self.findings += [*rules.hackable(self.table), *rules.overlaps(self.table)]
         applied = ~np.isnan(self.table.scores[:, self.table.weights != 0]).all(axis=1)
         served = {text.row for text, applies in zip(self.texts, applied, strict=True) if applies}

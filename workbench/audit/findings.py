@@ -175,9 +175,9 @@ class ScoreTable:
 
 
 def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool) -> Iterator[Finding]:
-    """Whether a reference completion earns what the function has to give; `unreached`: the branches that none reaches.
+    """Whether a reference completion earns what the function has to give.
 
-    Where a function `varies` with the length, a difference between reference completions says nothing.
+    `unreached` names the branches that none reaches; where a score `varies` with the length, their differences say nothing.
     """
     scores, declared, at = table.column(function), table.maxima[table.names.index(function)], table.at(REFERENCE, AS_ASKED)
     known, earned, reference = scores[~np.isnan(scores)], scores[at], table.texts[0].text[:80]
@@ -200,11 +200,9 @@ def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence
         would = [t.name for t, score in of_first if t.kind == REFERENCE and t.name != AS_ASKED and score >= targets[0]]
         hacks = [t.name for t, score in of_first if t.kind == PROBE and not t.right and score >= most - _CLOSE]
         only = f"; it pays only {' or '.join(would)}" if would else "; it pays no reference completion that was tried"
-        also, rule = f"; {hacks[0]!r} earns {most:g}" if hacks else "", "cannot_pay"
-        if table.guessed and not would and not hacks:
-            rule = "cannot_pay.guessed"
-        elif would and not table.shown:
-            rule = "cannot_pay.layout"  # which of its layouts a policy writes is open
+        also = f"; {hacks[0]!r} earns {most:g}" if hacks else ""
+        layout = would and not table.shown  # which of its layouts a policy writes is open
+        rule = "cannot_pay.layout" if layout else "cannot_pay.guessed" if table.guessed and not (would or hacks) else "cannot_pay"
         values = {"earned": mean, "most": most, "only": only, "also": also, "never": _never(unreached(function))}
         yield finding(rule, function, reference=reference, **values)
         return

@@ -17,11 +17,9 @@ from workbench.data.template import template_card
 from workbench.rewards.suite import RewardSuite
 
 _LENGTHS = (1, 5, 10, 15, 20, 25, 30, 40, 50, 80, 120, 200, 400)  # characters
-_WORDS = (0, 8, 16, 32, 64, 128)
 _TOKENS = (1, 8, 64, 256, 512, 1024, 4096)
 # No word twice, so that what counts repetitions counts none.
 _WORDS_ONCE = " ".join(map("".join, itertools.product(("lo", "ra", "mi", "tu", "ne", "sa", "ko", "vi", "pe", "du"), repeat=2)))
-_TAIL = (0, 1_000, 4_000, 16_000)
 
 
 def length_findings(suite: RewardSuite, name: str, to: CompletionBuilder) -> tuple[str, list[Finding]]:
@@ -34,12 +32,13 @@ def length_findings(suite: RewardSuite, name: str, to: CompletionBuilder) -> tup
         scored = suite.score_each([to.row] * len(texts), texts, list(map(list, ids)), names=[name], quiet=True)[name]
         return None if scored.errors else np.array(scored.scores, dtype=float)
 
-    words = [" ".join(f"w{number}" for number in range(count)) for count in _WORDS]
+    words = [" ".join(f"w{number}" for number in range(count)) for count in (0, 8, 16, 32, 64, 128)]
     inside = [to.format.write(f"Step by step: {more}".strip(), to.answer) for more in words]
     texts, same = inside + [_WORDS_ONCE[:count] for count in _LENGTHS], range(16)
     found = scores(texts + [inside[1]] * len(_TOKENS), [same] * len(texts) + [range(count) for count in _TOKENS])
     # Each alone: a function that scales its scores over the batch would lay these on one line.
-    tail = [scores([to.format.write("Step by step", to.answer) + "x" * count], [same]) for count in _TAIL]
+    start = to.format.write("Step by step", to.answer)
+    tail = [scores([start + "x" * count], [same]) for count in (0, 1_000, 4_000, 16_000)]
     if found is None or any(each is None for each in tail):
         return "", []
     inside_scores, plain, by_token = np.split(found, [len(inside), len(texts)])

@@ -57,11 +57,7 @@ class ExpectedFormat(NamedTuple):
         return " ".join(parts) or "no format"
 
     def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
-        """A completion in this format.
-
-        Args:
-            compact: without the line breaks inside and between the blocks.
-        """
+        """A completion in this format; `compact`: without the line breaks inside and between the blocks."""
         final = answer if self.json or not self.boxed else f"\\boxed{{{answer}}}"
         final = f"{MARK} {final}" if self.mark else final
         if not self.blocks:
@@ -76,9 +72,8 @@ class ExpectedFormat(NamedTuple):
 
 def prompt_text(prompt: Any) -> str:
     """The words of a prompt that were not written by the assistant."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(str(message["content"]) for message in prompt if message["role"] != "assistant")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return "\n".join(str(message["content"]) for message in messages if message["role"] != "assistant")
 
 
 def parse_format(row: Mapping[str, Any]) -> ExpectedFormat:
@@ -95,13 +90,11 @@ def parse_format(row: Mapping[str, Any]) -> ExpectedFormat:
     answer_tag = next(iter(named[-1:] + last), None)
     for index, (name, opening, closing) in enumerate(marks):
         # After the block before, if it stands there: a prompt may name the tags first and show them afterwards.
-        start = text.find(opening, place)
-        start = text.find(opening) if start < 0 else start
+        start = text.find(opening, place if opening in text[place:] else 0)
         end = text.find(closing, start)
-        place = end + len(closing)
+        place, content = end + len(closing), text[start + len(opening) : end]
         following = text.find(marks[index + 1][1], place) if index + 1 < len(marks) else -1
         gap = text[place:following] if following >= 0 else ""
-        content = text[start + len(opening) : end]
         inside, shown, apart = _spaces(content), shown or "\n" in content, apart or bool(gap.strip())
         blocks.append(TagBlock(name, opening, closing, *inside, gap if gap and not gap.strip() else inside[0]))
     schema = row.get("schema") is not None

@@ -38,24 +38,12 @@ class Case:
     expected: dict[str, float | None]
 
 
-@dataclass(frozen=True)
-class CaseFailure:
-    """A case that did not get its expected score."""
-
-    case: Case
-    function: str  # or "total"
-    found: str  # what it did instead
-
-    def __str__(self) -> str:
-        return f"line {self.case.line} ({self.case.name}): {self.function} {self.found}"
-
-
 @dataclass(frozen=True, repr=False)
 class CaseResults:
     """A task's regression cases and those that failed; a case fails once per function. `str` names them."""
 
     cases: list[Case]
-    failures: list[CaseFailure]
+    failures: list[tuple[int, str]]  # line of the case, and what a function did there
 
     @property
     def ok(self) -> bool:
@@ -65,9 +53,9 @@ class CaseResults:
     def __str__(self) -> str:
         if not self.cases:
             return f"no regression cases: write {FILE} beside the task file"
-        failed = {failure.case.line for failure in self.failures}
+        failed = {line for line, _ in self.failures}
         head = f"{len(self.cases) - len(failed)} of {len(self.cases)} regression cases hold"
-        return "\n".join([head, *map(str, self.failures)])
+        return "\n".join([head, *(said for _, said in self.failures)])
 
     __repr__ = __str__
 
@@ -112,8 +100,7 @@ def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
     if path is None:
         return []
     if not path.is_file():
-        rule = "cases are one file of JSON lines"
-        raise TaskError(f"{shown(path)}: no such file", rule=rule, remedy="correct its path, or omit it")
+        raise TaskError(f"{shown(path)}: no such file", rule="cases are a file of JSON lines", remedy="correct or omit its path")
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other line breaks, such as U+2028
     except UnicodeDecodeError as error:
@@ -151,7 +138,7 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     return Case(number, str(name), {**task.rows[row], **columns}, content["completion"], expected)
 
 
-def failed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False) -> list[CaseFailure]:
+def failed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False) -> list[tuple[int, str]]:
     """The cases that a task's rewards do not score as expected; `suite`: the task's, if there is one already."""
     if not cases:
         return []
@@ -159,13 +146,15 @@ def failed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None
         scored = own.score_each([case.row for case in cases], [case.completion for case in cases], quiet=quiet)
     failures = []
     for index, case in enumerate(cases):
+        place = f"line {case.line} ({case.name})"
         errors = {name: each.errors[index] for name, each in scored.items() if index in each.errors}
-        failures += [CaseFailure(case, name, f"{error} for {case.completion[:80]!r}") for name, error in errors.items()]
+        said = [f"{place}: {name} {error} for {case.completion[:80]!r}" for name, error in errors.items()]
         found = {name: None if math.isnan(each.scores[index]) else each.scores[index] for name, each in scored.items()}
         found[TOTAL] = math.fsum(weight * (found[name] or 0.0) for name, weight in zip(own.names, own.weights, strict=True))
         for function, expected in case.expected.items() if not errors else ():
             score, known = found[function], None not in (found[function], expected)
             if not (math.isclose(score, expected, rel_tol=1e-6, abs_tol=1e-6) if known else score is expected):
-                said, right = ("None" if value is None else f"{value:g}" for value in (score, expected))
-                failures.append(CaseFailure(case, function, f"is {said}, expected {right}"))
+                was, right = ("None" if value is None else f"{value:g}" for value in (score, expected))
+                said.append(f"{place}: {function} is {was}, expected {right}")
+        failures += [(case.line, each) for each in said]
     return failures

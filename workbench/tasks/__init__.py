@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,13 @@ from workbench.task import Task
 
 
 def task_of(
-    name: str,
-    source: Source,
-    reward_funcs: Sequence[Callable[..., Any]],
-    right_by: str,
-    format_by: str,
-    held_out_percent: int = 10,
-    cases: str | None = None,
-    **options: Any,
+    name: str, source: Source, functions: tuple, right_by: str, format_by: str, percent: int = 10, cases: str = "", **options: Any
 ) -> Task:
-    """A task of a source's rows, made as notebook 01 makes them: checked, and split by a stable hash.
+    """A task of a source's rows, made as notebook 01 makes them: checked, and `percent` held out by a stable hash.
 
-    Args:
-        cases: a file in this folder.
-        options: as for `Checked` (`system`, `examples`, `prompt_column`, ...).
+    `cases` is a file in this folder; `options` are those of `Checked` (`system`, `examples`, `prompt_column`, ...).
     """
     kept = Checked(source, **options).collect().kept
-    train, held_out = split_rows(kept, held_out_percent, key=source.split_by, salt=source.salt)
-    cases = Path(__file__).parent / cases if cases else None
-    return Task(name, train, reward_funcs, held_out=held_out, right_by=right_by, format_by=format_by, cases=cases)
+    train, held_out = split_rows(kept, percent, key=source.split_by, salt=source.salt)
+    file = Path(__file__).parent / cases if cases else None
+    return Task(name, train, functions, held_out=held_out, right_by=right_by, format_by=format_by, cases=file)

@@ -12,7 +12,6 @@ from workbench.rewards.verifiers import countdown_reward, numbers_used_reward
 from workbench.task import Row, Task
 from workbench.tasks import task_of
 
-LARGEST_TARGET = 999
 QUESTIONS = 2400
 EXAMPLE = (
     "Reach 10 from the numbers 2, 3 and 4: use each once, with + - * / and parentheses.",
@@ -36,7 +35,7 @@ def _combined(numbers: list[int], random_source: random.Random) -> tuple[int, st
     while len(parts) > 1:
         (a, first), (b, second), *rest = parts
         ways = [(a + b, "+"), (a - b, "-"), (a * b, "*")] + ([(a // b, "/")] if b and a % b == 0 else [])
-        ways = [(value, mark) for value, mark in ways if 0 < value <= LARGEST_TARGET]
+        ways = [(value, mark) for value, mark in ways if 0 < value <= 999]
         if not ways:
             return None
         value, mark = random_source.choice(ways)

@@ -29,14 +29,11 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 def task(
     file: str | Path = EXAMPLE_FILE, prompt_column: str = "question", answer_column: str = "expert_answer", system: str = SYSTEM
 ) -> Task:
-    """A question-answer task of any CSV file.
+    """A task of any CSV file with a column of questions and one of short answers.
 
-    Args:
-        file: with one column of questions and one of short answers.
-        system: the system message; it must ask for the format that the rewards look for.
+    The `system` message must ask for the format that the rewards look for.
     """
     name = Path(file).stem if Path(file) != EXAMPLE_FILE else "csv_qa"
-    named = {"right_by": "correctness_reward", "format_by": "strict_format_reward", "held_out_percent": 20}
+    named = {"right_by": "correctness_reward", "format_by": "strict_format_reward", "percent": 20}
     columns = {"prompt_column": prompt_column, "answer_column": answer_column}
-    # Style is not asked for here.
-    return task_of(name, open_source(file), REWARD_FUNCS[:-1], **named, system=system, **columns)
+    return task_of(name, open_source(file), REWARD_FUNCS[:-1], **named, system=system, **columns)  # all but style

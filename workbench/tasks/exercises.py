@@ -182,8 +182,7 @@ class AdaptiveReward:
         self.weight = initial_weight
 
     def __call__(self, *args, **kwargs):
-        rewards = self.func(*args, **kwargs)
-        return [r * self.weight for r in rewards]
+        return [r * self.weight for r in self.func(*args, **kwargs)]
 
     def adjust_weight(self, success_rate):
         """More weight to what is rarely reached, less to what nearly always is."""
@@ -234,20 +233,15 @@ _BOXED = "Think inside <think> and </think>, then give the final answer in \\box
 
 # fmt: off
 _TABLE: tuple[tuple[Any, ...], ...] = (
-    ("template", SYSTEM_PROMPT, (reward_function_name,),
-     "What does it take before this one scores anything?"),
+    ("template", SYSTEM_PROMPT, (reward_function_name,), "What does it take before this one scores anything?"),
     ("correctness", SYSTEM_PROMPT, (correctness_reward,),
      "Which right answers does it not pay for, in the very format that the prompt shows?"),
-    ("format", SYSTEM_PROMPT, (format_reward,),
-     "What is the shortest completion that earns everything?"),
+    ("format", SYSTEM_PROMPT, (format_reward,), "What is the shortest completion that earns everything?"),
     ("incremental_format", SYSTEM_PROMPT, (incremental_format_reward,),
      "How much can nonsense earn, and how little an honest completion?"),
-    ("length", "{question}\n", (reward_length,),
-     "What does a policy write after a thousand steps of this?"),
-    ("length_in_chat", SYSTEM_PROMPT, (reward_length,),
-     "The same function for chat prompts: what is the spread of its scores?"),
-    ("think_tags", _THINK_QUESTION, (reward_format,),
-     "Write the completion that the prompt asks for. What does it earn?"),
+    ("length", "{question}\n", (reward_length,), "What does a policy write after a thousand steps of this?"),
+    ("length_in_chat", SYSTEM_PROMPT, (reward_length,), "The same function for chat prompts: what is the spread of its scores?"),
+    ("think_tags", _THINK_QUESTION, (reward_format,), "Write the completion that the prompt asks for. What does it earn?"),
     ("ideal_length", "{question}\n", (reward_len,),
      "What does a policy learn to write from this one, and how bad can a single score become?"),
     ("problem", _THINK_QUESTION, (problem_reward,),
@@ -256,8 +250,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      "It asks for content, not for tags alone. What is the cheapest content, and must the rest be empty?"),
     ("worked_maths", _MARK_QUESTION, (math_reward_function,),
      "Can a trainer call it? If it could: what does a wrong answer earn, and what a right one?"),
-    ("debug", SYSTEM_PROMPT, (debug_reward,),
-     "Useful for looking at completions. What does a policy learn from it?"),
+    ("debug", SYSTEM_PROMPT, (debug_reward,), "Useful for looking at completions. What does a policy learn from it?"),
     ("adaptive", SYSTEM_PROMPT, (AdaptiveReward(correctness_reward), AdaptiveReward(format_reward)),
      "What are the two called in the log, who calls adjust_weight, and where does the weight end?"),
     ("combination", SYSTEM_PROMPT, (incremental_format_reward, format_reward, correctness_reward),

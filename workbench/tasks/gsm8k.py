@@ -17,9 +17,7 @@ NAME = "openai/gsm8k"
 def rows(source: str | Path = NAME, split: str = "train", limit: int | None = None, **options: Any) -> list[Row]:
     """Prompts of one split: columns `prompt`, `answer` (the number) and `rationale` (the whole worked answer).
 
-    Args:
-        source: the hub's dataset, or a local folder in its layout.
-        options: as for `Checked`.
+    `source` is the hub's dataset, or a local folder in its layout; `options` are those of `Checked`.
     """
     opened = open_source(source, subset="main", split=split, limit=limit)
     return Checked(opened, system=SYSTEM_PROMPT, examples=examples_for("tags"), numbers=True, **options).collect().kept

@@ -48,8 +48,8 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
     """`limit` sentences: columns `question`, `answer` (the right object, as JSON text) and `schema` (likewise)."""
 
     def rows() -> Iterator[Row]:
-        random_source, schema, seen, made = random.Random(seed), json.dumps(SCHEMA), set(), 0
-        while made < (limit or QUESTIONS):
+        random_source, schema, seen = random.Random(seed), json.dumps(SCHEMA), set()
+        while len(seen) < (limit or QUESTIONS):
             person = {
                 "name": f"{random_source.choice(_FIRST)} {random_source.choice(_LAST)}",
                 "age": random_source.randint(18, 90),
@@ -61,7 +61,6 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
             text = random_source.choice(_FORMS).format(**{**person, "languages": spoken, "first": person["name"].split()[0]})
             if text not in seen:
                 seen.add(text)
-                made += 1
                 yield {"question": text, "answer": json.dumps(person), "schema": schema}
 
     return Source("json", rows)

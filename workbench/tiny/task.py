@@ -107,10 +107,7 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 
 def questions(count: int = 2400, seed: int = 0) -> list[Row]:
-    """Bare questions as a dataset has them, both splits mixed: columns `question`, `answer` and `pair`.
-
-    `pair` names the two operands without order, so that `15 + 27` and `27 + 15` stay on one side of a split.
-    """
+    """Bare questions as a dataset has them, both splits mixed: columns `question`, `answer` and `pair`, a problem's key."""
     held_out = max(2, count // 10)
     found = sample_problems("train", count - held_out, seed) + sample_problems("held_out", held_out, seed)
     found.sort(key=lambda problem: hashlib.sha256(f"{seed}{problem}".encode()).digest())

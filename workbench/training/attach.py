@@ -143,11 +143,7 @@ def _check(trainer: Any, plan: Plan | None) -> None:
 
 # -- the manifest: what was found when a run began, beside the recipe, which is what was asked -----------------------
 def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer: Any, notes: list[str]) -> dict[str, Any]:
-    """What was found: versions, device, task, reward hashes, and the settings in force in the first stage.
-
-    Args:
-        notes: everything that was translated or adapted, as it was printed.
-    """
+    """Versions, device, task, reward hashes, the settings in force in the first stage; `notes` are what was printed."""
     first, task, source = stages[0], stages[0].task, stages[0].task.source
     given, longest = {**first.settings, "report_to": "none", "seed": recipe.seed}, max(first.lengths_tokens, default=None)
     # What notebook 01 left beside the task file: the source, the split's rule, the fingerprints, the band.

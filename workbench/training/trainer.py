@@ -189,7 +189,8 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     from transformers import PrinterCallback
 
     model, tokenizer, rows = policy.model, policy.tokenizer, Dataset.from_list(stage.rows)
-    _drop_reference(model)
+    if "ref" in model.peft_config:  # of the stage before
+        model.delete_adapter("ref")
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
     own = {"processing_class": tokenizer, "reward_funcs": stage.suite.funcs, "args": config, "train_dataset": rows}
     try:
@@ -201,15 +202,11 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     trainer.create_model_card = lambda *_, **__: None
     # TRL's reference is a frozen copy of the adapter as the stage finds it; Unsloth's is the base model. One meaning for
     # both, for every stage and for a run that goes on: without that copy TRL takes the base model, too.
-    _drop_reference(model)
+    if "ref" in model.peft_config:
+        model.delete_adapter("ref")
     # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates vanish.
     adapter_in_float32(model)
     return trainer
-
-
-def _drop_reference(model: Any) -> None:
-    if "ref" in model.peft_config:
-        model.delete_adapter("ref")
 
 
 def _finished(run: RunDirectory, point: Point) -> RunDirectory:
