@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from workbench.data.lengths import prompt_text
-from workbench.training.generation import Generation
-from workbench.training.generation.hook import UNSLOTH_ON_A_GPU
+from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
 from workbench.training.policy import Policy
 
 
