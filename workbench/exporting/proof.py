@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.data.lengths import prompt_text
+from workbench.data.template import prompt_text
 from workbench.errors import ExportError
 from workbench.exporting.merge import Exported, load_base
 from workbench.workspace import resolve

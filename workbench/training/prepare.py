@@ -18,7 +18,6 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
 from workbench.training import plan as settings_of
-from workbench.training.begun import begun_task
 from workbench.training.generation import expected, in_words
 from workbench.training.loading import find_model, load_tokenizer
 from workbench.training.plan.device import Machine, asks_for_vllm
@@ -26,6 +25,7 @@ from workbench.training.plan.in_force import Row
 from workbench.training.policy import trainer_classes
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.presets import read_source
+from workbench.training.resuming import begun_task
 from workbench.training.stages import ONLY_STAGE, Memory, Stage, fit, planned_stages, settled_vllm
 from workbench.workspace import to_json
 

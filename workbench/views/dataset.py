@@ -36,7 +36,7 @@ def length_histogram(lengths: Sequence[int], limits: dict[float, int], max_promp
     """Distribution of prompt lengths (tokens), with the limit that keeps each share of the rows.
 
     Args:
-        limits: share -> tokens, as `covering_lengths` gives them.
+        limits: share -> tokens, as `PromptLengths.covering` gives them.
         max_prompt_length: the filter in force, shaded from there on; None: there is none.
     """
     figure, axis = new_figure(8, 2.6)
