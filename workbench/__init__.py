@@ -61,8 +61,8 @@ FACE = {
     "evaluate": "inspection.evaluation",
     # 05: leave with the model
     "export": "exporting",
-    "prove": "exporting.proof",
-    "ask": "exporting.proof",
+    "prove": "exporting",
+    "ask": "exporting",
 }
 __all__ = [*FACE]
 

@@ -18,7 +18,7 @@ VIEWS: dict[str, str] = {
     "workbench.data.lengths.PromptLengths": "workbench.views.dataset.lengths_picture",
     "workbench.data.sources.Rows": "workbench.views.dataset.rows_table",
     "workbench.data.template.TemplateCard": "workbench.views.dataset.card_view",
-    "workbench.exporting.proof.Proof": "workbench.views.results.proof_table",
+    "workbench.exporting.Proof": "workbench.views.results.proof_table",
     "workbench.health.diagnosis.Verdicts": "workbench.views.health.health_view",
     "workbench.inspection.evaluation.Evaluation": "workbench.views.results.evaluation_picture",
     "workbench.inspection.evaluation.Examples": "workbench.views.results.examples_table",

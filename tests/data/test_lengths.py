@@ -17,8 +17,7 @@ from workbench.data.prompts import THINK_PROMPT, to_messages
 from workbench.data.sources import save_rows
 from workbench.data.template import template_card
 from workbench.errors import DataError, RecipeError
-from workbench.exporting.merge import Exported, merge_16bit
-from workbench.exporting.proof import prove
+from workbench.exporting import Exported, merge_16bit, prove
 from workbench.inspection.evaluation import measure
 from workbench.recipe import Recipe
 from workbench.rewards.library import think_answer_format_reward

@@ -44,29 +44,20 @@ NAMES = {
 class Verdict:
     """One thing that can go wrong, and whether it has.
 
-    Args:
-        name: the issue, a word for scripts.
-        state: "alarm" (stop and look), "warning", "note" (worth knowing), "ok", or "skipped": not enough is known, and
-            `evidence` has the key that is `missing`, or what it `needs` and `has`.
-        line: one sentence with its numbers.
-        evidence: those numbers, by name.
-        first_step, last_step: the steps that they are of.
-        prompts: ids of prompts that show it, at most `MOST_PROMPTS`.
-        function: the reward function; empty: none in particular.
-        cause: what brings a run into this state.
-        remedy: what to do.
+    Of its states "alarm" says stop and look, "note" is worth knowing, and "skipped" says that not enough is known: `evidence`
+    has the key that is `missing`, or what it `needs` and `has`.
     """
 
-    name: str
-    state: str
-    line: str
-    evidence: dict[str, Any] = field(default_factory=dict)
-    first_step: int | None = None
+    name: str  # the issue, a word for scripts
+    state: str  # one of STATES
+    line: str  # one sentence with its numbers
+    evidence: dict[str, Any] = field(default_factory=dict)  # those numbers, by name
+    first_step: int | None = None  # that they are of
     last_step: int | None = None
-    prompts: tuple[str, ...] = ()
-    function: str = ""
-    cause: str = ""
-    remedy: str = ""
+    prompts: tuple[str, ...] = ()  # ids of prompts that show it, at most MOST_PROMPTS
+    function: str = ""  # the reward function; empty: none in particular
+    cause: str = ""  # what brings a run into this state
+    remedy: str = ""  # what to do
 
     def __str__(self) -> str:
         return f"{self.state}: {self.title}: {self.line}" + (f"\n  -> {self.remedy}" if self.remedy else "")

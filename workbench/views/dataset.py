@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from typing import Any
 
 from workbench.views.figure import BLUE, GREEN, ORANGE, RED, Picture, new_figure, whole_numbers, with_legend
@@ -21,48 +20,29 @@ def rows_table(rows: Any) -> Table:
 
 
 def lengths_picture(lengths: Any) -> Picture:
-    """`PromptLengths` as a histogram, with the limits that cover most prompts."""
-    return Picture(length_histogram(lengths.lengths, lengths.covering, lengths.max_tokens), str(lengths))
-
-
-def difficulty_picture(profile: Any) -> Any:
-    """A difficulty `Profile` as bars: prompts by how often they were solved."""
-    if not profile.solved:
-        return Table(["difficulty"], [[str(profile)]])
-    return Picture(pass_rates(profile, profile.settings["num_generations"]), str(profile))
-
-
-def length_histogram(lengths: Sequence[int], limits: dict[float, int], max_prompt_length: int | None = None) -> Any:
-    """Distribution of prompt lengths (tokens), with the limit that keeps each share of the rows.
-
-    Args:
-        limits: share -> tokens, as `covering_lengths` gives them.
-        max_prompt_length: the filter in force, shaded from there on; None: there is none.
-    """
+    """`PromptLengths` as a histogram, with the limits that cover most prompts, and what the filter leaves out shaded."""
     figure, axis = new_figure(8, 2.6)
-    few = max(lengths) - min(lengths) < 60
-    axis.hist(lengths, bins=[edge - 0.5 for edge in range(min(lengths), max(lengths) + 2)] if few else 60, color=BLUE)
+    shortest, longest, most = min(lengths.lengths), max(lengths.lengths), lengths.max_tokens
+    bins = [edge - 0.5 for edge in range(shortest, longest + 2)] if longest - shortest < 60 else 60
+    axis.hist(lengths.lengths, bins=bins, color=BLUE)
     by_limit: dict[int, list[str]] = {}
-    for share, limit in sorted(limits.items()):
+    for share, limit in sorted(lengths.covering.items()):
         by_limit.setdefault(limit, []).append(f"{share:.0%}")
     for (limit, shares), style in zip(by_limit.items(), (":", "--", "-"), strict=False):
         axis.axvline(limit, color=ORANGE, linestyle=style, label=f"at most {limit} tokens: {' and '.join(shares)} of the prompts")
-    if max_prompt_length is not None and max_prompt_length < max(lengths):
-        axis.axvspan(max_prompt_length + 0.5, max(lengths) + 0.5, color=RED, alpha=0.15, label="left out")
+    if most is not None and most < longest:
+        axis.axvspan(most + 0.5, longest + 0.5, color=RED, alpha=0.15, label="left out")
     whole_numbers(axis)
     axis.set_xlabel("prompt length, tokens", fontsize=8)
     axis.set_ylabel("rows", fontsize=8)
-    return with_legend(figure, axis)
+    return Picture(with_legend(figure, axis), str(lengths))
 
 
-def pass_rates(profile: Any, num_generations: int) -> Any:
-    """How often each prompt was solved: prompts by number of right completions; never, sometimes and always coloured.
-
-    Args:
-        profile: a `workbench.data.difficulty.Profile` that is not empty.
-        num_generations: size of the groups that dead ones are estimated for.
-    """
-    most = max(solved.of for solved in profile.solved.values())
+def difficulty_picture(profile: Any) -> Any:
+    """A difficulty `Profile` as bars: prompts by number of right completions; never, sometimes and always coloured."""
+    if not profile.solved:
+        return Table(["difficulty"], [[str(profile)]])
+    size, most = profile.settings["num_generations"], max(solved.of for solved in profile.solved.values())
     right = [round(solved.rate * most) for solved in profile.solved.values()]
     figure, axis = new_figure(8, 2.6)
     kinds = {"never": ([0], ORANGE), "sometimes": (range(1, most), BLUE), "always": ([most], GREEN)}
@@ -72,9 +52,9 @@ def pass_rates(profile: Any, num_generations: int) -> Any:
     whole_numbers(axis)
     axis.set_xlabel(f"right completions of {most}", fontsize=8)
     axis.set_ylabel("prompts", fontsize=8)
-    title = f"about {profile.dead_groups(num_generations):.0%} of groups of {num_generations} would be all right or all wrong"
+    title = f"about {profile.dead_groups(size):.0%} of groups of {size} would be all right or all wrong"
     axis.set_title(title, fontsize=9, loc="left")
-    return with_legend(figure, axis)
+    return Picture(with_legend(figure, axis), str(profile))
 
 
 def card_view(card: Any) -> View:
@@ -93,8 +73,9 @@ def card_view(card: Any) -> View:
     table = Table(["what a trainer makes of it", ""], rows)
     marks = {True: f"<span style='{_SPECIAL}'>{{}}</span>", False: "{}"}
     marked = "".join(marks[bool(token.special)].format(html.escape(plain(token.text))) for token in card.tokens)
-    problems = "".join(f"<li>{pre(problem)}</li>" for problem in card.problems)
-    verdict = f"<p><b>Check this:</b></p><ul>{problems}</ul>" if problems else "<p>Nothing to worry about.</p>"
-    worries = [plain(f"check: {problem}") for problem in card.problems] or ["nothing to worry about"]
+    verdict, worries = "<p>Nothing to worry about.</p>", ["nothing to worry about"]
+    if card.problems:
+        verdict = f"<p><b>Check this:</b></p><ul>{''.join(f'<li>{pre(problem)}</li>' for problem in card.problems)}</ul>"
+        worries = [plain(f"check: {problem}") for problem in card.problems]
     text = "\n".join([plain(card.text), "", str(table), *worries])
     return View(f"<pre style='{_TEXT}'>{marked}</pre>{table._repr_html_()}{verdict}", text)

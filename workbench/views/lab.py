@@ -1,8 +1,7 @@
 """The lab: a group of completions that are scored while one types, beside what reward hacks earn.
 
-`Lab(task)` in a notebook shows the panel; where there are no widgets (a terminal, a saved page) it shows the same as
-tables. A task that came from a file is loaded again whenever the file is saved. What a completion says is only ever
-shown as text: escaped, in `<pre>`.
+Where there are no widgets (a terminal, a saved page) `Lab(task)` shows the same as tables. A task that came from a file is
+loaded again whenever the file is saved.
 
 Everything runs between cells, on the kernel's own event loop: no thread touches a widget, so it works where widgets may
 not be touched from threads. While a cell runs, the panel waits.
@@ -11,6 +10,7 @@ not be touched from threads. While a cell runs, the panel waits.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import html
 import itertools
@@ -98,10 +98,9 @@ class Bench:
         scored = self.suite.score_each([row] * len(texts), texts, quiet=True)
         scores = np.array([scored[name].scores for name in self.suite.names], dtype=float).T
         right = [score > 0 for score in scored[self.task.right_function].scores]
-        problems: dict[int, list[str]] = {}
-        for name, each in scored.items():
-            for index, what in each.errors.items():
-                problems.setdefault(index, []).append(f"{name} {what}")
+        problems = collections.defaultdict(list)
+        for name, index, what in ((name, *error) for name, each in scored.items() for error in each.errors.items()):
+            problems[index].append(f"{name} {what}")
         found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
         return explain(found), problems
 
@@ -311,15 +310,13 @@ class Lab:
         unseen = {}  # functions that paid for something that cannot be shown
         if self.texts:
             found, problems = self.bench.group(row, self.texts)
+            looked_at = [name for name in found.names if self._marks.value in ("", name)]
             for index, (text, (_, seen)) in enumerate(zip(self.texts, self._cells, strict=True)):
-                matched = set()
-                for name, score in zip(found.names, found.scores[index], strict=True):
-                    if self._marks.value in ("", name):
-                        own = self.bench.matched(row, text, name)
-                        matched |= own
-                        if not own and score > 0:
-                            unseen[name] = short_name(name)
-                seen.value = _one(found, index, highlighted(text, matched, asked), problems.get(index, []))
+                matched = {name: self.bench.matched(row, text, name) for name in looked_at}
+                paid = dict(zip(found.names, found.scores[index] > 0, strict=True))
+                unseen |= {name: short_name(name) for name in looked_at if paid[name] and not matched[name]}
+                text = highlighted(text, set().union(*matched.values()), asked)
+                seen.value = _one(found, index, text, problems.get(index, []))
             self._verdict.value = f"<b>{html.escape(found.verdict)}</b>"
             scored, added, _ = group_tables(found, completions=False)
             self._scores.value = scored._repr_html_() + added._repr_html_()

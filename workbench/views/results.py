@@ -9,7 +9,7 @@ from workbench.views.groups import contribution_bars, group_tables
 from workbench.views.tables import Table, Verbatim, View, pre
 
 if TYPE_CHECKING:
-    from workbench.exporting.proof import Proof
+    from workbench.exporting import Proof
     from workbench.inspection.evaluation import Evaluation, Examples
     from workbench.inspection.reading import RecordedGroup, Steps
     from workbench.training.prepare import Plan

@@ -63,10 +63,7 @@ def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
         remedy = "run `workbench probe`; if it is a penalty that has not had to strike, declare it with @max_score(0)"
         return view.verdict(WARNING, line, evidence, cause, remedy, **about)
     evidence["cut"] = cut = view.total("clipped", batches) / seen
-    cause = (
-        "no completion has what it asks for: a pattern that stops at a line break, an answer of another form, or a task "
-        "that this policy cannot do at all"
-    )
+    cause = "none has what it asks for: a pattern that stops at a line break, another form of answer, or too hard a task"
     remedy = "run `workbench probe` on the task: it scores a reference completion and reports what stands in the way"
     if cut > 0.5:
         cause = f"{percent(cut)} of the completions were cut at the limit, perhaps before what it looks for"
