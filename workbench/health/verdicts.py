@@ -126,11 +126,9 @@ class RunView:
         """Of the latest batch, those that have a weight."""
         return [function for function in self.batches[-1].functions if function.weight]
 
-    @cached_property
-    def by_function(self) -> dict[str, list[tuple[StepSummary, FunctionSummary]]]:
-        """Each of `functions` in every batch that it scored."""
-        pairs = {own.name: [(batch, batch.function(own.name)) for batch in self.batches] for own in self.functions}
-        return {name: [(batch, own) for batch, own in found if own is not None] for name, found in pairs.items()}
+    def history(self, function: str) -> list[tuple[StepSummary, FunctionSummary]]:
+        """Every batch that a function scored, with its numbers."""
+        return [(batch, own) for batch in self.batches for own in batch.functions if own.name == function]
 
     @cached_property
     def rewards(self) -> list[float]:
@@ -187,11 +185,9 @@ class RunView:
         over: Sequence[StepSummary] | tuple[int | None, int | None] | None = None,
         **more: Any,
     ) -> Verdict:
-        """A verdict of the rule that asks; what is ok has neither cause nor remedy.
+        """A verdict of the rule that asks, `over` some batches or from a first to a last step; None: the recent batches.
 
-        Args:
-            over: the batches, or first and last step, that it is about; None: the recent batches.
-            more: `prompts`, `function`.
+        What is ok has neither cause nor remedy. `more`: `prompts`, `function`.
         """
         over = self.recent if over is None else over
         steps = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
@@ -208,10 +204,9 @@ class RunView:
 
 
 def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[..., Any]:
-    """Makes a rule of a function that looks at a `RunView`: its verdicts carry its name, and wait until there is enough to see.
+    """Makes a rule of a function that looks at a `RunView`: its verdicts carry its name.
 
-    Args:
-        batches, groups, completions: that the view must hold; 0 batches: the function asks for itself.
+    They wait until the view holds so many batches, groups and completions; 0 batches: the function asks for itself.
     """
 
     def made(looks: Callable[[RunView], Verdict | list[Verdict]]) -> Callable[[RunView], list[Verdict]]:

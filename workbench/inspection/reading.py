@@ -142,11 +142,7 @@ def question(prompt: Any) -> str:
 
 
 def changed_since(run: RunDirectory, task: Task) -> list[str]:
-    """What of a task is no longer as it was when the run was trained, one line each; an empty list if nothing is.
-
-    A task is a file that can be edited, and its rows can be split anew: prompts that are held out now may have been
-    trained on then.
-    """
+    """What of a task is no longer as it was when the run was trained, a line each: its file may be edited, its rows split anew."""
     manifest, changed = run.manifest(), []
     if RewardSuite(task, 2, run.recipe().reward_weights).hash != manifest["rewards"]["hash"]:
         changed.append("the reward functions or their weights are not those that this run was trained with")

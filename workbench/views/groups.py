@@ -24,11 +24,7 @@ def explained_view(found: ExplainedGroup) -> View:
 
 
 def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]:
-    """Three tables: scores and advantages under every scaling, what each function adds, and the functions' shares.
-
-    Args:
-        completions: with their texts.
-    """
+    """Three tables: scores (and texts) with advantages under every scaling, what each function adds, the functions' shares."""
     short, scales = list(map(short_name, found.names)), found.by_scale
     places = list(found.labels) or [*range(len(found.texts))]
     texts = [[Verbatim(text)] if completions else [] for text in found.texts]

@@ -31,7 +31,7 @@ def reward_cannot_pay(view: RunView) -> Verdict | list[Verdict]:
 
 def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
     name, best = function.name, view.config.best.get(function.name)
-    batches, history = zip(*view.by_function[name], strict=True)
+    batches, history = zip(*view.history(name), strict=True)
     seen = view.total("completions", batches)
     count = seen - sum(own.unscored for own in history)
     about = {"over": list(batches), "function": name}
@@ -168,7 +168,7 @@ def _left_to_gain(view: RunView) -> float | None:
     for function in view.functions:
         most = view.config.best.get(function.name)
         if most is None:
-            most = max((own.high for _, own in view.by_function[function.name] if own.high is not None), default=None)
+            most = max((own.high for _, own in view.history(function.name) if own.high is not None), default=None)
         if most is None:
             return None
         best += function.weight * most
