@@ -142,7 +142,7 @@ def question(prompt: Any) -> str:
 
 
 def changed_since(run: RunDirectory, task: Task) -> list[str]:
-    """What of a task is no longer as it was when the run was trained, a line each: its file may be edited, its rows split anew."""
+    """What of a task is no longer as it was when the run was trained, one line each."""
     manifest, changed = run.manifest(), []
     if RewardSuite(task, 2, run.recipe().reward_weights).hash != manifest["rewards"]["hash"]:
         changed.append("the reward functions or their weights are not those that this run was trained with")
