@@ -8,7 +8,7 @@ from typing import Any
 
 def lengthened(rows: Sequence[dict[str, Any]], tokenizer: Any, length_tokens: int) -> list[dict[str, Any]]:
     """The rows with prompts of at least `length_tokens`, and no more than an example over; rows that have it are kept."""
-    from workbench.data.lengths import prompt_lengths_tokens
+    from workbench.data.template import prompt_lengths_tokens
 
     found = []
     for number, row in enumerate(rows):

@@ -84,9 +84,9 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return len(run.metrics())
 
     def curves(run: Any, last: int) -> int:
-        from workbench.views.curves import RunCurves
+        from workbench.views.run_view import RunCurves
 
-        return len(RunCurves(run).png())
+        return len(RunCurves(run)._repr_mimebundle_()["image/png"])
 
     return {
         "nothing": nothing,

@@ -13,9 +13,8 @@ import sys
 __version__ = "0.1.0"
 
 # OpenMP threads that wait by spinning fight over the cores with whatever else runs: with one other busy process on two
-# cores, sampling from the embedded policy was measured ten times slower than with threads that soon go to sleep, and
-# with both cores free it is as fast. The variables are read once, when torch loads OpenMP, so they are set here, before
-# anything can have loaded it; a value that is set already is kept.
+# cores, sampling was measured ten times slower than with threads that soon go to sleep, and with both cores free it is as
+# fast. The variables are read once, when torch loads OpenMP: before that, here. A value that is set already is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -25,11 +24,11 @@ FACE = {
     "open_source": "data.sources",
     "load_rows": "data.sources",
     "check": "data.checks",
-    "preview": "training.profiling",
-    "prompt_lengths": "training.profiling",
+    "preview": "training.sampling",
+    "prompt_lengths": "training.sampling",
     "split": "data.split",
-    "profile_difficulty": "training.profiling",
-    "write_dataset": "data.card",
+    "profile_difficulty": "training.sampling",
+    "write_dataset": "data.split",
     "resolve": "workspace",
     # 02: rewards
     "Task": "task",

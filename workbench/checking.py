@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.data.checks import Checked, Report
-from workbench.data.lengths import covering_lengths, stream_lengths
 from workbench.data.prompts import system_prompt
 from workbench.data.sources import open_source, save_rows
+from workbench.data.template import PromptLengths, stream_lengths
 from workbench.errors import DataError
 from workbench.recipe import template_kwargs
 from workbench.task import Row
@@ -26,7 +26,6 @@ class Found:
     report: Report
     lengths: dict[str, Any] | None
     out: Path | None
-    made: Path | None = None  # the folder that had to be made for it
 
     def found(self) -> dict[str, Any]:
         """For `--json`."""
@@ -37,10 +36,16 @@ class Found:
         if self.lengths:
             covering = ", ".join(f"{share} have at most {limit}" for share, limit in self.lengths["covering"].items())
             lines.append(f"prompt lengths in tokens ({self.lengths['policy']}): {covering}")
-        if self.out:
-            made = f"; the folder {shown(self.made)} is new" if self.made else ""
-            lines.append(f"kept rows written to {shown(self.out)}{made}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([f"kept rows written to {shown(self.out)}"] if self.out else [])])
+
+
+def tokenizer_of(policy: str | None, chat_template_kwargs: dict[str, Any] | str | None) -> Any:
+    """A policy's tokenizer, its template rendered with these, as in the recipe (JSON text will do); None: of no policy."""
+    if policy is None:
+        return None
+    from workbench.training.loading import load_tokenizer
+
+    return load_tokenizer(policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
 
 
 def check_source(
@@ -51,60 +56,50 @@ def check_source(
     other: Any = None,
     out: Path | None = None,
     policy: str | None = None,
-    system: str = "none",
     chat_template_kwargs: dict[str, Any] | str | None = None,
+    system: str = "none",
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Found:
-    """Go through a source once; no more than a thousand of its rows are held at a time.
+    """Go through a source once; no more than a thousand of its rows are held at a time. `options` are those of `Checked`.
 
     Args:
         other: the other split, anything that can be opened.
         out: where the kept rows go, as JSON lines; whole, or not at all.
-        policy: whose tokenizer and template to measure prompt lengths with; None: they are not measured.
+        policy: whose tokenizer (`tokenizer_of`) measures prompt lengths; None: they are not measured.
         system: a name from `workbench.data.prompts`, or a text.
-        chat_template_kwargs: what the policy's template is rendered with, as in the recipe; JSON text will do.
-        options: as for `Checked`.
     """
-    tokenizer, lengths = None, []
-    if policy is not None:
-        from workbench.training.loading import load_tokenizer
-
-        tokenizer = load_tokenizer(policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
+    tokenizer, lengths, found = tokenizer_of(policy, chat_template_kwargs), [], None
     opened = open_source(source, subset=subset, split=split)
     target = Path.cwd() / out if out is not None else None
-    made = _check_target(target, source, other)
+    if target is not None:
+        _make_room(target, source, other)
     checked = Checked(opened, system=system_prompt(system), other=other or (), progress=progress, **options)
 
-    def kept() -> Iterator[Row]:
-        for row, length in stream_lengths(checked, tokenizer) if tokenizer else ((row, None) for row in checked):
+    def measured() -> Iterator[Row]:
+        for row, length in stream_lengths(checked, tokenizer):
             lengths.append(length)
             yield row
 
+    rows = measured() if tokenizer is not None else iter(checked)
     if target is not None:
-        save_rows(kept(), target)
+        save_rows(rows, target)
     else:
-        deque(kept(), maxlen=0)  # gone through for its report
-    found = None
+        deque(rows, maxlen=0)  # gone through for its report
     if tokenizer is not None:
-        covering = {f"{share:.0%}": limit for share, limit in covering_lengths(lengths).items()}
+        covering = {f"{share:.0%}": limit for share, limit in PromptLengths([], lengths).covering.items()}
         found = {"policy": policy, "covering": covering, "longest_tokens": max(lengths, default=None)}
-    return Found(checked.report, found, target, made)
+    return Found(checked.report, found, target)
 
 
-def _check_target(target: Path | None, *inputs: Any) -> Path | None:
-    if target is None:
-        return None
+def _make_room(target: Path, *inputs: Any) -> None:
     read = [find(path) for path in inputs if isinstance(path, (str, Path))]
     try:
         if target.is_dir() or any(path.exists() and path.resolve() == target.resolve() for path in read):
             raise OSError("a folder" if target.is_dir() else "it is read from")
-        made = None if target.parent.exists() else target.parent
         target.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(target.parent, os.W_OK):
             raise OSError(f"{target.parent} cannot be written to")
     except OSError as error:
-        raise DataError(
-            f"out = {target}: {error}", rule="kept rows go into a new file in a folder", remedy="choose another file"
-        ) from error
-    return made
+        value, rule = f"out = {target}: {error}", "kept rows go into a new file in a folder"
+        raise DataError(value, rule=rule, remedy="choose another file") from error

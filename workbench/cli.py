@@ -70,12 +70,11 @@ def opt(help: str, *names: str, **more: Any) -> Any:
 
 
 AsJson = Annotated[bool, opt("Print one JSON object on standard output, for scripts.", "--json")]
-Set = Annotated[
-    list[str] | None, opt("KEY=VALUE over the recipe: a dotted field, or a GRPOConfig name; may be repeated.", "--set")
-]
+Words = list[str] | None
+Set = Annotated[Words, opt("KEY=VALUE over the recipe: a dotted field, or a GRPOConfig name; may be repeated.", "--set")]
 Steps = Annotated[int | None, opt("Train this many steps instead of the recipe's.", min=1)]
 TaskFile = Annotated[str, arg("A task file, or the name of a task that ships.")]
-Weight = Annotated[list[str] | None, opt("NAME=VALUE: another weight for a function; may be repeated.")]
+Weight = Annotated[Words, opt("NAME=VALUE: another weight for a function; may be repeated.")]
 TemplateKwargs = Annotated[str | None, opt("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'.")]
 
 
@@ -98,10 +97,10 @@ def demo(
     """
     from workbench.demo import NOTEBOOKS, result_table, run_notebooks
     from workbench.run.directory import check_name
-    from workbench.views.terminal import progress_bar
+    from workbench.views.terminal import Bar
 
     check_name(name)
-    with progress_bar("cells", numbers=True) as bar:
+    with Bar("cells") as bar:
         tasks = {stem: bar.add_task(stem, total=None, start=False, numbers="") for stem in NOTEBOOKS}
 
         def on_cell(stem: str, done: int, total: int) -> None:
@@ -110,8 +109,8 @@ def demo(
             if not bar.console.is_terminal and done == total:
                 print(f"{stem}: {total} cells", file=sys.stderr, flush=True)
 
-        def on_step(steps: int) -> None:
-            bar.update(tasks["03_train"], numbers=f"{steps} steps trained")
+        def on_step(done: int) -> None:
+            bar.update(tasks["03_train"], numbers=f"{done} steps trained")
 
         parameters = {"03_train": {"max_steps": steps}} if steps else None
         found = run_notebooks(name, seed=seed, parameters=parameters, on_cell=on_cell, on_step=on_step)
@@ -121,9 +120,7 @@ def demo(
 @command()
 def notebook(
     which: Annotated[str, arg("One of the five, as 03, train or 03_train; or the path of an .ipynb file.")],
-    set_: Annotated[
-        list[str] | None, opt("NAME=VALUE: one of its parameters; may be repeated.", "--set", metavar="NAME=VALUE")
-    ] = None,
+    set_: Annotated[Words, opt("NAME=VALUE: one of its parameters; may be repeated.", "--set", metavar="NAME=VALUE")] = None,
     out: Annotated[Path | None, opt("Write the executed copy here, instead of a new file in runs/notebooks/.")] = None,
 ) -> Result:
     """Run one notebook from a terminal, with your parameters, in a fresh kernel.
@@ -136,28 +133,17 @@ def notebook(
     `workbench notebook inspect --set run_name=short --out short.ipynb`.
     """
     from workbench.demo import find_notebook, run_notebook
-    from workbench.views.terminal import progress_bar
+    from workbench.views.terminal import progress
     from workbench.workspace import shown
 
-    stem = find_notebook(which).stem
-    with progress_bar("cells") as bar:
-        task = bar.add_task(stem, total=None)
-
-        def on_cell(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-            if not bar.console.is_terminal:
-                print(f"{stem}: cell {done} of {total}", file=sys.stderr, flush=True)
-
+    with progress("cells", find_notebook(which).stem) as on_cell:
         found = run_notebook(which, set_ or [], out, on_cell)
     return Result(found, f"{found['minutes']:.1f} minutes; executed copy: {shown(found['out'])}")
 
 
 @command()
 def plan(
-    source: Annotated[
-        str,
-        arg("A recipe (.yaml), a preset's name, a training script (.py; read, never run), or - for standard input."),
-    ],
+    source: Annotated[str, arg("A recipe (.yaml), a preset, a training script (.py; read, never run), or -: standard input.")],
     vram: Annotated[float | None, opt("GPU memory in GB to plan for, instead of that of this machine's card.", min=1)] = None,
     out: Annotated[Path | None, opt("Write the recipe under today's names here (YAML).")] = None,
     steps: Steps = None,
@@ -177,21 +163,19 @@ def plan(
     found = plan(sys.stdin.read() + "\n" if source == "-" else source, vram_gb=vram, said=said or [], steps=steps)
     if out:
         found.recipe.save(out)
-    text, fits = str(found), found.memory is None or found.memory.fits is not False
-    if not fits:
-        from workbench.memory import cheapest
+    if found.memory is None or found.memory.fits is not False:
+        return Result(found.found(), found)
+    from workbench.memory import cheapest
 
-        text = "\n  - ".join([f"{text}\n\nto make it fit, cheapest first (estimates):", *cheapest(found.memory)])
-    return Result(found.found(), text, 0 if fits else 1)
+    text = "\n  - ".join([f"{found}\n\nto make it fit, cheapest first (estimates):", *cheapest(found.memory)])
+    return Result(found.found(), text, 1)
 
 
 @command()
 def train(
     recipe: Annotated[str, arg("Recipe file (YAML) or a preset's name; workbench/tiny/recipe.yaml is one to start from.")],
     run_name: Annotated[str | None, opt("Name of the run, instead of the recipe's.")] = None,
-    changes_of: Annotated[
-        str | None, opt("A recorded run: what was changed while it trained is changed again after the same steps.")
-    ] = None,
+    changes_of: Annotated[str | None, opt("A recorded run, whose changes are made again after the same steps.")] = None,
     runs: Annotated[str, opt("Folder for the run's folder.")] = "runs",
     steps: Steps = None,
     said: Set = None,
@@ -211,8 +195,7 @@ def train(
     from workbench.views.terminal import TerminalProgress
 
     asked = overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
-    if run_name:
-        asked = asked.model_copy(update={"run_name": run_name})
+    asked = asked.model_copy(update={"run_name": run_name} if run_name else {})
     again = open_run(changes_of, runs) if changes_of else None
     return _trained(train(asked, watchers=[TerminalProgress()], runs=runs, changes_of=again))
 
@@ -221,9 +204,7 @@ def train(
 def continue_(
     run: Annotated[str, arg("A run by name or path; latest: the last that does not train.")] = "latest",
     steps: Annotated[int | None, opt("Train so many steps more than its recipe says.", min=1)] = None,
-    take_over: Annotated[
-        bool, opt("It was begun on another machine, which is gone (a lost Colab runtime).", "--take-over")
-    ] = False,
+    take_over: Annotated[bool, opt("Begun on another machine, which is gone (a lost Colab runtime).", "--take-over")] = False,
 ) -> Result:
     """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
 
@@ -233,8 +214,8 @@ def continue_(
     from workbench.training.trainer import continue_run
     from workbench.views.terminal import TerminalProgress
 
-    run = _named(run, "begun" if take_over else "resting")
-    return _trained(continue_run(run, watchers=[TerminalProgress()], steps=steps, take_over=take_over))
+    opened = _opened(run, "begun" if take_over else "resting")
+    return _trained(continue_run(opened, watchers=[TerminalProgress()], steps=steps, take_over=take_over))
 
 
 def _trained(run: Any) -> Result:
@@ -257,27 +238,26 @@ def watch(
 
     Ctrl-C ends the watching, not the run. --once, --png and --json show how it stands now, and end.
     """
-    from workbench.views.watch import follow, followed, snapshot, snapshot_text, write_picture
+    from workbench.views import watch as views
+    from workbench.views.run_view import FollowedRun
 
-    found = followed(_named(run, "training"))
+    followed = FollowedRun(_opened(run, "training"))
     if png is not None:
-        print(f"curves written to {write_picture(found, png)}", file=sys.stderr)
+        views.write_picture(followed, png)
+        print(f"curves written to {png}", file=sys.stderr)
     if as_json:
-        print(_json(snapshot(found)))
-    elif once or (png is None and found.over):
-        print(snapshot_text(found))
+        print(_json(views.snapshot(followed)))
+    elif once or (png is None and followed.over):
+        print(views.snapshot_text(followed))
     elif png is None:
-        follow(found, every)
+        views.follow(followed, every)
 
 
 @command(context_settings={"ignore_unknown_options": True})  # a weight may be negative
 def control(
     run: Annotated[str, arg("A run by name or path; latest: the one that trains.")],
     action: Annotated[str, arg("stop, pause, resume, checkpoint, sample, weight, mute, unmute, reload, beta or learning_rate.")],
-    details: Annotated[
-        list[str] | None,
-        arg("FUNCTION VALUE for weight, FUNCTION for mute and unmute, VALUE for beta, learning_rate."),
-    ] = None,
+    details: Annotated[Words, arg("weight: FUNCTION VALUE; mute, unmute: FUNCTION; beta, learning_rate: VALUE.")] = None,
     timeout: Annotated[float, opt("Seconds to wait for the trainer's answer; 0: do not wait.", min=0)] = 60.0,
     force: Annotated[bool, opt("Also take a learning rate or beta over 100 times the effective one.", "--force")] = False,
 ) -> Result:
@@ -289,7 +269,7 @@ def control(
     """
     from workbench.views import watch
 
-    found = watch.control(_named(run, "training"), action, details or [], timeout_s=timeout, force=force)
+    found = watch.control(_opened(run, "training"), action, details or [], timeout, force)
     code = {True: 0, False: 1, None: 3 if timeout else 0}[found["applied"]]
     return Result(found, watch.answered(found, timeout), code)
 
@@ -298,24 +278,16 @@ def control(
 def check(
     source: Annotated[str, arg("A .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder, owner/name, or a name that ships.")],
     prompt: Annotated[str | None, opt("Column that holds the prompt, if it is not called so.")] = None,
-    answer: Annotated[
-        str | None, opt("Column that holds the right answer; assistant: the assistant's last turn; none: no answers.")
-    ] = None,
+    answer: Annotated[str | None, opt("Column of the answer; assistant: the assistant's last turn; none: no answers.")] = None,
     subset: Annotated[str | None, opt("Subset (configuration) of a hub dataset.")] = None,
     split: Annotated[str | None, opt("Split of a hub dataset or folder; default: train.")] = None,
-    answer_after: Annotated[
-        str, opt("Mark that the answer stands after; auto: ####, if most answers end so; none: no mark.")
-    ] = "auto",
+    answer_after: Annotated[str, opt("Mark before the answer; auto: ####, if most answers end so; none: no mark.")] = "auto",
     numbers: Annotated[bool, opt("Leave out rows whose answer is not a number.", "--numbers")] = False,
     other: Annotated[str | None, opt("Rows of the other split: prompts that are also there are left out.")] = None,
     out: Annotated[Path | None, opt("Write the rows that were kept here, as JSON lines.")] = None,
-    policy: Annotated[
-        str | None, opt("Measure prompt lengths with this policy's template and tokenizer: tiny, owner/name, a folder.")
-    ] = None,
+    policy: Annotated[str | None, opt("Its template and tokenizer measure prompt lengths: tiny, owner/name, a folder.")] = None,
     chat_template_kwargs: TemplateKwargs = None,
-    system: Annotated[
-        str, opt("System message for prompts that are text: tags, think, mark, none, or the text itself.")
-    ] = "none",
+    system: Annotated[str, opt("System message for prompts that are text: tags, think, mark, none, or your text.")] = "none",
 ) -> Result:
     """Check a dataset: every row is kept, repaired by a stated rule, or listed with its reason. Nothing is loaded on a GPU.
 
@@ -326,23 +298,20 @@ def check(
     `workbench check openai/gsm8k --numbers --policy tiny --system tags`.
     """
     from workbench.checking import check_source
-    from workbench.views.terminal import counter
+    from workbench.views.terminal import progress
 
-    columns = {"prompt_column": prompt, "answer_column": answer, "numbers": numbers}
-    columns["answer_after"] = None if answer_after == "none" else answer_after
+    columns = {"prompt_column": prompt, "answer_column": answer, "numbers": numbers, "subset": subset, "split": split}
     template = {"policy": policy, "chat_template_kwargs": chat_template_kwargs, "system": system}
-    with counter("rows") as progress:
-        found = check_source(source, subset=subset, split=split, other=other, out=out, progress=progress, **template, **columns)
+    mark = None if answer_after == "none" else answer_after
+    with progress("rows") as bar:
+        found = check_source(source, other=other, out=out, progress=bar, answer_after=mark, **template, **columns)
     return Result(found.found(), found, 0 if found.report.kept_rows else 1)
 
 
 @command()
 def probe(
     task: TaskFile,
-    policy: Annotated[
-        str | None,
-        opt("Send the reference completion through this policy's tokenizer and template: tiny, owner/name, a folder."),
-    ] = None,
+    policy: Annotated[str | None, opt("Its template and tokenizer render the reference: tiny, owner/name, a folder.")] = None,
     chat_template_kwargs: TemplateKwargs = None,
     prompts: Annotated[int, opt("Prompts to try, spread over the task's.", min=1)] = 6,
     weight: Weight = None,
@@ -366,26 +335,14 @@ def probe(
     Examples: `workbench probe arithmetic --policy tiny`, `workbench probe tasks/mine/task.py --json`.
     """
     from workbench.audit.examination import audit_rewards
-    from workbench.recipe import template_kwargs
+    from workbench.checking import tokenizer_of
     from workbench.views.audit import audit_view
     from workbench.views.terminal import progress
 
-    tokenizer = None
-    if policy is not None:
-        from workbench.training.loading import load_tokenizer
-
-        tokenizer = load_tokenizer(policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
+    limits = {"rows": prompts, "max_completion_length": max_completion_length, "deadline_s": deadline}
+    tokenizer, weights = tokenizer_of(policy, chat_template_kwargs), _weights(weight)
     with progress("functions") as bar:
-        found = audit_rewards(
-            task,
-            rows=prompts,
-            weights=_weights(weight),
-            tokenizer=tokenizer,
-            max_completion_length=max_completion_length,
-            cases=cases,
-            deadline_s=deadline,
-            progress=bar,
-        )
+        found = audit_rewards(task, tokenizer=tokenizer, weights=weights, cases=cases, progress=bar, **limits)
     return Result(found.found(), audit_view(found, chart=False), 0 if found.ok else 1)
 
 
@@ -413,7 +370,7 @@ def replay(
     from workbench.views.terminal import progress
 
     with progress("completions") as bar:
-        found = again(_named(run, "recorded"), task, _weights(weight), out=out, limit=limit, progress=bar)
+        found = again(_opened(run, "recorded"), task, _weights(weight), out=out, limit=limit, progress=bar)
     return Result(found.found(), replay_view(found, charts=False))
 
 
@@ -427,7 +384,7 @@ def doctor() -> Result:
 
     found = examine()
     ill = any(finding["needed"] and not finding["works"] for finding in found["findings"])
-    return Result(found, tables(found), 1 if ill else 0)
+    return Result(found, tables(found), int(ill))
 
 
 @app.command()
@@ -450,8 +407,7 @@ def lab(
     folder = notebooks_to_edit()
     start = [sys.executable, "-m", "jupyterlab", str(folder / "01_dataset.ipynb"), f"--port={port}"]
     start += [f"--ServerApp.root_dir={folder.parent}"] + ([] if browser else ["--no-browser"])
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        start.append("--allow-root")
+    start += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     os.execv(start[0], start)
 
 
@@ -468,15 +424,14 @@ def _weights(said: list[str] | None) -> dict[str, float]:
     return weights
 
 
-def _named(run: str, latest: str) -> str:
-    # Name the run that was taken, where the user did not.
-    if run != "latest":
-        return run
+def _opened(run: str, latest: str) -> Any:
+    """The run, which is named where the user did not."""
     from workbench.run.directory import open_run
 
-    opened = open_run(latest=latest)
-    print(opened.describe(), file=sys.stderr)
-    return str(opened.path)
+    opened = open_run(run, latest=latest)
+    if run == "latest":
+        print(opened.describe(), file=sys.stderr)
+    return opened
 
 
 def _json(found: Any) -> str:

@@ -20,7 +20,6 @@ from workbench.run.directory import RunDirectory, check_name, open_run
 from workbench.workspace import find, resolve, shown
 
 NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
-CELL_TIMEOUT_S = 1800
 
 
 def notebooks_folder() -> Path:
@@ -29,23 +28,18 @@ def notebooks_folder() -> Path:
     for folder in (package.parent / "notebooks", package / "_notebooks"):
         if (folder / f"{NOTEBOOKS[0]}.ipynb").is_file():
             return folder
-    raise RunError(
-        f"no notebooks beside {shown(package)}",
-        rule="the five notebooks travel with the package",
-        remedy="clone the repository, or install the package again",
-    )
+    remedy = "clone the repository, or install the package again"
+    raise RunError(f"no notebooks beside {shown(package)}", rule="the five notebooks travel with the package", remedy=remedy)
 
 
 def notebooks_to_edit() -> Path:
-    """The folder of notebooks that are the user's to change: the repository's, or a copy in the workspace.
+    """The folder of notebooks that are the user's to change: the repository's, or copies in the workspace.
 
-    The copies that an installed package carries are the package's: `workbench lab` puts its own beside `runs/`, and leaves
-    those that are there already as they are.
+    What an installed package carries is the package's. A copy that is there already is left as it is.
     """
-    folder = notebooks_folder()
+    folder, own = notebooks_folder(), resolve("notebooks")
     if folder.name != "_notebooks":
         return folder
-    own = resolve("notebooks")
     own.mkdir(parents=True, exist_ok=True)
     for file in folder.glob("*.ipynb"):
         if not (own / file.name).exists():
@@ -53,49 +47,42 @@ def notebooks_to_edit() -> Path:
     return own
 
 
+def _parameters_cell(notebook: Any, name: str) -> Any:
+    cells = [cell for cell in notebook.cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
+    if len(cells) != 1:
+        value = f"{name}: {len(cells)} cells tagged `parameters`"
+        raise RunError(value, rule="a notebook has exactly one", remedy="tag one cell")
+    return cells[0]
+
+
 def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any:
     """Write `parameters` into the notebook's cell tagged `parameters`, in place of the values that stand there.
 
-    Raises:
-        RunError: if the notebook has no such cell, or the cell does not assign one of them.
+    A notebook without that cell, or a parameter that it does not assign, is a RunError.
     """
     cell = _parameters_cell(notebook, name)
     lines = cell.source.splitlines()
+    names = [line.split("=")[0].strip() for line in lines]
     for parameter, value in parameters.items():
-        places = [number for number, line in enumerate(lines) if line.split("=")[0].strip() == parameter]
-        if not places:
-            known = [line.split("=")[0].strip() for line in lines if "=" in line]
+        if parameter not in names:
+            known = [name for name, line in zip(names, lines) if "=" in line]
             raise RunError(
                 f"{name}: no parameter {parameter!r}",
                 rule=f"the cell tagged `parameters` assigns {', '.join(known)}",
                 remedy=nearest(parameter, known, "choose one of those"),
             )
-        comment = lines[places[0]].partition("  # ")[2]
-        lines[places[0]] = f"{parameter} = {value!r}" + (f"  # {comment}" if comment else "")
+        _, hash_, comment = lines[names.index(parameter)].partition("  # ")
+        lines[names.index(parameter)] = f"{parameter} = {value!r}{hash_}{comment}"
     cell.source = "\n".join(lines)
     return notebook
 
 
-def _parameters_cell(notebook: Any, name: str) -> Any:
-    cells = [cell for cell in notebook.cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
-    if len(cells) != 1:
-        raise RunError(
-            f"{name}: {len(cells)} cells tagged `parameters`", rule="a notebook has exactly one", remedy="tag one cell"
-        )
-    return cells[0]
-
-
 def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, Any]:
-    """`["max_steps=5", "policy_name=tiny"]` as values by name: Python literals; where text stands now, text.
-
-    Raises:
-        RunError: if one is not NAME=VALUE, or its value is neither.
-    """
-    standing = {}
+    """`["max_steps=5", "policy_name=tiny"]` as values by name: Python literals; where text stands now, text. Else RunError."""
+    standing, found = {}, {}
     for node in ast.parse(_parameters_cell(notebook, name).source).body:
         with contextlib.suppress(ValueError):
             standing[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
-    found: dict[str, Any] = {}
     for text in said:
         parameter, equals, written = (part.strip() for part in text.partition("="))
         now, value = standing.get(parameter), written
@@ -114,11 +101,7 @@ def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, 
 
 
 def find_notebook(name: str) -> Path:
-    """One of the five by number (`3`, `03`), name (`train`, `03_train`), or any notebook by its path.
-
-    Raises:
-        RunError: if there is none.
-    """
+    """One of the five by number (`3`, `03`), name (`train`, `03_train`), or any notebook by its path; RunError if none."""
     path = find(name)
     if path.suffix == ".ipynb" and path.is_file():
         return path
@@ -127,7 +110,7 @@ def find_notebook(name: str) -> Path:
             return notebooks_to_edit() / f"{stem}.ipynb"
     raise RunError(
         f"notebook {name!r}: there is none",
-        rule="a notebook is one of " + ", ".join(NOTEBOOKS) + ", or the path of an .ipynb file",
+        rule=f"a notebook is one of {', '.join(NOTEBOOKS)}, or the path of an .ipynb file",
         remedy=nearest(name, [word for stem in NOTEBOOKS for word in (stem, stem[3:])], "choose one of them"),
     )
 
@@ -135,11 +118,9 @@ def find_notebook(name: str) -> Path:
 def run_notebook(
     name: str, said: Sequence[str] = (), out: Path | None = None, on_cell: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, Any]:
-    """Execute one notebook with other parameters; the notebook itself stays as it is.
+    """Execute one notebook (as for `find_notebook`) with other parameters (`read_parameters`); it stays as it is itself.
 
     Args:
-        name: as for `find_notebook`.
-        said: "NAME=VALUE", as for `read_parameters`.
         out: the executed copy; None: a new file in `runs/notebooks/`.
         on_cell: called with (cells done, cells in all).
 
@@ -152,29 +133,20 @@ def run_notebook(
     import nbformat
 
     started, source = time.monotonic(), find_notebook(name)
-    notebook = nbformat.read(source, as_version=4)
-    parameters = read_parameters(said, notebook, source.name)
-    with_parameters(notebook, parameters, source.name)  # an unknown one is an error before anything runs
+    parameters = read_parameters(said, nbformat.read(source, as_version=4), source.name)
     target = Path.cwd() / out if out is not None else _free(resolve(f"runs/notebooks/{source.name}"))
     if target.is_dir() or target.resolve() == source.resolve():
-        raise RunError(
-            f"out = {shown(target)}: " + ("a folder" if target.is_dir() else "the notebook itself"),
-            rule="the executed copy is a separate file",
-            remedy="choose another file, such as executed.ipynb",
-        )
-    execute(source, target, parameters, resolve("."), on_cell)
+        value = f"out = {shown(target)}: " + ("a folder" if target.is_dir() else "the notebook itself")
+        raise RunError(value, rule="the executed copy is a separate file", remedy="choose another file, such as executed.ipynb")
+    execute(source, target, parameters, on_cell)
     minutes = (time.monotonic() - started) / 60
     return {"notebook": str(source), "out": str(target), "parameters": parameters, "minutes": minutes}
 
 
-def execute(source: Path, out: Path, parameters: dict[str, Any], workdir: Path, on_cell: Callable[[int, int], None]) -> None:
-    """Run one notebook in a kernel of its own, and save the executed copy, also when a cell fails.
+def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callable[[int, int], None] = lambda *_: None) -> None:
+    """Run one notebook in a kernel of its own, in the workspace, and save the executed copy, also when a cell fails.
 
-    Args:
-        on_cell: called with (cells done, cells in all) after each cell.
-
-    Raises:
-        RunError: naming notebook and cell, if a cell fails.
+    `on_cell` is called with (cells done, cells in all). A cell that fails is a RunError which names the notebook.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -184,11 +156,11 @@ def execute(source: Path, out: Path, parameters: dict[str, Any], workdir: Path, 
     total = len(notebook.cells)
     client = NotebookClient(
         notebook,
-        timeout=CELL_TIMEOUT_S,
+        timeout=1800,
         kernel_name="python3",
         # Local kernels talk over the loopback interface, signed; ipykernel warns of that at every start.
         extra_arguments=["--log-level=ERROR"],
-        resources={"metadata": {"path": str(workdir)}},
+        resources={"metadata": {"path": str(resolve("."))}},
         on_cell_executed=lambda cell, cell_index, execute_reply: on_cell(cell_index + 1, total),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +185,7 @@ def run_notebooks(
     *,
     seed: int = 0,
     parameters: dict[str, dict[str, Any]] | None = None,
-    on_cell: Callable[[str, int, int], None] = lambda notebook, done, total: None,
+    on_cell: Callable[[str, int, int], None] = lambda *_: None,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> dict[str, Any]:
     """Execute the five notebooks in order, all their files under `runs/<name>/`.
@@ -221,46 +193,39 @@ def run_notebooks(
     Args:
         name: name of the run; `name-2` and so on if there is one of that name.
         seed: of the adapter, of training and of sampling.
-        parameters: more parameters, by notebook ("03_train": {"max_steps": 3}).
+        parameters: more of them, by notebook ("03_train": {"max_steps": 3}).
         on_cell: called with (notebook, cells done, cells in all).
         on_step: called with the steps that 03 has trained so far, every second, from another thread.
 
     Returns:
         {"before", "after", "gain", "steps", "minutes", "run"}: what `workbench demo --json` prints.
     """
-    started = time.monotonic()
+    began = time.monotonic()
     check_name(name)
     folder = _free(resolve("runs") / name)
     folder.mkdir(parents=True)
-    notebooks = notebooks_folder()
-    task_dir, run = f"runs/{folder.name}/task", f"runs/{folder.name}"
-    shared = {
-        "01_dataset": {"task_dir": task_dir, "seed": seed},
-        "02_rewards": {"task_dir": task_dir},
-        "03_train": {"task_dir": task_dir, "run_name": folder.name, "seed": seed},
-        "04_inspect": {"run_name": run, "seed": seed},
-        "05_export": {"run_name": run},
-    }
+    task_dir, run_name = f"runs/{folder.name}/task", f"runs/{folder.name}"
+    shared = (
+        {"task_dir": task_dir, "seed": seed},
+        {"task_dir": task_dir},
+        {"task_dir": task_dir, "run_name": folder.name, "seed": seed},
+        {"run_name": run_name, "seed": seed},
+        {"run_name": run_name},
+    )
     minutes: dict[str, float] = {}
-    for stem in NOTEBOOKS:
-        began = time.monotonic()
-        wanted = {**shared[stem], **(parameters or {}).get(stem, {})}
-        out = folder / "notebooks" / f"{stem}.ipynb"
+    for stem, own in zip(NOTEBOOKS, shared, strict=True):
+        before, out = time.monotonic(), folder / "notebooks" / f"{stem}.ipynb"
+        wanted = {**own, **(parameters or {}).get(stem, {})}
         with _following(folder / "metrics.jsonl", on_step) if stem == "03_train" else contextlib.nullcontext():
-            execute(notebooks / f"{stem}.ipynb", out, wanted, resolve("."), functools.partial(on_cell, stem))
+            execute(notebooks_folder() / f"{stem}.ipynb", out, wanted, functools.partial(on_cell, stem))
         if stem == "04_inspect":
-            to_html(out, folder / "report.html", open_run(folder))
-        minutes[stem] = (time.monotonic() - began) / 60
+            _report(out, open_run(folder))
+        minutes[stem] = (time.monotonic() - before) / 60
     run = open_run(folder)
     measured = run.read_json("evaluation.json")
-    result = {
-        "before": {key: measured["before"][key] for key in ("correct", "format")},
-        "after": {key: measured["after"][key] for key in ("correct", "format")},
-        "gain": measured["gain"],
-        "steps": run.result()["steps"],
-        "minutes": (time.monotonic() - started) / 60,
-        "run": str(run.path),
-    }
+    result = {when: {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")}
+    result |= {"gain": measured["gain"], "steps": run.result()["steps"]}
+    result |= {"minutes": (time.monotonic() - began) / 60, "run": str(run.path)}
     run.write_json("demo.json", {**result, "seed": seed, "minutes_by_notebook": minutes})
     return result
 
@@ -270,20 +235,20 @@ def result_table(result: dict[str, Any]) -> str:
     from workbench.inspection.evaluation import gain_in_words
     from workbench.views.tables import Table
 
-    before, after, run = result["before"], result["after"], shown(result["run"])
-    gain = gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
-    rows = [
-        ["correct, in strict format", f"{before['correct']:.0%} -> {after['correct']:.0%}"],
-        ["", gain.removeprefix("gain ")],
-        ["strict format", f"{before['format']:.0%} -> {after['format']:.0%}"],
-        ["steps", result["steps"]],
-        ["minutes", f"{result['minutes']:.1f}"],
-        ["run", run],
-        ["report", f"{run}/report.html"],
-        ["notebooks", f"{run}/notebooks/"],
-        ["merged model", f"{run}/export/merged_16bit/"],
-    ]
-    return str(Table(["held-out prompts", "before -> after training"], rows))
+    run, gain = shown(result["run"]), gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
+    correct, strict = (f"{result['before'][key]:.0%} -> {result['after'][key]:.0%}" for key in ("correct", "format"))
+    rows = {
+        "correct, in strict format": correct,
+        "": gain.removeprefix("gain "),
+        "strict format": strict,
+        "steps": result["steps"],
+        "minutes": f"{result['minutes']:.1f}",
+        "run": run,
+        "report": f"{run}/report.html",
+        "notebooks": f"{run}/notebooks/",
+        "merged model": f"{run}/export/merged_16bit/",
+    }
+    return str(Table(["held-out prompts", "before -> after training"], list(rows.items())))
 
 
 @contextlib.contextmanager
@@ -311,7 +276,7 @@ def _free(path: Path) -> Path:
     return next(each for each in itertools.chain([path], others) if not each.exists())
 
 
-def to_html(notebook: Path, out: Path, run: RunDirectory) -> Path:
+def _report(notebook: Path, run: RunDirectory) -> None:
     """An executed notebook 04 as a report to hand on: what it found, without its code, in one file that needs no network."""
     import nbformat
     from nbconvert import HTMLExporter
@@ -319,28 +284,18 @@ def to_html(notebook: Path, out: Path, run: RunDirectory) -> Path:
     from workbench.inspection.evaluation import gain_in_words
 
     measured, manifest, result = run.read_json("evaluation.json"), run.manifest(), run.result()
-    title = f"{run.name}: {gain_in_words(measured)}"
+    title, policy = f"{run.name}: {gain_in_words(measured)}", manifest["policy"]
+    about = (
+        f"Correct answers in the strict format: **{measured['before']['correct']:.0%} -> {measured['after']['correct']:.0%}** of "
+        f"{measured['samples']} completions each of {measured['prompts']} held-out prompts. {policy['name']} in "
+        f"{policy['precision']} on {policy['device']} through {policy['backend']}; {result['status']} after {result['steps']} "
+        f"steps, {result['minutes']:.1f} minutes; {manifest['created'][:10]}."
+    )
     read = nbformat.read(notebook, as_version=4)
     # The first cell tells what to do with the notebook, the last what comes after it.
-    read.cells = [
-        nbformat.v4.new_markdown_cell(f"# {title}\n\n{_about(manifest, result, measured)}"),
-        *read.cells[1:-1],
-    ]
-    exporter = HTMLExporter(
-        mathjax_url="", require_js_url="", jquery_url="", widget_renderer_url="",
-        exclude_input=True, exclude_output_prompt=True,
-    )  # fmt: skip
+    read.cells = [nbformat.v4.new_markdown_cell(f"# {title}\n\n{about}"), *read.cells[1:-1]]
+    nowhere = dict.fromkeys(("mathjax_url", "require_js_url", "jquery_url", "widget_renderer_url"), "")
+    exporter = HTMLExporter(exclude_input=True, exclude_output_prompt=True, **nowhere)
     html, _ = exporter.from_notebook_node(read, resources={"metadata": {"name": title}})
     # What is left of the scripts that were not asked for: one empty element each.
-    out.write_text(re.sub(r'<script src="">\s*</script>', "", html), encoding="utf-8")
-    return out
-
-
-def _about(manifest: dict[str, Any], result: dict[str, Any], measured: dict[str, Any]) -> str:
-    policy, before, after = manifest["policy"], measured["before"]["correct"], measured["after"]["correct"]
-    return (
-        f"Correct answers in the strict format: **{before:.0%} -> {after:.0%}** of {measured['samples']} completions each of "
-        f"{measured['prompts']} held-out prompts. {policy['name']} in {policy['precision']} on "
-        f"{policy['device']} through {policy['backend']}; {result['status']} after {result['steps']} steps, "
-        f"{result['minutes']:.1f} minutes; {manifest['created'][:10]}."
-    )
+    (run.path / "report.html").write_text(re.sub(r'<script src="">\s*</script>', "", html), encoding="utf-8")

@@ -15,7 +15,7 @@ from workbench.training import watchers
 VIEWS: dict[str, str] = {
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.audit_view",
     "workbench.data.difficulty.Profile": "workbench.views.results.difficulty_picture",
-    "workbench.data.lengths.PromptLengths": "workbench.views.results.lengths_picture",
+    "workbench.data.template.PromptLengths": "workbench.views.results.lengths_picture",
     "workbench.data.sources.Rows": "workbench.views.results.rows_table",
     "workbench.data.template.TemplateCard": "workbench.views.results.card_view",
     "workbench.exporting.Proof": "workbench.views.results.proof_table",
@@ -28,19 +28,16 @@ VIEWS: dict[str, str] = {
     "workbench.replaying.Replay": "workbench.views.replay.replay_view",
     "workbench.rewards.groups.ExplainedGroup": "workbench.views.groups.explained_view",
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
-    "workbench.run.directory.RunDirectory": "workbench.views.curves.RunCurves",
+    "workbench.run.directory.RunDirectory": "workbench.views.run_view.RunCurves",
     "workbench.training.prepare.Plan": "workbench.views.results.plan_view",
 }
 
 
 def register(shell: Any = None) -> bool:
-    """Tell IPython's display about the results. The face does it whenever a name of it is first used.
+    """Tell IPython's display about the results; returns whether there was a shell to tell.
 
-    Args:
-        shell: None: the running one, if there is one; IPython is not imported for it.
-
-    Returns:
-        Whether there was a shell to tell.
+    The face does it whenever a name of it is first used. None: the running shell, if there is one; IPython is not imported
+    for it.
     """
     if shell is None and "IPython" in sys.modules:
         shell = getattr(sys.modules["IPython"], "get_ipython", lambda: None)()
@@ -52,18 +49,15 @@ def register(shell: Any = None) -> bool:
         if isinstance(result, (list, tuple)):  # IPython has its own text for these, and would take that
             text = display.formatters["text/plain"]
             text.for_type(type(result), lambda own, printer, cycle: printer.text(str(view_of(own))))
-        return bundle_of(result)
+        view = view_of(result)
+        rich = view._repr_mimebundle_() if hasattr(view, "_repr_mimebundle_") else {"text/html": view._repr_html_()}
+        return {"text/plain": str(view), **rich}  # for readers who see neither HTML nor images
 
     for result in VIEWS:
         display.mimebundle_formatter.for_type_by_name(*result.rsplit(".", 1), shown)
     if hasattr(shell, "kernel"):  # a run that trains in a notebook's cell is drawn there
-        watchers.unasked[:] = [live_plot]
+        watchers.unasked[:] = [lambda: importlib.import_module("workbench.views.live").LivePlot()]
     return True
-
-
-def live_plot() -> Any:
-    """What a run that trains in a notebook's cell is shown by."""
-    return importlib.import_module("workbench.views.live").LivePlot()
 
 
 def view_of(result: Any) -> Any:
@@ -73,11 +67,3 @@ def view_of(result: Any) -> Any:
             module, _, name = view.rpartition(".")
             return getattr(importlib.import_module(module), name)(result)
     return result
-
-
-def bundle_of(result: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-    """A result's view as a display bundle, with plain text for readers who see neither HTML nor images."""
-    view = view_of(result)
-    if hasattr(view, "_repr_mimebundle_"):
-        return {"text/plain": str(view), **view._repr_mimebundle_(include=include, exclude=exclude)}
-    return {"text/plain": str(view), "text/html": view._repr_html_()}

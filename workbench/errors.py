@@ -34,8 +34,8 @@ class WorkbenchError(Exception):
         """What IPython prints instead of a traceback: the message, and the user's own failing lines if there are any."""
         lines = [f"{type(self).__name__}: {self}"]
         if self.__cause__ is not None and not isinstance(self.__cause__, WorkbenchError):
-            lines += ["", "caused by:"]
-            lines += [printable(line.rstrip()) for line in traceback.format_exception(self.__cause__)[-6:]]
+            own = traceback.format_exception(self.__cause__)[-6:]
+            lines += ["", "caused by:", *(printable(line.rstrip()) for line in own)]
         return lines
 
 

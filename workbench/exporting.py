@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.data.lengths import prompt_text
+from workbench.data.template import prompt_text
 from workbench.errors import ExportError
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import bars_for, find_model, quiet_imports

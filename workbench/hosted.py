@@ -68,17 +68,14 @@ def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
     if not in_place():
         _install(where)
     if _outdated:
-        raise HostedError(
-            f"{', '.join(_outdated)}: replaced, and this session has imported what was there before",
-            rule="a session keeps what it has imported",
-            remedy=f"restart it once ({_RESTART[where]}), then run this cell again; it finds everything in place",
-        )
+        value = f"{', '.join(_outdated)}: replaced, and this session has imported what was there before"
+        remedy = f"restart it once ({_RESTART[where]}), then run this cell again; it finds everything in place"
+        raise HostedError(value, rule="a session keeps what it has imported", remedy=remedy)
     print(f"ready after {time.monotonic() - began:.0f} s")
 
 
 def _one_gpu(where: str) -> None:
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    names = []
+    query, names = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], []
     if shutil.which(query[0]):
         asked = subprocess.run(query, capture_output=True, text=True)
         names = asked.stdout.split("\n")[:-1] if asked.returncode == 0 else []
@@ -149,18 +146,13 @@ def _install(where: str) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     overrides = project.get("tool", {}).get("uv", {}).get("override-dependencies", [])
     with tempfile.TemporaryDirectory() as folder:
-        files = {}
+        # No configuration: it would obey the pyproject.toml of whatever folder the notebook is in.
+        command = [*_uv(), "pip", "install", "--python", sys.executable, "--break-system-packages", "--no-config"]
         for option, lines in (("--constraint", kept), ("--override", overrides)):
-            files[option] = Path(folder, option)
-            files[option].write_text("\n".join(lines))
-        _run(
-            [
-                *_uv(), "pip", "install", "--python", sys.executable, "--break-system-packages",
-                "--no-config",  # it would obey the pyproject.toml of whatever folder the notebook is in
-                *(str(part) for pair in files.items() for part in pair), "--editable", str(REPOSITORY),
-            ],
-            rule=f"what {where} brings for the GPU, for numbers and for notebooks stays as it is",
-        )  # fmt: skip
+            Path(folder, option).write_text("\n".join(lines))
+            command += [option, str(Path(folder, option))]
+        rule = f"what {where} brings for the GPU, for numbers and for notebooks stays as it is"
+        _run([*command, "--editable", str(REPOSITORY)], rule=rule)
     importlib.invalidate_caches()
     after = _versions()
     replaced = [name for name, version in sorted(before.items()) if after.get(name) != version]
@@ -206,7 +198,7 @@ def _run(command: list[str], rule: str) -> None:
         raise HostedError(
             "\n".join(["the workbench cannot be installed here:", *said[-20:]]),
             rule=rule,
-            remedy="if something could not be fetched, switch Internet on (Kaggle: Session options) and run this cell again; if "
-            "two versions do not fit, choose another of the host's environments (Colab: Runtime > Change runtime type > "
-            "Runtime version; Kaggle: Session options > Environment)",
+            remedy="if a download failed, switch Internet on (Kaggle: Session options) and run this cell again; if two versions "
+            "clash, choose another environment of the host's (Colab: Runtime > Change runtime type > Runtime version; Kaggle: "
+            "Session options > Environment)",
         )

@@ -18,8 +18,7 @@ def workspace() -> Path:
     `WORKBENCH_HOME` if it is set; else the current folder, or its parent when the current folder is `notebooks`
     (a Jupyter kernel starts beside its notebook, and the runs belong beside the notebooks, not among them).
     """
-    home = os.environ.get("WORKBENCH_HOME")
-    if home:
+    if home := os.environ.get("WORKBENCH_HOME"):
         return Path(home).expanduser().resolve()
     here = Path.cwd()
     return here.parent if here.name == "notebooks" else here
@@ -49,10 +48,7 @@ def looked_in() -> str:
 def shown(path: str | os.PathLike) -> str:
     """`path` as a reader wants it: relative to the workspace where it lies inside it."""
     path = Path(path)
-    try:
-        return str(path.relative_to(workspace()))
-    except ValueError:
-        return str(path)
+    return str(path.relative_to(workspace()) if path.is_relative_to(workspace()) else path)
 
 
 @contextlib.contextmanager
@@ -92,13 +88,13 @@ def to_json(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy, torch
         return to_json(value.tolist())
     if isinstance(value, float):
-        return value if math.isfinite(value) else (None if math.isnan(value) else ("inf" if value > 0 else "-inf"))
+        return None if math.isnan(value) else value if math.isfinite(value) else str(value)
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def write_json(path: str | os.PathLike, content: Any) -> Path:
     """Write a JSON file, whole or not at all."""
+    text = json.dumps(to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
     with replace_file(path) as beside:
-        text = json.dumps(to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
         beside.write_text(text + "\n", encoding="utf-8")
     return Path(path)

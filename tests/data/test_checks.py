@@ -13,7 +13,6 @@ from malformed import BAD, GOOD, OTHER, chat, row
 from workbench.data import reasons
 from workbench.data.checks import Checked, check
 from workbench.data.prompts import SYSTEM_PROMPT
-from workbench.data.sources import json_line
 from workbench.errors import DataError
 
 
@@ -230,7 +229,7 @@ anything = st.recursive(
 def test_any_rows_add_up_and_those_kept_can_be_written_and_trained_on(rows):
     report = check_rows([GOOD, *rows])
     assert report.read == len(rows) + 1 == report.kept_rows + len(report.left_out)
-    assert json_line({"rows": report.kept}).encode()
+    assert json.dumps(report.kept, ensure_ascii=False).encode()
     pyarrow.Table.from_pylist(report.kept)  # what a trainer's dataset is made of
     for kept in report.kept:
         assert kept["answer"].strip() == kept["answer"] != ""

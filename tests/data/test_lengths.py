@@ -12,10 +12,16 @@ import workbench
 import workbench as wb
 from workbench.audit.examination import audit_rewards
 from workbench.checking import check_source
-from workbench.data.lengths import PromptLengths, covering_lengths, prompt_lengths_tokens, prompt_text, stream_lengths
 from workbench.data.prompts import THINK_PROMPT, to_messages
 from workbench.data.sources import save_rows
-from workbench.data.template import template_card
+from workbench.data.template import (
+    PromptLengths,
+    prompt_lengths_tokens,
+    prompt_text,
+    stream_lengths,
+    template_card,
+    template_notes,
+)
 from workbench.errors import DataError, RecipeError
 from workbench.exporting import Exported, merge_16bit, prove
 from workbench.inspection.evaluation import measure
@@ -28,7 +34,7 @@ from workbench.tiny.task import task as arithmetic
 from workbench.training.loading import load_tokenizer
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare, settled
-from workbench.training.profiling import profile_difficulty, prompt_lengths
+from workbench.training.sampling import profile_difficulty, prompt_lengths
 from workbench.training.trainer import train
 
 
@@ -46,7 +52,7 @@ def test_lengths_are_those_of_the_rendered_text_however_they_are_batched():
     lengths = prompt_lengths_tokens(rows, tokenizer, progress=told.append)
     assert list(lengths[:20]) == one_by_one
     assert len(lengths) == 2300
-    assert told == [1000, 2000]
+    assert told == [1000, 2000, 2300]
     assert [row for row, _ in stream_lengths(iter(rows), tokenizer)] == rows
 
 
@@ -61,9 +67,9 @@ def test_no_rows_no_lengths():
 
 
 def test_covering_lengths_by_hand():
-    assert covering_lengths(list(range(1, 101))) == {0.95: 95, 0.99: 99, 1.0: 100}
-    assert covering_lengths([7]) == {0.95: 7, 0.99: 7, 1.0: 7}
-    assert covering_lengths([]) == {}
+    assert PromptLengths([], list(range(1, 101))).covering == {0.95: 95, 0.99: 99, 1.0: 100}
+    assert PromptLengths([], [7]).covering == {0.95: 7, 0.99: 7, 1.0: 7}
+    assert PromptLengths([], []).covering == {}
 
 
 def test_keep_returns_both_sides():
@@ -257,8 +263,6 @@ def test_arguments_that_cannot_be_are_refused_before_anything_is_loaded(thinker,
 
 
 def test_arguments_that_reach_no_prompt_are_said():
-    from workbench.data.lengths import template_notes
-
     rows = [{**chat("What is 1 + 1?"), "chat_template_kwargs": QUIET}]
     tokenizer = load_tokenizer("tiny", QUIET)
     assert template_notes(rows, tokenizer) == [
@@ -282,4 +286,4 @@ def test_nobody_else_renders_a_prompt():
     ]
     # A reward model reads with a template of its own; the embedded policy's factory makes the only policy that it knows.
     others = {"rewards/models.py", "tiny/learning.py", "tiny/measuring.py"}
-    assert [file for file in calls if file not in others] == ["data/lengths.py"]
+    assert [file for file in calls if file not in others] == ["data/template.py"]

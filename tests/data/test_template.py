@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.data.lengths import prompt_lengths_tokens
 from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT
-from workbench.data.template import tags_in, template_card
+from workbench.data.template import prompt_lengths_tokens, tags_in, template_card
 from workbench.errors import DataError
 from workbench.training.loading import load_tokenizer
 from workbench.views.results import card_view

@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from workbench.demo import NOTEBOOKS, execute, notebooks_folder, run_notebooks
-from workbench.run.directory import RunDirectory, open_run
 from workbench.errors import RunError
+from workbench.run.directory import open_run
 from workbench.run.rollouts import query
 
 PARAMETERS = {
@@ -155,7 +155,7 @@ def test_04_of_a_run_that_could_not_learn_says_so_first_and_shows_no_gain(demo, 
     recipe.model_copy(update={"task": str(ill / "task.py"), "reward_weights": {}}).save(ill / "recipe.yaml")
     execute(
         notebooks_folder() / "04_inspect.ipynb", tmp_path / "04.ipynb",
-        {"run_name": str(ill), "held_out": 4, "samples": 2}, run.path.parents[1], lambda done, total: None,
+        {"run_name": str(ill), "held_out": 4, "samples": 2},
     )  # fmt: skip
     shown = (tmp_path / "04.ipynb").read_text()
     assert "no completion was right, before or after: right_number paid nothing anywhere" in shown
@@ -179,7 +179,7 @@ def test_01_runs_on_a_file_in_gsm8ks_schema_by_changing_its_parameters_only(gsm8
     parameters = {
         "source": str(gsm8k_file), "task_dir": "tasks/gsm8k", "profile_prompts": 0, "max_prompt_length": 95,
     }  # fmt: skip
-    execute(notebooks_folder() / "01_dataset.ipynb", home / "out.ipynb", parameters, home, lambda done, total: None)
+    execute(notebooks_folder() / "01_dataset.ipynb", home / "out.ipynb", parameters)
     folder = home / "tasks" / "gsm8k"
     card = json.loads((folder / "card.json").read_text())
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
@@ -192,7 +192,7 @@ def test_01_runs_on_a_file_in_gsm8ks_schema_by_changing_its_parameters_only(gsm8
 @pytest.mark.parametrize("stem", ["02_rewards", "03_train", "04_inspect", "05_export"])
 def test_alone_each_notebook_says_what_it_needs(stem, home):
     with pytest.raises(RunError, match=stem):
-        execute(notebooks_folder() / f"{stem}.ipynb", home / "out.ipynb", {}, home, lambda done, total: None)
+        execute(notebooks_folder() / f"{stem}.ipynb", home / "out.ipynb", {})
     cells = json.loads((home / "out.ipynb").read_text())["cells"]
     [error] = [o for cell in cells for o in cell.get("outputs", []) if o["output_type"] == "error"]
     assert "remedy:" in error["evalue"]

@@ -25,8 +25,7 @@ from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.training.generation import Generation, adapters, decoding, expected, hook, in_words
-from workbench.training.generation.decoding import ALL, Optimizations, decoder
-from workbench.training.generation.support import NotNumbers, Unsupported
+from workbench.training.generation.decoding import ALL, NotNumbers, Optimizations, Unsupported, decoder
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.sampling import sample
 from workbench.training.trainer import train

@@ -20,14 +20,14 @@ from workbench.memory import (
     calibrate,
     card,
     cheapest,
-    combined,
     estimate,
     explain_oom,
     is_oom,
     measured_peak,
 )
-from workbench.memory.changes import changed
-from workbench.memory.footprint import (
+from workbench.memory.changes import changed, combined
+from workbench.memory.parts import (
+    GRAPHED,
     activation_bytes_per_token,
     kv_bytes,
     lora_sizes,
@@ -35,7 +35,6 @@ from workbench.memory.footprint import (
     optimizer_bytes,
     weight_bytes,
 )
-from workbench.memory.parts import GRAPHED
 from workbench.memory.shapes import from_config, shape_of
 from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe
 from workbench.training.plan.values import DEFAULTS

@@ -14,8 +14,8 @@ from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import find_model, linear4bit_layers, load_tokenizer
 from workbench.training.policy import load_policy
+from workbench.training.resuming import save_adapter
 from workbench.training.sampling import sample
-from workbench.training.session import save_adapter
 
 PROMPT = [{"role": "user", "content": "What is 15 + 27?"}]
 

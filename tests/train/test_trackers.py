@@ -342,6 +342,6 @@ def test_wandb_is_offline_unless_there_is_a_key(monkeypatch, key, mode, tmp_path
     from workbench.training.trackers import _environment
 
     monkeypatch.setenv("WANDB_API_KEY", key)
-    assert _environment("wandb", tmp_path / "wandb").get("WANDB_MODE") == mode
+    assert _environment("wandb", tmp_path / "wandb")[0].get("WANDB_MODE") == mode
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert "WANDB_MODE" not in _environment("wandb", tmp_path / "wandb")
+    assert "WANDB_MODE" not in _environment("wandb", tmp_path / "wandb")[0]

@@ -26,16 +26,14 @@ from workbench.run.metrics import (
     per_function,
     weight_of,
 )
-from workbench.views.chart import round_up, tick_label
+from workbench.views.chart import MAX_POINTS, round_up, tick_label
 from workbench.views.curves import KL_UNMEASURED, MOST_MARKS, MOST_NAMED, MOST_NUMBERS, RunFigure
 from workbench.views.history import (
     ADAPTIVE,
     CHANGE,
     CHECKPOINT,
     KL_PER_COMPLETION,
-    MAX_LENGTH,
-    MAX_POINTS,
-    MIN_LENGTH,
+    LENGTHS,
     STAGE,
     History,
     Mark,
@@ -46,7 +44,7 @@ from workbench.views.history import (
 
 FIVE = [f"{letter}_reward" for letter in "abcde"]
 NUMBERS = (
-    REWARD, REWARD_STD, GROUP_STD, KL, ENTROPY, MEAN_LENGTH, MIN_LENGTH, MAX_LENGTH, CLIPPED, STEP_S, GENERATE_S, REWARD_S,
+    REWARD, REWARD_STD, GROUP_STD, KL, ENTROPY, MEAN_LENGTH, *LENGTHS, CLIPPED, STEP_S, GENERATE_S, REWARD_S,
     TRAIN_S,
 )  # fmt: skip
 
@@ -63,7 +61,7 @@ def history(steps: int, functions: list[str] = FIVE) -> History:
 
 
 def drawn(filled: History, **options) -> RunFigure:
-    figure = RunFigure("r", filled.weights, 0.01, **options)
+    figure = RunFigure("r", 0.01, **options)
     figure.draw(filled)
     return figure
 
@@ -202,7 +200,7 @@ def test_a_stage_that_a_continued_run_begins_again_is_marked_once():
 
 
 def test_unmeasured_kl_is_said_with_the_way_to_measure_it():
-    figure = RunFigure("r", ["a_reward"], beta=0.0)
+    figure = RunFigure("r", beta=0.0)
     figure.draw(History(["a_reward"]))
     assert figure._unmeasured.get_text() == KL_UNMEASURED
     assert figure._unmeasured.get_visible()
@@ -213,7 +211,7 @@ def test_unmeasured_kl_is_said_with_the_way_to_measure_it():
 
 def test_entropy_that_is_not_logged_is_said():
     """Unsloth's trainer on a GPU logs none."""
-    figure, empty = RunFigure("r", ["a_reward"], beta=0.1), History(["a_reward"])
+    figure, empty = RunFigure("r", beta=0.1), History(["a_reward"])
     figure.draw(empty)
     assert not figure._no_entropy.get_visible(), "before the first step nothing is known"
     empty.add(1, {REWARD: 1.0})
@@ -227,19 +225,19 @@ def test_the_figure_shows_the_numbers_that_it_was_given():
     filled = history(3)
     filled.add(4, {REWARD: 1.0, per_function("a_reward"): 0.4, weight_of("a_reward"): 2.0})
     figure = drawn(filled)
-    for chart, key in (
-        (figure.reward, REWARD), (figure.std, GROUP_STD), (figure.std, REWARD_STD), (figure.groups, DEAD), (figure.kl, KL),
-        (figure.kl, KL_PER_COMPLETION), (figure.length, MEAN_LENGTH), (figure.length, CLIPPED), (figure.entropy, ENTROPY),
-        (figure.time, STEP_S), (figure.raw, per_function("b_reward")), (figure.reward, weighted("b_reward")),
+    for name, key in (
+        ("reward", REWARD), ("std", GROUP_STD), ("std", REWARD_STD), ("groups", DEAD), ("kl", KL), ("kl", KL_PER_COMPLETION),
+        ("length", MEAN_LENGTH), ("length", CLIPPED), ("entropy", ENTROPY), ("time", STEP_S), ("raw", per_function("b_reward")),
+        ("reward", weighted("b_reward")),
     ):  # fmt: skip
-        assert np.array_equal(line_of(chart, key), filled[key], equal_nan=True), key
-    assert line_of(figure.reward, weighted("a_reward")) == [0.4, 0.4, 0.4, 0.8]
+        assert np.array_equal(line_of(figure.charts[name], key), filled[key], equal_nan=True), key
+    assert line_of(figure.charts["reward"], weighted("a_reward")) == [0.4, 0.4, 0.4, 0.8]
     assert figure._named[0] == "a x 2"
 
 
 def test_time_is_split_where_it_was_measured():
     def named(filled: History) -> list[str]:
-        return [text.get_text() for text in drawn(filled).time.shown_legend.get_texts()]
+        return [text.get_text() for text in drawn(filled).charts["time"].shown_legend.get_texts()]
 
     assert named(history(3)) == ["generate", "rewards", "forward + backward", "whole step"]
     whole = History([])
@@ -248,12 +246,12 @@ def test_time_is_split_where_it_was_measured():
 
 
 def test_a_legend_keeps_no_dot_of_the_first_step():
-    figure, filled = RunFigure("r", FIVE, 0.01), history(1)
+    figure, filled = RunFigure("r", 0.01), history(1)
     figure.draw(filled)
-    assert figure._kl_lines[0].get_marker() == "."
+    assert figure.charts["kl"].lines[0].artist.get_marker() == "."
     figure.beta = 0.1
     figure.draw(history(2))
-    assert {handle.get_marker() for handle in figure.kl.shown_legend.get_lines()} == {""}
+    assert {handle.get_marker() for handle in figure.charts["kl"].shown_legend.get_lines()} == {""}
 
 
 def test_a_function_that_appears_later_is_drawn():
@@ -261,14 +259,14 @@ def test_a_function_that_appears_later_is_drawn():
     filled = history(3, ["a_reward"])
     filled.add(4, {per_function("late_reward"): 1.0})
     figure.draw(filled)
-    assert np.array_equal(line_of(figure.raw, per_function("late_reward")), [np.nan] * 3 + [1.0], equal_nan=True)
-    assert [text.get_text() for text in figure.reward.shown_legend.get_texts()] == ["total", "a", "late"]
+    assert np.array_equal(line_of(figure.charts["raw"], per_function("late_reward")), [np.nan] * 3 + [1.0], equal_nan=True)
+    assert [text.get_text() for text in figure.charts["reward"].shown_legend.get_texts()] == ["total", "a", "late"]
 
 
 def test_many_functions_are_counted_in_the_legend_not_listed():
     many = [f"{'x' * 40}{number}_reward" for number in range(30)]
     figure = drawn(history(3, many))
-    texts = [text.get_text() for text in figure.reward.shown_legend.get_texts()]
+    texts = [text.get_text() for text in figure.charts["reward"].shown_legend.get_texts()]
     assert len(texts) == MOST_NAMED + 1
     assert texts[-1] == "and 20 more"
 
@@ -277,9 +275,9 @@ def test_a_lone_peak_does_not_flatten_the_rest():
     filled = history(100)
     filled.add(101, {KL: 500.0})
     figure = drawn(filled)
-    assert figure.kl.axis.get_ylim()[1] <= 2
-    assert figure.kl.peak.get_text() == "peak 500 at step 101 (off the scale)"
-    assert drawn(history(100)).kl.peak.get_text() == ""
+    assert figure.charts["kl"].axis.get_ylim()[1] <= 2
+    assert figure.charts["kl"].peak.get_text() == "peak 500 at step 101 (off the scale)"
+    assert drawn(history(100)).charts["kl"].peak.get_text() == ""
 
 
 @pytest.mark.parametrize(("value", "round_"), [(0, 1), (0.93, 1), (1.01, 1.25), (7, 8), (0.0021, 0.0025), (980, 1000)])
@@ -288,7 +286,7 @@ def test_limits_are_round(value, round_):
 
 
 def test_the_frame_is_kept_until_a_limit_moves(monkeypatch):
-    figure, filled = RunFigure("r", FIVE, 0.01, total=200), history(110)
+    figure, filled = RunFigure("r", 0.01, total=200), history(110)
     figure.draw(filled)
     frame = figure._frame
     first = figure.draw(filled, "another title", "numbers", [Mark(5, CHANGE, "beta")])
@@ -303,7 +301,7 @@ def test_the_frame_is_kept_until_a_limit_moves(monkeypatch):
 
 def test_a_kept_frame_and_a_new_one_are_the_same_picture():
     filled, marks = history(60), [Mark(5, CHANGE, "beta 0 → 1"), Mark(9, CHECKPOINT, "checkpoint")]
-    kept, fresh = RunFigure("r", FIVE, 0.01), RunFigure("r", FIVE, 0.01)
+    kept, fresh = RunFigure("r", 0.01), RunFigure("r", 0.01)
     kept.draw(history(55))
     kept.draw(filled, "t", "n", marks)
     assert kept.draw(filled, "t", "n", marks) == fresh.draw(filled, "t", "n", marks)
@@ -313,7 +311,7 @@ def test_marks_are_bounded_and_the_latest_are_explained():
     marks = [Mark(step, CHANGE, f"change {step}") for step in range(1, 500)]
     marks += [Mark(step, ADAPTIVE, "weight") for step in range(1, 500)]
     marks += [Mark(step, CHECKPOINT, "checkpoint") for step in range(1, 500)]
-    figure = RunFigure("r", FIVE, 0.01)
+    figure = RunFigure("r", 0.01)
     picture = figure.draw(history(500), "r", "", sorted(marks))
     lines = figure._marks._lines[0].get_xdata()
     assert len(lines) == 3 * MOST_MARKS
@@ -329,13 +327,13 @@ def test_marks_are_bounded_and_the_latest_are_explained():
 
 
 def test_changes_at_one_step_share_a_number():
-    figure = RunFigure("r", FIVE)
+    figure = RunFigure("r")
     figure.draw(history(20), marks=[Mark(5, CHANGE, "beta"), Mark(5, CHANGE, "length muted"), Mark(7, CHANGE, "x")])
     assert figure._key.get_text() == "(1) step 5: beta, length muted   (2) step 7: x"
 
 
 def test_long_titles_are_cut():
-    figure = RunFigure("r", FIVE)
+    figure = RunFigure("r")
     figure.draw(history(3), "long " * 100, "words " * 400)
     assert len(figure._title.get_text()) <= 118
     assert len(figure._note.get_text().splitlines()) == 2
@@ -346,7 +344,7 @@ def test_a_redraw_costs_the_same_however_long_the_run():
     """Processor time, in turns, the least of several, and measured again: what other programs do counts little."""
     made = []
     for steps in (100, 10_000):
-        figure, filled = RunFigure("r", FIVE, 0.01, total=steps), history(steps)
+        figure, filled = RunFigure("r", 0.01, total=steps), history(steps)
         assert len(figure.draw(filled)) < 200_000
         made.append((figure, filled))
 
@@ -366,7 +364,7 @@ def test_a_redraw_costs_the_same_however_long_the_run():
 
 
 def test_what_is_said_of_the_reduction_is_part_of_the_frame(monkeypatch):
-    figure, filled = RunFigure("r", FIVE, 0.01, total=1000), history(360)
+    figure, filled = RunFigure("r", 0.01, total=1000), history(360)
     figure.draw(filled)
     assert "means of up to 3 steps" in figure._reduced.get_text()
     frames = []
@@ -384,7 +382,7 @@ def test_points_are_bounded():
 
 
 def test_missing_numbers_are_gaps_not_errors():
-    figure = RunFigure("r", ["a_reward"])
+    figure = RunFigure("r")
     filled = History(["a_reward"])
     assert figure.draw(filled).startswith(b"\x89PNG")
     filled.add(1, {})
@@ -396,7 +394,7 @@ def test_negative_rewards_have_room():
     filled = History(["a_reward"])
     for step in range(1, 5):
         filled.add(step, {REWARD: -3.0, per_function("a_reward"): -3.0})
-    low, high = drawn(filled).reward.axis.get_ylim()
+    low, high = drawn(filled).charts["reward"].axis.get_ylim()
     assert low <= -3
     assert high > 0
 
@@ -424,7 +422,7 @@ def test_no_text_leaves_the_figure_or_its_chart(scale):
             for label in axis.yaxis.get_ticklabels(which="both"):
                 box = label.get_window_extent()
                 assert not label.get_visible() or not label.get_text() or (box.x0 >= 0 and box.x1 <= whole.x1)
-        if chart.shown_legend is not None and chart is not figure.reward:
+        if chart.shown_legend is not None and chart is not figure.charts["reward"]:
             assert chart.shown_legend.get_window_extent().x1 <= chart.axis.get_window_extent().x1 + 20
     assert [figure.charts[key].axis.get_xlabel() for key in ("reward", "raw", "length")] == ["step"] * 3
 
@@ -432,7 +430,7 @@ def test_no_text_leaves_the_figure_or_its_chart(scale):
 @pytest.mark.slow
 def test_a_frame_that_is_repainted_in_parts_is_the_whole_one():
     # More steps, higher values, other weights: in turn most charts change, and none leaves a word behind.
-    partly, filled, whole = RunFigure("r", FIVE, 0.01, total=400), History(FIVE), 0
+    partly, filled, whole = RunFigure("r", 0.01, total=400), History(FIVE), 0
     draw = partly.figure.canvas.draw
 
     def counted() -> None:
@@ -448,5 +446,5 @@ def test_a_frame_that_is_repainted_in_parts_is_the_whole_one():
         filled.add(step, {**values, **shares, **{per_function(name): values[REWARD] / 5 for name in FIVE}})
         png = partly.draw(filled, "r")
         if step % 5 == 0:
-            assert png == RunFigure("r", FIVE, 0.01, total=400).draw(filled, "r"), f"step {step}"
+            assert png == RunFigure("r", 0.01, total=400).draw(filled, "r"), f"step {step}"
     assert whole < 8

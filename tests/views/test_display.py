@@ -41,7 +41,7 @@ def template_card():
 
 
 def lengths():
-    from workbench.data.lengths import PromptLengths
+    from workbench.data.template import PromptLengths
 
     return PromptLengths([{"prompt": EVIL}] * 3, [4, 5, 9], EVIL)
 
@@ -139,7 +139,7 @@ SAMPLES = {
     "workbench.audit.examination.RewardAudit": audit,
     "workbench.data.sources.Rows": rows,
     "workbench.data.template.TemplateCard": template_card,
-    "workbench.data.lengths.PromptLengths": lengths,
+    "workbench.data.template.PromptLengths": lengths,
     "workbench.data.difficulty.Profile": profile,
     "workbench.memory.estimate.MemoryEstimate": memory,
     "workbench.rewards.groups.ExplainedGroup": lambda: explain(scored()),

@@ -49,7 +49,7 @@ def cell(monkeypatch) -> list:
 @pytest.fixture
 def buttons(monkeypatch):
     """A kernel in which they work while a cell is busy, whichever this machine has."""
-    monkeypatch.setattr("workbench.views.controls._kernel_version", lambda: (7, 3))
+    monkeypatch.setattr("ipykernel.__version__", "7.3.0")
     for name in ("VSCODE_PID", "VSCODE_CWD"):
         monkeypatch.delenv(name, raising=False)
 
@@ -296,15 +296,15 @@ def test_status_line():
     view = RunView()
     view.name, view.total = "r", 60
     view.row(30, {REWARD: 1.234, GROUP_STD: 0.5})
-    assert view.status(90.0) == (
+    assert view.words(90.0) == (
         "r: step 30 of 60   reward 1.23   group std 0.50   kl not measured   1:30 elapsed   about 1:30 left"
     )
-    assert view.status(90.0, "finished after 60 steps").startswith("r: finished after 60 steps")
+    assert view.words(90.0, "finished after 60 steps").startswith("r: finished after 60 steps")
     # What is to come takes as long as the latest steps took, whatever the first ones did.
     for step in range(31, 41):
         view.row(step, {STEP_S: 2.0})
-    assert view.status(900.0).endswith("about 0:40 left")
+    assert view.words(900.0).endswith("about 0:40 left")
     view.state.stage, view.state.paused, view.stages = "hard", True, True
-    assert view.status(9.0).startswith("r: paused after step 40 of 60 (stage hard)")
+    assert view.words(9.0).startswith("r: paused after step 40 of 60 (stage hard)")
     view.total = 0
-    assert "of" not in view.status(None)
+    assert "of" not in view.words(None)

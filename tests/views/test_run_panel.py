@@ -21,8 +21,8 @@ from workbench.run.control_file import send
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views import panel as panel_module
 from workbench.views.controls import WIDGETS, Controls, buttons_work
-from workbench.views.followed import FollowedRun
 from workbench.views.panel import RunPanel
+from workbench.views.run_view import FollowedRun
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_how_a_run_stands(running):
     assert followed.status == "running"
     running.step()
     followed.look()
-    assert list(followed.view.history.steps) == [1]
+    assert list(followed.history.steps) == [1]
     (running.run.path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
     for status, change in (
         ("killed", None),
@@ -85,12 +85,12 @@ def test_a_look_at_a_long_run_reads_only_what_is_new(running):
         for step in range(1, 10_001):
             lines.write(row.replace('"step": 0', f'"step": {step}') + "\n")
     followed = FollowedRun(running.run)
-    assert followed.view.history.step == 10_000
+    assert followed.history.step == 10_000
     running.run.log_metrics(10_001, {"reward": 1.0})
     started = time.process_time()
     followed.look()
     assert time.process_time() - started < 0.05
-    assert followed.view.history.step == 10_001
+    assert followed.history.step == 10_001
 
 
 # -- the panel ---------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_an_alarm_of_the_trainer_is_shown_at_once(running, shown, monkeypatch):
     panel = RunPanel("r")
     places = shown(panel)
     monkeypatch.setattr("workbench.health.examine_run", lambda *_, **__: [Verdict("non_finite", ALARM, "it is ill")])
-    panel.followed._health_cost_s = panel._cost_s = 1000.0
+    panel.view._health_cost_s = panel._cost_s = 1000.0
     running.step()
     panel.look()
     assert "it is ill" not in places["below"].html
@@ -162,7 +162,7 @@ def test_health_is_read_from_the_parts_that_are_new(running, monkeypatch):
     running.step()
     assert [verdict.name for verdict in followed.examine()] == [verdict.name for verdict in first]
     assert read == [f"step-{step:07d}-00.parquet" for step in range(1, 6)]
-    assert examine_run(running.run) == followed.view.verdicts  # and says the same as read anew
+    assert examine_run(running.run) == followed.verdicts  # and says the same as read anew
 
 
 def test_a_killed_run_says_how_to_go_on(running, shown, monkeypatch):

@@ -1,24 +1,89 @@
-"""The right answer inside a column: what stands after `####`, and whether a text is one number."""
+"""Which column is the prompt and which the answer (never in silence), and the right answer inside it, as text."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections import Counter
+from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
 from typing import Any
 
 from workbench.data import reasons
-from workbench.data.reasons import Findings, LeftOut, answer_is
+from workbench.data.prompts import last_turn
+from workbench.data.reasons import LeftOut, answer_is
+from workbench.errors import DataError, nearest
+from workbench.task import RESERVED_COLUMNS, Row
 
 MARK = "####"
 _NOUNS = ("answer", "solution", "result")
 _LONGEST = 60  # digits of an answer that is a number
-_PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
+PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}  # words that often stand for "there is none"
 _WITH_UNIT = re.compile(r"[+-]?[$€£]?\d[\d,.]*\s*([^\W\d_][^\d\s]*(?: [^\W\d_]+)?|[°µ€£][^\d\s]{0,5})[²³]?")
 _COMMA = re.compile(r"[+-]?\d+,(?!\d{3}$)\d+", re.ASCII)  # 0,75; no thousands
 _NUMBER = re.compile(r"[+-]?\$?[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?(/\d+)?%?", re.ASCII)
+PROMPT_ALIASES = ("query", "question", "problem", "instruction", "input", "messages", "conversations")
+ANSWER_ALIASES = ("ground_truth", "solution", "answers", "expert_answer", "raw_answer", "target", "output")
+LAST_TURN = "assistant"  # the answer is what the assistant says last in the prompt's chat
+_NO_ANSWER = "none"
+_LIKELY = {
+    "prompt": re.compile("prompt|question|problem|instruction|query|task|input|text", re.I),
+    "answer": re.compile("answer|solution|label|target|expected", re.I),
+}
+
+
+def choose_columns(
+    first: Sequence[Row], prompt: str | None = None, answer: str | None = None
+) -> tuple[str, str | None, list[str]]:
+    """Which columns of these rows hold prompt and answer, asked for as in `check`: (the prompt's name, the answer's, notes).
+
+    DataError: there is no such column, several could be meant, or a column has a name that TRL reserves.
+    """
+    # A reserved name in some rows is those rows' fault; in all of them it is the dataset's.
+    reserved = RESERVED_COLUMNS - {prompt, answer}
+    if everywhere := reserved.intersection(*first):
+        rule = "TRL hands its own argument of that name to every reward function"
+        raise DataError(f"a column is called {min(everywhere)!r}", rule=rule, remedy="rename the column")
+    names = [name for name in dict.fromkeys(name for row in first for name in row) if name not in reserved]
+    chats = {name for row in first for name in row if last_turn(row[name], [])[1] is not None}
+    there = ", ".join(map(str, names)) or "no columns"
+    prompt, notes = _one("prompt", prompt, names, there, PROMPT_ALIASES, chats)
+    if answer == _NO_ANSWER:
+        return prompt, None, notes
+    turns = prompt in chats
+    if answer == LAST_TURN and turns and LAST_TURN not in names:
+        return prompt, LAST_TURN, [*notes, f"answer: the assistant's last turn in {prompt!r}"]
+    others = [name for name in names if name != prompt]
+    answer, more = _one("answer", answer, others, there, ANSWER_ALIASES, set(), turns)
+    return prompt, answer, notes + more
+
+
+def _one(
+    role: str, asked: str | None, names: Sequence[str], there: str, aliases: tuple[str, ...], chats: set[str], turns=False
+) -> tuple[str, list[str]]:
+    if asked is None and role in names:
+        return role, []
+    if asked is not None:
+        if asked in names:
+            return asked, []
+        remedy = nearest(asked, map(str, names), "choose one of those")
+        value = f"{role}_column = {asked!r}; the rows have {there}"
+        raise DataError(value, rule=f"the {role} is a column of the rows", remedy=remedy)
+    found = [name for name in names if str(name).strip().casefold() in (role, *aliases)]
+    if len(found) == 1:
+        return found[0], [f"{role}: taken from the column {found[0]!r} (--{role} or {role}_column chooses another)"]
+    likely = found or [name for name in names if name in chats or _LIKELY[role].search(str(name))]
+    choices = {str(name): "" for name in (likely if turns else [*likely, *names])[:1]}
+    choices |= {LAST_TURN: " for what the assistant says last"} if turns else {}
+    choices |= {_NO_ANSWER: " if no reward needs one"} if role == "answer" else {}
+    # Each as it is typed in a terminal, and in Python.
+    quoted = {name: name if re.fullmatch(r"[\w.-]+", name) else json.dumps(name, ensure_ascii=False) for name in choices}
+    typed = ", or ".join(f"--{role} {quoted[name]} ({role}_column={name!r}){when}" for name, when in choices.items())
+    what = f"{' and '.join(map(repr, found))} could both be the {role}" if found else f"no column {role!r}"
+    rule = f"the {role} is a column of the rows, called {role!r} or by its own name"
+    remedy = f"say which: {typed}" if typed else "give the rows named columns"
+    raise DataError(f"{what}; the rows have {there}", rule=rule, remedy=remedy)
 
 
 def extract_answer(text: Any, mark: str = MARK) -> str | None:
@@ -35,71 +100,46 @@ def extract_answer(text: Any, mark: str = MARK) -> str | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is one number: digits, thousands' commas, a sign, a fraction, `$` or `%`.
-
-    >>> is_number("-1,000.50"), is_number("3/4"), is_number("12 apples")
-    (True, True, False)
-    """
+    """Whether a text is one number: digits, thousands' commas, a sign, a fraction, `$` or `%`; "12 apples" is none."""
     text = text.strip()
     return len(text) <= _LONGEST and any(map(str.isdigit, text)) and _NUMBER.fullmatch(text) is not None
 
 
 def unit_of(text: str) -> str | None:
-    """The unit of a text that is one number and its unit; None if it is anything else.
-
-    >>> unit_of("49000 g"), unit_of("3 km/h"), unit_of("49000"), unit_of("about 3 g")
-    ('g', 'km/h', None, None)
-    """
+    """The unit of a text that is one number and its unit, as km/h of "3 km/h"; None if it is anything else."""
     found = _WITH_UNIT.fullmatch(text) if len(text) <= _LONGEST else None
     return found and found[1]
 
 
-class Units:
-    """Counts how the answers of a dataset are written, where they are numbers: bare, with a unit, or with a doubtful comma."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()  # unit ("": a bare number) or "0,75" -> answers
-        self._first: dict[str, str] = {}
+class Units(dict[str, list]):
+    """How the answers of a dataset are written, where they are numbers: unit, "" (bare) or "0,75" -> [how many, the first]."""
 
     def count(self, number: int, answer: str | None) -> None:
         """Count the answer of a kept row."""
         answer = answer or ""
         unit = "" if answer.isdigit() or is_number(answer) else unit_of(answer)
         for kind in (unit, "0,75" if _COMMA.fullmatch(answer) else None):
-            if kind is not None and (kind in self._first or len(self._first) < 100):
-                self._first.setdefault(kind, f"{answer!r}, row {number}")
-                self._counts[kind] += 1
+            if kind is not None and (kind in self or len(self) < 100):
+                self.setdefault(kind, [0, f"{answer!r}, row {number}"])[0] += 1
 
-    @property
     def notes(self) -> list[str]:
         """Lines about answers that are not all written alike, or that a comma makes doubtful."""
-        notes, first, counts = [], self._first, dict(self._counts.most_common())
-        commas, bare = counts.pop("0,75", 0), counts.pop("", 0)
-        if commas:
-            notes.append(
-                f"{commas} of the answers hold a comma as in 0,75 ({first['0,75']}): rewards take them for two numbers; "
-                "write 0.75 if they are decimals"
-            )
-        if counts and len(counts) + bool(bare) > 1:
-            found = f"{sum(counts.values())} answers are a number and a unit ({'; '.join(first[unit] for unit in [*counts][:3])})"
-            found += f", {bare} bare number{'s' * (bare > 1)} ({first['']})" if bare else f", of {len(counts)} units"
+        notes = []
+        if "0,75" in self:
+            found = f"{self['0,75'][0]} of the answers hold a comma as in 0,75 ({self['0,75'][1]})"
+            notes.append(f"{found}: rewards take them for two numbers; write 0.75 if they are decimals")
+        bare, first_bare = self.get("", (0, ""))
+        units = sorted((found for kind, found in self.items() if kind not in ("", "0,75")), key=lambda found: -found[0])
+        if units and len(units) + bool(bare) > 1:
+            examples = "; ".join(first for _, first in units[:3])
+            found = f"{sum(count for count, _ in units)} answers are a number and a unit ({examples})"
+            found += f", {bare} bare number{'s' * (bare > 1)} ({first_bare})" if bare else f", of {len(units)} units"
             notes.append(f"{found}: a reward that compares them calls one form wrong where the other is the answer")
         return notes
 
 
-def is_placeholder(text: str) -> bool:
-    """Whether an answer is a word that often stands for "there is none"."""
-    return text.casefold() in _PLACEHOLDERS
-
-
 def says(line: str, answer: str) -> bool:
-    """Whether a line says the answer: `Answer: 12`, `The answer is $12.`, `#### 12`, `\\boxed{12}`.
-
-    Only where nothing else follows: "Answer: yes or no" says nothing. Linear in the line's length.
-
-    >>> says("Answer: 12 eggs", "12"), says("The answer is: **12**.", "12")
-    (False, True)
-    """
+    """Whether a line says the answer and nothing after it: `The answer is $12.`, `#### 12`, `\\boxed{12}`; in linear time."""
     line, wanted = line.casefold(), _bare(answer)
     for mark in (*_NOUNS, MARK, "<answer>", "\\boxed"):
         _, found, rest = line.rpartition(mark)
@@ -117,14 +157,10 @@ def _bare(text: str) -> str:
     return text.replace(",", "") if is_number(text) else text
 
 
-def as_text(answer: Any, found: Findings) -> str:
-    """The answer as text; how it was made text is added to `found`.
+def as_text(answer: Any, found: list[str]) -> str:
+    """The answer as text, or LeftOut; how it was made text is added to `found`.
 
-    Answers are text: reward functions compare texts, and a column that holds numbers in some rows and text in others
-    cannot be handed to a trainer at all.
-
-    Raises:
-        LeftOut: if it cannot be text.
+    Reward functions compare texts, and a column of numbers in some rows and texts in others cannot be handed to a trainer.
     """
     if hasattr(answer, "tolist"):  # numpy's numbers and arrays
         answer = answer.tolist()
@@ -139,15 +175,21 @@ def as_text(answer: Any, found: Findings) -> str:
         case bool() | dict():
             raise LeftOut(answer_is("true or false, not text" if isinstance(answer, bool) else "an object, not text"))
         case int() | float():
-            text, repair = _number(answer), "number written as text"
+            if isinstance(answer, float) and not math.isfinite(answer):
+                raise LeftOut(answer_is("not a finite number"))
+            # A spreadsheet and JSON both make 4.0 of a whole number now and then.
+            exact = int(answer) if isinstance(answer, int) or (answer == int(answer) and abs(answer) < 1e15) else answer
+            if isinstance(exact, int) and abs(exact) >= 10**_LONGEST:
+                raise LeftOut(answer_is(f"a number of more than {_LONGEST} digits"))
+            text, repair = repr(exact), "number written as text"
         case list() | tuple() if len(answer) == 1 and isinstance(answer[0], (str, int, float)):
-            text, repair = as_text(answer[0], Findings()), "taken out of a list of one"
+            text, repair = as_text(answer[0], []), "taken out of a list of one"
         case list() | tuple():
             several = "a list of several" if len(answer) > 1 else "a list without a text in it"
             raise LeftOut(answer_is(several if answer else "an empty list"))
         case bytes() | bytearray():
             try:
-                text, repair = as_text(bytes(answer).decode("utf-8"), Findings()), "bytes read as UTF-8"
+                text, repair = as_text(bytes(answer).decode("utf-8"), []), "bytes read as UTF-8"
             except UnicodeDecodeError:
                 raise LeftOut(answer_is("bytes that are not UTF-8")) from None
         case Decimal() | date():  # a datetime is a date
@@ -155,15 +197,5 @@ def as_text(answer: Any, found: Findings) -> str:
         case _:
             raise LeftOut(answer_is(f"a {type(answer).__name__}, not text"))
     if repair:
-        found.repaired(f"answer: {repair}")
+        found.append(f"answer: {repair}")
     return text
-
-
-def _number(answer: int | float) -> str:
-    if isinstance(answer, float) and not math.isfinite(answer):
-        raise LeftOut(answer_is("not a finite number"))
-    # A spreadsheet and JSON both make 4.0 of a whole number now and then.
-    exact = int(answer) if isinstance(answer, int) or (answer == int(answer) and abs(answer) < 1e15) else answer
-    if isinstance(exact, int) and abs(exact) >= 10**_LONGEST:
-        raise LeftOut(answer_is(f"a number of more than {_LONGEST} digits"))
-    return repr(exact)

@@ -1,7 +1,4 @@
-"""Prompts: what a system message asks for, questions as chat messages, and chats as they come from the world.
-
-A system prompt says which format the reward functions will look for, so each is named after the format it asks for.
-"""
+"""Prompts: system prompts, each named after the format it asks for, questions as chat messages, and chats as they come."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.data import reasons
-from workbench.data.reasons import Findings, LeftOut
+from workbench.data.reasons import LeftOut
 from workbench.errors import DataError
 
 # The format of the embedded policy's task and of the five reward functions.
@@ -60,11 +57,7 @@ _REPAIRS = (
 
 
 def system_prompt(which: str | None) -> str:
-    """The text of a system prompt: one of the names above, or the text itself; None and "none" mean no system message.
-
-    Raises:
-        DataError: for a single word that is no name: a slip, or a system prompt that says nothing.
-    """
+    """The text of a named system prompt, or the text itself; None and "none": none. DataError for a word that is no name."""
     if which and which not in SYSTEM_PROMPTS and len(which.split()) < 2:
         rule = f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text"
         raise DataError(f"system_prompt = {which!r}", rule=rule, remedy="choose a name, or write out the text")
@@ -72,30 +65,17 @@ def system_prompt(which: str | None) -> str:
 
 
 def examples_for(which: str | None) -> list[tuple[str, str]]:
-    """The worked example of a named system prompt, as a list of one.
-
-    Raises:
-        DataError: if that system prompt has none.
-    """
+    """The worked example of a named system prompt, as a list of one; DataError if it has none."""
     if which not in EXAMPLES:
-        raise DataError(
-            f"no worked example for system_prompt = {str(which)[:40]!r}",
-            rule=f"an example ships for each of {', '.join(EXAMPLES)}",
-            remedy="choose one of those, or give examples=[(question, answer)] of your own",
-        )
+        rule, remedy = f"an example ships for each of {', '.join(EXAMPLES)}", "choose one of those, or give examples of your own"
+        raise DataError(f"no worked example for system_prompt = {str(which)[:40]!r}", rule=rule, remedy=remedy)
     return [EXAMPLES[which]]
 
 
 def to_messages(
     question: str, system: str = "", examples: Sequence[tuple[str, str]] = (), *, as_turns: bool = False
 ) -> list[dict[str, str]]:
-    """A question as chat messages.
-
-    Args:
-        system: text of the system message; empty: none.
-        examples: (question, answer) pairs that are shown first.
-        as_turns: show them as turns of the chat; otherwise they stand in the system message.
-    """
+    """A question as chat messages. (question, answer) examples go into the system message (empty: none), or stand `as_turns`."""
     if examples and not as_turns:
         heading = "For example:" if len(examples) == 1 else "For examples:"
         told = "\n\n".join(f"{asked}\n{answered}" for asked, answered in examples)
@@ -106,32 +86,32 @@ def to_messages(
     return [{"role": role, "content": content} for role, content in (*turns, ("user", question))]
 
 
-def clean(text: str, found: Findings) -> str:
+def clean(text: str, found: list[str]) -> str:
     """`text` without what no tokenizer should meet; each repair and each suspicion is added to `found`."""
     if _ODD.search(text) is None:
         return text
     text = _repaired(text, _REPAIRS, found)
     if "\ufffd" in text:
-        found.warn(reasons.REPLACED)
+        found.append(reasons.REPLACED)
     if re.search(_MISREAD, text):
-        found.warn(reasons.MOJIBAKE)
+        found.append(reasons.MOJIBAKE)
     return text
 
 
-def whole(text: str, found: Findings) -> str:
+def whole(text: str, found: list[str]) -> str:
     """`text` without half surrogate pairs, which neither UTF-8 nor Arrow can hold."""
     return _repaired(text, _REPAIRS[-1:], found)
 
 
-def _repaired(text: str, repairs: tuple, found: Findings) -> str:
+def _repaired(text: str, repairs: tuple, found: list[str]) -> str:
     for pattern, instead, rule in repairs:
         text, count = pattern.subn(instead, text)
         if count:
-            found.repaired(rule)
+            found.append(rule)
     return text
 
 
-def plain(column: str, value: Any, found: Findings) -> Any:
+def plain(column: str, value: Any, found: list[str]) -> Any:
     """A column's value as JSON can hold it: arrays as lists, numpy's numbers as numbers, dates and the like as text."""
     kind = type(value)
     if kind is str:
@@ -147,21 +127,17 @@ def plain(column: str, value: Any, found: Findings) -> Any:
     if hasattr(value, "tolist"):
         return plain(column, value.tolist(), found)
     as_bytes = isinstance(value, (bytes, bytearray))
-    found.repaired(f"column {column!r}: " + ("bytes left out of the row" if as_bytes else f"{kind.__name__} written as text"))
+    found.append(f"column {column!r}: " + ("bytes left out of the row" if as_bytes else f"{kind.__name__} written as text"))
     return None if as_bytes else str(value)
 
 
-def messages_of(value: Any, found: Findings) -> list[dict[str, str]]:
-    """`value` as chat messages that end where the policy begins.
-
-    Raises:
-        LeftOut: if it cannot be.
-    """
+def messages_of(value: Any, found: list[str]) -> list[dict[str, str]]:
+    """`value` as chat messages that end where the policy begins, or LeftOut."""
     if value is None:
         raise LeftOut(reasons.NO_PROMPT)
     if isinstance(value, dict) and "content" in value:
         value = [value]
-        found.repaired("prompt: a single message put into a list")
+        found.append("prompt: a single message put into a list")
     if not isinstance(value, (list, tuple)) or not value:
         raise LeftOut(reasons.NO_MESSAGES)
     messages = [_message(raw, found) for raw in value]
@@ -175,7 +151,7 @@ def messages_of(value: Any, found: Findings) -> list[dict[str, str]]:
     return messages
 
 
-def last_turn(value: Any, found: Findings) -> tuple[Any, str | None]:
+def last_turn(value: Any, found: list[str]) -> tuple[Any, str | None]:
     """(a chat without the assistant's last turn, what that turn says); `value` itself and None where it ends otherwise."""
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -187,10 +163,10 @@ def last_turn(value: Any, found: Findings) -> tuple[Any, str | None]:
     return value, None
 
 
-def _message(raw: Any, found: Findings) -> dict[str, str]:
+def _message(raw: Any, found: list[str]) -> dict[str, str]:
     if isinstance(raw, dict) and "from" in raw and "value" in raw and "role" not in raw:
         raw = {"role": raw["from"], "content": raw["value"]}
-        found.repaired("prompt: from/value messages written as role/content")
+        found.append("prompt: from/value messages written as role/content")
     if not isinstance(raw, dict) or "role" not in raw or "content" not in raw:
         raise LeftOut(reasons.NO_MESSAGE)
     content, role = raw["content"], raw["role"] if isinstance(raw["role"], str) else ""
@@ -199,12 +175,12 @@ def _message(raw: Any, found: Findings) -> dict[str, str]:
     if known not in ROLES:
         raise LeftOut(reasons.NO_ROLE)
     if known != role:
-        found.repaired(f"prompt: role {role!r} written as {known!r}")
+        found.append(f"prompt: role {role!r} written as {known!r}")
     if isinstance(content, list):
         if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
             raise LeftOut(reasons.NOT_ONLY_TEXT)
         content = "".join(part["text"] for part in content)
-        found.repaired("prompt: a list of text parts joined to one text")
+        found.append("prompt: a list of text parts joined to one text")
     if not isinstance(content, str):
         raise LeftOut(reasons.NO_TEXT)
     return {**raw, "role": known, "content": clean(content, found)}
@@ -213,8 +189,7 @@ def _message(raw: Any, found: Findings) -> dict[str, str]:
 def comparable(prompt: Any, system: bool = True) -> str:
     """What two prompts are compared by: their messages, with every run of white space as one space.
 
-    Args:
-        system: False leaves system messages out, and a single question reads the same as chat and as text.
+    Without `system` messages, a single question reads the same as chat and as text.
     """
     if isinstance(prompt, str):
         return " ".join(prompt.split())
@@ -225,6 +200,4 @@ def comparable(prompt: Any, system: bool = True) -> str:
 
 def question_text(prompt: Any) -> str:
     """Everything that the user says in a prompt."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(message["content"] for message in prompt if message["role"] == "user")
+    return prompt if isinstance(prompt, str) else "\n".join(one["content"] for one in prompt if one["role"] == "user")

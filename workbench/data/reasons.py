@@ -1,7 +1,17 @@
-"""Why a row was left out, or should be looked at, and what to do about it: every such text, in one place."""
+"""Why a row was left out, or should be looked at, and what to do about it: every such text; and the report of them all."""
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.errors import DataError
+from workbench.task import Row
+
+EXCERPTS = 3  # kept of each reason
+_EXCERPT_CHARACTERS = 100
 LONGEST_CHARACTERS = 100_000  # of one prompt; no context of a single GPU's policy holds more
 
 FILL_IN = "fill it in, or delete those rows"
@@ -26,20 +36,6 @@ class LeftOut(Exception):
 
     def __init__(self, reason: Reason) -> None:
         self.reason = reason
-
-
-class Findings:
-    """What is to be said about one row, each thing once: the rules that repaired it, and what looks odd."""
-
-    def __init__(self) -> None:
-        self.repairs: dict[str, None] = {}
-        self.warnings: dict[Reason, None] = {}
-
-    def repaired(self, rule: str) -> None:
-        self.repairs[rule] = None
-
-    def warn(self, what: Reason) -> None:
-        self.warnings[what] = None
 
 
 # Lines and rows of files.
@@ -72,8 +68,7 @@ DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the firs
 CONTRADICTS = Reason(f"{DUPLICATE}, with another answer", "decide which answer is right; the first was kept")
 CONTAMINATED = Reason("prompt is also in the other split", "nothing: in both, the evaluation would test memory")
 OWN_SYSTEM = Reason(
-    "prompt brings its own system message, which was kept instead of the one given",
-    "check that it asks for the format that the rewards look for",
+    "prompt brings its own system message, which was kept instead of the one given", "check which format it asks for"
 )
 NO_EXAMPLE = Reason("prompt is chat already: no worked example was added", "write it into those prompts, or give them as text")
 REPLACED = Reason("text holds U+FFFD: letters were lost when it was decoded", FROM_ITS_SOURCE)
@@ -83,8 +78,7 @@ MOJIBAKE = Reason("text looks like UTF-8 that was read as Windows-1252 (Ã©, â
 NO_ANSWER = Reason("no answer", FILL_IN_ANSWER)
 EMPTY_ANSWER = Reason("answer is empty", FILL_IN_ANSWER)
 NO_TURN = Reason(
-    "the last message is not the assistant's: there is no answer in it",
-    "end the chat with the right answer as the assistant's turn, or delete those rows",
+    "the last message is not the assistant's: there is no answer in it", "end those chats with the answer, or delete them"
 )
 NO_NUMBER = Reason("answer is not a number", "correct those answers, or allow texts (without --numbers)")
 PLACEHOLDER = Reason("answer is a placeholder (N/A, none, unknown, -), and the others are numbers", FILL_IN)
@@ -93,8 +87,7 @@ PLACEHOLDER_KEPT = Reason(
     f"fine if it is the right answer; otherwise {FILL_IN}",
 )
 MARKED = Reason(
-    "answer contains ####, and all of it was kept",
-    "if the answer is what follows the mark, say so: --answer-after '####' or answer_after",
+    "answer contains ####, and all of it was kept", "is it what follows? say so: --answer-after '####' or answer_after"
 )
 LEAK = Reason("the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing")
 EARLIER = Reason("an earlier line of the prompt says the answer", "fine for a worked example; else the policy can copy it")
@@ -114,10 +107,109 @@ def column_is(column: str, what: str, remedy: str = "give it one kind of value i
     return Reason(f"column {column!r} {what}", remedy)
 
 
-def reserved(column: str) -> Reason:
-    return column_is(column, "is reserved by TRL", "rename the column")
-
-
 def other_keys(column: str) -> Reason:
     remedy = "`datasets` gives every row all keys, the missing ones as None: keep such a column as JSON text"
     return column_is(column, "is an object with other keys than before", remedy)
+
+
+@dataclass
+class Report:
+    """What was read, what was kept, and why the rest was not: `kept_rows + len(left_out)` always adds up to `read`.
+
+    Rows are counted from 0, in the order of the source. `kept` holds the rows themselves where they were collected.
+    """
+
+    source: str = ""
+    read: int = 0
+    kept_rows: int = 0
+    repaired_rows: int = 0
+    kept: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    columns: dict[str, str | None] = field(default_factory=dict)
+    # reason, rule or warning -> the numbers of its rows
+    _left_out: dict[str, array] = field(default_factory=dict)
+    _repaired: dict[str, array] = field(default_factory=dict)
+    _warned: dict[str, array] = field(default_factory=dict)
+    _excerpts: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> list[tuple[int, str]]:
+        """(row number, reason) of every row that was left out, in order."""
+        return sorted((number, reason) for reason, numbers in self._left_out.items() for number in numbers)
+
+    # How many rows each of them has.
+    reasons = property(lambda self: _counts(self._left_out))
+    repairs = property(lambda self: _counts(self._repaired))
+    warnings = property(lambda self: _counts(self._warned))
+
+    def keep(self, number: int, found: list[str]) -> None:
+        """Count a row as kept, with the rules that repaired it (texts) and what is odd about it (reasons)."""
+        self.kept_rows += 1
+        self.repaired_rows += not all(isinstance(what, Reason) for what in found)
+        for what in dict.fromkeys(found):
+            group = self._warned if isinstance(what, Reason) else self._repaired
+            group.setdefault(what, array("Q")).append(number)
+
+    def leave_out(self, number: int, reason: Reason, row: Any) -> None:
+        """Count a row as left out; the first few of each reason are shown."""
+        self._left_out.setdefault(reason, array("Q")).append(number)
+        excerpts = self._excerpts.setdefault(reason, [])
+        if len(excerpts) < EXCERPTS:
+            where, text = getattr(row, "where", None), repr(row)
+            cut = text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
+            excerpts.append(f"{where} of the file" if isinstance(where, str) else cut)
+
+    def require(self) -> list[Row]:
+        """The rows that were kept; DataError, with the commonest reason, if there are none."""
+        if not self.kept_rows:
+            why, count = next(iter(self.reasons.most_common(1)), (Reason("there are no rows"), 0))
+            value = f"{self.source}: none of {self.read} rows could be kept; {count} times: {why}"
+            raise DataError(value, rule="a dataset has rows that can be trained on", remedy=why.remedy)
+        return self.kept
+
+    def found(self) -> dict[str, Any]:
+        """For `workbench check --json` and the dataset's record: every number, every row."""
+        reasons, repairs, warnings = (
+            [
+                {key: why, "count": len(rows)} | ({} if key == "rule" else {"do": why.remedy}) | {"rows": rows.tolist()}
+                for why, rows in _ordered(group)
+            ]
+            for key, group in (("reason", self._left_out), ("rule", self._repaired), ("warning", self._warned))
+        )
+        return {
+            "source": self.source,
+            "read": self.read,
+            "kept": self.kept_rows,
+            "repaired": self.repaired_rows,
+            "left_out": self.read - self.kept_rows,
+            "columns": self.columns,
+            "notes": self.notes,
+            "reasons": [{**one, "examples": self._excerpts[one["reason"]]} for one in reasons],
+            "repairs": repairs,
+            "warnings": warnings,
+        }
+
+    def __repr__(self) -> str:
+        left = self.read - self.kept_rows
+        repaired = f" ({self.repaired_rows} of them repaired)" if self.repaired_rows else ""
+        lines = [f"{self.read} rows read, {self.kept_rows} kept{repaired}, {left} left out"]
+        lines[0] += "; rows are counted from 0" if left or self.repaired_rows or self._warned else ""
+        lines += [f"  note: {note}" for note in self.notes]
+        groups = (("left out", self._left_out), ("repaired and kept", self._repaired), ("kept, but look", self._warned))
+        for title, group in groups:
+            lines += [f"{title}:"] if group else []
+            for why, rows in _ordered(group):
+                some = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
+                lines.append(f"  {len(rows):>7}  {why}  (row{'s' if len(rows) > 1 else ''} {some})")
+                lines += [f"           e.g. {excerpt}" for excerpt in self._excerpts.get(why, [])[:1]]
+                lines += [f"           -> {why.remedy}"] if isinstance(why, Reason) else []
+        return "\n".join(lines)
+
+
+def _counts(group: dict[str, array]) -> Counter[str]:
+    return Counter({why: len(rows) for why, rows in group.items()})
+
+
+def _ordered(group: dict[Any, array]) -> list[tuple[Any, array]]:
+    # The commonest first; of those as common, the earliest.
+    return sorted(group.items(), key=lambda item: (-len(item[1]), item[1][0]))

@@ -1,33 +1,29 @@
 """Rows in and out: one call for every kind of source, one shape out.
 
-A source is opened, not loaded: its rows come one by one, and what cannot be read comes in its place as `Unreadable`,
-with the reason, so that no row is lost on the way to the checks.
+A source is opened, not loaded: rows come one by one, and what cannot be read comes in its place as `Unreadable`, with why.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import itertools
 import json
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.data import files, hub
 from workbench.data.files import Unreadable
-from workbench.data.script import rows_of_script
-from workbench.errors import DataError
-from workbench.task import Row
+from workbench.errors import DataError, WorkbenchError, fault_line, nearest
+from workbench.task import EMBEDDED, Row
 from workbench.workspace import find, looked_in, replace_file, resolve, shown
 
 # Questions that travel with the package -> the module that makes them, with a function `source(limit, seed)`.
-SHIPPED = {
-    "arithmetic": "workbench.tiny.task",
-    "countdown": "workbench.tasks.countdown",
-    "csv_qa": "workbench.tasks.csv_qa",
-    "json": "workbench.tasks.structured",
-}
+SHIPPED = {name: module for name, module in EMBEDDED.items() if name != "gsm8k"}
 _READERS = {
     ".jsonl": files.json_lines,
     ".ndjson": files.json_lines,
@@ -37,6 +33,18 @@ _READERS = {
     ".parquet": files.parquet_file,
 }
 KINDS = "a .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder in the hub's layout, or a hub name (owner/name)"
+BINDINGS = ("get_dataset", "dataset", "train_dataset", "rows")
+# Helpers that snippets call and never define -> what does their job here.
+HELPERS = {
+    "extract_answer": "from workbench.data.answer_column import extract_answer",
+    "extract_number": "from workbench.data.answer_column import extract_answer as extract_number",
+    "extract_final_answer": "from workbench.rewards.answers import extract_answer as extract_final_answer",
+    "format_prompt": "define it: format_prompt = '{}'.format, or whatever text the question should stand in",
+    "SYSTEM_PROMPT": "from workbench.data.prompts import SYSTEM_PROMPT",
+    "CUSTOM_SYSTEM_PROMPT": "define it: CUSTOM_SYSTEM_PROMPT = 'who answers, and in which format'",
+    "load_dataset": "from datasets import load_dataset",
+    "Dataset": "from datasets import Dataset",
+}
 
 
 class Rows(list):
@@ -47,21 +55,13 @@ class Rows(list):
 
 @dataclass
 class Source:
-    """Rows that can be gone through more than once.
+    """Rows that can be gone through more than once."""
 
-    Args:
-        name: what was asked for, for people.
-        open: begins a new pass over the rows.
-        notes: what was decided while opening (an encoding, a split), one line each.
-        split_by: column whose equal values belong on one side of a split; None: the prompt itself.
-        salt: makes the split of these rows another than that of others.
-    """
-
-    name: str
-    open: Callable[[], Iterator[Row | Unreadable]] = field(repr=False)
-    notes: list[str] = field(default_factory=list)
-    split_by: str | None = None
-    salt: str = ""
+    name: str  # what was asked for, for people
+    open: Callable[[], Iterator[Row | Unreadable]] = field(repr=False)  # begins a new pass
+    notes: list[str] = field(default_factory=list)  # what was decided while opening (an encoding, a split)
+    split_by: str | None = None  # column whose equal values belong on one side of a split; None: the prompt itself
+    salt: str = ""  # makes the split of these rows another than that of others
 
     def __iter__(self) -> Iterator[Row | Unreadable]:
         return self.open()
@@ -110,7 +110,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     path = find(text)
     name, kind = shown(path), path.suffix.lower()
     if path.is_file() and kind == ".py":
-        return replace(open_source(rows_of_script(path), subset=subset, split=split), name=name)
+        return replace(open_source(_rows_of_script(path), subset=subset, split=split), name=name)
     if path.is_file():
         if kind not in _READERS:
             remedy = "convert it, or read it yourself and give the rows as a list"
@@ -122,11 +122,8 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     on_hub = text if folder else hub.MOVED.get(text, text)
     if not folder and (on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}):
         written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
-        raise DataError(
-            f"{name}: no such file",
-            rule=f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}",
-            remedy=f"{written}check the path; {looked_in()}",
-        )
+        rule = f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}"
+        raise DataError(f"{name}: no such file", rule=rule, remedy=f"{written}check the path; {looked_in()}")
     called = name if folder else on_hub
     found, notes = hub.load(str(path) if folder else on_hub, called, subset)
     opened = _from_object(found, split, called)
@@ -138,10 +135,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
 def _from_object(found: Any, split: str | None, name: str = "") -> Source:
     kind = type(found).__name__
     if kind in ("DatasetDict", "IterableDatasetDict"):
-        chosen = split or ("train" if "train" in found else next(iter(found)) if len(found) == 1 else None)
-        if chosen not in found:
-            value, remedy = f"{name or kind}: no split {chosen or 'train'!r}", f"choose with split (--split): {', '.join(found)}"
-            raise DataError(value, rule="rows come from one split", remedy=remedy)
+        chosen = files.choose("split", name or kind, split, [*found], "train")
         notes = [f"split {chosen!r} of {', '.join(found)}"] if len(found) > 1 else []
         return Source(name or kind, lambda: _batches(found[chosen]), notes)
     if split is not None:
@@ -184,6 +178,57 @@ def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
             yield {str(key): None if pandas.api.types.is_scalar(v) and pandas.isna(v) else v for key, v in row.items()}
 
 
+def _rows_of_script(path: Path) -> Any:
+    # The name is the path's, so that two files called alike do not answer for one another.
+    spec = importlib.util.spec_from_file_location(f"workbench_rows_{abs(hash(path))}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    loads = "load_dataset" in path.read_text(encoding="utf-8", errors="replace")
+    try:
+        with hub.without_waiting() if loads else nullcontext():
+            spec.loader.exec_module(module)
+        bound = next((getattr(module, name) for name in BINDINGS if hasattr(module, name)), None)
+        found = bound() if callable(bound) and not hasattr(bound, "iter") else bound
+        if hasattr(found, "__next__"):
+            found = list(found)  # here, where what it raises can be explained
+    except WorkbenchError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _explain(error, path) from error
+    finally:
+        sys.modules.pop(spec.name, None)
+    if found is None:
+        rule = "a data file in Python binds its rows as `dataset`, or defines get_dataset()"
+        raise DataError(f"{shown(path)}: binds none of {', '.join(BINDINGS)}", rule=rule, remedy="end it with dataset = ...")
+    return found
+
+
+def _explain(error: BaseException, path: Path) -> DataError:
+    columns: list[str] = []
+    # The row that was asked is a local variable of the innermost call: a dict, or `datasets`' wrapper of one.
+    for frame, _ in traceback.walk_tb(error.__traceback__) if isinstance(error, KeyError) and error.args else ():
+        for value in frame.f_locals.values() if frame.f_code.co_name != "<module>" else ():
+            row = getattr(value, "data", value)
+            if isinstance(row, dict) and row and error.args[0] not in row and all(isinstance(key, str) for key in row):
+                columns = list(row)
+    offline = any(word in f"{type(error).__name__} {error}" for word in ("Connection", "Offline", "offline", "reach"))
+    said, after = f"{type(error).__name__}: {str(error)[:300]}", ""
+    rule, remedy = "a data file in Python runs when it is read", "correct that line"
+    if isinstance(error, NameError):
+        name = error.name or str(error)
+        said, rule = f"{name!r} is not defined", "a snippet brings the helpers that it calls"
+        remedy = HELPERS.get(name, f"define {name}, or import it")
+    elif columns:
+        word = str(error.args[0])
+        inside = next((column for column in columns if column in word or word in column), None)
+        said, after = f"no column {word!r}", f"; the rows have {', '.join(columns)}"
+        rule = "a row is asked for columns that it has"
+        remedy = f"use {inside!r}" if inside else nearest(word, columns, "use one of those")
+    elif offline:
+        remedy = "the hub cannot be reached: connect, or load a local file or folder instead"
+    return DataError(f"{shown(path)}: {said}{fault_line(error, path)}{after}", rule=rule, remedy=remedy)
+
+
 def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
     """All rows of a source that must be whole: how a task file reads the rows that notebook 01 wrote.
 
@@ -204,19 +249,10 @@ def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
     return rows
 
 
-def json_line(row: Row) -> str:
-    """A row as one line of JSON that any reader takes; what JSON has no form for becomes text."""
-    text = json.dumps(row, ensure_ascii=False, default=str)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = json.dumps(row, default=str)
-    return text + "\n"
-
-
 def save_rows(rows: Iterable[Row], path: str | Path) -> Path:
-    """Write rows as JSON lines, whole or not at all."""
+    """Write rows as JSON lines, whole or not at all; what JSON has no form for becomes text."""
     path = resolve(path)
-    with replace_file(path) as beside, beside.open("w", encoding="utf-8") as lines:
-        lines.writelines(json_line(row) for row in rows)
+    # Half a surrogate pair, which UTF-8 cannot hold, is written as JSON's own escape.
+    with replace_file(path) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace") as lines:
+        lines.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     return path

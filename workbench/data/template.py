@@ -1,17 +1,138 @@
-"""The template card: the exact text that the model will see, and what of it can make a reward impossible to earn."""
+"""What a policy's chat template makes of prompts: their text, what in it makes a reward impossible to earn, their tokens.
+
+TRL no longer truncates prompts, and Unsloth cuts the completion instead: what is too long must be left out here.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from workbench.data.lengths import prompt_text, render
+from workbench.errors import DataError
+from workbench.task import Row
 
+_BATCH = 1000  # prompts tokenised together
 _TAG = re.compile(r"<([A-Za-z_]\w*)>")
 # Tags that templates of reasoning models write by themselves.
 _KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}
+
+
+def prompt_text(prompt: Any, tokenizer: Any) -> str:
+    """The exact text that the model will see for a prompt, generation prompt included."""
+    return prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
+
+
+def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
+    """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the tokenizer carries.
+
+    The only place that renders a policy's prompt, whoever reads it; TRL does it with the same arguments, not with those of a
+    row's own column. DataError: there is no template, or it refuses these messages (some refuse a system message).
+    """
+    from jinja2 import TemplateError
+
+    name, rule = tokenizer.name_or_path, "chat messages become text through a template of the tokenizer that takes them"
+    if not tokenizer.chat_template:
+        remedy = "use an instruct model, put a chat_template.jinja beside the weights, or write the prompts as plain text"
+        raise DataError(f"{name}: no chat template", rule=rule, remedy=remedy)
+    kwargs = getattr(tokenizer, "chat_template_kwargs", {})
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        value = f"{name}: the chat template refuses messages of {roles}: {error}"
+        remedy = 'where it takes no system message, use system_prompt = "none" and say the format in the question'
+        raise DataError(value, rule=rule, remedy=remedy) from error
+
+
+def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
+    """A line for every argument of the chat template that reaches no prompt."""
+    template = "" if isinstance(rows[0]["prompt"], str) else str(tokenizer.chat_template or "")
+    why = "the chat template does not read it" if template else "these prompts are plain text"
+    names = getattr(tokenizer, "chat_template_kwargs", {})
+    unread = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
+    notes = [f"chat_template_kwargs: {name!r} changes nothing: {why}" for name in unread]
+    if "chat_template_kwargs" in rows[0]:
+        notes.append("GRPOTrainer does not read the column 'chat_template_kwargs': set grpo.chat_template_kwargs")
+    return notes
+
+
+def stream_lengths(
+    rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None
+) -> Iterator[tuple[Row, int]]:
+    """Each row with its prompt's length in tokens, a thousand rows at a time; `progress` is called with the number done."""
+    rows, done = iter(rows), 0
+    while batch := list(itertools.islice(rows, _BATCH)):
+        # The template writes the special tokens itself; a plain prompt gets those that the tokenizer adds, as in TRL.
+        plain = isinstance(batch[0]["prompt"], str)
+        found = tokenizer([prompt_text(row["prompt"], tokenizer) for row in batch], add_special_tokens=plain)
+        yield from zip(batch, map(len, found["input_ids"]), strict=True)
+        done += len(batch)
+        if progress is not None:
+            progress(done)
+
+
+def prompt_lengths_tokens(rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None) -> Sequence[int]:
+    """Length of each row's prompt, in tokens, through the chat template: one unsigned number a row."""
+    return array("L", (length for _, length in stream_lengths(rows, tokenizer, progress)))
+
+
+@dataclass
+class PromptLengths:
+    """The length of each row's prompt in tokens; it shows itself as a histogram."""
+
+    rows: Sequence[Row]
+    lengths: Sequence[int]
+    policy: str = ""  # whose tokenizer and template measured them
+    max_tokens: int | None = None  # longer prompts are to be left out; None: none
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt within `max_tokens`."""
+        within = (length for length in self.lengths if self.max_tokens is None or length <= self.max_tokens)
+        return max(within, default=min(self.lengths))
+
+    @property
+    def covering(self) -> dict[float, int]:
+        """For 95, 99 and 100 % of the prompts, the smallest limit (tokens) that keeps them."""
+        ordered = sorted(self.lengths)
+        shares = (0.95, 0.99, 1.0) if ordered else ()
+        return {share: ordered[math.ceil(share * len(ordered) - 1e-9) - 1] for share in shares}
+
+    def keep(self, max_tokens: int | None = None) -> tuple[list[Row], list[Row]]:
+        """(rows whose prompt has at most `max_tokens` tokens, the others); None: as measured. DataError: all are longer."""
+        limit = self.max_tokens if max_tokens is None else max_tokens
+        if limit is not None and self.lengths and min(self.lengths) > limit:
+            value = f"max_prompt_length = {limit}: all {len(self.rows)} prompts are longer, the shortest has {min(self.lengths)}"
+            remedy = f"raise it to at least {min(self.lengths)}; {max(self.lengths)} keeps all"
+            raise DataError(value, rule="some prompts must be within the limit, in tokens", remedy=remedy)
+        sides: tuple[list[Row], list[Row]] = [], []
+        for row, length in zip(self.rows, self.lengths, strict=True):
+            sides[limit is not None and length > limit].append(row)
+        return sides
+
+    def check_budget(self, max_completion_length: int, max_seq_length: int) -> str:
+        """The arithmetic of prompt and completion (tokens), in words; DataError: they do not fit into the context together."""
+        longest, room = self.longest, max_seq_length - max_completion_length
+        whole = longest + max_completion_length
+        if whole > max_seq_length:
+            remedy = f"set max_seq_length to at least {whole}"
+            if room >= min(self.lengths):
+                remedy += f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
+            value = f"the longest prompt has {longest} tokens, max_completion_length = {max_completion_length}: {whole} tokens"
+            raise DataError(value, rule=f"prompt + completion fit into max_seq_length = {max_seq_length}", remedy=remedy)
+        return f"{longest} + {max_completion_length} = {whole} <= {max_seq_length} tokens: fits"
+
+    def record(self) -> dict[str, Any]:
+        """For the dataset's card."""
+        return {"longest_tokens": self.longest, "covering": self.covering, "policy": self.policy}
+
+    def __repr__(self) -> str:
+        return f"prompt lengths: {min(self.lengths)} to {max(self.lengths)} tokens"
 
 
 class Token(NamedTuple):
@@ -40,32 +161,32 @@ class TemplateCard:
 
 
 def tags_in(prompt: Any) -> tuple[str, ...]:
-    """The tags that a prompt's system message (or the text itself) asks for, opening and closing.
-
-    >>> tags_in([{"role": "system", "content": "<think>why</think> then <answer>what</answer>, if a < b"}])
-    ('<think>', '</think>', '<answer>', '</answer>')
-    """
+    """The tags that a prompt's system message (or the text itself) asks for, as ("<think>", "</think>")."""
     text = prompt if isinstance(prompt, str) else prompt[0]["content"] if prompt[0]["role"] == "system" else ""
     names = dict.fromkeys(name for name in _TAG.findall(text) if f"</{name}>" in text)
     return tuple(tag for name in names for tag in (f"<{name}>", f"</{name}>"))
 
 
 def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None) -> TemplateCard:
-    """Render a prompt and look at what matters.
+    """Render a prompt (chat messages or text) and look at what matters; DataError if the template refuses it.
 
     Args:
-        tokenizer: the policy's.
-        prompt: chat messages or text.
         tags: what the reward functions look for in completions; None: what the system message asks for.
-
-    Raises:
-        DataError: if the template refuses the prompt.
     """
     chat, tags = not isinstance(prompt, str), tags_in(prompt) if tags is None else tags
     text = prompt_text(prompt, tokenizer)
     tokens = _tokens(tokenizer, text, chat)
     system = prompt[0]["content"] if chat and prompt[0]["role"] == "system" else ""
-    bos = tokenizer.bos_token_id
+    eos, bos = tokenizer.eos_token, tokenizer.bos_token_id
+    ends_turns = prefilled = None
+    if chat:
+        probe = "the policy's own words"
+        whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
+        ends_turns = bool(eos) and whole.rpartition(probe)[2].lstrip().startswith(eos)
+        without = render(prompt, tokenizer, add_generation_prompt=False)
+        opening = text[len(without) :] if text.startswith(without) else text[-60:]
+        wanted = _KNOWN | {tag.strip("</>") for tag in tags}
+        prefilled = next((name for name in _TAG.findall(opening) if name in wanted), None)
 
     def survives(tag: str) -> bool:
         ids = tokenizer(f"x{tag}y", add_special_tokens=False)["input_ids"]
@@ -76,14 +197,28 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
         tokens=tokens,
         chat=chat,
         survives={tag: survives(tag) for tag in tags},
-        eos_token=tokenizer.eos_token,
+        eos_token=eos,
         pad_token=tokenizer.pad_token,
-        ends_turns=_ends_turns(tokenizer, prompt) if chat else None,
-        prefilled=_prefilled(tokenizer, prompt, text, tags) if chat else None,
+        ends_turns=ends_turns,
+        prefilled=prefilled,
         keeps_system=system.strip() in text if system else None,
         doubled_bos=bos is not None and [token.id for token in tokens[:2]] == [bos, bos],
     )
-    card.problems.extend(_problems(card))
+    lost = " ".join(tag for tag, there in card.survives.items() if not there)
+    problems = {
+        f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
+        "never pay; use tags that are plain text": lost,
+        "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut": not eos,
+        f"the template does not close the assistant's turn with EOS ({eos}): a policy trained on it may end its turn with "
+        "another token, and its completions then run to the limit": eos and ends_turns is False,
+        f"the template writes <{prefilled}> by itself: completions begin after it, so a reward that wants to see "
+        f"<{prefilled}> in the completion can never pay": prefilled,
+        "the system message is not in the text: the template drops or changes it, and the format asked for with "
+        "it": card.keeps_system is False,
+        "the text begins with two BOS tokens": card.doubled_bos,
+        "the tokenizer has no padding token; trainers then pad with EOS": card.pad_token is None,
+    }
+    card.problems.extend(problem for problem, there in problems.items() if there)
     return card
 
 
@@ -98,35 +233,3 @@ def _tokens(tokenizer: Any, text: str, chat: bool) -> list[Token]:
         tokens.append(Token(number, piece, number in special))
         done = max(done, end)
     return tokens
-
-
-def _ends_turns(tokenizer: Any, prompt: Any) -> bool:
-    probe = "the policy's own words"
-    whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
-    after = whole.rpartition(probe)[2].lstrip()
-    return bool(tokenizer.eos_token) and after.startswith(tokenizer.eos_token)
-
-
-def _prefilled(tokenizer: Any, prompt: Any, text: str, tags: Sequence[str]) -> str | None:
-    without = render(prompt, tokenizer, add_generation_prompt=False)
-    opening = text[len(without) :] if text.startswith(without) else text[-60:]
-    wanted = _KNOWN | {tag.strip("</>") for tag in tags}
-    return next((name for name in _TAG.findall(opening) if name in wanted), None)
-
-
-def _problems(card: TemplateCard) -> list[str]:
-    lost = " ".join(tag for tag, survives in card.survives.items() if not survives)
-    found = {
-        f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
-        "never pay; use tags that are plain text": lost,
-        "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut": not card.eos_token,
-        f"the template does not close the assistant's turn with EOS ({card.eos_token}): a policy trained on it may end its turn "
-        "with another token, and its completions then run to the limit": card.eos_token and card.ends_turns is False,
-        f"the template writes <{card.prefilled}> by itself: completions begin after it, so a reward that wants to see "
-        f"<{card.prefilled}> in the completion can never pay": card.prefilled,
-        "the system message is not in the text: the template drops or changes it, and the format asked for with "
-        "it": card.keeps_system is False,
-        "the text begins with two BOS tokens": card.doubled_bos,
-        "the tokenizer has no padding token; trainers then pad with EOS": card.pad_token is None,
-    }
-    return [problem for problem, there in found.items() if there]

@@ -15,24 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import RecipeError
-from workbench.memory.parts import (
-    PHASES,
-    Inputs,
-    Part,
-    Phase,
-    Span,
-    add,
-    generation,
-    in_gb,
-    inputs_of,
-    overhead,
-    static_parts,
-    training,
-)
+from workbench.memory.parts import PHASES, Inputs, Part, Phase, Span, add, generation, in_gb, overhead, static_parts, training
 from workbench.memory.shapes import ModelShape, shape_of
 from workbench.recipe import Recipe
 
@@ -49,46 +37,28 @@ class Calibration:
     card: str = ""
 
 
-@dataclass(frozen=True)
 class MemoryEstimate:
-    """What a recipe needs, by part and phase, against the card."""
+    """What a recipe needs, by part and phase, against the card.
 
-    inputs: Inputs
-    parts: tuple[Part, ...]
-    how: dict[str, Any]  # the other arguments of `estimate`
+    `peak_phase` is the phase that decides. `fits` is True or False where both ends of the `peak` agree; None where they do
+    not, or no card is known. `how` holds the other arguments of `estimate`.
+    """
 
-    @property
-    def shape(self) -> ModelShape:
-        return self.inputs.shape
+    def __init__(self, inputs: Inputs, parts: Sequence[Part], how: dict[str, Any]) -> None:
+        self.inputs, self.parts, self.how = inputs, parts, how
+        self.shape, self.vram_bytes = inputs.shape, inputs.vram_bytes  # of the card; None: not known
+        self.peak_phase: Phase = max(PHASES, key=lambda phase: self.total(phase).bytes)
+        self.peak = Span(*map(max, zip(*map(self.total, PHASES), strict=True)))
+        certain = self.vram_bytes is not None and not self.peak.low <= self.vram_bytes < self.peak.high
+        self.fits: bool | None = self.peak.high <= self.vram_bytes if certain else None
 
-    @property
-    def vram_bytes(self) -> int | None:
-        """Of the card; None: not known."""
-        return self.inputs.vram_bytes
-
-    def of(self, phase: Phase) -> tuple[Part, ...]:
+    def of(self, phase: Phase) -> list[Part]:
         """The parts that are there in a phase, the lasting ones first."""
-        return tuple(part for part in self.parts if part.phase in ("always", phase))
+        return [part for part in self.parts if part.phase in ("always", phase)]
 
     def total(self, phase: Phase) -> Span:
         """Bytes of a phase. Low and high are sums too: every part at its end at once."""
         return add(self.of(phase))
-
-    @property
-    def peak_phase(self) -> Phase:
-        """The phase that decides."""
-        return max(PHASES, key=lambda phase: self.total(phase).bytes)
-
-    @property
-    def peak(self) -> Span:
-        return Span(*map(max, zip(*map(self.total, PHASES), strict=True)))
-
-    @property
-    def fits(self) -> bool | None:
-        """True or False where both ends agree; None where they do not, or no card is known."""
-        if self.vram_bytes is None or self.peak.low <= self.vram_bytes < self.peak.high:
-            return None
-        return self.peak.high <= self.vram_bytes
 
     @property
     def verdict(self) -> str:
@@ -102,7 +72,7 @@ class MemoryEstimate:
 
     def found(self) -> dict[str, Any]:
         """For a manifest or `--json`."""
-        calibration = self.how["calibration"]
+        inputs, calibration = self.inputs, self.how["calibration"]
         return {
             "policy": self.shape.name,
             "parameters": self.shape.parameters,
@@ -112,11 +82,11 @@ class MemoryEstimate:
             "peak_phase": self.peak_phase,
             "phases": {phase: self.total(phase)._asdict() for phase in PHASES},
             "parts": [dataclasses.asdict(part) for part in self.parts],
-            "sequences": self.inputs.sequences,
-            "rows": self.inputs.rows,
-            "prompt_tokens": self.inputs.prompt,
-            "completion_tokens": self.inputs.completion,
-            "calibration": dataclasses.asdict(calibration) if calibration else None,
+            "sequences": inputs.sequences,
+            "rows": inputs.rows,
+            "prompt_tokens": inputs.prompt,
+            "completion_tokens": inputs.completion,
+            "calibration": calibration and dataclasses.asdict(calibration),
         }
 
     def __str__(self) -> str:
@@ -124,15 +94,14 @@ class MemoryEstimate:
         lines = [f"{self.shape.name} ({kernels}): {self.verdict}"]
         width = max(len(part.name) for part in self.parts)
         for part in self.parts:
-            ends = "exact" if part.exact else f"{in_gb(part.low)} to {in_gb(part.high)}"
-            size = f"{' ' if part.exact else '~'}{in_gb(part.bytes).rjust(9)}"
-            lines.append(f"  {size}  {part.name.ljust(width)}  {part.phase}, {ends}")
+            mark, ends = (" ", "exact") if part.exact else ("~", f"{in_gb(part.low)} to {in_gb(part.high)}")
+            lines.append(f"  {mark}{in_gb(part.bytes).rjust(9)}  {part.name.ljust(width)}  {part.phase}, {ends}")
         lines += [f"  {phase}: {self.total(phase)}" for phase in PHASES]
-        said: Calibration | None = self.how["calibration"]
-        if said is None:
-            return "\n".join([*lines, f"  ~ {UNCALIBRATED}"])
-        on = f" on {said.card}" if said.card else ""
-        return "\n".join([*lines, f"  ~ of the {said.phase} phase: scaled by {said.factor:.2f}, as measured{on}"])
+        said, note = self.how["calibration"], UNCALIBRATED
+        if said is not None:
+            on = f" on {said.card}" if said.card else ""
+            note = f"of the {said.phase} phase: scaled by {said.factor:.2f}, as measured{on}"
+        return "\n".join([*lines, f"  ~ {note}"])
 
 
 def estimate(
@@ -175,11 +144,16 @@ def estimate(
         device=device,
         adapter_bytes=adapter_bytes,
     )
-    inputs = inputs_of(recipe, settings, how)
+    inputs = Inputs(recipe, settings, how)
     parts = [*static_parts(inputs), *generation(inputs), *training(inputs)]
     if calibration is not None:
-        parts = [_calibrated(part, calibration) for part in parts]
-    return MemoryEstimate(inputs, (*parts, *(overhead(parts) if device == "cuda" else ())), how)
+        phase, factor = calibration.phase, calibration.factor
+        for place, part in enumerate(parts):
+            if _is_scaled(part, phase):
+                # One step of one recipe: what it says of another is still a tenth off either way.
+                ends = {end: round(part.bytes * factor * off) for end, off in (("bytes", 1), ("low", 0.9), ("high", 1.1))}
+                parts[place] = dataclasses.replace(part, **ends)
+    return MemoryEstimate(inputs, parts + overhead(parts) if device == "cuda" else parts, how)
 
 
 def measured_peak() -> int | None:
@@ -215,9 +189,9 @@ def calibrate(made: MemoryEstimate, measured_peak_bytes: int, card: str = "") ->
     Raises:
         RecipeError: if less was measured than the exact parts alone hold.
     """
-    if made.how["calibration"] is not None:
+    if (before := made.how["calibration"]) is not None:
         raise RecipeError(
-            f"an estimate that is already scaled by {made.how['calibration'].factor:.2f}",
+            f"an estimate that is already scaled by {before.factor:.2f}",
             rule="a measurement is compared with the uncalibrated estimate",
             remedy="call estimate(...) without calibration, and calibrate that",
         )
@@ -228,19 +202,10 @@ def calibrate(made: MemoryEstimate, measured_peak_bytes: int, card: str = "") ->
         raise RecipeError(
             f"measured peak {in_gb(measured_peak_bytes)}",
             rule=f"the parts of the {phase} phase that are counted exactly hold {in_gb(fixed)} alone",
-            remedy="give the estimate the measured step's longest_prompt_tokens and longest_completion_tokens, "
-            "and measure after a whole step",
+            remedy="measure after a whole step; give the estimate its longest_prompt_tokens and longest_completion_tokens",
         )
     return Calibration(phase, (measured_peak_bytes - fixed) / scaled, measured_peak_bytes, card)
 
 
 def _is_scaled(part: Part, phase: Phase) -> bool:
     return part.phase == phase and part.allocated and not part.exact
-
-
-def _calibrated(part: Part, said: Calibration) -> Part:
-    if not _is_scaled(part, said.phase):
-        return part
-    size = part.bytes * said.factor
-    # One step of one recipe: what it says of another is still a tenth off either way.
-    return dataclasses.replace(part, bytes=round(size), low=round(0.9 * size), high=round(1.1 * size))

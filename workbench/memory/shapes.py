@@ -19,7 +19,6 @@ from workbench.tiny import MODEL_DIR
 from workbench.workspace import resolve
 
 KNOWN_FILE = Path(__file__).with_name("shapes.json")  # configurations of models on the hub, for use without it
-LOCAL = "its config.json"  # the source of a shape that was read from a folder
 
 
 @dataclass(frozen=True)
@@ -56,20 +55,13 @@ class ModelShape:
     windows: tuple[int | None, ...]  # per layer: tokens that its attention reaches back; None: all
     quantised: bool  # the stored weights are NF4 already
     kept_16bit: tuple[str, ...]  # modules that a quantised repository left alone, as it names them
-    source: str  # where the configuration was read
+    local: bool  # read from a folder
 
     def is_quantised(self, matrix: Matrix) -> bool:
         """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, but those left alone by name."""
         full = f"model.{matrix.path}"
         # transformers' own rule: the name, as a pattern at the start, or as an ending.
         return not any(re.match(key, full) or full.endswith(key) for key in self.kept_16bit)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.model_type}, {self.parameters:,} parameters, {self.layers} layers of width "
-            f"{self.hidden_size}, {self.heads} heads and {self.kv_heads} for keys and values of {self.head_dim}, "
-            f"vocabulary {self.vocab_size:,}{' (tied)' if self.tied else ''}; from {self.source}"
-        )
 
 
 def shape_of(name: str | Path = "tiny") -> ModelShape:
@@ -84,37 +76,32 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     text = str(name)
     folder = MODEL_DIR if text == "tiny" else resolve(text)
     if folder.is_dir():
-        return from_config(_read(str(folder), text), text, source=LOCAL)
+        return from_config(_read(folder, text), text, local=True)
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise PolicyError(
             f"policy {text!r}: no such folder",
             rule='a policy is "tiny", a hub name (owner/model) or a folder with a config.json',
             remedy="check the path, or write the hub name with its owner",
         )
-    if (cached := _cached(text)) is not None:
-        return from_config(_read(str(cached.parent), text), text, source="the hub's cache")
-    if (known := _known(text)) is not None:
-        return from_config(known, text, source="the configurations that come with the workbench")
-    check_hub(text)  # a download tries five times over half a minute, and writes a line each time
-    return from_config(_read(text, text), text, source="the hub")
+    cached = _cached(text)
+    if cached is None and (known := _known(text)) is not None:
+        return from_config(known, text)
+    if cached is None:
+        check_hub(text)  # a download tries five times over half a minute, and writes a line each time
+    return from_config(_read(cached.parent if cached else text, text), text)
 
 
-def from_config(config: Mapping[str, Any], name: str = "model", *, source: str = "config.json") -> ModelShape:
-    """The shape of the model that a configuration describes.
-
-    Args:
-        config: the content of a config.json.
-        name: what errors and the estimate call it.
-        source: where the configuration came from, in words.
+def from_config(config: Mapping[str, Any], name: str = "model", *, local: bool = False) -> ModelShape:
+    """The shape of the model that a configuration, the content of a config.json, describes; `name` is for errors.
 
     Raises:
         PolicyError: if transformers builds no language model from it.
     """
-    return _built(json.dumps(dict(config), sort_keys=True), name, source)
+    return _built(json.dumps(dict(config), sort_keys=True), name, local)
 
 
 @functools.lru_cache(maxsize=64)
-def _built(config: str, name: str, source: str) -> ModelShape:
+def _built(config: str, name: str, local: bool) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
@@ -164,7 +151,7 @@ def _built(config: str, name: str, source: str) -> ModelShape:
         windows=windows,
         quantised=bool(in_4bit),
         kept_16bit=tuple(quantised.get("llm_int8_skip_modules") or ()) if in_4bit else (),
-        source=source,
+        local=local,
     )
 
 
@@ -183,7 +170,7 @@ def _cached(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _read(place: str, name: str) -> dict[str, Any]:
+def _read(place: str | Path, name: str) -> dict[str, Any]:
     from transformers import PretrainedConfig
 
     try:

@@ -83,7 +83,7 @@ class RewardSuite:
             rule = "a reward error stops the run or is skipped"
             raise RecipeError(f"on_error = {on_error!r}", rule=rule, remedy="stop or skip")
         self.num_generations, self.scale_rewards, self.aggregation = num_generations, scale_rewards, aggregation
-        self.on_batch, self.deadline_s, self.on_error = on_batch, deadline_s, on_error
+        self.on_batch, self.deadline_s = on_batch, deadline_s
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
         self.notes: list[str] = []  # what was adapted, in words
         columns = list(task.rows[0]) if len(task.rows) else []
@@ -92,10 +92,9 @@ class RewardSuite:
             if responses := responses_parameter(func, columns):
                 self.notes.append(f"{name} is written as (prompts, {responses}): it is handed both as plain text")
                 functions[name] = positional_reward(func)
-        self.functions = RewardExecutor(functions, keep_state)
+        self.functions = RewardExecutor(functions, deadline_s, on_error == "skip", keep_state)
         self._formats: dict[str, InputFormat] = {}
-        self._pending: dict[str, Scored] = {}
-        self._seconds: dict[str, float] = {}
+        self._pending: dict[str, tuple[Scored, float]] = {}  # of the functions of a batch that have answered: their seconds, too
 
     @property
     def hash(self) -> str:
@@ -116,8 +115,7 @@ class RewardSuite:
     def _wrap(self, name: str) -> Callable[..., Any]:
         async def awaited(**call: Any) -> list[float]:
             started = time.perf_counter()
-            found = await self.functions.ascore(name, call, self.deadline_s, self.on_error == "skip")
-            return self._take(name, found, call, started)
+            return self._take(name, await self.functions.ascore(name, call), call, started)
 
         def called(**call: Any) -> list[float]:
             started = time.perf_counter()
@@ -127,9 +125,18 @@ class RewardSuite:
         scored.__name__, scored.__doc__ = name, self.functions[name].__doc__
         return scored
 
+    def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
+        self._pending[name] = scored, time.perf_counter() - started
+        if len(self._pending) == len(self.names):
+            found = {each: own for each, (own, _) in self._pending.items()}
+            batch = self._join(call, found, {each: seconds for each, (_, seconds) in self._pending.items()})
+            self._pending = {}
+            if self.on_batch is not None:
+                self.on_batch(batch)
+        return scored.scores
+
     def _score(self, name: str, call: Call, quiet: bool = False) -> Scored:
-        call = self._converted(name, call)
-        return self.functions.score(name, call, self.deadline_s, self.on_error == "skip", quiet)
+        return self.functions.score(name, self._converted(name, call), quiet)
 
     def _converted(self, name: str, call: Call) -> Call:
         wanted = self._input_format(name, call).format
@@ -151,15 +158,6 @@ class RewardSuite:
         """How each function reads messages and plain text, tried on the first row."""
         call = _call(rows[:1], [""], None)
         return {name: self._input_format(name, call) for name in self.names}
-
-    def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
-        self._seconds[name], self._pending[name] = time.perf_counter() - started, scored
-        if len(self._pending) == len(self.names):
-            batch = self._join(call, self._pending, self._seconds)
-            self._pending, self._seconds = {}, {}
-            if self.on_batch is not None:
-                self.on_batch(batch)
-        return scored.scores
 
     def _join(self, call: Call, scored: dict[str, Scored], seconds: dict[str, float]) -> ScoredBatch:
         state, ids = call.get("trainer_state"), call.get("completion_ids") or [[] for _ in call["completions"]]
@@ -236,7 +234,7 @@ class RewardSuite:
     def trace(self, name: str, rows: Sequence[Row], completions: Sequence[str]) -> Trace | None:
         """Which parts of a function these completions reach, and what it matched in them; None if that cannot be said."""
         call = _call(rows, completions, None)
-        return self.functions.trace(name, self._converted(name, call), self.deadline_s)
+        return self.functions.trace(name, self._converted(name, call))
 
     def rehearse(self, rows: Sequence[Row]) -> None:
         """Call every function once, as the trainer will, before anything is loaded: what would fail later fails now.
@@ -338,7 +336,8 @@ def score(
     if isinstance(task, (str, Path)):
         task = load_task(task)
     elif not isinstance(task, Task):
-        task = Task("by hand", rows=rows, reward_funcs=list(task) if isinstance(task, (list, tuple)) else [task])
+        functions: list[Any] = list(task) if isinstance(task, (list, tuple)) else [task]
+        task = Task("by hand", rows=rows, reward_funcs=functions)
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
     flat = [each for group in groups for each in group]

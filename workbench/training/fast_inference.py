@@ -28,7 +28,8 @@ def missing(*, imports: bool = False) -> str:
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec("vllm") is not None:
             try:
-                _ = imports and importlib.import_module("vllm")
+                if imports:
+                    importlib.import_module("vllm")
             except Exception as error:  # a library of another CUDA is an ImportError, an OSError or a RuntimeError
                 return f"vLLM is installed, and its import fails ({type(error).__name__}: {_first_line(error)})"
             return ""

@@ -28,41 +28,32 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
     """
 
     def look(parts: Sequence[Part], machine: Machine, on: bool | None) -> tuple[bool, list[str], Any]:
-        room = vram_gb or machine.card_gb
+        room, lines, made = vram_gb or machine.card_gb, [], []
         if room is None and not estimates:
             return bool(on), [], None
         there = parts if machine.cuda else [_on_a_gpu(part, vllm=room is not None) for part in parts]
         trained = [memory.Trained(*part) for part in there]
-        lines = []
         if room is not None and any("gradient_checkpointing" in one.recipe.grpo for one in trained):
             lines.append(memory.idle_checkpointing(trained, room))
         elif room is not None and on is None:
             on, line = memory.choose_checkpointing(trained, room)
             lines.append(line)
-        if not estimates:
-            return bool(on), [line for line in lines if line], None
-        made = [
-            memory.estimate(
-                one.recipe,
-                {**one.settings, "gradient_checkpointing": bool(on)},
-                longest_prompt_tokens=one.longest_prompt_tokens,
-                vram_gb=room,
-            )
-            for one in trained
-        ]
-        if any(one[1].get("use_vllm") and not part[1].get("use_vllm") for one, part in zip(there, parts, strict=True)):
+        for recipe, settings, longest in there if estimates else ():
+            settings = {**settings, "gradient_checkpointing": bool(on)}
+            made.append(memory.estimate(recipe, settings, longest_prompt_tokens=longest, vram_gb=room))
+        vllm = [any(settings.get("use_vllm") for _, settings, _ in some) for some in (parts, there)]
+        if estimates and vllm == [False, True]:
             lines.append("memory is estimated as on a GPU where vLLM is installed, since the recipe asks for it")
-        return bool(on), [line for line in lines if line], max(made, key=lambda one: one.peak.high)
+        return bool(on), [line for line in lines if line], max(made, key=lambda one: one.peak.high, default=None)
 
     return look
 
 
 def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
     recipe, _, longest = part
-    # How much vLLM takes is a share of the card, so without one it is left out.
-    imagined = Machine(cuda=True, bf16=True, vllm=vllm)
     fields = plan.field_names(trainer_classes(recipe.policy.backend)[0])
-    return recipe, plan.normalised(recipe, fields, imagined)[1], longest
+    # How much vLLM takes is a share of the card, so without one it is left out.
+    return recipe, plan.normalised(recipe, fields, Machine(cuda=True, bf16=True, vllm=vllm))[1], longest
 
 
 class Fit:
@@ -82,10 +73,8 @@ class Fit:
                 self.estimate = memory.estimate(stage.recipe, stage.settings, **self._how(card))
 
     def _how(self, card: tuple[str, int] | None) -> dict[str, Any]:
-        return {
-            "longest_prompt_tokens": max(self.stage.lengths_tokens, default=None),
-            "vram_gb": card[1] / 1e9 if card else None,
-        }
+        longest = max(self.stage.lengths_tokens, default=None)
+        return {"longest_prompt_tokens": longest, "vram_gb": card[1] / 1e9 if card else None}
 
     @property
     def note(self) -> str:
@@ -98,22 +87,14 @@ class Fit:
         self._measured = True
         if peak is None or self.estimate is None:
             return
-        run.update_manifest(
-            memory={
-                "estimate": self.estimate.found(),
-                "measured_peak_bytes": peak,
-                "calibration": self._calibration(peak),
-            }
-        )
-
-    def _calibration(self, peak: int) -> dict[str, Any] | None:
-        if self.stage.settings.get("use_vllm"):
-            return None  # vLLM's share is in the same counter, and no part of the step
-        card = memory.card()
-        try:
-            return asdict(memory.calibrate(self.estimate, peak, card[0] if card else ""))
-        except RecipeError:
-            return None  # the first completions were short: they needed less than whole ones, and a run does not end for that
+        calibration, card = None, memory.card()
+        # vLLM's share is in the same counter, and no part of the step. And where the first completions were short, they
+        # needed less than whole ones: a run does not end for that.
+        if not self.stage.settings.get("use_vllm"):
+            with contextlib.suppress(RecipeError):
+                calibration = asdict(memory.calibrate(self.estimate, peak, card[0] if card else ""))
+        found = {"estimate": self.estimate.found(), "measured_peak_bytes": peak, "calibration": calibration}
+        run.update_manifest(memory=found)
 
     def explained(self, error: BaseException) -> BaseException:
         """The error to raise: one that says what would fit, if memory was the trouble; else the same."""

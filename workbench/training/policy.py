@@ -160,7 +160,7 @@ def load_policy(
         _check_not_replaced()
     started = time.perf_counter()
     without = _without_vllm(asked.backend) if fast_inference else ""
-    how = {"load_in_4bit": asked.load_in_4bit, "max_seq_length": asked.max_seq_length, "dtype": asked.dtype}
+    how: dict[str, Any] = {"load_in_4bit": asked.load_in_4bit, "max_seq_length": asked.max_seq_length, "dtype": asked.dtype}
     starts_vllm = fast_inference and not without
     if starts_vllm:
         # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.

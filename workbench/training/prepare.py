@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,14 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
 from workbench.training import plan as settings_of
-from workbench.training.begun import begun_task
 from workbench.training.generation import expected, in_words
 from workbench.training.loading import find_model, load_tokenizer
-from workbench.training.plan.batches import Batch
 from workbench.training.plan.device import Machine, asks_for_vllm
 from workbench.training.plan.in_force import Row
 from workbench.training.policy import trainer_classes
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.presets import read_source
+from workbench.training.resuming import begun_task
 from workbench.training.stages import ONLY_STAGE, Memory, Stage, fit, planned_stages, settled_vllm
 from workbench.workspace import to_json
 
@@ -45,7 +44,6 @@ class Plan:
     machine: Machine
     stages: tuple[Stage, ...]  # checked, with the prompts that fit
     settings: dict[str, Any]  # what GRPOConfig is built from, in the first stage
-    batch: Batch
     notes: tuple[str, ...]  # whatever is not exactly as it was asked, and what could not be checked
     words: str  # the batch arithmetic
     generation: str  # who generates, as far as that can be told
@@ -74,7 +72,7 @@ class Plan:
 
     def found(self) -> dict[str, Any]:
         """For `--json`."""
-        kept = ("source", "recipe", "settings", "notes", "words", "generation", "prompts")
+        kept = ("source", "settings", "notes", "words", "generation", "prompts")
         found = {name: getattr(self, name) for name in kept} | {"recipe": self.recipe.model_dump(mode="json")}
         memory = self.memory.found() if hasattr(self.memory, "found") else self.memory
         return to_json({**found, "in_force": self.rows, "longest_prompt_tokens": self.longest_tokens, "memory": memory})
@@ -85,18 +83,19 @@ class Plan:
             f"{part} unknown ({name} used instead)" if part in self.stand_ins else f"{part} {name}"
             for part, name in (("task", self.recipe.task), ("policy", policy.name))
         )
+        table = [self.HEADER, *self.cells]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             f"{self.source}: {task}, {name} through {policy.backend}, {'4-bit' if policy.load_in_4bit else '16-bit'}, "
             f"{policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
             f"{self.words}.",
             f"{self.generation}.",
             *(f"  note: {note}" for note in self.notes),
+            *([] if self.memory is None else [str(self.memory)]),
+            "",
+            *(printable("  ".join(map(str.ljust, row, widths)).rstrip()) for row in table),
         ]
-        memory = [str(self.memory)] if self.memory is not None else []
-        table = [self.HEADER, *self.cells]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-        return "\n".join([*lines, *memory, "", *map(printable, rows)])
+        return "\n".join(lines)
 
 
 def prepare(
@@ -113,7 +112,6 @@ def prepare(
     """Check everything that can be checked without loading the policy, and say what the run will be.
 
     Args:
-        recipe: what to do; it is not changed.
         task: a task object; None: the recipe's is loaded, or that of `run`.
         machine: what it trains on; None: this one.
         policy: one that is loaded already, which then decides on backend, context, checkpointing and vLLM.
@@ -125,37 +123,72 @@ def prepare(
     Raises:
         RecipeError, TaskError, DataError, PolicyError, RewardError: what would stop the training, with the remedy.
     """
+
+    def asked(call: Callable[[], Any], missed: str) -> tuple[Any, list[str]]:
+        try:
+            return call(), []
+        except (DataError, PolicyError) as error:
+            if not (error.network and offline):
+                raise
+            return None, [f"not checked: {error.value}; so {missed}"]
+
     check_name(recipe.run_name)
     if policy is None:
         find_model(recipe.policy.name, ask_hub=False)  # a slip in a path is found before torch and Unsloth are imported
-    task, unread = (task, []) if task is not None or not with_task else _task(recipe, run, offline)
+    unread: list[str] = []
+    if task is None and run is not None:
+        task = begun_task(run, recipe)
+    elif task is None and with_task:
+        task, unread = asked(lambda: load_task(recipe.task), "its prompts were neither counted nor measured")
     backend = policy.backend_name if policy else recipe.policy.backend
     config_class, _ = trainer_classes(backend)
     recipe, notes = settings_of.renamed(recipe, settings_of.field_names(config_class))
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
     notes += settings_of.stages_decide(recipe)
-    stages, measured = _measured(recipe, stages, offline) if policy is None else _as_loaded(stages, policy)
+    if policy is not None:
+        stages, measured = _as_loaded(stages, policy)
+    else:
+        name, kwargs, context = recipe.policy.name, recipe.chat_template_kwargs, recipe.policy.max_seq_length
+        tokenizer, measured = asked(lambda: load_tokenizer(name, kwargs), "no prompt was measured with its tokenizer")
+        stages = stages if measured else [fit(stage, tokenizer, context) for stage in stages]
     on, chosen, estimate = _memory(stages, machine, policy, run, memory)
     stages = [replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages]
-    settings, planned = dict(stages[0].settings), stages[0].planned
+    settings = dict(stages[0].settings)
     if recipe.stages:
         settings["max_steps"] = sum(stage.steps for stage in recipe.stages)
         for stage in stages:
             _built(config_class, stage.recipe, stage.settings, machine, policy)
     given, built = _built(config_class, recipe, settings, machine, policy)
-    notes += [*_of_stages(stages), *unread, *measured, *chosen, *_of_task(task), *one_gpu(backend, machine)]
+    rows = settings_of.in_force_table(
+        settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {}), built, {**given, "seed": recipe.seed}
+    )
+    warned = []
+    if task is not None and task.right_by is None:
+        warned.append(
+            f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
+            "(the first function); this decides nothing but the groups panel and the measurement in 04"
+        )
+    if task is not None and not len(task.held_out):
+        warned.append(
+            "WARNING: the task has no held_out prompts: what training gained cannot be measured afterwards (notebook 04)"
+        )
+    words, who = [], []
+    for stage in stages:
+        where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
+        words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
+        who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda), stage.planned.num_generations))
+    notes += [*_of_stages(stages), *unread, *measured, *chosen, *warned, *one_gpu(backend, machine)]
     return Plan(
         recipe=recipe,
         task=task,
         machine=machine,
         stages=tuple(stages),
         settings=settings,
-        batch=planned,
         notes=(*notes, *settings_of.check_in_force(given, built)),
-        words=". ".join(map(_words, stages)),
-        generation=". ".join(dict.fromkeys(_generation(stage, machine) for stage in stages)),
-        rows=tuple(_rows(recipe, built, given)),
+        words=". ".join(words),
+        generation=". ".join(dict.fromkeys(who)),
+        rows=tuple(row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row for row in rows),
         memory=estimate,
     )
 
@@ -223,27 +256,6 @@ def settled(made: Plan, policy: Policy) -> Plan:
     return replace(made, stages=tuple(stages), notes=tuple(dict.fromkeys(notes)))
 
 
-def _task(recipe: Recipe, run: RunDirectory | None, offline: bool) -> tuple[Task | None, list[str]]:
-    if run is not None:
-        return begun_task(run, recipe), []
-    try:
-        return load_task(recipe.task), []
-    except DataError as error:
-        if not (error.network and offline):
-            raise
-        return None, [f"not checked: {error.value}; so its prompts were neither counted nor measured"]
-
-
-def _measured(recipe: Recipe, stages: list[Stage], offline: bool) -> tuple[list[Stage], list[str]]:
-    try:
-        tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
-    except PolicyError as error:
-        if not (error.network and offline):
-            raise
-        return stages, [f"not checked: {error.value}; so no prompt was measured with its tokenizer"]
-    return [fit(stage, tokenizer, recipe.policy.max_seq_length) for stage in stages], []
-
-
 def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], list[str]]:
     notes, before = [], policy.chat_template_kwargs
     if stages and before != (own := stages[0].recipe.chat_template_kwargs):
@@ -255,22 +267,20 @@ def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], li
 def _memory(
     stages: Sequence[Stage], machine: Machine, policy: Policy | None, run: RunDirectory | None, memory: Memory | None
 ) -> tuple[bool, list[str], Any]:
-    """Gradient checkpointing, for the whole run: as the recipe says, else as the run began, as the policy was loaded, as it
-    fits. (on, lines, estimate).
-    """
-    on, lines = stages[0].settings["gradient_checkpointing"], []
-    decided = "gradient_checkpointing" in stages[0].recipe.grpo
-    begun = None if run is None else run.manifest()["settings"]["in_force"].get("gradient_checkpointing")
-    if not decided and begun is not None:
-        on, decided = begun, True
-    elif not decided and policy is not None:
-        on, decided = policy.gradient_checkpointing, True
-        lines = ["gradient_checkpointing = True: the policy was loaded with it"] * on
+    # (gradient checkpointing for the whole run: as the recipe says, else as the run began, as the policy was loaded, as it
+    # fits; lines; the estimate).
+    name, first = "gradient_checkpointing", stages[0]
+    asked = first.settings[name] if name in first.recipe.grpo else None
+    begun = None if run is None else run.manifest()["settings"]["in_force"].get(name)
+    loaded = policy.gradient_checkpointing if policy else None
+    decided = next((word for word in (asked, begun, loaded) if word is not None), None)
+    lines = [f"{name} = True: the policy was loaded with it"] if asked is None and begun is None and loaded else []
+    on = first.settings[name] if decided is None else decided
     if memory is None:
         return on, lines, None
     parts = [(one.recipe, one.settings, max(one.lengths_tokens, default=None)) for one in stages]
     try:
-        on, more, estimate = memory(parts, machine, on if decided else None)
+        on, more, estimate = memory(parts, machine, decided)
     except PolicyError as error:
         return on, [*lines, f"not estimated: memory; {error.value}"], None
     return on, [*lines, *more], estimate
@@ -296,54 +306,15 @@ def _built(
 
 def refused(error: Exception) -> RecipeError:
     """The error for settings that the libraries refuse together."""
-    return RecipeError(
-        f"grpo: {error}",
-        rule="GRPOConfig and GRPOTrainer accept these settings together",
-        remedy="change the setting that it names",
-    )
-
-
-def _rows(recipe: Recipe, built: Any, given: dict[str, Any]) -> list[Row]:
-    asked = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
-    rows = settings_of.in_force_table(asked, built, {**given, "seed": recipe.seed})
-    if not recipe.stages:
-        return rows
-    return [row._replace(by="stages") if row.name == "max_steps" else row for row in rows]
-
-
-def _words(stage: Stage) -> str:
-    where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
-    return where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None)
-
-
-def _generation(stage: Stage, machine: Machine) -> str:
-    return in_words(expected(stage.recipe, stage.settings, machine.cuda), stage.planned.num_generations)
+    rule = "GRPOConfig and GRPOTrainer accept these settings together"
+    return RecipeError(f"grpo: {error}", rule=rule, remedy="change the setting that it names")
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:
-    """What the stages say: once what all of them say, with a stage's name what is its own."""
+    # Once what all of them say, with a stage's name what is its own.
     said = {stage.name: [*stage.notes, *(stage.suite.notes if stage.suite else ())] for stage in stages}
-    return list(
-        dict.fromkeys(
-            line if all(line in others for others in said.values()) else f"stage {name}: {line}"
-            for name, lines in said.items()
-            for line in lines
-        )
-    )
-
-
-def _of_task(task: Task | None) -> list[str]:
-    warned = []
-    if task is not None and task.right_by is None:
-        warned.append(
-            f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
-            "(the first function); this decides nothing but the groups panel and the measurement in 04"
-        )
-    if task is not None and not len(task.held_out):
-        warned.append(
-            "WARNING: the task has no held_out prompts: what training gained cannot be measured afterwards (notebook 04)"
-        )
-    return warned
+    of_all = set.intersection(*map(set, said.values()))
+    return [*dict.fromkeys(line if line in of_all else f"stage {at}: {line}" for at, own in said.items() for line in own)]
 
 
 def one_gpu(backend: str, machine: Machine) -> list[str]:

@@ -31,13 +31,7 @@ from workbench.workspace import shown
 PROJECT = "grpo-workbench"
 DEADLINE_S = 60.0  # for one event of one tracker; a tracker that works takes milliseconds
 _PACKAGES = {"comet_ml": "comet-ml", "azure_ml": "azureml-core", "flyte": "flytekit"}  # where pip's name is another
-_MODULES = {
-    "tensorboard": ("tensorboard", "tensorboardX"),
-    "azure_ml": ("azureml",),
-    "flyte": ("flytekit",),
-    "kubeflow": (),
-}
-
+_MODULES = {"tensorboard": ("tensorboard", "tensorboardX"), "azure_ml": ("azureml",), "flyte": ("flytekit",), "kubeflow": ()}
 OnFailure = Callable[[str, str], None]
 
 
@@ -52,17 +46,16 @@ def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], 
     """
     from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-    found, notes, asked = [], [], check_trackers(report_to)
-    for name in get_available_reporting_integrations() if asked == ["all"] else asked:
-        modules = _MODULES.get(name, (name,))
-        if not modules or any(importlib.util.find_spec(module) for module in modules):
-            found.append(name)
-        else:
-            notes.append(
-                f"WARNING: report_to = {name} is left out: it is not installed (uv pip install {_PACKAGES.get(name, name)}); "
-                "the run's own files are written as always"
-            )
-    return found, notes
+    asked = check_trackers(report_to)
+    asked = get_available_reporting_integrations() if asked == ["all"] else asked
+    modules = {name: _MODULES.get(name, (name,)) for name in asked}
+    found = [name for name, own in modules.items() if not own or any(map(importlib.util.find_spec, own))]
+    return found, [
+        f"WARNING: report_to = {name} is left out: it is not installed (uv pip install {_PACKAGES.get(name, name)}); "
+        "the run's own files are written as always"
+        for name in asked
+        if name not in found
+    ]
 
 
 def tracker_callbacks(
@@ -86,46 +79,41 @@ def tracker_callbacks(
         return [], []
     callbacks = []
     for name in names:
-        place = Path(folder).absolute() / name
-        settings = _environment(name, place)
+        settings, line = _environment(name, Path(folder).absolute() / name)
         tracker = _guarded(name, run_name, settings, on_failure)
         if tracker.works:
             callbacks.append(tracker)
-            notes.append(_where(name, place, settings))
+            notes.append(line)
     return callbacks, notes
 
 
-def _environment(name: str, place: Path) -> dict[str, str]:
-    """What each library reads from the environment; what the user has set there stays as it is."""
+def _environment(name: str, place: Path) -> tuple[dict[str, str], str]:
+    """(what its library reads from the environment and the user has not set there, the line that says where it writes)."""
     # A database is what MLflow wants; its small edition (mlflow-skinny) has none and keeps files.
     store = f"sqlite:///{place}/mlflow.db" if importlib.util.find_spec("sqlalchemy") else place.as_uri()
-    wanted = {
-        "tensorboard": {"TENSORBOARD_LOGGING_DIR": str(place)},
-        "trackio": {"TRACKIO_DIR": str(place)},
-        # Its console would send the notebook's output through itself; 30 s: a network that is not there.
-        "wandb": {"WANDB_DIR": str(place), "WANDB_PROJECT": PROJECT, "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
-        | {"WANDB_INIT_TIMEOUT": "30"}
-        # Without a key it asks for one, or waits.
-        | ({} if os.environ.get("WANDB_API_KEY") else {"WANDB_MODE": "offline"}),
-        "mlflow": {"MLFLOW_TRACKING_URI": store, "MLFLOW_EXPERIMENT_NAME": PROJECT, "MLFLOW_ALLOW_FILE_STORE": "true"}
-        | {"MLFLOW_DISABLE_TELEMETRY": "true"},
-    }.get(name, {})
+    # Without a key wandb asks for one, or waits.
+    offline = not os.environ.get("WANDB_API_KEY") and not os.environ.get("WANDB_MODE")
+    folder, look = shown(place), "; to look at it:"
+    wanted, after = {
+        "tensorboard": ({"TENSORBOARD_LOGGING_DIR": str(place)}, f"{look} tensorboard --logdir {folder}"),
+        "trackio": ({"TRACKIO_DIR": str(place)}, f"{look} TRACKIO_DIR={folder} trackio show"),
+        "wandb": (
+            # Its console would send the notebook's output through itself; 30 s: a network that is not there.
+            {"WANDB_DIR": str(place), "WANDB_PROJECT": PROJECT, "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
+            | {"WANDB_INIT_TIMEOUT": "30"} | ({"WANDB_MODE": "offline"} if offline else {}),
+            f"; offline, as WANDB_API_KEY is not set: wandb sync {folder}/wandb/offline-run-*" * offline,
+        ),
+        "mlflow": (
+            {"MLFLOW_TRACKING_URI": store, "MLFLOW_EXPERIMENT_NAME": PROJECT, "MLFLOW_ALLOW_FILE_STORE": "true"}
+            | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+            f"{look} mlflow ui --backend-store-uri {store}",
+        ),
+    }.get(name, ({}, ""))  # fmt: skip
     settings = {key: value for key, value in wanted.items() if not os.environ.get(key)}
-    if any(str(place) in value for value in settings.values()):
-        place.mkdir(parents=True, exist_ok=True)
-    return settings
-
-
-def _where(name: str, place: Path, settings: dict[str, str]) -> str:
-    folder, offline = shown(place), settings.get("WANDB_MODE") == "offline"
     if not any(str(place) in value for value in settings.values()):
-        return f"{name}: where the environment says"
-    return f"{name}: in {folder}" + {
-        "tensorboard": f"; to look at it: tensorboard --logdir {folder}",
-        "trackio": f"; to look at it: TRACKIO_DIR={folder} trackio show",
-        "mlflow": f"; to look at it: mlflow ui --backend-store-uri {settings.get('MLFLOW_TRACKING_URI', '')}",
-        "wandb": f"; offline, as WANDB_API_KEY is not set: wandb sync {folder}/wandb/offline-run-*" if offline else "",
-    }.get(name, "")
+        return settings, f"{name}: where the environment says"
+    place.mkdir(parents=True, exist_ok=True)
+    return settings, f"{name}: in {folder}{after}"
 
 
 def _work(calls: queue.SimpleQueue) -> None:
@@ -214,8 +202,7 @@ def _start(name: str, run_name: str, settings: dict[str, str]) -> Any:
         callback.own = wandb.run is None  # else the user's own, which stays open
         if callback.own:
             # wandb reads its folder from the environment once per process; a run started here is told it in words.
-            told = {"dir": settings.get("WANDB_DIR"), "mode": settings.get("WANDB_MODE")}
-            told = {key: value for key, value in told.items() if value}
+            told = {word: settings[key] for word, key in (("dir", "WANDB_DIR"), ("mode", "WANDB_MODE")) if key in settings}
             wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run_name, **told)
     return callback
 

@@ -6,18 +6,20 @@ trains.
 
 from __future__ import annotations
 
-import html
 import os
+import re
 import threading
 from collections import deque
 from typing import Any
+
+from packaging.version import Version
 
 from workbench.errors import WorkbenchError
 from workbench.run.control_file import send
 from workbench.run.directory import RunDirectory
 from workbench.run.state import RunState
 from workbench.views.history import change_text
-from workbench.views.tables import PRE, plain
+from workbench.views.tables import pre
 
 WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 BY = "panel"
@@ -37,43 +39,33 @@ _BUTTONS = (
 def buttons_work(in_cell: bool) -> tuple[bool, str]:
     """(whether a click is seen while the run trains, a sentence that says how that is here).
 
-    It depends on the front end, the kernel, and on whether a cell is busy.
-
-    Args:
-        in_cell: the run trains in a cell of this kernel, which is busy then; else in a process of its own.
+    It depends on the front end, the kernel, and on whether the run trains in a cell of this kernel, which is busy then.
     """
     if os.environ.get(WIDGETS) == "0":
         return False, f"There are no buttons ({WIDGETS}=0)."
     try:
+        import ipykernel
         import ipywidgets  # noqa: F401
     except ImportError:
         return False, "There are no buttons: ipywidgets is not installed."
     if not in_cell:
         return True, "The run has its own process, so buttons work in every front end while this kernel is idle."
-    instead = (
-        "Interrupt the cell instead: once stops after the step and saves, twice aborts. For everything else, run "
-        "`workbench control` in a terminal, or train in a separate process: wb.RunPanel(wb.start(recipe))."
-    )
+    kernel = Version(ipykernel.__version__).release[:2]
     # Kaggle's image is Colab's, variables included.
     if "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
-        return False, f"In Colab a click waits until the cell is done. {instead}"
-    if any(name in os.environ for name in ("VSCODE_PID", "VSCODE_CWD")):
-        return False, f"In VS Code a click waits until the cell is done. {instead}"
-    kernel = _kernel_version()
+        where = "In Colab"
+    elif {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys():
+        where = "In VS Code"
     # Measured: 7.0 to 7.3 handle a click on a thread beside the cell; 7.4 sends it to the busy one again.
-    if (7, 0) <= kernel < (7, 4):
+    elif (7, 0) <= kernel < (7, 4):
         return True, "In JupyterLab these buttons work while the cell trains; elsewhere, interrupt the cell to stop."
-    return False, f"With ipykernel {'.'.join(map(str, kernel))} a click waits until the cell is done. {instead}"
-
-
-def _kernel_version() -> tuple[int, int]:
-    try:
-        import ipykernel
-
-        major, minor = ipykernel.__version__.split(".")[:2]
-        return int(major), int(minor)
-    except (ImportError, ValueError):
-        return 0, 0
+    else:
+        where = f"With ipykernel {'.'.join(map(str, kernel))}"
+    return False, (
+        f"{where} a click waits until the cell is done. Interrupt the cell instead: once stops after the step and saves, twice "
+        "aborts. For everything else, run `workbench control` in a terminal, or train in a separate process: "
+        "wb.RunPanel(wb.start(recipe))."
+    )
 
 
 def widget_view(widget: Any) -> dict[str, Any]:
@@ -85,73 +77,58 @@ def widget_view(widget: Any) -> dict[str, Any]:
 class Controls:
     """Buttons, weights, beta and learning rate of a run that trains, and the trainer's answers.
 
-    Show it by leaving it as the last line of a cell. Without widgets it is a line that says what to do instead.
-
-    Args:
-        run: to steer.
-        in_cell: it trains in a cell of this kernel.
-        state: what is in force, kept up to date by whoever calls `answered`; None: read here, once.
+    Show it by leaving it as the last line of a cell. Without widgets it is a line that says what to do instead. `state` is
+    what is in force, kept up to date by whoever calls `answered`; None: it is read here, once.
     """
 
     def __init__(self, run: RunDirectory, in_cell: bool = False, state: RunState | None = None) -> None:
-        self.run = run
-        self.state = RunState.of(run) if state is None else state
-        self.works, self.sentence = buttons_work(in_cell)
+        self.run, self.state = run, RunState.of(run) if state is None else state
         self.asked: dict[str, str] = {}  # id of a request without an answer -> what was asked
         self.answers: deque[str] = deque(maxlen=MOST_ANSWERS)
         self._lock = threading.Lock()
         self._over = ""
         self._functions: dict[str, tuple[Any, Any]] = {}  # function -> (weight field, mute box)
+        self._numbers: dict[str, tuple[Any, Any]] = {}  # action -> (field, its button)
+        self.buttons: dict[str, Any] = {}
         self._shown: dict[str, Any] = {}  # what this class wrote into each field
         self._quiet = False  # a field that is set by an answer asks for nothing
+        self.works, self.sentence = buttons_work(in_cell)
         self.widget = self._build() if self.works else None  # a button that cannot work is worse than none
 
     # -- widgets -----------------------------------------------------------------------------------------------------
     def _build(self) -> Any:
         import ipywidgets as kit
 
-        self.buttons: dict[str, Any] = {}
         for action, label, tooltip in _BUTTONS:
-            style = "danger" if action == "stop" else ""
-            layout = kit.Layout(width="auto", min_width="84px")
-            button = kit.Button(description=label, tooltip=tooltip, button_style=style, layout=layout)
-            button.add_class(f"workbench-{action}")
+            layout, style = {"width": "auto", "min_width": "84px"}, "danger" if action == "stop" else ""
+            button = _named(action, kit.Button(description=label, tooltip=tooltip, button_style=style, layout=layout))
             button.on_click(lambda _, action=action: self._clicked(action))
             self.buttons[action] = button
-        self._rows = kit.VBox([])
-        self._numbers = {action: self._number_field(action) for action in ("beta", "learning_rate")}
-        self._answers_widget, self._sentence_widget = kit.HTML(), kit.HTML(_line(self.sentence, MUTED))
-        self._answers_widget.add_class("workbench-answers")
+        for action in ("beta", "learning_rate"):
+            # A text, so that 1e-5 can be typed, and what is no number is answered and not swallowed.
+            look = {"style": {"description_width": "initial"}, "layout": {"width": "190px"}}
+            field = _named(action, kit.Text(description=action, continuous_update=False, **look))
+            layout = {"width": "auto", "margin": "2px 16px 2px 2px"}
+            apply = _named(f"apply-{action}", kit.Button(description="Apply", layout=layout))
+            apply.on_click(lambda _, action=action, field=field: self.ask(action, value=field.value))
+            self._numbers[action] = (field, apply)
+        self._rows, self._sentence_widget = kit.VBox([]), kit.HTML(_line(self.sentence, MUTED))
+        self._answers_widget = _named("answers", kit.HTML())
         self._fill_functions()
         self._show_state()
-        wrap = kit.Layout(flex_flow="row wrap")
         fields = [part for pair in self._numbers.values() for part in pair]
-        buttons, fields = kit.HBox(list(self.buttons.values()), layout=wrap), kit.HBox(fields, layout=wrap)
+        buttons, fields = (kit.HBox(list(each), layout={"flex_flow": "row wrap"}) for each in (self.buttons.values(), fields))
         return kit.VBox([buttons, self._rows, fields, self._answers_widget, self._sentence_widget])
-
-    def _number_field(self, action: str) -> tuple[Any, Any]:
-        # A text, so that 1e-5 can be typed, and what is no number is answered and not swallowed.
-        import ipywidgets as kit
-
-        layout, style = kit.Layout(width="190px"), {"description_width": "initial"}
-        field = kit.Text(description=action, continuous_update=False, style=style, layout=layout)
-        field.add_class(f"workbench-{action}")
-        button = kit.Button(description="Apply", layout=kit.Layout(width="auto", margin="2px 16px 2px 2px"))
-        button.add_class(f"workbench-apply-{action}")
-        button.on_click(lambda _: self.ask(action, value=field.value))
-        return field, button
 
     def _fill_functions(self) -> None:
         import ipywidgets as kit
 
         self._functions, self._shown, lines = {}, {}, []
         for name in list(self.state.weights)[:MOST_FUNCTIONS]:
-            label = kit.HTML(_line(name), layout=kit.Layout(width="240px", overflow="hidden"))
-            field = kit.FloatText(step=0.1, layout=kit.Layout(width="100px"))
-            apply = kit.Button(description="Apply", layout=kit.Layout(width="auto"))
-            mute = kit.Checkbox(description="mute", indent=False, layout=kit.Layout(width="90px"))
-            for widget, part in ((field, "weight"), (apply, "apply"), (mute, "mute")):
-                widget.add_class(f"workbench-{part}-{_class(name)}")
+            label = kit.HTML(_line(name), layout={"width": "240px", "overflow": "hidden"})
+            field = _named(f"weight-{name}", kit.FloatText(step=0.1, layout={"width": "100px"}))
+            apply = _named(f"apply-{name}", kit.Button(description="Apply", layout={"width": "auto"}))
+            mute = _named(f"mute-{name}", kit.Checkbox(description="mute", indent=False, layout={"width": "90px"}))
             apply.on_click(lambda _, name=name, field=field: self.ask("weight", function=name, value=field.value))
             mute.observe(lambda change, name=name: self._muted(name, change["new"]), "value")
             self._functions[name] = (field, mute)
@@ -170,25 +147,20 @@ class Controls:
 
     # -- asking and answers ------------------------------------------------------------------------------------------
     def ask(self, action: str, **details: Any) -> str | None:
-        """Ask the run for something. What is wrong with the request is shown in the panel; nothing is raised.
-
-        Returns:
-            The request's id; None if it was not sent.
-        """
+        """Ask the run for something; returns the request's id. What is wrong with it is shown in the panel, not raised."""
         words = " ".join([action, *(_written(value) for value in details.values())])
         try:
             identity = send(self.run, action, by=BY, **details)
-        except WorkbenchError as error:
-            self._say(f"not sent: {words}: {error.value}; {error.remedy}", RED)
         except Exception as error:  # a full disk, a folder that is gone: the panel stays
-            self._say(f"not sent: {words}: {type(error).__name__}: {error}", RED)
-        else:
-            with self._lock:
-                self.asked[identity] = words
-            self._show_answers()
-            return identity
-        self._show_fields()
-        return None
+            ours = isinstance(error, WorkbenchError)
+            why = f"{error.value}; {error.remedy}" if ours else f"{type(error).__name__}: {error}"
+            self._say(f"not sent: {words}: {why}", RED)
+            self._show_fields()
+            return None
+        with self._lock:
+            self.asked[identity] = words
+        self._show_answers()
+        return identity
 
     def answered(self, event: dict[str, Any]) -> None:
         """Show one event that is in the state already: an answer, a change that somebody else made, a stage."""
@@ -250,7 +222,6 @@ class Controls:
         if self._shown.get(what) != value:
             self._shown[what] = field.value = value
 
-    # -- shown -------------------------------------------------------------------------------------------------------
     def __repr__(self) -> str:
         return f"{self.sentence} In a terminal: workbench control {self.run.name} stop, pause, weight FUNCTION VALUE, ..."
 
@@ -258,18 +229,9 @@ class Controls:
         bundle = {"text/plain": repr(self), "text/html": _line(repr(self), MUTED)}
         return bundle if self.widget is None else {**bundle, **widget_view(self.widget)}
 
-    def close(self) -> None:
-        """Take the widgets away."""
-        if self.widget is not None:
-            self.widget.close()
-
 
 def answer_line(event: dict[str, Any], own: str = BY) -> str:
-    """One answer of the trainer, in a line.
-
-    Args:
-        own: who reads it; requests of others are marked as theirs.
-    """
+    """One answer of the trainer, in a line; requests of others than `own` are marked as theirs."""
     words = [str(event.get("action", "")), *(_written(event[key]) for key in ("function", "value") if key in event)]
     change = change_text(event) if event.get("applied") else None
     by = "" if event.get("by") == own else f" (requested by {event.get('by', '?')})"
@@ -282,19 +244,18 @@ def answer_line(event: dict[str, Any], own: str = BY) -> str:
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return "" if value is None else str(value)
-    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:g}" if number else "" if value is None else str(value)
 
 
 def _parts(widget: Any) -> list[Any]:
     return [widget, *(part for child in getattr(widget, "children", ()) for part in _parts(child))]
 
 
-def _class(name: str) -> str:
-    # A name of a function as a part of a CSS class.
-    return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in name)
+def _named(part: str, widget: Any) -> Any:
+    widget.add_class("workbench-" + re.sub(r"[^\w-]", "-", part))
+    return widget
 
 
 def _line(text: str, colour: str = "inherit") -> str:
-    return f"<pre style='{PRE};color:{colour};line-height:1.4'>{html.escape(plain(text))}</pre>"
+    return pre(text, f"color:{colour};line-height:1.4")

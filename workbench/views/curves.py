@@ -7,41 +7,16 @@ the bytes that it takes, do not grow with the run.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from workbench.run import metrics
-from workbench.run.directory import RunDirectory
-from workbench.run.state import RunState
-from workbench.views.chart import Chart, round_up
-from workbench.views.figure import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    SERIES,
-    bare_figure,
-    drawn_png,
-    image_bundle,
-)
-from workbench.views.history import (
-    ADAPTIVE,
-    CHECKPOINT,
-    KL_PER_COMPLETION,
-    MAX_LENGTH,
-    MAX_POINTS,
-    MIN_LENGTH,
-    History,
-    Mark,
-    add_mark,
-    weighted,
-)
+from workbench.views.chart import MAX_POINTS, Chart, Line, round_up
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, bare_figure, drawn_png
+from workbench.views.history import ADAPTIVE, CHECKPOINT, KL_PER_COMPLETION, LENGTHS, History, Mark, weighted
 from workbench.views.tables import cut, short_name
 
 MOST_MARKS = 60  # vertical lines
@@ -58,17 +33,37 @@ KL_UNMEASURED = (
 )
 
 
+def _charts() -> dict[str, tuple[int, Any, dict[str, Any]]]:
+    """Name -> (row, column, settings of its `Chart`). The lines of the reward functions are added later."""
+    reward = [Line(metrics.REWARD, "total", BLACK, 2, shaded=True)]
+    std = [Line(metrics.GROUP_STD, "within groups (drives learning)", BLUE, 2, shaded=True)]
+    std += [Line(metrics.REWARD_STD, "whole batch (TRL's reward_std)", GREY, 1, ":")]
+    groups = [(metrics.ALL_RIGHT, "all right", GREEN), (metrics.MIXED, "mixed", BLUE), (metrics.ALL_WRONG, "all wrong", RED)]
+    dead = [Line(metrics.DEAD, "dead (zero variance)", BLACK, 1.2, "--")]
+    kl = [Line(metrics.KL, "per token", ORANGE, 2, shaded=True)]
+    kl += [Line(KL_PER_COMPLETION, "per completion (right)", GREY, 1, ":", right=True)]
+    length = [Line(metrics.MEAN_LENGTH, "mean", BLUE, 2), Line(metrics.CLIPPED, "clipped (right)", RED, 1.2, "--", right=True)]
+    entropy = [Line(metrics.ENTROPY, "entropy", PURPLE, 1.5, shaded=True)]
+    stages = [(metrics.GENERATE_S, "generate", BLUE), (metrics.REWARD_S, "rewards", ORANGE)]
+    stages += [(metrics.TRAIN_S, "forward + backward", GREEN)]
+    step = [Line(metrics.STEP_S, "whole step", BLACK, 0.8)]
+    title = "reward: total, and the weighted mean of each function"
+    return {
+        "reward": (0, slice(0, 2), dict(title=title, lines=reward, points=4 * MAX_POINTS // 5)),
+        "raw": (0, 2, dict(title="mean of each function,\nunweighted; colours as on the left", legend_rows=0)),
+        "std": (1, 0, dict(title="reward std", lines=std, legend_rows=2, columns=1)),
+        "groups": (1, 1, dict(title="groups", lines=dead, stack=groups, share=True, legend_rows=2, columns=2)),
+        "kl": (1, 2, dict(title="KL from the reference model, nats", lines=kl, peaks=True, legend_rows=2)),
+        "length": (2, 0, dict(title="completion length, tokens", lines=length, band=LENGTHS, right_share=True, columns=4)),
+        "entropy": (2, 1, dict(title="entropy, nats per token", lines=entropy, legend_rows=0)),
+        "time": (2, 2, dict(title="wall time per step, s", lines=step, stack=stages, alpha=0.6, peaks=True, legend_rows=2)),
+    }
+
+
 class RunFigure:
-    """One figure, eight charts, reused for every redraw.
+    """One figure, eight charts, reused for every redraw. A beta of 0: KL is not measured; a total of 0: it is not known."""
 
-    Args:
-        name: of the run.
-        weights: the functions that the run begins with (or a mapping by function).
-        beta: weight of the KL term; 0: KL is not measured.
-        total: steps that are planned; 0: not known.
-    """
-
-    def __init__(self, name: str = "", weights: Iterable[str] = (), beta: float = 0.0, total: int = 0) -> None:
+    def __init__(self, name: str = "", beta: float = 0.0, total: int = 0) -> None:
         self.name, self.beta, self.total = name, beta, total
         self.figure = bare_figure(10, 7.6)
         text = partial(self.figure.text, s="", va="top", animated=True)
@@ -77,109 +72,52 @@ class RunFigure:
         self._key = text(0.052, 0.012, fontsize=7.5, va="bottom", color="#444444")
         # Changes seldom, and to draw words takes long: part of the frame.
         self._reduced = text(0.955, 0.985, fontsize=7.5, ha="right", color=GREY, animated=False)
-        self._lines: dict[str, tuple[Any, Any]] = {}  # function -> (weighted line, raw line)
+        spots = self.figure.add_gridspec(3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33)
+        self.charts: dict[str, Chart] = {}
+        for key, (row, column, settings) in _charts().items():
+            axis = self.figure.add_subplot(spots[row, column])
+            if row == 1:
+                axis.tick_params(labelbottom=False)  # as in the row beneath
+            else:
+                axis.set_xlabel("step", fontsize=8, labelpad=1)
+            self.charts[key] = Chart(axis, **settings)
+        self._unmeasured, self._no_entropy = self._words("kl", KL_UNMEASURED), self._words("entropy", NO_ENTROPY)
+        self._marks = _Marks(self.charts)
         self._shown_frame: dict[str, Any] = {}  # what each chart of the kept frame was drawn for, and the frame
         self._frame: Any = None
-        self.charts = self._make_charts()
-        self._marks = _Marks(self.charts)
-        for function in weights:
-            self._add_function(function)
-        self._named: tuple[str, ...] | None = None  # what the legend says
+        self._named: list[str] = []  # what the legend says
 
-    def _make_charts(self) -> dict[str, Chart]:
-        spots = self.figure.add_gridspec(3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33)
+    def _words(self, key: str, text: str) -> Any:
+        axis = self.charts[key].axis
+        look = {"ha": "center", "va": "center", "transform": axis.transAxes, "fontsize": 8, "color": GREY, "visible": False}
+        return axis.text(0.5, 0.5, text, **look)
 
-        def chart(row: int, column: Any, title: str, labelled: bool = True, **options: Any) -> Chart:
-            axis = self.figure.add_subplot(spots[row, column])
-            if labelled:
-                axis.set_xlabel("step", fontsize=8, labelpad=1)
-            else:
-                axis.tick_params(labelbottom=False)  # as in the row beneath
-            return Chart(axis, title, **options)
-
-        def words(chart: Chart, text: str) -> Any:
-            centred = {"ha": "center", "va": "center", "transform": chart.axis.transAxes}
-            return chart.axis.text(0.5, 0.5, text, fontsize=8, color=GREY, visible=False, **centred)
-
-        title = "reward: total, and the weighted mean of each function"
-        self.reward = chart(0, slice(0, 2), title, points=4 * MAX_POINTS // 5)
-        self.reward.line(metrics.REWARD, "total", BLACK, linewidth=2, shade=True)
-        self.raw = chart(0, 2, "mean of each function,\nunweighted; colours as on the left", legend_rows=0)
-        self.std = chart(1, 0, "reward std", False, legend_rows=2)
-        self.std.line(metrics.GROUP_STD, "within groups (drives learning)", BLUE, linewidth=2, shade=True)
-        self.std.line(metrics.REWARD_STD, "whole batch (TRL's reward_std)", GREY, linewidth=1, linestyle=":")
-        self.std.legend(columns=1)
-        self.groups = chart(1, 1, "groups", False, share=True, legend_rows=2)
-        self.groups.stack(
-            (metrics.ALL_RIGHT, "all right", GREEN),
-            (metrics.MIXED, "mixed", BLUE),
-            (metrics.ALL_WRONG, "all wrong", RED),
-        )
-        self.groups.line(metrics.DEAD, "dead (zero variance)", BLACK, linewidth=1.2, linestyle="--")
-        self.groups.legend(columns=2)
-        title = "KL from the reference model, nats"
-        self.kl = chart(1, 2, title, False, right=True, peaks=True, legend_rows=2)
-        self._kl_lines = [
-            self.kl.line(metrics.KL, "per token", ORANGE, linewidth=2, shade=True),
-            self.kl.line(KL_PER_COMPLETION, "per completion (right)", GREY, right=True, linewidth=1, linestyle=":"),
-        ]
-        self._unmeasured = words(self.kl, KL_UNMEASURED)
-        self.length = chart(2, 0, "completion length, tokens", right=True, right_share=True)
-        self.length.band(MIN_LENGTH, MAX_LENGTH, "min to max", BLUE)
-        self.length.line(metrics.MEAN_LENGTH, "mean", BLUE, linewidth=2)
-        self.length.line(metrics.CLIPPED, "clipped (right)", RED, right=True, linewidth=1.2, linestyle="--")
-        self.length.legend()
-        self.entropy = chart(2, 1, "entropy, nats per token", legend_rows=0)
-        self.entropy.line(metrics.ENTROPY, "entropy", PURPLE, linewidth=1.5, shade=True)
-        self._no_entropy = words(self.entropy, NO_ENTROPY)
-        self.time = chart(2, 2, "wall time per step, s", peaks=True, legend_rows=2)
-        stages = (
-            (metrics.GENERATE_S, "generate", BLUE),
-            (metrics.REWARD_S, "rewards", ORANGE),
-            (metrics.TRAIN_S, "forward + backward", GREEN),
-        )
-        self._parts = self.time.stack(*stages, alpha=0.6)
-        self._whole = self.time.line(metrics.STEP_S, "whole step", BLACK, linewidth=0.8)
-        names = ("reward", "raw", "std", "groups", "kl", "length", "entropy", "time")
-        return {name: getattr(self, name) for name in names}
-
-    def _add_function(self, function: str) -> None:
-        colour = SERIES[len(self._lines) % len(SERIES)]
-        look = {"linewidth": 1.0, "linestyle": ("-", "--", ":", "-.")[len(self._lines) // len(SERIES) % 4]}
-        self._lines[function] = (
-            self.reward.line(weighted(function), function, colour, **look),
-            self.raw.line(metrics.per_function(function), function, colour, **look),
-        )
-
-    # -- drawing -----------------------------------------------------------------------------------------------------
     def draw(self, history: History, title: str = "", note: str = "", marks: Sequence[Mark] = ()) -> bytes:
         """The figure with this history in it, as PNG bytes.
 
-        Args:
-            title: one line; empty: the run's name.
-            note: small text beneath it, of which two lines are shown.
-            marks: what happened, in order.
+        The title is one line (empty: the run's name), the note small text beneath it, of which two lines are shown.
         """
         for function in history.functions:
-            if function not in self._lines:
-                self._add_function(function)
+            known = [line.label for line in self.charts["raw"].lines]
+            turn, place = divmod(len(known), len(SERIES))
+            for key, column in (("reward", weighted(function)), ("raw", metrics.per_function(function))):
+                if function not in known:
+                    self.charts[key].add(Line(column, function, SERIES[place], style=("-", "--", ":", "-.")[turn % 4]))
         self._mark_points("")  # a legend that is made now would keep the dots
-        self._title.set_text(cut(title or self.name, 118 if len(history) <= self.std.points else 72))
+        points = self.charts["std"].points
+        self._title.set_text(cut(title or self.name, 118 if len(history) <= points else 72))
         self._note.set_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …")))
-        steps = np.array(history.steps)
-        limit = self._most_x(history.step)
-        depends: dict[str, Any] = {key: [chart.fill(steps, history, limit)] for key, chart in self.charts.items()}
-        depends["kl"].append(self._fit_kl(history))
-        depends["time"].append(self._fit_time(history))
-        depends["reward"].append(self._fit_legend(history))
-        depends["entropy"].append(self._fit_entropy(history))
+        steps, limit = np.array(history.steps), self._most_x(history.step)
+        fits = {"kl": self._fit_kl, "time": self._fit_time, "reward": self._fit_legend, "entropy": self._fit_entropy}
+        depends: dict[str, Any] = {key: chart.fill(steps, history, limit) for key, chart in self.charts.items()}
+        depends |= {key: (depends[key], fit(history)) for key, fit in fits.items()}
         if len(steps) == 1:  # one point is no line
             self._mark_points(".")
         self._key.set_text(self._marks.fill(marks, limit))
-        size = -(-len(steps) // self.reward.points)
-        told = f"lines: means of up to {-(-len(steps) // self.std.points)} steps; shading: min to max"
-        self._reduced.set_text(told if size > 1 else "")
-        self._paint(depends | {"": self._reduced.get_text()})
+        told = f"lines: means of up to {-(-len(steps) // points)} steps; shading: min to max"
+        depends[""] = told if len(steps) > self.charts["reward"].points else ""
+        self._reduced.set_text(depends[""])
+        self._paint(depends)
         return drawn_png(self.figure)
 
     def _mark_points(self, marker: str) -> None:
@@ -196,16 +134,17 @@ class RunFigure:
             limit /= 2
         return limit
 
+    # -- what a chart shows that depends on the run, besides its columns; each returns what the frame depends on ----------
     def _fit_kl(self, history: History) -> Any:
         # A run may begin without a reference model and get one in a later stage, or the other way about.
-        measured = bool(self.beta) or bool((~np.isnan(history[metrics.KL])).any())
+        chart, label = self.charts["kl"], f"per token (beta {self.beta:.3g})" if self.beta else "per token"
+        measured, shown = bool(self.beta) or not np.isnan(history[metrics.KL]).all(), [line.artist for line in chart.lines]
         self._unmeasured.set_visible(not measured)
-        for axis in self.kl.axes:
-            axis.tick_params(labelleft=measured and axis is self.kl.axis, labelright=measured and axis is self.kl.right)
-        label = f"per token (beta {self.beta:.3g})" if self.beta else "per token"
-        if measured and (self.kl.shown_legend is None or self._kl_lines[0].get_label() != label):
-            self._kl_lines[0].set_label(label)
-            self.kl.legend(self._kl_lines, columns=1)
+        chart.axis.tick_params(labelleft=measured)
+        chart.right.tick_params(labelright=measured)
+        if measured and (chart.shown_legend is None or shown[0].get_label() != label):
+            shown[0].set_label(label)
+            chart.legend(shown, columns=1)
         return measured, label
 
     def _fit_entropy(self, history: History) -> Any:
@@ -214,29 +153,26 @@ class RunFigure:
         return missing
 
     def _fit_time(self, history: History) -> Any:
-        split = bool((~np.isnan(history[metrics.TRAIN_S])).any())
-        if self.time.shown_legend is None or split != (len(self.time.shown_legend.get_texts()) > 1):
-            self.time.legend([*self._parts, self._whole] if split else [self._whole], columns=2)
+        chart, split = self.charts["time"], not np.isnan(history[metrics.TRAIN_S]).all()
+        if chart.shown_legend is None or split != (len(chart.shown_legend.get_texts()) > 1):
+            chart.legend([*(chart.areas if split else []), chart.lines[0].artist], columns=2)
         return split
 
     def _fit_legend(self, history: History) -> Any:
-        names = []
-        for function, (line, _) in self._lines.items():
-            weight = history.weights.get(function, 1.0)
-            short = cut(short_name(function), _LONGEST_NAME)
+        chart, names = self.charts["reward"], []
+        for line in chart.lines[1:]:
+            weight, short = history.weights.get(line.label, 1.0), cut(short_name(line.label), _LONGEST_NAME)
             names.append(short if weight == 1 else f"{short} x {weight:.3g}")
-            line.set_label(names[-1])
         if len(names) > MOST_NAMED:
             names = [*names[: MOST_NAMED - 1], f"and {len(names) - MOST_NAMED + 1} more"]
-        if tuple(names) != self._named:
-            self._named = tuple(names)
-            shown = [self.reward.lines[0].artist, *(line for line, _ in self._lines.values())][: MOST_NAMED + 1]
-            legend = self.reward.legend(shown, columns=_LEGEND_COLUMNS)
-            for text, name in zip(legend.get_texts()[1:], names, strict=True):
-                text.set_text(name)
-            self.reward.head(-(-len(shown) // _LEGEND_COLUMNS))
+        if names != self._named or chart.shown_legend is None:
+            self._named = names
+            shown = [line.artist for line in chart.lines[: MOST_NAMED + 1]]
+            for artist, name in zip(shown[1:], names, strict=True):
+                artist.set_label(name)
+            chart.head(-(-len(shown) // _LEGEND_COLUMNS))
             # Weights may change at every step, and the frame does not depend on them.
-            legend.set_animated(True)
+            chart.legend(shown, _LEGEND_COLUMNS).set_animated(True)
         return len(names)
 
     def _paint(self, depends: dict[str, Any]) -> None:
@@ -255,7 +191,7 @@ class RunFigure:
         for chart in self.charts.values():
             for artist in chart.moving():
                 chart.axis.draw_artist(artist)
-        self.reward.axis.draw_artist(self.reward.shown_legend)
+        self.charts["reward"].axis.draw_artist(self.charts["reward"].shown_legend)
         for text in (self._title, self._note, self._key):
             self.figure.draw_artist(text)
 
@@ -276,12 +212,11 @@ class _Marks:
     """Vertical lines where something was changed: the latest are numbered, and explained beneath the figure."""
 
     def __init__(self, charts: Mapping[str, Chart]) -> None:
-        self._lines = []
-        for key, chart in charts.items():
-            look = {"color": "#555555", "linewidth": 0.8, "alpha": 0.9 if key == "reward" else 0.35, "animated": True}
+        self._lines, reward = [], charts["reward"]
+        for chart in charts.values():
+            look = {"color": "#555555", "linewidth": 0.8, "alpha": 0.9 if chart is reward else 0.35, "animated": True}
             self._lines += chart.axis.plot([], [], transform=chart.axis.get_xaxis_transform(), **look)
             chart.extra.append(self._lines[-1])
-        reward = charts["reward"]
         look = {"animated": True, "transform": reward.axis.get_xaxis_transform()}
         plot = partial(reward.axis.plot, [], [], linestyle="none", clip_on=False, **look)
         (self._checkpoints,) = plot(marker="^", markersize=4, color=GREEN)
@@ -301,54 +236,17 @@ class _Marks:
         x = [value for step in steps for value in (step, step, np.nan)]
         for line in self._lines:
             line.set_data(x, [0, 1, np.nan] * len(steps))
-        self._ticks(self._checkpoints, [mark.step for mark in marks if mark.kind == CHECKPOINT], 0.0)
-        self._ticks(self._adaptive, [mark.step for mark in marks if mark.kind == ADAPTIVE], 0.03)
-        return self._explain(by_step, steps[-MOST_NUMBERS:], limit)
-
-    def _ticks(self, artist: Any, steps: list[int], height: float) -> None:
-        # Many ticks become as many as can be told apart.
-        if len(steps) > MOST_MARKS:
-            steps = [steps[round(place)] for place in np.linspace(0, len(steps) - 1, MOST_MARKS)]
-        artist.set_data(steps, [height] * len(steps))
-
-    def _explain(self, by_step: Mapping[int, list[str]], steps: Sequence[int], limit: float) -> str:
+        for artist, kind, height in ((self._checkpoints, CHECKPOINT, 0.0), (self._adaptive, ADAPTIVE, 0.03)):
+            ticks = [mark.step for mark in marks if mark.kind == kind]
+            if len(ticks) > MOST_MARKS:  # as many as can be told apart
+                ticks = [ticks[round(place)] for place in np.linspace(0, len(ticks) - 1, MOST_MARKS)]
+            artist.set_data(ticks, [height] * len(ticks))
         words, level, before = [], 0, -np.inf
-        for number, text in enumerate(self._numbers, start=1):
-            text.set_visible(number <= len(steps))
-            if number > len(steps):
-                continue
-            step = steps[number - 1]
+        for text in self._numbers:
+            text.set_visible(False)
+        for number, (text, step) in enumerate(zip(self._numbers, steps[-MOST_NUMBERS:]), start=1):
             level = (level + 1) % 3 if step - before < 0.025 * limit else 0  # neighbours stand below one another
             before = step
-            text.set_text(str(number))
-            text.set_position((step, 0.94 - 0.11 * level))
+            text.set(text=str(number), position=(step, 0.94 - 0.11 * level), visible=True)
             words.append(f"({number}) step {step}: {cut(', '.join(by_step[step]), 44)}")
         return "\n".join(textwrap.wrap("   ".join(words), 195, max_lines=2, placeholder=" …"))
-
-
-class RunCurves:
-    """A recorded run's curves, as a picture: leave it as the last line of a cell.
-
-    Args:
-        run: that trains or has ended.
-    """
-
-    def __init__(self, run: RunDirectory) -> None:
-        state = RunState.begun(run.manifest())
-        self.history, self.marks = History(state.weights), []
-        for row in run.metrics():
-            self.history.add(row["step"], row)
-        for event in run.events():
-            add_mark(self.marks, event)
-        self.figure = RunFigure(run.name, state.weights, state.beta or 0.0, self.history.step)
-        self.title = f"{run.name}: {len(self.history)} steps"
-
-    def png(self) -> bytes:
-        """The picture."""
-        return self.figure.draw(self.history, self.title, marks=self.marks)
-
-    def __repr__(self) -> str:
-        return self.title
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return image_bundle(self.png(), self.title)

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 
 # Okabe and Ito's palette: told apart by readers with any colour vision.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
-)  # fmt: skip
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
 GREY = "#888888"
 

@@ -11,12 +11,11 @@ import numpy as np
 from workbench.run import metrics
 from workbench.views.tables import cut, short_name
 
-MAX_POINTS = 300  # of a line that is as wide as the figure
-MIN_LENGTH, MAX_LENGTH = "completions/min_length", "completions/max_length"  # logged by TRL
+LENGTHS = ("completions/min_length", "completions/max_length")  # logged by TRL
 KL_PER_COMPLETION = "kl x completions/mean_length"  # nats; the sum that one completion's tokens add up to
 _COLUMNS = (
     metrics.REWARD, metrics.REWARD_STD, metrics.GROUP_STD, metrics.MIXED, metrics.ALL_RIGHT, metrics.ALL_WRONG,
-    metrics.DEAD, metrics.KL, KL_PER_COMPLETION, metrics.ENTROPY, metrics.MEAN_LENGTH, MIN_LENGTH, MAX_LENGTH,
+    metrics.DEAD, metrics.KL, KL_PER_COMPLETION, metrics.ENTROPY, metrics.MEAN_LENGTH, *LENGTHS,
     metrics.CLIPPED, metrics.STEP_S, metrics.GENERATE_S, metrics.REWARD_S, metrics.TRAIN_S,
 )  # fmt: skip
 _RECENT = 20  # steps that tell how long the next ones will take
@@ -30,9 +29,8 @@ def weighted(function: str) -> str:
 class History:
     """The columns that the figure draws, as flat arrays of doubles (NaN where a step lacks the number).
 
-    Args:
-        weights: by function, for rows that do not say which weight was in force (older runs). A function that appears
-            later (another task, a reloaded file) gets its column then.
+    `weights`, by function, are for rows that do not say which weight was in force (older runs). A function that appears
+    later (another task, a reloaded file) gets its column then.
     """
 
     def __init__(self, weights: Mapping[str, float] | Sequence[str] = ()) -> None:
@@ -50,26 +48,23 @@ class History:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one row of metrics. A run that was continued goes back to its checkpoint: what came after it is dropped."""
-        self._back_to(step)
+        while self.step >= step and self.steps:
+            for column in (self.steps, *self.columns.values()):
+                column.pop()
         for name in metrics.function_names(set(values)):
             if name not in self.functions:
                 self._grow(name)
-        row = dict(values)
-        kl, length = _number(row.get(metrics.KL)), _number(row.get(metrics.MEAN_LENGTH))
-        row[KL_PER_COMPLETION] = kl * length
+        row = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
+        nan = float("nan")
+        row[KL_PER_COMPLETION] = row.get(metrics.KL, nan) * row.get(metrics.MEAN_LENGTH, nan)
         for name in self.functions:
-            weight = _number(row.get(metrics.weight_of(name)))
+            weight = row.get(metrics.weight_of(name), nan)
             if weight == weight:
                 self.weights[name] = weight
-            row[weighted(name)] = _number(row.get(metrics.per_function(name))) * self.weights.get(name, 1.0)
+            row[weighted(name)] = row.get(metrics.per_function(name), nan) * self.weights.get(name, 1.0)
         self.steps.append(step)
         for key, column in self.columns.items():
-            column.append(_number(row.get(key)))
-
-    def _back_to(self, step: int) -> None:
-        while self.steps and self.steps[-1] >= step:
-            for column in (self.steps, *self.columns.values()):
-                column.pop()
+            column.append(row.get(key, nan))
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -89,13 +84,8 @@ class History:
 
     def recent_step_s(self) -> float | None:
         """Median wall time of the latest steps, in seconds: a slow first step (compilation) soon counts no more."""
-        recent = np.array(self.columns[metrics.STEP_S][-_RECENT:])
-        recent = recent[~np.isnan(recent)]
-        return float(np.median(recent)) if len(recent) else None
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else float("nan")
+        recent = [seconds for seconds in self.columns[metrics.STEP_S][-_RECENT:] if seconds == seconds]
+        return float(np.median(recent)) if recent else None
 
 
 class Envelope(NamedTuple):
@@ -111,19 +101,15 @@ def envelope(x: np.ndarray, y: np.ndarray, buckets: int) -> Envelope:
     """At most so many buckets, NaN where one holds no number: no peak is lost, and the mean does not zigzag."""
     if len(x) <= buckets:
         return Envelope(x, y, y, y)
-    starts = np.arange(0, len(x), -(-len(x) // buckets))
-    there = ~np.isnan(y)
-    count = np.add.reduceat(there, starts, dtype=np.int64)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.add.reduceat(y if there.all() else np.where(there, y, 0.0), starts) / count
+    size = -(-len(x) // buckets)
+    ends = np.minimum(np.arange(size, len(x) + size, size), len(x)) - 1  # the last bucket may be a short one
+    parts = np.pad(y, (0, -len(y) % size), constant_values=np.nan).reshape(-1, size)
+    with np.errstate(invalid="ignore"):
+        mean = np.nansum(parts, axis=1) / (~np.isnan(parts)).sum(axis=1)
         # These two pass over NaN, unless there is nothing else.
-        low, high = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)
-    # Steps ascend, and the last bucket may be a short one.
-    middle = (x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2
-    return Envelope(middle, low, mean, high)
+        low, high = np.fmin.reduce(parts, axis=1), np.fmax.reduce(parts, axis=1)
+    return Envelope((x[::size] + x[ends]) / 2, low, mean, high)
 
-
-# -- marks ---------------------------------------------------------------------------------------------------------------
 
 CHANGE, ADAPTIVE, STAGE, CHECKPOINT = "change", "adaptive", "stage", "checkpoint"
 _LONGEST = 34  # characters of a mark's words
@@ -138,32 +124,24 @@ class Mark(NamedTuple):
     after: int = 0  # the event's own step: what is changed after step 5 counts from step 6
 
 
-def mark_of(event: dict[str, Any]) -> Mark | None:
-    """The mark of one event; None if it leaves none."""
+def _mark_of(event: dict[str, Any]) -> Mark | None:
     kind, after = event.get("event"), int(event.get("step") or 0)
-    step = event.get("from_step") or after
+    step = int(event.get("from_step") or after)
     if kind == "checkpoint":
-        return Mark(int(step), CHECKPOINT, "checkpoint", after)
-    if kind == "stage":
-        # The stage that a run begins with is no change.
-        return Mark(int(step) + 1, STAGE, cut(f"stage {event.get('stage', '')}", _LONGEST), after) if step else None
-    if kind == "continued":
-        return Mark(int(step) + 1, STAGE, "continued", after)
-    if kind != "control" or not event.get("applied"):
-        return None
-    text = change_text(event)
-    if text is None:
-        return None
+        return Mark(step, CHECKPOINT, "checkpoint", after)
+    if kind == "continued" or (kind == "stage" and step):  # the stage that a run begins with is no change
+        return Mark(step + 1, STAGE, cut(f"stage {event.get('stage', '')}", _LONGEST) if kind == "stage" else kind, after)
+    text = change_text(event) if kind == "control" and event.get("applied") else None
     by_itself = str(event.get("by", "")).startswith("adaptive")
-    return Mark(int(step), ADAPTIVE if by_itself else CHANGE, cut(text, _LONGEST), after)
+    return Mark(step, ADAPTIVE if by_itself else CHANGE, cut(text, _LONGEST), after) if text else None
 
 
 def add_mark(marks: list[Mark], event: dict[str, Any]) -> None:
-    """Append the mark of an event. A run that is continued goes back to its checkpoint: later changes are dropped.
+    """Append the mark of an event, if it leaves one. A run that is continued goes back to its checkpoint: later ones go.
 
     A change that was made after the checkpoint's own step is in the checkpoint, though it counts from the step after.
     """
-    mark = mark_of(event)
+    mark = _mark_of(event)
     if event.get("event") == "continued":
         marks[:] = [before for before in marks if before.after <= (event.get("step") or 0)]
     # A stage that a continued run begins again is one stage.
@@ -173,19 +151,15 @@ def add_mark(marks: list[Mark], event: dict[str, Any]) -> None:
 
 def change_text(event: dict[str, Any]) -> str | None:
     """A change to a run's settings in few words (`correctness x 2 → x 0.5`); None for what changes none of them."""
-    action, function = event.get("action"), short_name(str(event.get("function", "")))
-    before, after = event.get("before"), event.get("after")
-    if action in ("weight", "unmute"):
-        sides = [side.get(event.get("function")) if isinstance(side, dict) else side for side in (before, after)]
-        return f"{function} x {_value(sides[0])} → x {_value(sides[1])}"
-    if action == "mute":
-        return f"{function} muted"
-    if action == "reload":
-        return "rewards reloaded"
-    if action in ("beta", "learning_rate"):
-        return f"{action} {_value(before)} → {_value(after)}"
-    return None
-
-
-def _value(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else "?"
+    action, function = event.get("action"), event.get("function", "")
+    sides = [side.get(function) if isinstance(side, dict) else side for side in (event.get("before"), event.get("after"))]
+    before, after = (f"{side:.3g}" if isinstance(side, (int, float)) and not isinstance(side, bool) else "?" for side in sides)
+    name = short_name(str(function))
+    return {
+        "weight": f"{name} x {before} → x {after}",
+        "unmute": f"{name} x {before} → x {after}",
+        "mute": f"{name} muted",
+        "reload": "rewards reloaded",
+        "beta": f"beta {before} → {after}",
+        "learning_rate": f"learning_rate {before} → {after}",
+    }.get(action)

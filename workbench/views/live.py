@@ -12,7 +12,7 @@ from workbench.run.directory import RunDirectory
 from workbench.views.controls import Controls, buttons_work
 from workbench.views.curves import RunFigure
 from workbench.views.history import History
-from workbench.views.run_view import GROUP_EVERY, RunCell, RunView
+from workbench.views.run_view import RunCell, RunView
 
 BUDGET = 0.008  # share of the run's time that pictures may take, as long as none of them grows older than `oldest_s`
 SHORTEST_WORDS_S = 0.25  # between two status lines
@@ -24,31 +24,27 @@ class LivePlot(RunCell):
     Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's health and one group move at
     every step. The curves are redrawn as often as 0.8 % of the run's time allows, but at the end of a step they are never
     older than 5 s or 2 % of the run, whichever is longer; a new alarm redraws them at once. Buttons steer the run where
-    they work. The saved notebook keeps the last picture and the last group. `drawing_s` is the wall time of all of this.
-
-    Args:
-        group_every: steps for which one group stays, to be read at leisure.
-        controls: with buttons and fields.
+    they work. The saved notebook keeps the last picture and the last group, which stays for `group_every` steps. `drawing_s`
+    is the wall time of all of this.
     """
 
     share = BUDGET
 
-    def __init__(self, group_every: int = GROUP_EVERY, controls: bool = True) -> None:
+    def __init__(self, group_every: int = 1, controls: bool = True) -> None:
         super().__init__()
-        self.drawing_s = 0.0
+        self.drawing_s = self.started = self._said_at = self._paused_at = 0.0
         self._wants_controls, self.controls = controls, None
+        self._batch: ScoredBatch | None = None  # the newest
         # What is slow the first time (libraries, the fonts of a figure) is done here, before the run's time begins. The
         # second draw says what one costs.
         if controls:
             buttons_work(in_cell=True)
         figure = RunFigure()
-        figure.draw(History())
-        started = time.perf_counter()
-        figure.draw(History())
+        for _ in range(2):
+            started = time.perf_counter()
+            figure.draw(History())
         self._cost_s = time.perf_counter() - started
         self.view = RunView(group_every, figure)
-        self.started = self._said_at = self._paused_at = 0.0
-        self._batch: ScoredBatch | None = None  # the newest
 
     @contextlib.contextmanager
     def _paid(self) -> Iterator[None]:
@@ -60,21 +56,21 @@ class LivePlot(RunCell):
 
     # -- what the trainer calls --------------------------------------------------------------------------------------
     def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None:
-        from IPython.display import display
-
-        def show_controls() -> None:
-            if self._wants_controls:
-                self.controls = Controls(run, in_cell=True, state=self.view.state)
-                display(self.controls)
-
         with self._paid():
             self.view.begin(run, total_steps, settings.get("beta") or 0.0)
             for row in run.metrics():  # a run that goes on has rows and changes already
                 self.view.row(row["step"], row)
             for event in run.events():
                 self.view.event(event)
-            self._display(f"{run.name}: waiting for the first step", show_controls)
+            self._display(f"{run.name}: waiting for the first step", self._display_controls)
         self.started = self.drawn_at = time.monotonic()
+
+    def _display_controls(self) -> None:
+        from IPython.display import display
+
+        if self._wants_controls:
+            self.controls = Controls(self.view.run, in_cell=True, state=self.view.state)
+            display(self.controls)
 
     def update(self, step: int, values: dict[str, Any]) -> None:
         with self._paid():
@@ -98,14 +94,12 @@ class LivePlot(RunCell):
             self.view.event(event)
             if self.controls is not None:
                 self.controls.answered(event)
-            paused = self.view.state.paused
-            if paused and not was_paused:
-                self._paused_at = time.monotonic()
-            elif was_paused and not paused:
-                # A pause is no time of the run that drawing could have a share of.
+            if self.view.state.paused == was_paused:
+                return
+            if was_paused:  # a pause is no time of the run that drawing could have a share of
                 self.started += time.monotonic() - self._paused_at
-            if paused != was_paused:
-                self._say(draw=False)
+            self._paused_at = time.monotonic()
+            self._say(draw=False)
 
     def end(self, message: str) -> None:
         with self._paid():
@@ -114,7 +108,6 @@ class LivePlot(RunCell):
             self.view.group_every = 1  # the group of the end is shown, however young the one before it is
             self._say(message, draw=True)
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
     def _elapsed_s(self) -> float:
         return time.monotonic() - self.started
 
@@ -123,5 +116,5 @@ class LivePlot(RunCell):
         if self.places and self._batch is not None:
             self.view.show_group(self._batch)
         nothing = message is not None and not len(self.view.history)
-        line = f"{self.view.name}: {message}" if nothing else self.view.status(self._elapsed_s(), message)
+        line = f"{self.view.name}: {message}" if nothing else self.view.words(self._elapsed_s(), message)
         self._show(line, draw)

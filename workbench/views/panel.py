@@ -16,10 +16,8 @@ from typing import Any
 from workbench.progress import clock
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import WIDGETS, Controls, buttons_work, widget_view
-from workbench.views.followed import FollowedRun
-from workbench.views.run_view import GROUP_EVERY, RunCell, RunView
+from workbench.views.run_view import FollowedRun, RunCell
 
-EVERY_S = 1.0  # between two looks at the files
 _OPEN: dict[str, RunPanel] = {}  # the panel that shows each run: shown again, it replaces the one before
 
 
@@ -48,100 +46,87 @@ class RunPanel(RunCell):
         run: RunDirectory | str | Path | Any = "latest",
         *,
         root: str | Path = "runs",
-        every_s: float = EVERY_S,
-        group_every: int = GROUP_EVERY,
+        every_s: float = 1.0,
+        group_every: int = 1,
         controls: bool = True,
     ) -> None:
         super().__init__()
         self.every_s, self.group_every, self.least_s = every_s, group_every, every_s
         works, self._sentence = buttons_work(in_cell=False)
         self.wants_controls = controls and works
+        self.view: FollowedRun | None = None  # while the policy is loaded
         self.controls: Controls | None = None
-        self.followed: FollowedRun | None = None  # None while the policy is loaded
-        self.started: Any = None  # what `start` returned
         self._failed_before = False  # the process ended, and there was no run
         self._since = time.monotonic()
         self._box: Any = None  # where the controls appear once there is a run
         self._task: asyncio.Task | None = None
-        if isinstance(run, (str, os.PathLike)):
-            run = open_run(run, root, latest="training")
-        if isinstance(run, RunDirectory):
-            self._follow(run)
-        else:
-            self.started = run
-            self._await_run()
-
-    @property
-    def view(self) -> RunView | None:
-        """What is shown; None as long as there is no run."""
-        return self.followed.view if self.followed is not None else None
+        run = open_run(run, root, latest="training") if isinstance(run, (str, os.PathLike)) else run
+        self.started = None if isinstance(run, RunDirectory) else run  # what `start` returned
+        self._follow(run if self.started is None else None)
 
     @property
     def run(self) -> RunDirectory | None:
         """The run; None as long as there is none."""
-        return self.followed.run if self.followed is not None else None
+        return self.view.run if self.view is not None else None
 
     @property
     def over(self) -> bool:
         """Whether there is nothing left to follow."""
-        return self.followed.over if self.followed is not None else self._failed_before
+        return self.status not in ("loading", "running")
 
     @property
     def status(self) -> str:
         """ "loading", "running", or how it ended ("not begun": before there was a run)."""
-        if self.followed is not None:
-            return self.followed.status
+        if self.view is not None:
+            return self.view.status
         return "not begun" if self._failed_before else "loading"
 
     # -- keeping up --------------------------------------------------------------------------------------------------
-    def _follow(self, run: RunDirectory) -> None:
-        self.followed = FollowedRun(run, self.group_every)
+    def _follow(self, run: RunDirectory | None) -> None:
+        if run is None:
+            # The process may end before there is a run: a policy that cannot be loaded, a recipe that cannot be right.
+            # It is asked first, so that a run that was begun and ended in between is not missed.
+            code, run = self.started.poll(), self.started.run
+            self._failed_before = run is None and code is not None
+        if run is None:
+            return
+        self.view = FollowedRun(run, self.group_every)
         if self.wants_controls and not self.over:
             self.controls = Controls(run, state=self.view.state)
             if self._box is not None:
                 self._box.children = [self.controls.widget]
 
-    def _await_run(self) -> None:
-        # The process may end before there is a run: a policy that cannot be loaded, a recipe that cannot be right.
-        # It is asked first, so that a run that was begun and ended in between is not missed.
-        code, run = self.started.poll(), self.started.run
-        if run is not None:
-            self._follow(run)
-        elif code is not None:
-            self._failed_before = True
-
     def look(self, health: bool = True) -> None:
-        """Read what is new and show it. The panel does this by itself while it is shown.
-
-        Args:
-            health: examine the run's health here and now, if it is time to.
-        """
+        """Read what is new and show it, with the run's health if it is time to. The panel does this while it is shown."""
         if self.over:
             return
-        if self.followed is None:
-            self._await_run()
+        if self.view is None:
+            self._follow(None)
         else:
-            events = self.followed.look()
+            events = self.view.look()
             if self.controls is not None:
                 for event in events:
                     self.controls.answered(event)
                 if self.over:
-                    self.controls.ended(self.followed.message())
+                    self.controls.ended(self.view.message())
         if health:
             self._examine()
         self._refresh()
 
     def _examine(self) -> None:
-        if self.followed is not None and self.followed.time_to_examine():
-            self.followed.examine()
+        if self.view is not None and self.view.time_to_examine():
+            self.view.examine()
+
+    def _refresh(self) -> None:
+        if self.places and self.view is not None:
+            self.view.read_group()
+        last = self.over and self.view is not None and self.view.fresh
+        self._show(self.line(), draw=True if last else None)
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Follow the run here and now, until it ends (or `timeout_s` is over): for a notebook that is executed as a whole.
 
-        An Interrupt ends the waiting, not the run.
-
-        Returns:
-            The run's status.
+        Returns the run's status. An Interrupt ends the waiting, not the run.
         """
         until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with contextlib.suppress(KeyboardInterrupt):
@@ -166,42 +151,34 @@ class RunPanel(RunCell):
         """Follow the run no longer; what is shown stays."""
         if self._task is not None:
             self._task.cancel()
-        if self.controls is not None:
-            self.controls.close()
+        if self.controls is not None and self.controls.widget is not None:
+            self.controls.widget.close()
 
     # -- showing -----------------------------------------------------------------------------------------------------
     def line(self) -> str:
         """The status line; while there is no run, what its process printed last."""
-        if self.followed is not None:
-            failed = self.status in ("failed", "killed", "gone") and self.started is not None
-            return "\n".join([self.followed.line(), *([self.started.error] if failed and self.started.error else [])])
+        if self.view is not None:
+            failed = self.started is not None and self.status in ("failed", "killed", "gone") and self.started.error
+            return self.view.line() + (f"\n{failed}" if failed else "")
         if self._failed_before:
             return f"the process ended before the run began\n{self.started.error or self.started.log_tail().strip()}"
         printed = [line.strip() for line in self.started.log_tail().splitlines() if line.strip()]
         return "\n".join([f"loading the policy ... {clock(time.monotonic() - self._since)}", *printed[-1:]])
 
-    def _refresh(self) -> None:
-        if self.places and self.followed is not None:
-            self.followed.read_group()
-        last = self.over and self.followed is not None and self.view.fresh
-        self._show(self.line(), draw=True if last else None)
-
     def _elapsed_s(self) -> float:
-        return self.followed.elapsed_s() or 0.0
+        return self.view.elapsed_s() or 0.0
 
     def _ipython_display_(self) -> None:
         key = str(self.run.path) if self.run is not None else str(id(self.started))
-        before = _OPEN.get(key)
-        if before is not None and before is not self:
+        if (before := _OPEN.get(key)) not in (None, self):
             before.close()
         _OPEN[key] = self
-        if not self.over:
-            self.look(health=False)
-        self._display(self.line(), None if self.over else self._display_controls)
+        self.look(health=False)
+        self._display(self.line(), self._display_controls)
         if not self.places:
             return
         self._examine()
-        if self.followed is not None:
+        if self.view is not None:
             self.view.fresh, self.drawn_at = True, float("-inf")  # these places show no picture yet
         self._refresh()
         if not self.over and os.environ.get(WIDGETS) != "0" and (self._task is None or self._task.done()):
@@ -212,15 +189,16 @@ class RunPanel(RunCell):
     def _display_controls(self) -> None:
         from IPython.display import display
 
-        if not self.wants_controls:
-            display({"text/plain": self._sentence}, raw=True)
+        if self.over:
             return
-        if self._box is None:
+        shown: dict[str, Any] = {"text/plain": self._sentence}
+        if self.wants_controls:
             import ipywidgets
 
-            self._box = ipywidgets.VBox([self.controls.widget] if self.controls is not None else [])
-        # A saved notebook has no kernel to answer the buttons, and shows this line instead.
-        display({**widget_view(self._box), "text/plain": self._sentence}, raw=True)
+            self._box = self._box or ipywidgets.VBox([self.controls.widget] if self.controls is not None else [])
+            # A saved notebook has no kernel to answer the buttons, and shows the sentence instead.
+            shown |= widget_view(self._box)
+        display(shown, raw=True)
 
     def __repr__(self) -> str:
         return self.line()

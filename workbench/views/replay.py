@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from workbench.replaying import DEAD, Replay
-from workbench.views.curves import MAX_POINTS
+from workbench.views.chart import MAX_POINTS
 from workbench.views.figure import BLUE, GREY, ORANGE, inline_image, lying, new_figure, with_legend
 from workbench.views.tables import Table, Verbatim, View, number, one_line, pre, short_name
 

@@ -1,20 +1,23 @@
 """A run as it is shown: picture, status in words, health, and one group of its latest step.
 
-A `RunView` has two feeds: the trainer in memory (`live.LivePlot`, in the cell that trains) and the run's files
-(`followed.FollowedRun`, for the panel of an idle kernel and `workbench watch`). A `RunCell` shows one in a notebook.
+A `RunView` is fed by the trainer in memory (`live.LivePlot`, in the cell that trains); a `FollowedRun` feeds itself from the
+run's files (the panel of an idle kernel, `workbench watch`). A `RunCell` shows either in a notebook.
 """
 
 from __future__ import annotations
 
+import contextlib
 import html
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, planned_steps
+from workbench.run.lines import Tail
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.run.state import RunState
 from workbench.views.curves import RunFigure
@@ -24,10 +27,20 @@ from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
 from workbench.views.tables import PRE, plain
 
-GROUP_EVERY = 1  # steps between two groups that are shown
 OLDEST_S, OLDEST_SHARE = 5.0, 0.02
+HEALTH_SHARE = 0.05  # of the time that examining may take, as long as the verdicts are younger than `oldest_s`
 GAP = "   "  # between the parts of a status line
 _LONGEST_MESSAGE = 1200  # characters
+_NUMBERS = (("reward", REWARD, ".2f"), ("group std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead groups", DEAD, ".0%"))
+_CONTINUE = "`workbench continue {name}` resumes from its latest checkpoint"
+_AFTER = {
+    "finished": "notebook 04 measures what training gained",
+    "stopped": _CONTINUE,
+    "aborted": _CONTINUE,
+    "failed": "events.jsonl says why; " + _CONTINUE,
+    "killed": "its process is gone; " + _CONTINUE,
+    "gone": "nothing of it was kept",
+}
 
 
 def oldest_s(elapsed_s: float) -> float:
@@ -36,18 +49,14 @@ def oldest_s(elapsed_s: float) -> float:
 
 
 class RunView:
-    """A run's curves, marks, verdicts and latest group, kept up to date by whoever feeds it.
+    """A run's curves, marks, verdicts and latest group (another one after `group_every` steps), kept by whoever feeds it.
 
-    Args:
-        group_every: steps after which another group is shown.
-        figure: drawn before, so that the run does not pay for loading its fonts.
+    A figure that was drawn before spares the run the loading of its fonts.
     """
 
-    def __init__(self, group_every: int = GROUP_EVERY, figure: RunFigure | None = None) -> None:
-        self.group_every = max(1, group_every)
-        self.figure = figure or RunFigure()
-        self.history = History()
-        self.state = RunState()
+    def __init__(self, group_every: int = 1, figure: RunFigure | None = None) -> None:
+        self.group_every, self.figure = max(1, group_every), figure or RunFigure()
+        self.history, self.state = History(), RunState()
         self.marks: list[Mark] = []
         self.verdicts: list[Any] = []
         self.group: ShownGroup | None = None
@@ -55,24 +64,14 @@ class RunView:
         self.fresh = self.steered = False  # since the last picture: anything came, somebody changed something
 
     def begin(self, run: RunDirectory, total: int | None = None, beta: float | None = None) -> None:
-        """Show this run.
-
-        Args:
-            total: steps that it will take; None: what its recipe says.
-            beta: weight of the KL term as it begins; None: what its manifest says.
-        """
-        self.run, self.name = run, run.name
+        """Show this run. The steps that it will take and the beta that it begins with are its recipe's, unless given."""
+        self.run, self.name, self.stages = run, run.name, len(run.recipe().stages) > 1
         self.total = planned_steps(run) if total is None else total
-        self.stages = len(run.recipe().stages) > 1
         begun = RunState.begun(run.manifest())
         self.state = begun if beta is None else replace(begun, beta=beta)
-        self.marks, self.verdicts, self.group = [], [], None
-        self.forget()
-        self.figure.name, self.figure.total = run.name, self.total
-
-    def forget(self) -> None:
-        """Start the metrics again: the run was continued and its file rewritten."""
         self.history = History(self.state.weights)
+        self.marks, self.verdicts, self.group = [], [], None
+        self.figure.name, self.figure.total = run.name, self.total
 
     def row(self, step: int, values: Mapping[str, Any]) -> None:
         """Take note of one row of metrics."""
@@ -91,37 +90,26 @@ class RunView:
         if self._wants_group(batch.step) and batch.group_count:
             self.group = group_of(batch, batch.step // self.group_every)
 
-    def read_group(self) -> None:
-        """The same with the newest batch of the run's record."""
-        newest = newest_part(self.run)
-        if newest is not None and self._wants_group(newest[0]) and (batch := read_batch(newest[1])) is not None:
-            self.show_group(batch)
-
     def _wants_group(self, step: int) -> bool:
         return self.group is None or not 0 <= step - self.group.step < self.group_every
 
     # -- shown ---------------------------------------------------------------------------------------------------
-    def status(self, elapsed_s: float | None, message: str | None = None) -> str:
-        """One line: where the run is, its numbers, and the time left, as its latest steps predict it.
-
-        Args:
-            elapsed_s: since the run began; None: not known.
-            message: how the run ended, in place of where it is.
-        """
-        history, step, paused = self.history, self.history.step, self.state.paused
-        where = message or f"{'paused after ' if paused else ''}{_place(step, self.total)}"
-        stage = self.state.stage if self.stages and message is None else ""
-        parts = [f"{self.name}: {where}" + (f" (stage {stage})" if stage else "")]
-        parts += [
-            f"{label} {value:{form}}" if value is not None else f"{label} not measured"
-            for label, key, form in _NUMBERS
-            if (value := history.last(key)) is not None or key != DEAD
-        ]
+    def words(self, elapsed_s: float | None, message: str | None = None) -> str:
+        """The status line: where the run is (or how it ended), its numbers, and the time left, as its latest steps predict."""
+        paused, stage = self.state.paused, self.state.stage if self.stages else ""
+        where = f"{'paused after ' if paused else ''}{self._place()}{f' (stage {stage})' if stage else ''}"
+        parts = [f"{self.name}: {message or where}"]
+        for label, key, form in _NUMBERS:
+            if (value := self.history.last(key)) is not None or key != DEAD:
+                parts.append(f"{label} {'not measured' if value is None else format(value, form)}")
         if elapsed_s is not None:
-            parts.append(f"{clock(elapsed_s)} elapsed" if message is None else f"took {clock(elapsed_s)}")
-        if message is None and not paused and (left := self.left_s(elapsed_s)):
+            parts.append(f"took {clock(elapsed_s)}" if message else f"{clock(elapsed_s)} elapsed")
+        if not message and not paused and (left := self.left_s(elapsed_s)):
             parts.append(f"about {clock(left)} left")
         return GAP.join(parts)
+
+    def _place(self) -> str:
+        return f"step {self.history.step}" + (f" of {self.total}" if self.total > 0 else "")
 
     def left_s(self, elapsed_s: float | None = None) -> float | None:
         """Seconds until the planned steps are done, as the latest steps (or the mean of all) predict; None: not known."""
@@ -131,30 +119,129 @@ class RunView:
         return step_s * max(0, self.total - step) if step_s is not None and step and self.total else None
 
     def picture(self, heading: str = "") -> tuple[bytes, str]:
-        """(the figure as PNG bytes, its title).
-
-        Args:
-            heading: a status line, for a picture that stands alone; empty: only the step it shows, as the status line
-                above may be ahead of it.
-        """
+        """(the figure as PNG bytes, its title): a status line, for a picture that stands alone, or the step that it shows."""
         self.fresh = self.steered = False
         self.figure.beta = self.state.beta or 0.0
-        shown = heading or f"{self.name}: picture of {_place(self.history.step, self.total)}"
-        title, _, note = shown.partition(GAP)
+        title, _, note = (heading or f"{self.name}: picture of {self._place()}").partition(GAP)
         return self.figure.draw(self.history, title, note, self.marks), title
 
     def below(self) -> str:
         """HTML of what stands under the picture: the verdicts on the run's health, and the latest group."""
-        return (health_view(self.verdicts)._repr_html_() if self.verdicts else "") + (
-            group_html(self.group) if self.group is not None else ""
-        )
+        verdicts = health_view(self.verdicts)._repr_html_() if self.verdicts else ""
+        return verdicts + (group_html(self.group) if self.group is not None else "")
 
 
-_NUMBERS = (("reward", REWARD, ".2f"), ("group std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead groups", DEAD, ".0%"))
+class FollowedRun(RunView):
+    """A run that trains elsewhere (or has ended), as far as its files tell; `look` brings it up to date.
+
+    `status` is "running" or how the run ended: "finished", "stopped", "aborted", "failed", "killed", or "gone" if nothing
+    of it was kept.
+    """
+
+    def __init__(self, run: RunDirectory, group_every: int = 1) -> None:
+        super().__init__(group_every)
+        self.begin(run)
+        self._metrics, self._events = Tail(run.path / "metrics.jsonl"), Tail(run.path / "events.jsonl")
+        self._begun: float | None = None  # time.time() at which the session began
+        self._unexamined = False  # something was read since the run's health was looked at
+        self._examined_at, self._health_cost_s = float("-inf"), 0.0
+        self._summaries: dict[Any, Any] = {}  # of the parts that were examined before
+        self.look()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to follow."""
+        return self.status != "running"
+
+    def look(self) -> list[dict[str, Any]]:
+        """Read what was written since the last look; returns the new events."""
+        live = self.run.live  # first: what it wrote before it ended is then read for certain
+        rows, events = self._metrics.take(), self._events.take()
+        if self._metrics.rewritten:  # the run was continued
+            self.history = History(self.state.weights)
+        for row in rows:
+            if "step" in row:
+                self.row(row["step"], row)
+        for event in events:
+            self.event(event)
+            if event.get("event") in ("started", "continued"):
+                with contextlib.suppress(ValueError):
+                    self._begun = datetime.fromisoformat(str(event.get("time"))).timestamp()
+            elif event.get("event") == "health" and event.get("state") == "alarm":
+                self._examined_at = float("-inf")  # the trainer has found one: it is shown at once
+        self._unexamined |= bool(rows or events)
+        self.status = "running" if live else self._ended()
+        if self.over:
+            self.group_every = 1  # the last group is shown, however young the one before it is
+        return events
+
+    def _ended(self) -> str:
+        if not (self.run.path / "recipe.yaml").is_file():
+            return "gone"
+        try:
+            return (self.run.manifest().get("result") or {}).get("status", "killed")
+        except (OSError, ValueError, RuntimeError):
+            return "killed"
+
+    def read_group(self) -> None:
+        """Read a group of the newest step, if it is time for another one."""
+        newest = newest_part(self.run) if self.status != "gone" else None
+        if newest is not None and self._wants_group(newest[0]) and (batch := read_batch(newest[1])) is not None:
+            self.show_group(batch)
+
+    def time_to_examine(self) -> bool:
+        """Whether there is something new to examine, and examining it would not take too large a share of the time."""
+        if not len(self.history) or not self._unexamined:
+            return False
+        pause = min(self._health_cost_s / HEALTH_SHARE, oldest_s(self.elapsed_s() or 0.0))
+        return self.over or time.monotonic() - self._examined_at >= pause
+
+    def examine(self) -> list[Any]:
+        """The verdicts on the run's health, from its record. Reads files only, so it may run on another thread."""
+        from workbench.health import examine_run
+
+        started, self._unexamined = time.monotonic(), False
+        try:
+            found = list(examine_run(self.run, last=200, known=self._summaries))
+        except Exception:  # a part that is being written, a run that is taken away: the next look may find it whole
+            found = self.verdicts
+        self._examined_at = time.monotonic()
+        self._health_cost_s = self._examined_at - started
+        self.verdicts = found
+        return found
+
+    def elapsed_s(self) -> float | None:
+        """Seconds since the run (or its latest session) began; of a run that is over, what it took."""
+        if self.over and self.status != "gone":
+            return 60 * (self.run.result().get("minutes") or 0.0)
+        return max(0.0, time.time() - self._begun) if self._begun is not None else None
+
+    def message(self) -> str | None:
+        """How the run ended, and what can be done now; None while it trains."""
+        if not self.over:
+            return None
+        how = "ended before its first step" if self.status == "gone" else f"{self.status} after {self.history.step} steps"
+        return f"{how}; {_AFTER.get(self.status, '').format(name=self.name)}"
+
+    def line(self) -> str:
+        """The status line."""
+        if not len(self.history) and not self.over:
+            return f"{self.name}: waiting for the first step"
+        return self.words(self.elapsed_s(), self.message())
 
 
-def _place(step: int, total: int) -> str:
-    return f"step {step}" + (f" of {total}" if total > 0 else "")
+class RunCurves:
+    """A run's curves, as a picture: leave it as the last line of a cell."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.view = FollowedRun(run)
+        self.view.figure.total = self.view.history.step
+
+    def __repr__(self) -> str:
+        return f"{self.view.name}: {len(self.view.history)} steps"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return image_bundle(*self.view.picture(repr(self)))
 
 
 class RunCell:
@@ -166,7 +253,8 @@ class RunCell:
 
     share = 0.1  # of the time that pictures may take
     least_s = 1.0  # between two of them
-    view: RunView | None
+    view: Any  # RunView; None as long as there is no run
+    _elapsed_s: Callable[[], float]  # of the run
 
     def __init__(self) -> None:
         self.draws, self.drawn_at, self._cost_s = 0, float("-inf"), 0.0
@@ -174,18 +262,17 @@ class RunCell:
         self._shown: dict[str, str] = {}
         self._alarms: set[Any] = set()  # that a picture was drawn for
 
-    def _display(self, line: str, controls: Callable[[], None] | None = None) -> None:
+    def _display(self, line: str, controls: Callable[[], None]) -> None:
         """Make the places, with the controls below the picture. What the status line says now stays in a saved terminal."""
         from IPython.display import display
 
-        places = {"status": display(_status(line), raw=True, display_id=True)}
-        if places["status"] is None:  # no notebook: there is nothing to update
+        status = display(_status(line), raw=True, display_id=True)
+        if status is None:  # no notebook: there is nothing to update
             return
-        places["picture"] = display({"text/plain": ""}, raw=True, display_id=True)
-        if controls is not None:
-            controls()
-        places["below"] = display({"text/plain": ""}, raw=True, display_id=True)
-        self.places, self._shown = places, {"status": line}
+        picture = display({"text/plain": ""}, raw=True, display_id=True)
+        controls()
+        below = display({"text/plain": ""}, raw=True, display_id=True)
+        self.places, self._shown = {"status": status, "picture": picture, "below": below}, {"status": line}
 
     def _show(self, line: str, draw: bool | None = None) -> None:
         """Bring the words up to date, and the picture if it is due (`draw` None), or whatever it costs."""
@@ -196,15 +283,16 @@ class RunCell:
             below = self.view.below()
             self._put("below", below, {"text/html": below, "text/plain": ""})
             if draw or (draw is None and self._due()):
-                self._draw()
+                started = time.perf_counter()
+                self.places["picture"].update(image_bundle(*self.view.picture()), raw=True)
+                # A draw that lays out text anew comes now and then, and is not forgotten at once.
+                self._cost_s = max(time.perf_counter() - started, 0.5 * self._cost_s)
+                self.draws, self.drawn_at = self.draws + 1, time.monotonic()
 
     def _put(self, place: str, shown: str, bundle: dict[str, str]) -> None:
         if self._shown.get(place) != shown:
             self._shown[place] = shown
             self.places[place].update(bundle, raw=True)
-
-    def _elapsed_s(self) -> float:
-        raise NotImplementedError
 
     def _due(self) -> bool:
         alarms = {verdict.key for verdict in self.view.verdicts if verdict.state == "alarm"} - self._alarms
@@ -217,14 +305,6 @@ class RunCell:
             return False
         # Who changed something wants to see it marked.
         return self.view.steered or age >= min(self._cost_s / self.share, oldest_s(self._elapsed_s()))
-
-    def _draw(self) -> None:
-        started = time.perf_counter()
-        self.places["picture"].update(image_bundle(*self.view.picture()), raw=True)
-        spent = time.perf_counter() - started
-        # A draw that lays out text anew comes now and then, and is not forgotten at once.
-        self._cost_s = max(spent, 0.5 * self._cost_s)
-        self.draws, self.drawn_at = self.draws + 1, time.monotonic()
 
 
 def _status(line: str) -> dict[str, str]:

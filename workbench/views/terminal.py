@@ -7,24 +7,18 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from workbench.printable import Guarded, printable, unguarded
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.tables import number, plain
 
+_NUMBERS = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead", DEAD, ".0%"))
 
-class _Text(TextColumn):
+
+class _Text(bars.TextColumn):
     """Text beside a bar, shown as it is: the name of a run or a task is no markup."""
 
     def __init__(self, text_format: str) -> None:
@@ -36,12 +30,17 @@ class _Text(TextColumn):
         return text
 
 
-class _Bar(Progress):
-    """A bar on standard error; what is printed meanwhile goes above it, as text."""
+class Bar(bars.Progress):
+    """A bar on standard error, so that standard output stays for results; what is printed meanwhile goes above it, as text.
 
-    def __init__(self, *columns: Any) -> None:
+    Its tasks have a field `numbers`, the text beside it. With `remaining`, it shows the time elapsed, and what rich expects.
+    """
+
+    def __init__(self, unit: str, remaining: bool = True) -> None:
         console = Console(file=unguarded(sys.stderr), markup=False, emoji=False, highlight=False)
-        super().__init__(*columns, console=console)
+        columns = [_Text("{task.description}"), bars.BarColumn(bar_width=24), bars.MofNCompleteColumn(), _Text(unit)]
+        times = [bars.TimeElapsedColumn(), bars.TimeRemainingColumn()] if remaining else []
+        super().__init__(*columns, _Text("{task.fields[numbers]}"), *times, console=console)
 
     def start(self) -> None:
         before = sys.stdout, sys.stderr
@@ -51,66 +50,40 @@ class _Bar(Progress):
         sys.stdout, sys.stderr = (stream if stream is was else Guarded(stream) for stream, was in now)
 
 
-def progress_bar(unit: str, numbers: bool = False, remaining: bool = True) -> Progress:
-    """A rich progress bar on standard error, so that standard output stays for results.
+@contextlib.contextmanager
+def progress(unit: str, name: str = "") -> Iterator[Callable[..., None]]:
+    """The bar of one call: call it with what is done (and how much there is, if that is known).
 
-    Args:
-        numbers: with a text of numbers beside it.
-        remaining: with the time elapsed, and the time left as rich expects it.
+    Where there is no terminal to draw in, a call with a name says it in a line.
     """
-    columns = [_Text("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), _Text(unit)]
-    if numbers:
-        columns.append(_Text("{task.fields[numbers]}"))
-    times = [TimeElapsedColumn(), TimeRemainingColumn()] if remaining else []
-    return _Bar(*columns, *times)
+    with Bar(unit) as bar:
+        task = bar.add_task(name, total=None, numbers="")
 
+        def update(done: int, total: int | None = None) -> None:
+            bar.update(task, completed=done, total=total)
+            if name and not bar.console.is_terminal:
+                print(f"{name}: {done} of {total} {unit}", file=sys.stderr, flush=True)
 
-@contextlib.contextmanager
-def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """The bar of one call: call it with (done, in all)."""
-    with progress_bar(unit) as bar:
-        shown = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(shown, completed=done, total=total)
-
-
-@contextlib.contextmanager
-def counter(unit: str) -> Iterator[Callable[[int], None]]:
-    """A running count on standard error, for work whose end is not known; nothing where no one is watching."""
-    bar = _Bar(SpinnerColumn(), _Text("{task.completed} " + unit), TimeElapsedColumn())
-    if not bar.console.is_terminal:
-        yield lambda done: None
-        return
-    with bar:
-        task = bar.add_task("", total=None)
-        yield lambda done: bar.update(task, completed=done)
+        yield update
 
 
 class TerminalWatch:
-    """A run on standard error: a bar with its numbers, and above it what happens to it.
+    """A run on standard error: a bar with its numbers (and times, if `remaining`), and above it what happens to it.
 
-    Args:
-        total: steps; 0: not known.
-        remaining: with the time left as the bar expects it.
-        every: where there is no terminal to draw in, there is a line for each step that is a multiple of this.
+    Where there is no terminal to draw in, there is a line for each step that is a multiple of `every`.
     """
 
     def __init__(self, name: str, total: int, remaining: bool = False, every: int = 1) -> None:
-        self.bar = progress_bar("steps", numbers=True, remaining=remaining)
+        self.bar = Bar("steps", remaining)
         self.task = self.bar.add_task(name, total=total or None, numbers="")
         self._step, self._every = 0, every
 
-    def __enter__(self) -> TerminalWatch:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def show(self, step: int, values: str, total: int = 0) -> None:
-        """Bring the bar to a step."""
-        self.bar.update(self.task, completed=step, numbers=values, **({"total": total} if total else {}))
+    def show(self, step: int, values: dict[str, Any], more: str = "") -> None:
+        """Bring the bar to a step: its reward, within-group std, KL and share of dead groups, and what else is said."""
+        text = "  ".join(f"{label} {number(values.get(key), form)}" for label, key, form in _NUMBERS) + more
+        self.bar.update(self.task, completed=step, numbers=text)
         if not self.bar.console.is_terminal and step != self._step and step % self._every == 0:
-            print(f"step {step}: {values}", file=sys.stderr, flush=True)
+            print(f"step {step}: {text}", file=sys.stderr, flush=True)
         self._step = step
 
     def say(self, text: str) -> None:
@@ -124,21 +97,13 @@ class TerminalProgress:
     watch: TerminalWatch | None = None
 
     def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None:
-        self.watch = TerminalWatch(run.name, total_steps, remaining=True, every=10).__enter__()
+        self.watch = TerminalWatch(run.name, total_steps, remaining=True, every=10)
+        self.watch.bar.start()
 
     def update(self, step: int, values: dict[str, Any]) -> None:
-        self.watch.show(step, numbers(values))
+        self.watch.show(step, values)
 
     def end(self, message: str) -> None:
         if self.watch is not None:
             self.watch.bar.stop()
             print(message, file=sys.stderr)
-
-
-_NUMBERS = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead", DEAD, ".0%"))
-
-
-def numbers(values: dict[str, Any]) -> str:
-    """The numbers of a step, as text: reward, within-group std, KL and share of dead groups."""
-    found = ((label, values.get(key), form) for label, key, form in _NUMBERS)
-    return "  ".join(f"{label} {number(value, form)}" for label, value, form in found)

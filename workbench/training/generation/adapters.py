@@ -26,38 +26,36 @@ def lean_adapters(model: Any) -> Iterator[tuple[int, int]]:
         How many layers were replaced, and how many of their base layers were unpacked.
     """
     import torch
+    from peft.tuners.lora import LoraLayer
 
-    device = next(model.parameters()).device.type
-    layers = [] if torch.is_autocast_enabled(device) else _plain_layers(model)
+    lean = not torch.is_autocast_enabled(next(model.parameters()).device.type)
+    layers = [module for module in model.modules() if lean and isinstance(module, LoraLayer) and _is_plain(module)]
     packed = [layer.base_layer for layer in layers if _unpacks_as_stored(layer.base_layer)]
-    if packed and sum(_unpacked_bytes(base) for base in packed) > _SHARE_OF_FREE * _free_bytes():
+    if (
+        sum(base.in_features * base.out_features * base.compute_dtype.itemsize for base in packed)
+        > _SHARE_OF_FREE * _free_bytes()
+    ):
         packed = []
-    unpacked = {id(base): _unpacked(base) for base in packed}
+    bases = {id(layer): _base(layer.base_layer, unpack=layer.base_layer in packed) for layer in layers}
     try:
         for layer in layers:
-            base = layer.base_layer
-            layer.forward = _forward(layer, unpacked.get(id(base)) or (base if _is_linear4bit(base) else _plain(base)))
+            layer.forward = _forward(layer, bases[id(layer)])
         yield len(layers), len(packed)
     finally:
         for layer in layers:
             layer.__dict__.pop("forward", None)
 
 
-def _plain_layers(model: Any) -> list[Any]:
-    if "peft" not in sys.modules:
-        return []
-    from peft.tuners.lora import LoraLayer
-
-    return [module for module in model.modules() if isinstance(module, LoraLayer) and _is_plain(module)]
-
-
 def _is_plain(layer: Any) -> bool:
     import torch
+    from peft.tuners.lora import layer as of_peft
 
-    if "forward" in vars(layer) or layer.merged or not _own_forward(layer):
+    # The two whose arithmetic `_forward` repeats; a library may have put its own in their place.
+    kind, base = type(layer), layer.base_layer
+    known = ((of_peft, "Linear"), (sys.modules.get("peft.tuners.lora.bnb"), "Linear4bit"))
+    if not any(kind is getattr(module, name, None) and kind.forward.__module__ == module.__name__ for module, name in known):
         return False
-    base = layer.base_layer
-    if not (type(base) is torch.nn.Linear or _is_linear4bit(base)):
+    if layer.merged or not (type(base) is torch.nn.Linear or _is_linear4bit(base)):
         return False
     modules = [layer, base]
     if not layer.disable_adapters:
@@ -65,27 +63,12 @@ def _is_plain(layer: Any) -> bool:
         if len(active) != 1 or active[0] in layer.lora_variant or not getattr(layer, "cast_input_dtype_enabled", True):
             return False
         a, b, dropout = (part[active[0]] for part in (layer.lora_A, layer.lora_B, layer.lora_dropout))
-        if type(a) is not torch.nn.Linear or type(b) is not torch.nn.Linear or a.bias is not None or b.bias is not None:
+        if any(type(part) is not torch.nn.Linear or part.bias is not None for part in (a, b)):
             return False
         if dropout.training and getattr(dropout, "p", 0):
             return False
         modules += [a, b]
-    return not any(
-        "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks for module in modules[1:]
-    ) and not (layer._forward_hooks or layer._forward_pre_hooks)
-
-
-def _own_forward(layer: Any) -> bool:
-    # The two whose arithmetic `_forward` repeats; a library may have put its own in their place.
-    from peft.tuners.lora import layer as plain
-
-    own = {(plain.Linear, plain.__name__)}
-    if "peft.tuners.lora.bnb" in sys.modules:
-        quantised = sys.modules["peft.tuners.lora.bnb"]
-        if hasattr(quantised, "Linear4bit"):
-            own.add((quantised.Linear4bit, quantised.__name__))
-    kind = type(layer)
-    return any(kind is each and kind.forward.__module__ == name for each, name in own)
+    return not any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in modules)
 
 
 def _is_linear4bit(base: Any) -> bool:
@@ -94,20 +77,13 @@ def _is_linear4bit(base: Any) -> bool:
 
 
 def _unpacks_as_stored(base: Any) -> bool:
-    if not _is_linear4bit(base):
-        return False
-    state = getattr(base.weight, "quant_state", None)
+    state = getattr(base.weight, "quant_state", None) if _is_linear4bit(base) else None
     if state is None or base.weight.device.type != "cpu":
         return False
     # bitsandbytes has a second kernel for CPUs, with a layout of its own, which rounds differently.
     second = getattr(base, "support_avx512bf16_for_cpu", False) and not base.training
-    if second or getattr(state, "packing_format_for_cpu", False):
-        return False
-    return base.compute_type_is_set and base.compute_dtype == state.dtype
-
-
-def _unpacked_bytes(base: Any) -> int:
-    return base.in_features * base.out_features * base.compute_dtype.itemsize
+    second = second or getattr(state, "packing_format_for_cpu", False)
+    return not second and base.compute_type_is_set and base.compute_dtype == state.dtype
 
 
 def _free_bytes() -> int:
@@ -119,9 +95,9 @@ def _free_bytes() -> int:
 def _forward(layer: Any, base: Callable[[Any], Any]) -> Callable[[Any], Any]:
     import torch
 
-    linear = torch.nn.functional.linear
     if layer.disable_adapters:
         return base
+    linear = torch.nn.functional.linear
     [name] = [name for name in layer.active_adapters if name in layer.lora_A]
     a, b, scaling = layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
     # PEFT's layer over NF4 converts the adapter's output before it is added, the other one after.
@@ -135,19 +111,14 @@ def _forward(layer: Any, base: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return forward
 
 
-def _plain(base: Any) -> Callable[[Any], Any]:
+def _base(base: Any, *, unpack: bool) -> Callable[[Any], Any]:
     import torch
 
     linear, weight, bias = torch.nn.functional.linear, base.weight, base.bias
-    return lambda x: linear(x, weight, bias)
-
-
-def _unpacked(base: Any) -> Callable[[Any], Any]:
-    import torch
+    if not unpack:
+        return base if _is_linear4bit(base) else lambda x: linear(x, weight, bias)
     from bitsandbytes.functional import dequantize_4bit
 
-    linear, bias = torch.nn.functional.linear, base.bias
-    weight = dequantize_4bit(base.weight.data, base.weight.quant_state)
-    if bias is not None:
-        bias = bias.to(weight.dtype)
+    weight = dequantize_4bit(weight.data, weight.quant_state)
+    bias = None if bias is None else bias.to(weight.dtype)
     return lambda x: linear(x.to(weight.dtype), weight, bias).to(x.dtype)

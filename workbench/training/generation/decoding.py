@@ -9,19 +9,36 @@ up to seven draws more are made, so the next batch is another sample of the same
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from transformers import EosTokenCriteria, MaxLengthCriteria
+import transformers as hf
+from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.generation import GenerationMode
 
 from workbench.training.generation.adapters import lean_adapters
-from workbench.training.generation.support import NotNumbers, check_asked, check_cache, check_model
 
+# Each judges a row by that row alone, so rows can leave the batch when they are finished.
+ROW_BY_ROW = (
+    hf.TemperatureLogitsWarper, hf.TopKLogitsWarper, hf.TopPLogitsWarper, hf.MinPLogitsWarper,
+    hf.RepetitionPenaltyLogitsProcessor, hf.MaxLengthCriteria, hf.EosTokenCriteria,
+)  # fmt: skip
+MODEL_KWARGS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+ATTENTION = ("sdpa", "eager")
 _LEAVE_AT = 0.75  # finished rows leave when no more than this share of the rows is unfinished
 # Asking a GPU whether all are finished makes the host wait for it; between two questions it works ahead.
 _LOOK_EVERY = {"cpu": 1}
 _LOOK_EVERY_ELSEWHERE = 8
+
+
+class Unsupported(Exception):
+    """Something that only transformers' own loop does; the text says what."""
+
+
+class NotNumbers(RuntimeError):
+    """The model's probabilities are no numbers: nothing can be drawn from them."""
 
 
 class Optimizations(NamedTuple):
@@ -42,22 +59,86 @@ def decoder(use: Optimizations = ALL) -> Callable[..., Any]:
     """
 
     def decode(
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **model_kwargs: Any,
+        model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
     ) -> torch.Tensor:
-        check_asked(generation_config, logits_processor, stopping_criteria, model_kwargs)
+        check_asked(generation_config, logits_processor, stopping_criteria, kwargs)
         check_model(model)
-        rows = _Rows(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, use)
-        if not use.lean_adapters:
-            return rows.decode()
-        with lean_adapters(model):
+        rows = _Rows(model, input_ids, logits_processor, stopping_criteria, generation_config, kwargs, use)
+        with lean_adapters(model) if use.lean_adapters else contextlib.nullcontext():
             return rows.decode()
 
     return decode
+
+
+def _none_of(reasons: dict[str, Any]) -> None:
+    for reason, holds in reasons.items():
+        if holds:
+            raise Unsupported(reason)
+
+
+def check_asked(config: Any, processors: Any, criteria: Any, kwargs: dict[str, Any]) -> None:
+    """Check what `generate` prepared.
+
+    Raises:
+        Unsupported: for the first thing that the loop does not do.
+    """
+    mode, cache = config.get_generation_mode(), kwargs.get("past_key_values")
+    others = [type(each).__name__ for each in [*processors, *criteria] if type(each) not in ROW_BY_ROW]
+    inputs = sorted(name for name in kwargs if name not in MODEL_KWARGS)
+    usual = kwargs.get("use_cache") and type(cache) is DynamicCache and not getattr(cache, "offloading", False)
+    reasons = {
+        f"{mode.value} instead of one token at a time": mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH),
+        f"the setting behind {''.join(others[:1])}": others,
+        "no limit to the length": not any(isinstance(each, hf.MaxLengthCriteria) for each in criteria),
+        f"inputs other than text: {', '.join(inputs)}": inputs,
+        "return_dict_in_generate": config.return_dict_in_generate,
+        "prefill_chunk_size": config.prefill_chunk_size is not None,
+        "no cache of keys and values, or another kind than the default": not usual,
+        "a cache that is filled already": usual and cache.get_seq_length(),
+    }
+    _none_of(reasons)
+    check_cache(cache)
+    without = any(kwargs.get(name) is None for name in ("attention_mask", "position_ids"))
+    _none_of({"a model without an attention mask or positions": without})
+
+
+def check_model(model: Any) -> None:
+    """Check that the model's tokens depend on nothing but the row they stand in.
+
+    Raises:
+        Unsupported: for the first thing that the loop does not do.
+    """
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+    from transformers.integrations.fsdp import is_fsdp_managed_module
+
+    config, kind, training = model.config, type(model), model.training
+    attention, dropout = (getattr(config, name, None) for name in ("_attn_implementation", "attention_dropout"))
+    # TRL samples in training mode, where every copy of a prompt has a dropout mask of its own.
+    modules = model.named_modules() if training else ()
+    drops = torch.nn.modules.dropout._DropoutNd
+    dropping = [name for name, module in modules if isinstance(module, drops) and module.training and module.p > 0]
+    experts = model.get_experts_implementation().values() if model.device.type != "cpu" else ()
+    own_inputs = kind.prepare_inputs_for_generation is not hf.GenerationMixin.prepare_inputs_for_generation
+    reasons = {
+        "an encoder": config.is_encoder_decoder,
+        f"{kind.__name__} prepares its inputs in its own way": own_inputs,
+        f"attention by {attention}; tried with {' and '.join(ATTENTION)}": attention not in ATTENTION,
+        f"dropout while sampling, in {''.join(dropping[:1])}": dropping,
+        f"attention_dropout = {dropout} while sampling": training and dropout,
+        "gradient checkpointing that is on while sampling": training and getattr(model, "is_gradient_checkpointing", False),
+        "a mixture of experts on a GPU, for whose decoding transformers switches kernels": "grouped_mm" in experts,
+        "a model whose weights are spread over processes": is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model),
+    }
+    _none_of(reasons)
+
+
+def check_cache(cache: Any) -> None:
+    """Check the cache's layers: those that the configuration names, and again those that there are after the prompts.
+
+    Raises:
+        Unsupported: for layers that do not keep every token (a sliding window, a state instead of keys and values).
+    """
+    _none_of({f"a cache of {type(layer).__name__}": type(layer) is not DynamicLayer for layer in cache.layers})
 
 
 class _Rows:
@@ -68,23 +149,13 @@ class _Rows:
     """
 
     def __init__(
-        self,
-        model: Any,
-        prompts: Any,
-        processors: Any,
-        criteria: Any,
-        config: Any,
-        kwargs: dict[str, Any],
-        use: Optimizations,
+        self, model: Any, prompts: Any, processors: Any, criteria: Any, config: Any, kwargs: dict[str, Any], use: Optimizations
     ) -> None:
-        self.model, self.processors, self.use = model, processors, use
-        self.sampling = config.do_sample
-        self.most = min(each.max_length for each in criteria if isinstance(each, MaxLengthCriteria))
-        self.eos = next((each.eos_token_id for each in criteria if isinstance(each, EosTokenCriteria)), None)
-        pad = config._pad_token_tensor
+        self.model, self.processors, self.use, self.sampling = model, processors, use, config.do_sample
+        self.most = min(each.max_length for each in criteria if isinstance(each, hf.MaxLengthCriteria))
+        ends = [each.eos_token_id.to(prompts.device) for each in criteria if isinstance(each, hf.EosTokenCriteria)]
+        self.eos, pad = next(iter(ends), None), config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
-        if self.eos is not None:
-            self.eos = self.eos.to(prompts.device)
         self.cache, self.mask, self.position = (kwargs[name] for name in ("past_key_values", "attention_mask", "position_ids"))
         self.asked = {key: kwargs[key] for key in ("use_cache", "logits_to_keep") if key in kwargs}
         self.count, self.prompt_length = prompts.shape
@@ -124,8 +195,7 @@ class _Rows:
 
     def _read_prompts(self) -> torch.Tensor:
         first, owner = _distinct(self.out[:, : self.prompt_length], self.mask, self.use.shared_prefill)
-        mask = self.mask
-        positions = self.position.expand(self.count, -1)
+        mask, positions = self.mask, self.position.expand(self.count, -1)
         logits = self._forward(self.out[first, : self.prompt_length], mask[first], positions[first])
         check_cache(self.cache)
         if len(first) < self.count:
@@ -140,10 +210,8 @@ class _Rows:
         return self._forward(tokens[:, None], self.mask[:, :end], self.position)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        output = self.model(
-            input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=self.cache, return_dict=True,
-            **self.asked,
-        )  # fmt: skip
+        asked = {"input_ids": ids, "attention_mask": mask, "position_ids": position, "past_key_values": self.cache}
+        output = self.model(**asked, return_dict=True, **self.asked)
         return output.logits[:, -1].to(copy=True, dtype=torch.float32, device=self.out.device)
 
     def _choose(self, logits: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ SWITCHED_OFF = "generation: trl in the recipe"
 UNSLOTH_ON_A_GPU = "on a GPU it is Unsloth's decoding, with its own kernels"
 VLLM = "vLLM generates"
 CONTINUOUS = "transformers' continuous batching generates"
-# Of `generation_kwargs`; support.py knows what they turn into.
+# Of `generation_kwargs`; decoding.py knows what they turn into.
 _COVERED = {
     "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id",
     "pad_token_id", "bos_token_id",
@@ -22,34 +22,26 @@ _COVERED = {
 
 def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None:
     """Why TRL's own path will generate, as far as that can be told before a model is loaded; None: it will not."""
-    if settings.get("use_vllm"):
-        return VLLM
-    if settings.get("use_transformers_continuous_batching"):
-        return CONTINUOUS
-    if recipe.generation == "trl":
-        return SWITCHED_OFF
-    if recipe.policy.backend == "unsloth" and cuda:
-        return UNSLOTH_ON_A_GPU
-    if recipe.lora.lora_dropout:
-        return (
-            f"lora_dropout = {recipe.lora.lora_dropout:g}: each completion is sampled under a dropout mask of its own, so a "
-            "prompt cannot be read once for all of them"
-        )
-    if settings.get("cache_implementation"):
-        return f"cache_implementation = {settings['cache_implementation']!r} is not covered by the workbench's loop"
+    dropout, cache = recipe.lora.lora_dropout, settings.get("cache_implementation")
     others = [name for name in settings.get("generation_kwargs") or {} if name not in _COVERED]
-    if others:
-        return f"generation_kwargs.{others[0]} is not covered by the workbench's loop"
-    return None
+    reasons = {
+        VLLM: settings.get("use_vllm"),
+        CONTINUOUS: settings.get("use_transformers_continuous_batching"),
+        SWITCHED_OFF: recipe.generation == "trl",
+        UNSLOTH_ON_A_GPU: recipe.policy.backend == "unsloth" and cuda,
+        f"lora_dropout = {dropout:g}: each completion is sampled under a dropout mask of its own, so a prompt cannot be read "
+        "once for all of them": dropout,
+        f"cache_implementation = {cache!r} is not covered by the workbench's loop": cache,
+        f"generation_kwargs.{''.join(others[:1])} is not covered by the workbench's loop": others,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def in_words(why_not: str | None, num_generations: int) -> str:
     """One line for before a run."""
     if why_not is None:
-        return (
-            f"The workbench's own loop generates: each prompt is read once for its {num_generations} completions "
-            "(`generation: trl` turns it off)"
-        )
+        once = f"each prompt is read once for its {num_generations} completions"
+        return f"The workbench's own loop generates: {once} (`generation: trl` turns it off)"
     return why_not if why_not in (VLLM, CONTINUOUS) else f"TRL's own path generates: {why_not}"
 
 
@@ -102,12 +94,11 @@ class Generation:
         `by` is "workbench", "trl", "both", or None where nothing went through `generate` (vLLM, for one).
         """
         used = [name for name, count in self.calls.items() if count]
-        by = "both" if len(used) > 1 else used[0] if used else None
+        by = "both" if len(used) > 1 else next(iter(used), None)
         return {"by": by, "calls": dict(self.calls), **({"why": self.why_not} if self.why_not else {})}
 
     def __enter__(self) -> Generation:
-        self._generate = self.model.generate
-        self._had = "generate" in vars(self.model)
+        self._generate, self._had = self.model.generate, "generate" in vars(self.model)
         self.model.generate = self.generate
         # Unsloth puts the context's length there, and transformers then warns at every call that max_new_tokens is in force.
         config = self.model.generation_config
@@ -124,46 +115,37 @@ class Generation:
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As `model.generate`."""
         with _without_unsloths_warning(kwargs):
-            return self._either(*args, **kwargs)
+            found = None if self._always else self._loop(args, kwargs)
+            if found is None:
+                self.calls["trl"] += 1
+                found = self._generate(*args, **kwargs)
+            return found
 
-    def _either(self, *args: Any, **kwargs: Any) -> Any:
-        if self._always:
-            return self._theirs(*args, **kwargs)
+    def _loop(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         import torch
         from transformers import GenerationConfig
 
-        from workbench.training.generation.decoding import decoder
-        from workbench.training.generation.support import NotNumbers, Unsupported
+        from workbench.training.generation.decoding import NotNumbers, Unsupported, decoder
+        from workbench.training.loading import put_back, random_states
 
-        states = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        states, reason, found = random_states(), None, None
+        other = sorted(kwargs.keys() - {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()})
         try:
-            known = {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()}
-            other = sorted(name for name in kwargs if name not in known)
             if args or other:
                 raise Unsupported(f"inputs other than text: {', '.join(other) or 'by position'}")
             found = self._generate(**kwargs, custom_generate=decoder())
+            self.calls["workbench"] += 1
         except Unsupported as error:
-            self._say(str(error))
+            reason = str(error)
         except (NotNumbers, torch.OutOfMemoryError):
             raise  # no other path would do better
         except Exception as error:
             # The loop is an improvement and no reason to lose a run: from here on it is left out, and said.
             self._always = True
-            self._say(f"the workbench's loop failed and is left out from here on: {type(error).__name__}: {error}")
-        else:
-            self.calls["workbench"] += 1
-            self._say(None)
-            return found
-        torch.set_rng_state(states[0])
-        if states[1] is not None:
-            torch.cuda.set_rng_state(states[1])
-        return self._theirs(*args, **kwargs)
-
-    def _theirs(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls["trl"] += 1
-        return self._generate(*args, **kwargs)
-
-    def _say(self, reason: str | None) -> None:
+            reason = f"the workbench's loop failed and is left out from here on: {type(error).__name__}: {error}"
+        if found is None:
+            put_back(states)
         if reason != self.why_not:
             self.why_not = reason
             self._changed(reason)
+        return found
