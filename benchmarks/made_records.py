@@ -18,7 +18,6 @@ def make(completions: int, a_step: int) -> Any:
         completions: in all; whole groups of `GENERATIONS`.
         a_step: completions of a step, which are one part of the record.
     """
-    from workbench.health.summary import summarise
     from workbench.recipe import Recipe
     from workbench.rewards import library
     from workbench.rewards.suite import RewardSuite
@@ -40,7 +39,8 @@ def make(completions: int, a_step: int) -> Any:
         "settings": {"asked": {}, "in_force": {"num_generations": GENERATIONS, "scale_rewards": "group"}},
     }
     run = RunDirectory.create(NAME, Recipe(), manifest)
-    suite.on_batch = Recorder(run, eos_token_id=0, summarise=summarise).batch
+    recorder = Recorder(run, eos_token_id=0)
+    suite.on_batch = recorder.batch
     rows = task.with_ids(rows)
     for step, start in enumerate(range(0, completions, a_step)):
         groups = draw.choices(rows, k=min(a_step, completions - start) // GENERATIONS)
@@ -56,6 +56,7 @@ def make(completions: int, a_step: int) -> Any:
         }
         for func in suite.funcs:
             func(**call)
+    recorder.finish()
     suite.close()
     return run
 

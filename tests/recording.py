@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from workbench.health.summary import summarise
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
@@ -32,7 +31,8 @@ def record(
         },
     }
     run = RunDirectory.create(name, Recipe(reward_weights=weights or {}), manifest)
-    suite.on_batch = Recorder(run, eos_token_id=0, summarise=summarise).batch
+    recorder = Recorder(run, eos_token_id=0)
+    suite.on_batch = recorder.batch
     for step, batch in enumerate(batches):
         rows = [row for row, texts in batch for _ in texts]
         texts = [text for _, texts in batch for text in texts]
@@ -46,4 +46,5 @@ def record(
         }
         for func in suite.funcs:
             func(**call)
+    recorder.finish()
     return run

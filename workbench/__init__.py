@@ -24,10 +24,10 @@ FACE = {
     "open_source": "data.sources",
     "load_rows": "data.sources",
     "check": "data.checks",
-    "preview": "training.profiling",
-    "prompt_lengths": "training.profiling",
+    "preview": "training.sampling",
+    "prompt_lengths": "training.sampling",
     "split": "data.split",
-    "profile_difficulty": "training.profiling",
+    "profile_difficulty": "training.sampling",
     "write_dataset": "data.split",
     "resolve": "workspace",
     # 02: rewards

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-from workbench.run.versions import versions
+from workbench.run.directory import versions
 
 Found = tuple[bool, str, str]  # whether it works, what was found, and what to do if it does not
 

@@ -24,31 +24,26 @@ _TRLS_OWN = {
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def _as_meant(name: str, value: Any) -> Any:
-    # YAML 1.1 reads 1e-5 as text, because it lacks a dot or a sign, and `no` as false; everyone means the number, the word.
-    if isinstance(value, str) and _EXPONENT.fullmatch(value):
-        return float(value)
-    return "no" if value is False and name.endswith("_strategy") else value
-
-
 def _settings(grpo: dict[str, Any]) -> dict[str, Any]:
-    return {name: _as_meant(name, value) for name, value in grpo.items()}
+    # YAML 1.1 reads 1e-5 as text, because it lacks a dot or a sign, and `no` as false; everyone means the number, the word.
+    def meant(name: str, value: Any) -> Any:
+        if isinstance(value, str) and _EXPONENT.fullmatch(value):
+            return float(value)
+        return "no" if value is False and name.endswith("_strategy") else value
+
+    return {name: meant(name, value) for name, value in grpo.items()}
 
 
 def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict[str, Any]:
     """Arguments for a chat template: a mapping, the same as JSON text (as GRPOConfig takes it), or None.
 
-    Raises:
-        RecipeError: if it is neither, or names an argument that TRL passes itself.
+    Raises RecipeError if it is neither, or names an argument that TRL passes itself.
     """
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
     if not (value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))):
-        raise RecipeError(
-            f"{said} = {value!r}",
-            rule="a chat template takes arguments by name",
-            remedy='write a mapping, such as {"enable_thinking": false}',
-        )
+        rule, remedy = "a chat template takes arguments by name", 'write a mapping, such as {"enable_thinking": false}'
+        raise RecipeError(f"{said} = {value!r}", rule=rule, remedy=remedy)
     if own := sorted(_TRLS_OWN.intersection(value or {})):
         raise RecipeError(f"{said} = {value!r}", rule=f"TRL passes {own[0]!r} to the template itself", remedy="leave it out")
     return dict(value or {})
@@ -61,22 +56,14 @@ class _Part(BaseModel):
 class PolicyPart(_Part):
     """Which model to load, and how."""
 
-    name: str = Field("tiny", description='"tiny", a hub name, or a local folder')
-    backend: Literal["unsloth", "transformers"] = Field(
-        "unsloth", description="transformers: plain transformers + PEFT, without Unsloth"
-    )
+    name: str = "tiny"  # or a hub name, or a local folder
+    backend: Literal["unsloth", "transformers"] = "unsloth"  # transformers: plain transformers + PEFT, without Unsloth
     load_in_4bit: bool = True
-    max_seq_length: int = Field(256, ge=16, description="tokens of prompt + completion")
-    dtype: Literal["float16", "bfloat16", "float32"] | None = Field(None, description="None: chosen for the device")
-    fast_inference: bool = Field(False, description="vLLM generates (backend unsloth, on a GPU, if vLLM is installed)")
-    gpu_memory_utilization: float = Field(
-        0.5, gt=0, le=1, description="with fast_inference: vLLM's share of the GPU's free memory, the weights included"
-    )
-
-
-def _policy(value: Any) -> Any:
-    # `policy: tiny`, as everywhere else.
-    return {"name": value} if isinstance(value, str) else value
+    max_seq_length: int = Field(256, ge=16)  # tokens of prompt + completion
+    dtype: Literal["float16", "bfloat16", "float32"] | None = None  # None: chosen for the device
+    fast_inference: bool = False  # vLLM generates (backend unsloth, on a GPU, if vLLM is installed)
+    # With fast_inference: vLLM's share of the GPU's free memory, the weights included.
+    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
 
 
 class LoraPart(_Part):
@@ -91,26 +78,24 @@ class LoraPart(_Part):
 class RewardsPart(_Part):
     """What a reward function that fails does to the run."""
 
-    deadline_s: float | None = Field(
-        60.0, gt=0, description="for one function and one batch of completions; None: it may take as long as it likes"
-    )
-    on_error: Literal["stop", "skip"] = Field(
-        "stop",
-        description="stop: save a checkpoint and end; skip: that completion gets no score from this function, and is counted",
-    )
+    # For one function and one batch of completions; None: it may take as long as it likes.
+    deadline_s: float | None = Field(60.0, gt=0)
+    # stop: save a checkpoint and end; skip: that completion gets no score from this function, and is counted.
+    on_error: Literal["stop", "skip"] = "stop"
 
 
 class AdaptivePart(_Part):
     """How a reward function's weight follows its success: its average score as a share of its best score."""
 
-    below: float = Field(0.3, ge=0, le=1, description="success below this: the weight grows")
-    above: float = Field(0.8, ge=0, le=1, description="success above this: the weight shrinks")
+    below: float = Field(0.3, ge=0, le=1)  # success below this: the weight grows
+    above: float = Field(0.8, ge=0, le=1)  # success above this: the weight shrinks
     up: float = Field(1.2, gt=1)
     down: float = Field(0.9, gt=0, lt=1)
-    least: float = Field(0.25, gt=0, le=1, description="bound, as a factor of the weight that the stage began with")
-    most: float = Field(4.0, ge=1, description="bound, as a factor of the weight that the stage began with")
-    every: int = Field(5, ge=1, description="steps over which success is taken, and between two changes")
-    best_score: float | None = Field(None, gt=0, description="the function's maximum; None: what it says, or the most seen")
+    # Bounds, as factors of the weight that the stage began with.
+    least: float = Field(0.25, gt=0, le=1)
+    most: float = Field(4.0, ge=1)
+    every: int = Field(5, ge=1)  # steps over which success is taken, and between two changes
+    best_score: float | None = Field(None, gt=0)  # the function's maximum; None: what it says, or the most seen
 
 
 class StagePart(_Part):
@@ -118,15 +103,18 @@ class StagePart(_Part):
 
     name: str
     steps: int = Field(ge=1)
-    task: str | None = Field(None, description="another task: its prompts and its rewards; None: the recipe's")
-    prompts: dict[str, Any] = Field(
-        default_factory=dict, description="column -> value, or list of values: only rows that have it are used"
-    )
-    reward_weights: dict[str, float] = Field(default_factory=dict, description="over the recipe's, by function")
-    adaptive_weights: dict[str, AdaptivePart] = Field(default_factory=dict, description="over the recipe's, by function")
-    grpo: dict[str, Any] = Field(default_factory=dict, description="over the recipe's: temperature, beta, ...")
+    task: str | None = None  # another task: its prompts and its rewards; None: the recipe's
+    prompts: dict[str, Any] = {}  # column -> value, or list of values: only rows that have it are used
+    # Over the recipe's, the first two by function.
+    reward_weights: dict[str, float] = {}
+    adaptive_weights: dict[str, AdaptivePart] = {}
+    grpo: dict[str, Any] = {}
 
     _grpo_numbers = field_validator("grpo")(_settings)
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value  # `policy: tiny`, as everywhere else
 
 
 class Recipe(_Part):
@@ -138,27 +126,24 @@ class Recipe(_Part):
     """
 
     run_name: str = "run"
-    task: str = Field("arithmetic", description="an embedded task's name, or the path of a task file")
-    policy: Annotated[PolicyPart, BeforeValidator(_policy)] = PolicyPart()
+    task: str = "arithmetic"  # an embedded task's name, or the path of a task file
+    policy: Annotated[PolicyPart, BeforeValidator(_named)] = PolicyPart()
     lora: LoraPart = LoraPart()
-    grpo: dict[str, Any] = Field(default_factory=dict)
+    grpo: dict[str, Any] = {}
     rewards: RewardsPart = RewardsPart()
-    reward_weights: dict[str, float] = Field(default_factory=dict, description="by reward function; others keep the task's")
-    adaptive_weights: dict[str, AdaptivePart] = Field(default_factory=dict, description="by reward function")
-    stages: list[StagePart] = Field(default_factory=list, description="none: one stage of grpo.max_steps steps")
-    generation: Literal["auto", "trl"] = Field(
-        "auto",
-        description="auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path",
-    )
-    max_prompt_length: int | None = Field(None, ge=1, description="tokens; longer prompts are left out and counted")
+    reward_weights: dict[str, float] = {}  # by reward function; others keep the task's
+    adaptive_weights: dict[str, AdaptivePart] = {}  # by reward function
+    stages: list[StagePart] = []  # none: one stage of grpo.max_steps steps
+    # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path.
+    generation: Literal["auto", "trl"] = "auto"
+    max_prompt_length: int | None = Field(None, ge=1)  # tokens; longer prompts are left out and counted
     seed: int = Field(0, ge=0)
 
     @field_validator("stages")
     @classmethod
     def _distinct(cls, stages: list[StagePart]) -> list[StagePart]:
-        names = [stage.name for stage in stages]
-        if len(set(names)) < len(names):
-            raise ValueError(f"every stage has its own name, and these are {', '.join(names)}")
+        if len({stage.name for stage in stages}) < len(stages):
+            raise ValueError(f"every stage has its own name, and these are {', '.join(stage.name for stage in stages)}")
         return stages
 
     _grpo_numbers = field_validator("grpo")(_settings)
@@ -170,28 +155,19 @@ class Recipe(_Part):
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """Read a recipe file.
-
-        Raises:
-            RecipeError: if the file is missing, is not YAML, or has an unknown or wrongly typed field.
-        """
+        """Read a recipe file. Raises RecipeError if it is missing, no YAML, or has an unknown or wrongly typed field."""
         path = Path(path)
         if not path.is_file():
-            raise RecipeError(
-                f"{path}: no such file",
-                rule="a recipe is one YAML file",
-                remedy="give the path of a recipe; `workbench demo` leaves one in runs/demo/recipe.yaml",
-            )
+            remedy = "give the path of a recipe; `workbench demo` leaves one in runs/demo/recipe.yaml"
+            raise RecipeError(f"{path}: no such file", rule="a recipe is one YAML file", remedy=remedy)
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path}: {error}", rule="a recipe is valid YAML", remedy="correct that line") from error
         if not isinstance(content, dict):
-            raise RecipeError(
-                f"{path}: " + ("empty" if content is None else f"holds a {type(content).__name__}"),
-                rule="a recipe is a mapping of field to value",
-                remedy=f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}",
-            )
+            value = f"{path}: " + ("empty" if content is None else f"holds a {type(content).__name__}")
+            remedy = f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}"
+            raise RecipeError(value, rule="a recipe is a mapping of field to value", remedy=remedy)
         return cls.of(_beside(content, path.parent), source=str(path))
 
     @classmethod
@@ -210,30 +186,27 @@ class Recipe(_Part):
 
 def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     # A task file is looked for in the current folder and the workspace first; one that lies beside the recipe is found, too.
-    def own(name: Any) -> Any:
+    def own(part: Any) -> Any:
+        name = part.get("task") if isinstance(part, dict) else None
         beside = isinstance(name, str) and name.endswith(".py") and not find(name).is_file() and (folder / name).is_file()
-        return str((folder / name).resolve()) if beside else name
+        return {**part, "task": str((folder / name).resolve())} if beside else part
 
     stages = content.get("stages")
-    changed = {**content, "task": own(content["task"])} if "task" in content else dict(content)
-    if isinstance(stages, list):
-        changed["stages"] = [
-            {**stage, "task": own(stage["task"])} if isinstance(stage, dict) and "task" in stage else stage for stage in stages
-        ]
-    return changed
+    return own(content) | ({"stages": list(map(own, stages))} if isinstance(stages, list) else {})
+
+
+_PARTS: dict[Any, type[BaseModel]] = {
+    "policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart, "adaptive_weights": AdaptivePart, "stages": StagePart,
+}  # fmt: skip
 
 
 def _explain(error: ValidationError, source: str) -> RecipeError:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] != "extra_forbidden":
-        return RecipeError(f"{source}: {where} = {first['input']!r}", rule=first["msg"], remedy=f"correct {where}")
-    parts = {
-        "policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart, "adaptive_weights": AdaptivePart, "stages": StagePart,
-    }  # fmt: skip
-    inside = [parts[str(place)] for place in first["loc"][:-1] if str(place) in parts]
-    part = inside[-1] if inside else Recipe
-    word = str(first["loc"][-1])
-    fields = f"the fields are {', '.join(part.model_fields)}"
-    hint = nearest(word, part.model_fields, fields + "; settings of trl.GRPOConfig go under `grpo:`" * (part is Recipe))
-    return RecipeError(f"{source}: {where} = {first['input']!r}", rule="a recipe holds known fields only", remedy=hint)
+    where = ".".join(map(str, first["loc"]))
+    rule, remedy = first["msg"], f"correct {where}"
+    if first["type"] == "extra_forbidden":
+        part = next((_PARTS[place] for place in reversed(first["loc"][:-1]) if place in _PARTS), Recipe)
+        fields = f"the fields are {', '.join(part.model_fields)}"
+        fields += "; settings of trl.GRPOConfig go under `grpo:`" * (part is Recipe)
+        rule, remedy = "a recipe holds known fields only", nearest(str(first["loc"][-1]), part.model_fields, fields)
+    return RecipeError(f"{source}: {where} = {first['input']!r}", rule=rule, remedy=remedy)

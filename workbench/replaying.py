@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,17 +26,13 @@ from workbench.run.rollouts import parts, read_batches, stage_in
 from workbench.task import Row, Task, load_task
 from workbench.workspace import replace_file, shown, to_json
 
-if TYPE_CHECKING:
-    import pyarrow
-
 MEANING = (
     "This shows what the gradients of these batches would have favoured, not what a new run would reach: "
     "a policy trained under the new rewards would have written other completions."
 )
 DEAD = "(dead)"  # in place of a function's name, which has no brackets
 NO_SIGN = 1e-6  # an advantage closer to 0 than this has no sign
-GROUPS_LISTED = 100
-ABOUT = 4096  # completions that are read and scored at a time
+ABOUT = 4096  # completions that are written at a time
 
 
 @dataclass(frozen=True)
@@ -120,8 +116,7 @@ def replay(
 ) -> Replay:
     """Score a run's recorded completions with a task's functions, and compare the advantages, old against new.
 
-    The run's own settings decide how advantages are made of scores. A step is scored in one piece, as it was in training,
-    unless it is larger than `ABOUT` completions and its groups do not depend on one another.
+    The run's own settings decide how advantages are made of scores. A step is scored in one piece, as it was in training.
 
     Args:
         run: a run, its name or its folder; "latest": the last that recorded completions.
@@ -164,7 +159,7 @@ def replay(
         file = stack.enter_context(replace_file(out)) if out else folder / "side_by_side.parquet"
         schema = _schema([*rewards["functions"]], suite.names)
         writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-        for batch in read_batches(run, at_most=ABOUT, left_out=left_out):
+        for batch in read_batches(run, left_out=left_out):
             rows = batch.rows
             _check_columns(suite, rows[0])
             # What was recorded of the tokens is their number.
@@ -186,8 +181,7 @@ def replay(
                 break
         if not done:
             name, why = next(iter(left_out.items()), (shown(run.rollouts), "no completions"))
-            rule, remedy = "a replay scores what was recorded", "choose another run: none of it is whole"
-            raise RunError(f"{name}: {why}", rule=rule, remedy=remedy)
+            raise RunError(f"{name}: {why}", rule="a replay scores what was recorded", remedy="choose another run")
         if held:
             writer.write_table(pa.concat_tables(held))
         writer.close()
@@ -209,14 +203,11 @@ def replay(
 
 
 def _checked(out: Path, run: RunDirectory) -> Path:
-    problems = {
-        "among the run's own parts": out.resolve().parent == run.rollouts.resolve(),
-        "a folder": out.is_dir(),
-        "its folder is a file": any(folder.is_file() for folder in out.parents),
-    }
-    for problem in filter(problems.get, problems):
+    own = out.resolve().parent == run.rollouts.resolve()
+    if own or out.is_dir() or any(folder.is_file() for folder in out.parents):
+        value = f"out = {out}: " + ("among the run's own parts" if own else "it, or its folder, is something else already")
         rule = "a replay is written into a separate file, never into the record"
-        raise RunError(f"out = {out}: {problem}", rule=rule, remedy="choose another file")
+        raise RunError(value, rule=rule, remedy="choose another file")
     return out
 
 
@@ -227,11 +218,8 @@ def _trained_with(run: RunDirectory) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {name: known["settings"].get(name, value) for name, value in usual.items()}
     if not settings["num_generations"] or not known["rewards"]:
         missing = "rewards" if settings["num_generations"] else "num_generations"
-        raise RunError(
-            f"{shown(run.path / 'manifest.json')}: no {missing!r}",
-            rule="a manifest names the run's reward functions and its settings",
-            remedy="choose a run that was trained with the workbench",
-        )
+        value, rule = f"{shown(run.path / 'manifest.json')}: no {missing!r}", "a manifest names the run's rewards and settings"
+        raise RunError(value, rule=rule, remedy="choose a run that was trained with the workbench")
     return known["rewards"], settings
 
 
@@ -244,7 +232,7 @@ def _check_columns(suite: RewardSuite, row: Row) -> None:
         raise TaskError(f"the recorded rows: {error.value}", rule=error.rule, remedy=remedy) from None
 
 
-def _schema(old_names: list[str], new_names: list[str]) -> pyarrow.Schema:
+def _schema(old_names: list[str], new_names: list[str]) -> Any:
     import pyarrow as pa
 
     kinds = dict.fromkeys(["step", "group", "generation"], pa.int32()) | {"number": pa.int64(), "prompt_id": pa.string()}
@@ -254,7 +242,7 @@ def _schema(old_names: list[str], new_names: list[str]) -> pyarrow.Schema:
     return pa.schema({**kinds, "rank_correlation": pa.float64()})
 
 
-def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: pyarrow.Schema) -> pyarrow.Table:
+def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: Any) -> Any:
     # A row per completion; what belongs to a group stands in each of its rows. `number`: of the completion in the replay.
     import pyarrow as pa
 
@@ -269,9 +257,8 @@ def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, 
     by_group: dict[str, Any] = {}
     for side, trained, own in (("old", batch, old), ("new", new, new)):
         names = [*own.names, None]  # -1, in a dead group, is the last
-        deciders = attribution(own.scores, own.weights, size, own.scale_rewards, own.aggregation).deciders
-        by_group[f"{side}_decider"] = [names[index] for index in deciders]
-        by_group[f"{side}_dead"] = dead_kinds(own.groups, own.right, own.completions, size, own.aggregation)
+        by_group[f"{side}_decider"] = [names[index] for index in attribution(own).deciders]
+        by_group[f"{side}_dead"] = dead_kinds(own)
         columns |= {f"{side}_total": trained.totals, f"{side}_advantage": trained.advantages}
         columns |= {f"{side}.{name}": scores for name, scores in zip(own.names, own.scores.T, strict=True)}
     dead = [bool(was or now) for was, now in zip(by_group["old_dead"], by_group["new_dead"], strict=True)]
@@ -340,7 +327,6 @@ def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], 
                       coalesce(avg(rank_correlation), 'nan') as rank_correlation from groups"""
         )
         steps = "step, count(*) as groups, count(old_dead) as old_dead, count(new_dead) as new_dead"
-        alive = "old_dead is not null and new_dead is null"
         return {
             **counts,
             "signs": signs,
@@ -350,8 +336,8 @@ def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], 
             "functions": functions,
             "steps": ask(f"select {steps} from groups group by step order by step"),
             "alive": ask(
-                f"""select step, "group", prompt_id, old_dead, new_decider from groups
-                    where {alive} order by number limit {GROUPS_LISTED}"""
+                """select step, "group", prompt_id, old_dead, new_decider from groups
+                    where old_dead is not null and new_dead is null order by number limit 100"""
             ),
         }
 

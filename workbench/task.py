@@ -145,9 +145,8 @@ def function_name(function: Callable[..., Any]) -> str:
     """The name that TRL gives a reward function in its metrics."""
     while isinstance(function, functools.partial):
         function = function.func
-    if isinstance(function, str):  # a reward model, by its hub name or folder
-        return function.rstrip("/").rpartition("/")[2]
-    path = getattr(getattr(function, "config", None), "_name_or_path", None)
+    # A reward model goes by its hub name or folder.
+    path = function if isinstance(function, str) else getattr(getattr(function, "config", None), "_name_or_path", None)
     if path and not isinstance(function, type):
         return str(path).rstrip("/").rpartition("/")[2]
     return getattr(function, "__name__", None) or type(function).__name__
@@ -160,9 +159,9 @@ def modules_of_tasks() -> list[ModuleType]:
 
 def _executed_as(path: Path) -> Path:
     # A run's own copy is executed in the place of the file that it was copied from: what that one reads lies there.
-    manifest = path.parent / "manifest.json"
     try:
-        source = json.loads(manifest.read_text(encoding="utf-8"))["task"]["source"] if path.name == "task.py" else ""
+        manifest = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))
+        source = manifest["task"]["source"] if path.name == "task.py" else ""
     except (OSError, ValueError, KeyError, TypeError):
         return path
     return _executed_as(Path(source)) if Path(source).suffix == ".py" and Path(source) != path else path
@@ -181,8 +180,8 @@ def _beside(folder: Path) -> Generator[None, None, None]:
     finally:
         sys.path.remove(str(folder))
         for name in set(sys.modules) - known:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and Path(file).resolve().is_relative_to(folder) and "site-packages" not in file:
+            file = getattr(sys.modules[name], "__file__", None) or "/site-packages"
+            if "site-packages" not in file and Path(file).resolve().is_relative_to(folder):
                 _brought.add(name)
 
 
@@ -193,8 +192,7 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     'correctness_reward'
 
     Args:
-        kept: a run's copy of the task file. Its text is executed as if it were the file `name`, whose rows and modules
-            it reads, although that file may have been edited since, or be gone.
+        kept: a run's copy of the task file: its text is executed in the place of the file `name`, edited since or gone.
 
     Raises:
         TaskError: if there is no such task, if the file fails, or if it binds no `task`.
@@ -212,7 +210,6 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     if path.suffix != ".py":
         rule = "a task file is Python and binds `task`"
         raise TaskError(f"{shown(path)}: not a Python file", rule=rule, remedy="notebook 02 writes one")
-    # A name of its own for every load: a task edited and loaded again must not be answered from the module cache.
     place = _executed_as(path)
     spec = importlib.util.spec_from_file_location(f"{_OWN_MODULE}{place.stem}", place)
     assert spec is not None  # a .py file always has one

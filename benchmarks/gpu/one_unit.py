@@ -201,7 +201,7 @@ def _known(setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[
 def _predicted(setting: Setting, recipe: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """The memory estimate of the measured steps, and the two sizes in bytes that the decoding ceiling is made of."""
     from workbench import memory
-    from workbench.memory.footprint import kv_bytes, weight_bytes
+    from workbench.memory.parts import kv_bytes, weight_bytes
 
     card = memory.card() if setting.cuda else None
     made = memory.estimate(

@@ -9,7 +9,7 @@ import pytest
 from workbench.data.checks import Checked
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source, open_source
-from workbench.data.split import fingerprint, percentile, shared_questions, split, split_rows
+from workbench.data.split import Split, fingerprint, split, split_rows
 from workbench.errors import DataError
 from workbench.tiny import task as arithmetic
 
@@ -31,7 +31,7 @@ def test_the_split_does_not_depend_on_order_and_keeps_keys_together():
 
 def test_the_hash_is_the_same_on_every_machine():
     # sha256("a") begins ca978112, which is 3398926610; its last two digits are 10.
-    assert percentile("a") == 10
+    assert [len(split_rows([row(key="a")], percent, key="key")[1]) for percent in (10, 11)] == [0, 1]
 
 
 def test_notebook_01_splits_as_the_embedded_policy_was_trained():
@@ -69,7 +69,7 @@ def test_a_key_that_a_row_lacks():
 
 def test_questions_that_differ_in_case_and_closing_marks_are_shared():
     held_out, train = [row("What is  1?"), row("Other?")], [row("what is 1")]
-    assert shared_questions(held_out, train) == held_out[:1]
+    assert Split(train, held_out).shared == held_out[:1]
 
 
 def test_a_split_says_how_it_was_made_and_what_a_step_takes():

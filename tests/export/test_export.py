@@ -18,7 +18,7 @@ from workbench.run.directory import RunDirectory
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import load_policy
-from workbench.training.session import save_adapter
+from workbench.training.resuming import save_adapter
 
 PROMPTS = [row["prompt"] for row in arithmetic(8, 8).held_out[:4]]
 

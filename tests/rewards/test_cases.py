@@ -81,8 +81,9 @@ def test_a_function_that_fails_on_a_case_misses_it(written):
         return [1 / len(completion[0]["content"]) for completion in completions]
 
     fragile = Task("t", ROWS, [fragile_reward], cases=written({"completion": "", "expected": {"fragile_reward": 0}}))
-    [missed] = check_cases(fragile).failures
-    assert str(missed).startswith("line 1 ((empty)): fragile_reward raised ZeroDivisionError: division by zero (")
+    [(line, missed)] = check_cases(fragile).failures
+    assert line == 1
+    assert missed.startswith("line 1 ((empty)): fragile_reward raised ZeroDivisionError: division by zero (")
 
 
 @pytest.mark.parametrize(

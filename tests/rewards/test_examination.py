@@ -421,7 +421,7 @@ def test_ones_own_probe_is_tried_and_can_be_the_one_that_pays():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"probes": {"mine": lambda row: row["none"]}}, "probe 'mine': KeyError"),
+        ({"probes": {"mine": lambda row: row["none"]}}, "probe 'mine' raised KeyError"),
         ({"ideal": lambda row: row["none"]}, "ideal raised KeyError"),
         ({"ideal": lambda row: 3}, "ideal returned int"),
         ({"rows": []}, "0 prompts"),

@@ -10,6 +10,12 @@ import pytest
 from workbench.rewards.groups import attribution, batch_advantages, batch_of, dead_groups, dead_kinds, explain
 
 
+def batched(scores, weights, size, texts=None, right=None, **settings):
+    count, functions = np.shape(scores)
+    right = [False] * count if right is None else right
+    return batch_of(list("abc")[:functions], weights, scores, texts or ["text"] * count, right, size, **settings)
+
+
 def one(rewards, **kwargs):
     return batch_advantages(np.array(rewards, dtype=float)[:, None], [1.0], len(rewards), **kwargs)
 
@@ -85,7 +91,7 @@ def test_bad_settings_are_named(bad):
 
 def test_dead_groups():
     scores = np.array([0, 0, 1, 1, 0, 1, 3, 1], dtype=float)[:, None]  # groups 00 11 01 31
-    assert dead_groups(batch_advantages(scores, [1.0], 2), 2).tolist() == [True, True, False, False]
+    assert dead_groups(batched(scores, [1.0], 2)).tolist() == [True, True, False, False]
     right = [False, False, True, True, False, True, True, True]
     shares = batch_of(["a"], [1.0], scores, ["text"] * 8, right, 2).shares
     assert shares == {"mixed": 0.25, "all right": 0.5, "all wrong": 0.25, "dead": 0.5}
@@ -114,13 +120,13 @@ def drawn(seed, prompts=6, generations=4, functions=3):
 def test_contributions_add_up_to_the_advantage(seed, settings):
     scores, weights = drawn(seed), [1.0, 0.5, -2.0]
     expected = batch_advantages(scores, weights, 4, **settings).advantages
-    assert attribution(scores, weights, 4, **settings).contributions.sum(axis=1) == pytest.approx(expected, abs=1e-9)
+    assert attribution(batched(scores, weights, 4, **settings)).contributions.sum(axis=1) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_shares_add_up_to_one_and_dead_groups_have_none(settings):
     scores = drawn(3)
-    found = attribution(scores, [1.0, 0.5, -2.0], 4, **settings)
+    found = attribution(batched(scores, [1.0, 0.5, -2.0], 4, **settings))
     assert np.isnan(found.shares[0]).all()
     assert found.deciders[0] == -1
     alive = found.deciders >= 0
@@ -131,7 +137,7 @@ def test_shares_add_up_to_one_and_dead_groups_have_none(settings):
 def test_the_function_that_decides_by_hand():
     # Weighted deviations: first -1 1, second 0.25 -0.25; sums -0.75 0.75. Shares 1/0.75 and -0.25/0.75.
     scores = np.array([[0.0, 0.5], [2.0, 0.0]])
-    found = attribution(scores, [1.0, 1.0], 2, scale_rewards="none")
+    found = attribution(batched(scores, [1.0, 1.0], 2, scale_rewards="none"))
     assert found.contributions.tolist() == [[-1.0, 0.25], [1.0, -0.25]]
     assert found.shares[0] == pytest.approx([4 / 3, -1 / 3])
     assert found.deciders.tolist() == [0]
@@ -139,27 +145,26 @@ def test_the_function_that_decides_by_hand():
 
 def test_rounding_does_not_choose_between_functions_that_say_the_same():
     scores = np.array([[0.1, 0.3, 0.0], [0.7, 0.9, 0.0], [0.2, 0.4, 0.1]])
-    both = [attribution(scores[:, order], [1.0, 1.0, 1.0], 3).deciders.tolist() for order in ([0, 1, 2], [1, 0, 2])]
+    both = [attribution(batched(scores[:, order], [1.0, 1.0, 1.0], 3)).deciders.tolist() for order in ([0, 1, 2], [1, 0, 2])]
     assert both == [[0], [0]]
 
 
 def test_why_a_group_is_dead():
     nan = math.nan
     scores = np.array([1, 1, 1, 1, 0, 0, 0.5, 0.5, nan, nan, 0, 1])[:, None]
-    groups = batch_advantages(scores, [1.0], 2)
     right = [True] * 4 + [False] * 2 + [True, False] + [False] * 4
     texts = ["same", "same", *"abcdefghij"]
-    assert dead_kinds(groups, right, texts, 2) == [
+    assert dead_kinds(batched(scores, [1.0], 2, texts, right)) == [
         "identical texts", "all right", "all wrong", "same score", "not scored", None,
     ]  # fmt: skip
 
 
 def test_equal_totals_can_hide_unequal_advantages_where_functions_are_normalised_first():
     scores = np.array([[0.0, 2.0], [1.0, 0.0]])  # totals 2 2; z-scores -+0.7 and +-0.7, of which the first counts twice
-    groups = batch_advantages(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum")
-    assert dead_groups(groups, 2).tolist() == [True]
-    assert dead_groups(groups, 2, "normalize_then_sum").tolist() == [False]
-    assert attribution(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum").deciders.tolist() == [0]
+    assert dead_groups(batched(scores, [2.0, 1.0], 2)).tolist() == [True]
+    normalised = batched(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum")
+    assert dead_groups(normalised).tolist() == [False]
+    assert attribution(normalised).deciders.tolist() == [0]
 
 
 def test_explain_says_who_decided():

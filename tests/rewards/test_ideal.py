@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from workbench.audit.completions import CompletionBuilder, answer_of, wrong_answer
 from workbench.audit.prompt_format import parse_format
-from workbench.audit.reference_completion import CompletionBuilder, answer_of, wrong_answer
 from workbench.data.prompts import SYSTEM_PROMPTS, to_messages
 from workbench.errors import TaskError
 from workbench.tasks import countdown, csv_qa, structured

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.audit.probes import Probe, probes, spellings
-from workbench.audit.reference_completion import CompletionBuilder
+from workbench.audit.completions import CompletionBuilder, Probe, probes, spellings
 from workbench.data.prompts import MARK_PROMPT, SYSTEM_PROMPT, to_messages
 from workbench.errors import TaskError
 from workbench.rewards.answers import extract_answer
@@ -129,9 +128,9 @@ def test_ones_own_come_last_and_may_look_at_the_row():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda row: row["solution"], "probe 'mine': KeyError: 'solution'"),
-        (lambda row: 3, "probe 'mine': int"),
-        (None, "probe 'mine': NoneType"),
+        (lambda row: row["solution"], "probe 'mine' raised KeyError: 'solution'"),
+        (lambda row: 3, "probe 'mine' returned int"),
+        (None, "probe 'mine' returned NoneType"),
     ],
 )
 def test_a_probe_of_ones_own_that_is_no_text_is_named(make, said):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.audit.examination import audit_rewards
-from workbench.audit.grading import advice, grader_for
+from workbench.audit.prompt_format import advice, grader_for
 from workbench.audit.regression_cases import check_cases
 from workbench.data.prompts import (
     EXAMPLES,

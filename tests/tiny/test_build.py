@@ -102,7 +102,7 @@ def test_rows_are_deterministic_and_splits_do_not_meet():
         with pytest.raises(ValueError, match="ask for fewer"):
             arithmetic.rows("held_out", n)
     with pytest.raises(ValueError, match="held_out"):
-        arithmetic.rows("test")
+        arithmetic.rows("test", 1)
 
 
 def test_right_completions_are_right_and_taught_errors_are_wrong():

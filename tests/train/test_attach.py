@@ -14,13 +14,11 @@ from workbench.errors import RecipeError, RunError
 from workbench.health import examine_run
 from workbench.inspection.evaluation import evaluate
 from workbench.recipe import Recipe
-from workbench.run.control_file import send
+from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
-from workbench.run.state import RunState
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.training import watchers
 from workbench.training.attach import attach
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.prepare import prepare
@@ -355,7 +353,7 @@ def test_a_reward_of_theirs_that_raises_is_their_error(home, trainer):
 
 def test_in_a_notebook_the_live_plot_comes_unasked(home, trainer, monkeypatch):
     seen = []
-    monkeypatch.setattr(watchers, "unasked", [lambda: seen.append(plot := LivePlot()) or plot])
+    monkeypatch.setattr("workbench.training.session.unasked", [lambda: seen.append(plot := LivePlot()) or plot])
     attach(trainer)
     trainer.train()
     assert len(seen[0].view.history) == STEPS

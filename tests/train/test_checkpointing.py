@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import workbench as wb
-from workbench.memory import Choice, Trained, choose_checkpointing, estimate, idle_checkpointing
+from workbench.memory import Trained, choose_checkpointing, estimate, idle_checkpointing
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training.fitting import memory_on
@@ -33,19 +33,19 @@ def training(one: Trained, on: bool):
 def test_it_is_off_where_training_fits_without_it_on_where_it_may_not_and_said_near_the_limit():
     one = trained()
     most = training(one, False).high / 1e9
-    assert choose_checkpointing([one], 2 * most) == Choice(False, "")
-    near = choose_checkpointing([one], most / 0.95)
-    assert near.on is False
-    assert near.line.startswith("gradient_checkpointing stays off: training takes 13.5 GB (6.3 to 21.6) of the card's 22.7")
-    needed = choose_checkpointing([one], 16)
-    assert needed.on is True
-    assert needed.line == (
+    assert choose_checkpointing([one], 2 * most) == (False, "")
+    on, line = choose_checkpointing([one], most / 0.95)
+    assert not on
+    assert line.startswith("gradient_checkpointing stays off: training takes 13.5 GB (6.3 to 21.6) of the card's 22.7")
+    on, line = choose_checkpointing([one], 16)
+    assert on
+    assert line == (
         "gradient_checkpointing = True, by the memory estimate: training takes 13.5 GB (6.3 to 21.6) without it, and the "
         "card has 16.0 GB; with it 3.92 GB (2.6 to 7.0). It is slower; grpo.gradient_checkpointing overrides this"
     )
-    small = choose_checkpointing([one], 4)
-    assert small.on
-    assert "which may be too much all the same" in small.line
+    on, line = choose_checkpointing([one], 4)
+    assert on
+    assert "which may be too much all the same" in line
 
 
 def test_what_generation_needs_does_not_count():
@@ -53,17 +53,17 @@ def test_what_generation_needs_does_not_count():
     one = trained(per_device_train_batch_size=1, gradient_accumulation_steps=256, num_generations=256)
     made = estimate(one.recipe, one.settings, vram_gb=8)
     assert made.total("generation").low > 8e9 > made.total("training").high
-    assert choose_checkpointing([one], 8) == Choice(False, "")
+    assert choose_checkpointing([one], 8) == (False, "")
 
 
 def test_one_stage_that_needs_it_decides_for_the_run_and_shorter_prompts_may_do_without():
     short, long = trained(max_completion_length=64, longest=32), trained()
-    assert not choose_checkpointing([short], 16).on
+    assert not choose_checkpointing([short], 16)[0]
     assert choose_checkpointing([short, long], 16) == choose_checkpointing([long], 16)
 
 
 def test_where_nothing_can_be_estimated_it_stays_off():
-    assert choose_checkpointing([trained("nobody/has-this-model")], 1) == Choice(False)
+    assert choose_checkpointing([trained("nobody/has-this-model")], 1) == (False, "")
     assert idle_checkpointing([trained("nobody/has-this-model", gradient_checkpointing=True)], 1e3) == ""
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from workbench.run.metrics import ENTROPY, REWARD, REWARD_STD, ZERO_STD, per_function
 from workbench.training import plan
-from workbench.training.manifest import _IN_FORCE
+from workbench.training.attach import _IN_FORCE
 from workbench.training.plan.names import ALIASES
 from workbench.training.policy import trainer_classes
 

@@ -91,8 +91,7 @@ def test_building_a_shape_moves_no_random_numbers(tiny_policy):
     shapes._built.cache_clear()
     shape = shape_of("tiny")
     assert torch.equal(before, torch.get_rng_state())
-    assert shape.parameters == tiny_policy.parameters
-    assert "803,712 parameters" in str(shape)
+    assert shape.parameters == tiny_policy.parameters == 803_712
 
 
 def test_a_quantised_configuration_says_which_modules_were_left_alone():

@@ -7,9 +7,8 @@ import pytest
 from workbench.data.difficulty import load_profile, row_key
 from workbench.rewards.suite import RewardSuite
 from workbench.tiny.task import task as arithmetic
-from workbench.training import profiling
-from workbench.training.profiling import profile_difficulty
-from workbench.training.sampling import sample
+from workbench.training import sampling
+from workbench.training.sampling import profile_difficulty, sample
 
 SMALL = {"num_generations": 4, "max_completion_length": 64, "batch": 4}
 
@@ -37,7 +36,7 @@ def test_interrupted_and_resumed_it_is_the_same_profile(home, tiny_policy, monke
         return sample(*args, **kwargs)
 
     whole = profile_difficulty(tiny_policy, task.rows[:16], "whole.jsonl", task=task, **SMALL)
-    monkeypatch.setattr(profiling, "sample", interrupted)
+    monkeypatch.setattr(sampling, "sample", interrupted)
     part = profile_difficulty(tiny_policy, task.rows[:16], "part.jsonl", task=task, **SMALL)
     assert len(part.solved) == 8
     resumed = profile_difficulty(tiny_policy, task.rows[:16], "part.jsonl", task=task, **SMALL)

@@ -14,8 +14,8 @@ from workbench.run.metrics import weight_of
 from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
-from workbench.training.adaptive import AdaptiveWeights
 from workbench.training.policy import load_policy
+from workbench.training.stages import AdaptiveWeights
 from workbench.training.trainer import train
 
 GRPO = {
@@ -160,7 +160,7 @@ def test_a_weight_grows_while_its_function_fails_and_shrinks_when_it_succeeds(su
     for mean in (0.2, 0.4, 1.0, 1.0, 1.9, 2.0):  # of 2: 15 % -> grows; 50 % -> stays; 97.5 % -> shrinks
         adaptive.note(Scored([0, 0], [mean, mean]))
         changes = adaptive.due(weights)
-        weights.update({change.function: change.weight for change in changes})
+        weights.update({change["function"]: change["value"] for change in changes})
         found.append(weights["double_reward"])
     assert found == pytest.approx([0.5, 0.6, 0.6, 0.6, 0.6, 0.54])
 
@@ -170,7 +170,7 @@ def test_it_stays_within_its_bounds(suite):
     adaptive, weights = AdaptiveWeights(parts, suite), {"half_reward": 1.0, "double_reward": 0.5}
     for mean, expected in ((0, 2.0), (0, 2.0), (2, 0.125), (2, 0.125)):  # 4 x and 0.25 x 0.5
         adaptive.note(Scored([0], [mean]))
-        weights.update({change.function: change.weight for change in adaptive.due(weights)})
+        weights.update({change["function"]: change["value"] for change in adaptive.due(weights)})
         assert weights["double_reward"] == expected
 
 
@@ -178,8 +178,8 @@ def test_without_a_stated_maximum_success_is_of_the_most_that_was_seen(suite):
     adaptive = AdaptiveWeights({"half_reward": AdaptivePart(every=1)}, suite)
     adaptive.note(Scored([4.0, 0.0, 0.0, 0.0], [0, 0, 0, 0]))
     [change] = adaptive.due({"half_reward": 1.0, "double_reward": 0.5})
-    assert change.weight == pytest.approx(1.2)
-    assert change.why == "pays 25% of 4 over 1 steps, below 30%"
+    assert change["value"] == pytest.approx(1.2)
+    assert change["why"] == "pays 25% of 4 over 1 steps, below 30%"
 
 
 def test_a_muted_function_is_left_alone_and_one_without_weight_is_refused(suite):

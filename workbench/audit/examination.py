@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -16,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from workbench.audit import findings as rules
+from workbench.audit.completions import AS_ASKED, CompletionBuilder, builders, probes, spellings
 from workbench.audit.findings import REFERENCE, Finding, ProbeResult, ScoreTable, Text, finding, mean_of_known
-from workbench.audit.grading import advice
-from workbench.audit.lengths import growth, length_findings, token_findings
-from workbench.audit.probes import probes, spellings
-from workbench.audit.reference_completion import AS_ASKED, CompletionBuilder, builders
+from workbench.audit.lengths import length_findings, token_findings
+from workbench.audit.prompt_format import advice
 from workbench.audit.regression_cases import failed_cases, load_cases
 from workbench.errors import RewardError, TaskError, WorkbenchError
 from workbench.rewards.chat_or_text import InputFormat, is_chat
@@ -134,11 +134,9 @@ def audit_rewards(
     count = min(rows, len(task.rows))
     # From the first to the last, so that a part of the data which differs is met.
     tried = [task.rows[round(index * (len(task.rows) - 1) / max(1, count - 1))] for index in range(count)]
-    try:
+    with contextlib.closing(suite):
         audit = _Audit(task, suite, tried, builders(task, tried), tokenizer, max_completion_length)
         return audit.run(cases, progress or (lambda done, of: None), started)
-    finally:
-        suite.close()
 
 
 @dataclass
@@ -163,7 +161,13 @@ class _Audit:
         suite, first = self.suite, self.builders[0]
         if first.column != self.task.answer_column:
             self._add("answer_column", column=first.column, named=self.task.answer_column)
-        usable = [name for name in suite.names if self._fits(name)]
+        usable = []
+        for name in suite.names:
+            try:
+                suite.check_signatures(self.task.rows, [name])
+                usable.append(name)
+            except TaskError as error:
+                self._refused("signature" if "does not accept" in error.value else "needs_column", name, error)
         there = set(os.listdir())
         readings = suite.input_formats(self.rows)  # starts the worker, whose imports are no function's seconds
         self._choose_style(usable)
@@ -188,9 +192,7 @@ class _Audit:
             self._choose_reference(self.table)
         self.reference = next(text.text for text in self.texts if text.kind == REFERENCE and text.name == AS_ASKED)
         units = {name: self._look(name) for name in names}
-        self._formats(names, readings)
-        if names:
-            self._look_at_all(names)
+        self._look_at_all(names, readings)
         paid = [name for name, weight in weights.items() if weight]
         if len(paid) == 1 and (weights[paid[0]] != 1 or _has_state(suite.functions[paid[0]])):
             self._add("scale", paid[0])
@@ -206,8 +208,9 @@ class _Audit:
         known = load_cases(self.task, cases)
         if len(usable) == len(suite.names) == len(names):
             try:  # totals are expected for the task's own weights
-                for failure in failed_cases(self.task, known, suite if suite.weights == self.task.weights else None, quiet=True):
-                    self._add("case", case=failure)
+                own = suite if suite.weights == self.task.weights else None
+                for _, said in failed_cases(self.task, known, own, quiet=True):
+                    self._add("case", case=said)
             except RewardError as error:
                 self._refused("case.fails", "", error)
         if new := sorted(set(os.listdir()) - there):
@@ -226,8 +229,6 @@ class _Audit:
             seconds=time.monotonic() - started,
         )
 
-    # --- the completions and their scores ---
-
     def _texts(self, number: int, builder: CompletionBuilder) -> list[Text]:
         found = [Text(number, REFERENCE, *each) for each in builder.reference_completions().items()]
         found += [Text(number, rules.PROBE, *probe) for probe in probes(builder, self.task.probes, self.limit)]
@@ -243,7 +244,7 @@ class _Audit:
     def _choose_style(self, names: list[str]) -> None:
         # What a prompt leaves open (line breaks around tags that are only named, numbered steps) is written as it pays.
         styles = self.builders[0].styles()
-        texts, woken = [self.builders[0].in_style(style) for style in styles], {}
+        texts, woken = [copy.copy(self.builders[0]).adopt(style) for style in styles], {}
         for name in names if len(texts) > 1 else ():
             with contextlib.suppress(RewardError):  # it is named when all texts are scored
                 scored = self.suite.score_each([self.rows[0]] * len(texts), texts, names=[name], quiet=True)
@@ -255,26 +256,19 @@ class _Audit:
         chosen = int(np.argmax(sum(woken.values())))  # of equals the first, which is nearest to the prompt
         for builder in self.builders:
             builder.adopt(styles[chosen])
-        for name in (name for name, paid in woken.items() if paid[chosen]):
-            self._add("layout", name, style=styles[chosen].name)
+        for name, paid in woken.items():
+            if paid[chosen]:
+                self._add("layout", name, style=styles[chosen].name)
 
     def _choose_reference(self, table: ScoreTable) -> None:
         # Where no format is asked for, the way of answering that is paid best stands for the reference.
-        names = list(self.builders[0].reference_completions())
+        names = self.builders[0].reference_completions()
         totals = {name: mean_of_known(table.totals[table.at(REFERENCE, name)]) for name in names}
         best = max(totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED))
         other = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
-        table.texts[:] = [
-            text._replace(name=other.get(text.name, text.name)) if text.kind == REFERENCE else text for text in table.texts
-        ]
-
-    def _fits(self, name: str) -> bool:
-        try:
-            self.suite.check_signatures(self.task.rows, [name])
-        except TaskError as error:
-            self._refused("signature" if "does not accept" in error.value else "needs_column", name, error)
-            return False
-        return True
+        for index, text in enumerate(table.texts):
+            if text.kind == REFERENCE:
+                table.texts[index] = text._replace(name=other.get(text.name, text.name))
 
     def _scored(self, name: str) -> list[float] | None:
         rows, began = [self.rows[text.row] for text in self.texts], time.perf_counter()
@@ -286,28 +280,29 @@ class _Audit:
         self.seconds[name] = time.perf_counter() - began
         if not scored.errors:
             return scored.scores
-        first = min(scored.errors)
-        error, text, rule = scored.errors[first], self.texts[first], "raises"
+        first, error = min(scored.errors.items())
+        rule, text = "returns.value" if error.startswith("returned ") else "raises", self.texts[first]
         if any(words in error for words in ("not back", "not asked", "in time", "blocks")):
             rule = "late"
             self.late.add(name)
-        elif error.startswith("returned "):
-            rule = "returns.value"
         values = {"failed": len(scored.errors), "tried": len(self.texts), "deadline": self.suite.deadline_s}
         severity = "warning" if error == UNJUDGED else None
         self._add(rule, name, severity, error=error, name=text.name, text=text.text[:80], **values)
         return scored.scores if len(scored.errors) < len(self.texts) else None
 
-    # --- one function ---
-
     def _look(self, name: str) -> str:
         # Everything about one function; the unit in which it counts lengths.
         first, function, unit = self.builders[0], self.suite.functions[name], ""
         with contextlib.suppress(RewardError):
-            if name not in self.late and self._repeats(name):
-                grown = growth(self.suite, name, first.row, first.format, first.answer)
-                self.findings += length_findings(name, function, grown)
-                unit = grown.unit
+            if name not in self.late:
+                texts = [text.text for text in self.texts if text.row == 0]
+                again = self.suite.score_each(self.rows[:1] * len(texts), texts, names=[name], quiet=True)[name].scores
+                before = self.table.column(name)[[text.row == 0 for text in self.texts]]
+                if np.array_equal(before, np.array(again, dtype=float), equal_nan=True):
+                    unit, found = length_findings(self.suite, name, first)
+                    self.findings += found
+                else:
+                    self._add("random", name)
         found = list(rules.paying(self.table, name, self._unreached, bool(unit)))
         kinds, right = {each.kind for each in found}, first.row.get(first.column, "")
         if "cannot_pay" in kinds and not isinstance(right, str):
@@ -334,15 +329,6 @@ class _Audit:
             self._add("slow", name, each=each, step=64 * each)
         return unit
 
-    def _repeats(self, name: str) -> bool:
-        first = [number for number, text in enumerate(self.texts) if text.row == 0]
-        texts = [self.texts[number].text for number in first]
-        again = self.suite.score_each([self.rows[0]] * len(texts), texts, names=[name], quiet=True)[name].scores
-        same = np.array_equal(self.table.column(name)[first], np.array(again, dtype=float), equal_nan=True)
-        if not same:
-            self._add("random", name)
-        return same
-
     def _unreached(self, name: str) -> list[Unreached]:
         trace = None if name in self.late else self.suite.trace(name, self.rows[:1], [self.reference])
         return unreached(self.suite.functions[name], trace) if trace is not None else []
@@ -350,21 +336,11 @@ class _Audit:
     def _report(self, name: str, weight: float, unit: str) -> FunctionReport:
         scores = self.table.column(name) if name in self.table.names else np.full(len(self.texts), np.nan)
         reference, known = mean_of_known(scores[self.table.at(REFERENCE, AS_ASKED)]), scores[~np.isnan(scores)]
-        return FunctionReport(
-            name,
-            weight,
-            max_score_of(self.suite.functions[name]),
-            reference if np.isfinite(reference) else None,
-            float(known.min()) if known.size else None,
-            float(known.max()) if known.size else None,
-            unit,
-            self.suite.hashes[name],
-            self.seconds.get(name, 0.0),
-        )
+        lowest, highest = (float(known.min()), float(known.max())) if known.size else (None, None)
+        pays = max_score_of(self.suite.functions[name]), reference if np.isfinite(reference) else None, lowest, highest
+        return FunctionReport(name, weight, *pays, unit, self.suite.hashes[name], self.seconds.get(name, 0.0))
 
-    # --- all functions ---
-
-    def _formats(self, names: Sequence[str], readings: dict[str, InputFormat]) -> None:
+    def _look_at_all(self, names: Sequence[str], readings: dict[str, InputFormat]) -> None:
         fitting = "chat" if is_chat(self.rows[0]["prompt"]) else "text"
         for name in names:
             found = readings[name]
@@ -375,8 +351,8 @@ class _Audit:
             name, _, style = note.partition(" is written as ")
             if style:
                 self._add("signature.style", name, style=style)
-
-    def _look_at_all(self, names: list[str]) -> None:
+        if not names:
+            return
         self.findings += [*rules.hackable(self.table), *rules.overlaps(self.table)]
         applied = ~np.isnan(self.table.scores[:, self.table.weights != 0]).all(axis=1)
         served = {text.row for text, applies in zip(self.texts, applied, strict=True) if applies}

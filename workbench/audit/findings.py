@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.audit.probes import AROUND
-from workbench.audit.reference_completion import AS_ASKED
-from workbench.audit.texts import TEXTS
+from workbench.audit.completions import AROUND, AS_ASKED
 from workbench.rewards.tracing import Unreached
 
 REFERENCE, PROBE, SPELLING = "reference", "probe", "spelling"
@@ -20,20 +18,105 @@ _ALIKE = 0.8  # rank correlation over the probes, from which two functions pay f
 _POOR = 0.5  # of the way to the highest score of all
 _PAID = 0.9  # of the way from the lowest score to the reference's highest, where a function declares no maximum
 
+_SHOW = "say what a reference completion looks like: Task(ideal=lambda row: ...), and answer_column= if there are answers"
+_FIRST = "; the first is {name!r}: {text!r}"
+_EARNS = (
+    "cannot pay: a reference completion in the format that the prompt asks for earns {earned:g} of {most:g}{only}{also}{never}"
+)
+_COMPARE = (
+    "compare the pattern with that completion, character by character: line breaks (re.DOTALL), white space around the "
+    "answer, numbers against text"
+)
+
+# Rule -> (severity, text, remedy). A rule is the finding's kind, then a dot and which of that kind's texts it is.
+# An error is what a run would die of or learn the wrong thing from; a warning is probably not intended; a note is to know.
+TEXTS: dict[str, tuple[str, str, str]] = {
+    # the task
+    "answer_column": ("warning", "the answers were taken from the column {column!r}: no row has answer_column {named!r}",
+        "Task(answer_column={column!r})"),
+    "case": ("error", "regression case, {case}", "correct the function, or the case"),
+    "case.fails": ("error", "{value}", "{remedy}"),
+    "constant.none": ("error", "on {silent} of {rows} prompts no function applies (each returns None), for example {row:.200}",
+        "return a number where it applies; does it look for a value that the rows do not have?"),
+    "cut": ("error", "a reference completion takes {longest} tokens, and {limit} fit ({format})", "raise max_completion_length"),
+    "writes": ("note", "{files} appeared in the working directory: the functions were called, and wrote it",
+        "delete it, or let them write elsewhere"),
+    "other_rewards": ("note", "{advice}", ""),
+    # can it be called?
+    "signature": ("error", "{value}", "{remedy}"),
+    "signature.style": ("warning", "is written as {style}", "TRL itself calls by keyword"),
+    "needs_column": ("error", "{value}", "{remedy}"),
+    "chat_plain": ("note", "{note}", ""),
+    "chat_plain.wrong": ("warning", "{note}", "the workbench hands it what it reads; TRL itself does not"),
+    # does it fail?
+    "returns": ("error", "{value}", "{remedy}"),
+    "returns.value": ("error", "{error}, on {failed} of {tried} completions" + _FIRST,
+        "return a finite number, or None where the function does not apply"),
+    "raises": ("error", "{error}, on {failed} of {tried} completions" + _FIRST,
+        "return a low score, or None, where there is nothing to read; an exception ends the run"),
+    "late": ("error", "{failed} of {tried} completions were not scored in time ({deadline:g} s for all of them)" + _FIRST,
+        "does it hang (a pattern that backtracks)? restrict the pattern, or cut the text first; is it only slow (a judge)? "
+        "allow more time: --deadline"),
+    "slow": ("note", "takes {each:.2g} s per completion: a step of 64 waits {step:.0f} s for it",
+        "make it faster, or a coroutine"),
+    "no_deadline": ("note", "runs without a deadline, in this process: {reason}", ""),
+    # can it pay?
+    "constant": ("error", "cannot pay: {score:g} for each of {tried} completions, right, wrong or empty: no signal{never}",
+        "score what differs between completions; give a function that only prints the weight 0"),
+    "constant.penalty": ("warning", "never strikes: {score:g} for each of {tried} completions{never}",
+        "add a completion that triggers it to the task's probes"),
+    "constant.guessed": ("warning", "{score:g} for each of {tried} completions; the reference was guessed ({reference!r}){never}",
+        _SHOW),
+    "cannot_pay": ("error", _EARNS, _COMPARE),
+    "cannot_pay.layout": ("warning", _EARNS, _COMPARE),
+    "cannot_pay.guessed": ("warning", "the reference was guessed ({reference!r}), and it earns {earned:g} of {most:g}{never}",
+        _SHOW),
+    "cannot_pay.type": ("note", "the answers are of type {type}; a policy writes text", ""),
+    "sometimes": ("warning", "pays the reference completion in full on {paid} of {rows} prompts; {earned:g} on prompt {row}",
+        "look at that prompt and its answer: can the score be earned there?"),
+    "sometimes.never": ("note", "does not apply to the prompts that were tried (None for each)", ""),
+    "unreached": ("note", "no reference completion that was tried reaches {branch}", ""),
+    "tokenizer": ("error", "cannot pay with this tokenizer: a reference completion earns {paid:g}, decoded {left}: {reason}",
+        "use tags that are plain text to the tokenizer, and do not ask for what the template writes itself"),
+    "layout": ("warning", "pays a reference completion only when it is written {style}, and the prompt does not say so",
+        "show the exact format in the prompt, or let the pattern allow more (\\s*)"),
+    "spelling": ("warning", "the right answer earns no more than a wrong one when it is written {ways}",
+        "compare numbers, not text: workbench.rewards.compare.same_answer"),
+    # what else pays?
+    "hackable": ("error", "{what} earns {earned:g}, the reference completion {reference:g}: {name!r}{others}",
+        "pay only for what the reference completion has and this one lacks"),
+    "padding": ("warning", "{names} earns as much as the reference completion: no function minds the text around it",
+        "to enforce the format, pay for it (strict_format_reward) or for brevity"),
+    "silence": ("warning", "an empty completion earns {empty:g} from it, the reference completion {reference:g}",
+        "pay nothing for a completion without an answer, or weigh it far below the right answer"),
+    "right_by": ("warning", "calls a wrong answer right: it earns {score:g}, and above 0 counts as right ({chosen})",
+        "name the function that judges the answer: right_by="),
+    "overlap": ("note", "ranks the probes much as {other} does (rank correlation {alike:.2f}): one thing is paid twice",
+        "give one of the two less weight if that is not intended"),
+    # how does it score?
+    "scale": ("note", "is the only function: multiplying its scores, or its weight, changes no advantage",
+        "GRPO divides by the group's std anyway, unless scale_rewards is none"),
+    "state": ("note", "nothing calls its method {method!r} during a run", ""),
+    "random": ("warning", "does not repeat: the same completions score differently when scored again, or beside others",
+        "a score that depends on chance or on earlier calls teaches chance; the findings below may be chance, too"),
+    "unit": ("note", "counts characters{best}{but}",
+        "count completion_ids for tokens, or say characters in its name or docstring"),
+    "unbounded": ("warning", "its score {moves} without a bound as text is added: one long completion decides its whole group",
+        "cap it: max(-1.0, ...) or min(1.0, ...)"),
+    "evaluates": ("warning", "{place}: runs what a model wrote as Python, with all the rights of this process",
+        "use a parser (workbench.rewards.verifiers.evaluate), or a sandbox"),
+    "swallows": ("warning", "{place}: an exception becomes a score there, unnoticed",
+        "catch only what you expect of a completion, such as ValueError from float(...)"),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or worth knowing.
+    """One thing that is wrong, or worth knowing."""
 
-    Args:
-        kind: a word for scripts: the part before the dot of a key of `workbench.audit.texts.TEXTS`.
-        severity: "error", "warning" or "note".
-        function: the reward function; empty: the task as a whole.
-    """
-
-    kind: str
-    severity: str
-    function: str
+    kind: str  # a word for scripts: the part before the dot of a key of `TEXTS`
+    severity: str  # "error", "warning" or "note"
+    function: str  # the reward function; empty: the task as a whole
     text: str
     remedy: str = ""
 
@@ -43,11 +126,7 @@ class Finding:
 
 
 def finding(rule: str, function: str = "", severity: str | None = None, **values: Any) -> Finding:
-    """The finding of a rule of `TEXTS`, its text filled with these values.
-
-    Args:
-        severity: another than the table's.
-    """
+    """The finding of a rule of `TEXTS`, its text filled with these values; `severity`: another than the table's."""
     usual, text, remedy = TEXTS[rule]
     return Finding(rule.partition(".")[0], severity or usual, function, text.format(**values), remedy.format(**values))
 
@@ -98,9 +177,7 @@ class ScoreTable:
 def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool) -> Iterator[Finding]:
     """Whether a reference completion earns what the function has to give.
 
-    Args:
-        unreached: a function's name -> the branches that no reference completion reaches.
-        varies: its score goes with the length, so a difference between reference completions says nothing.
+    `unreached` names the branches that none reaches; where a score `varies` with the length, their differences say nothing.
     """
     scores, declared, at = table.column(function), table.maxima[table.names.index(function)], table.at(REFERENCE, AS_ASKED)
     known, earned, reference = scores[~np.isnan(scores)], scores[at], table.texts[0].text[:80]
@@ -114,7 +191,7 @@ def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence
         rule = "constant.penalty" if penalty else "constant.guessed" if table.guessed and could_pay else "constant"
         yield finding(rule, function, score=known[0], tried=known.size, reference=reference, never=_never(branches))
         return
-    rows = [text.row for text, is_reference in zip(table.texts, at, strict=True) if is_reference]
+    rows = [table.texts[index].row for index in np.flatnonzero(at)]
     targets = [_target(table, scores, row, declared, known.min(), varies) for row in rows]
     paid, mean = [not score < target for score, target in zip(earned, targets, strict=True)], float(np.nanmean(earned))
     if not any(paid):
@@ -123,11 +200,9 @@ def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence
         would = [t.name for t, score in of_first if t.kind == REFERENCE and t.name != AS_ASKED and score >= targets[0]]
         hacks = [t.name for t, score in of_first if t.kind == PROBE and not t.right and score >= most - _CLOSE]
         only = f"; it pays only {' or '.join(would)}" if would else "; it pays no reference completion that was tried"
-        also, rule = f"; {hacks[0]!r} earns {most:g}" if hacks else "", "cannot_pay"
-        if table.guessed and not would and not hacks:
-            rule = "cannot_pay.guessed"
-        elif would and not table.shown:
-            rule = "cannot_pay.layout"  # which of its layouts a policy writes is open
+        also = f"; {hacks[0]!r} earns {most:g}" if hacks else ""
+        layout = would and not table.shown  # which of its layouts a policy writes is open
+        rule = "cannot_pay.layout" if layout else "cannot_pay.guessed" if table.guessed and not (would or hacks) else "cannot_pay"
         values = {"earned": mean, "most": most, "only": only, "also": also, "never": _never(unreached(function))}
         yield finding(rule, function, reference=reference, **values)
         return
@@ -233,17 +308,15 @@ def spelling(table: ScoreTable, function: str) -> Iterator[Finding]:
     known = wrong.size and np.isfinite(wrong).any() and np.isfinite(right).any()
     if not known or not np.nanmax(right) > np.nanmax(wrong) + _CLOSE:
         return  # it does not look at the answer
-    best: dict[int, dict[str, float]] = {}  # by row and spelling
+    best: dict[tuple[int, str], float] = {}
     for text, score in zip(table.texts, scores, strict=True):
         if text.kind == SPELLING and score == score:
-            row = best.setdefault(text.row, {})
-            row[text.name] = max(score, row.get(text.name, -np.inf))
+            best[text.row, text.name] = max(score, best.get((text.row, text.name), -np.inf))
     ways: dict[str, str] = {}  # one example of each way that is not paid somewhere
-    for row in best.values():
-        if row.get(RIGHT, -np.inf) > (low := row.get(WRONG, np.inf) + _CLOSE):
-            for name, score in row.items():
-                if score <= low and name != WRONG:
-                    ways.setdefault(next((mark for mark in (".0", "$", ",") if mark in name), "."), name)
+    for (row, name), score in best.items():
+        low = best.get((row, WRONG), np.inf) + _CLOSE
+        if name != WRONG and score <= low < best.get((row, RIGHT), -np.inf):
+            ways.setdefault(next((mark for mark in (".0", "$", ",") if mark in name), "."), name)
     if ways:
         yield finding("spelling", function, ways=" or ".join(ways.values()))
 

@@ -1,14 +1,18 @@
 """The format that a prompt asks for, read as a reader would: tags in their order and with their line breaks, `####`,
-`\\boxed{}`, JSON to a schema, or nothing but words.
+`\\boxed{}`, JSON to a schema, or nothing but words; and which reward functions fit it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from workbench.data.answer_column import MARK
+from workbench.errors import DataError
+from workbench.rewards.answers import TAGS
+from workbench.rewards.library import THINK_TAGS, correctness_reward, last_line_reward, mark_correctness_reward
+from workbench.rewards.verifiers import countdown_reward, json_right_reward
 
 # Names of the block that holds the answer; any other block is for working it out.
 _ANSWER_TAGS = {
@@ -53,11 +57,7 @@ class ExpectedFormat(NamedTuple):
         return " ".join(parts) or "no format"
 
     def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
-        """A completion in this format.
-
-        Args:
-            compact: without the line breaks inside and between the blocks.
-        """
+        """A completion in this format; `compact`: without the line breaks inside and between the blocks."""
         final = answer if self.json or not self.boxed else f"\\boxed{{{answer}}}"
         final = f"{MARK} {final}" if self.mark else final
         if not self.blocks:
@@ -72,9 +72,8 @@ class ExpectedFormat(NamedTuple):
 
 def prompt_text(prompt: Any) -> str:
     """The words of a prompt that were not written by the assistant."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(str(message["content"]) for message in prompt if message["role"] != "assistant")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return "\n".join(str(message["content"]) for message in messages if message["role"] != "assistant")
 
 
 def parse_format(row: Mapping[str, Any]) -> ExpectedFormat:
@@ -91,13 +90,11 @@ def parse_format(row: Mapping[str, Any]) -> ExpectedFormat:
     answer_tag = next(iter(named[-1:] + last), None)
     for index, (name, opening, closing) in enumerate(marks):
         # After the block before, if it stands there: a prompt may name the tags first and show them afterwards.
-        start = text.find(opening, place)
-        start = text.find(opening) if start < 0 else start
+        start = text.find(opening, place if opening in text[place:] else 0)
         end = text.find(closing, start)
-        place = end + len(closing)
+        place, content = end + len(closing), text[start + len(opening) : end]
         following = text.find(marks[index + 1][1], place) if index + 1 < len(marks) else -1
         gap = text[place:following] if following >= 0 else ""
-        content = text[start + len(opening) : end]
         inside, shown, apart = _spaces(content), shown or "\n" in content, apart or bool(gap.strip())
         blocks.append(TagBlock(name, opening, closing, *inside, gap if gap and not gap.strip() else inside[0]))
     schema = row.get("schema") is not None
@@ -129,3 +126,36 @@ def _spaces(content: str) -> tuple[str, str]:
     if not content.strip() or content.strip(" \n").startswith(("and", "tags")):
         return ("\n", "\n") if "\n" in content else ("", "")
     return content[: len(content) - len(content.lstrip())], content[len(content.rstrip()) :]
+
+
+def grader_for(row: Mapping[str, Any]) -> Callable[..., list[float]]:
+    """The function that says whether a completion of this row is right, for the difficulty profile of 01.
+
+    Raises:
+        DataError: if the row has no answer: nothing then says what is right.
+    """
+    if "answer" not in row:
+        remedy = "measure without one (profile_prompts = 0), or with a reward function of your own"
+        raise DataError("the rows have no answer", rule="a pass rate needs a right answer", remedy=remedy)
+    if "numbers" in row and "target" in row:
+        return countdown_reward
+    if "schema" in row:
+        return json_right_reward
+    asked = prompt_text(row["prompt"])
+    if "<answer>" in asked:
+        return correctness_reward
+    return mark_correctness_reward if MARK in asked else last_line_reward
+
+
+def advice(row: Mapping[str, Any]) -> str:
+    """Which reward functions fit the row, where the five of notebook 02 do not; empty where they do."""
+    if "answer" not in row:
+        return "these rows have no answer: leave correctness_reward out and write reward functions that need none"
+    grader, expected = grader_for(row), parse_format(row)
+    if shipped := {countdown_reward: "countdown", json_right_reward: "json"}.get(grader):
+        return f"these rows need other rewards: `task: {shipped}` in a recipe, or workbench.rewards.{grader.__name__}"
+    tags = tuple(block.name for block in expected.blocks)
+    also = "think_answer_format_reward" if tags == THINK_TAGS else f"make_tags_reward({tags})"
+    fits = f"{grader.__name__}, {also}" if tags else grader.__name__
+    others = f"these prompts ask for {expected}, and 02's reward functions look for <reasoning> and <answer>"
+    return "" if tags == TAGS else f"{others}; what fits, in workbench.rewards: {fits}"

@@ -38,24 +38,12 @@ class Case:
     expected: dict[str, float | None]
 
 
-@dataclass(frozen=True)
-class CaseFailure:
-    """A case that did not get its expected score."""
-
-    case: Case
-    function: str  # or "total"
-    found: str  # what it did instead
-
-    def __str__(self) -> str:
-        return f"line {self.case.line} ({self.case.name}): {self.function} {self.found}"
-
-
 @dataclass(frozen=True, repr=False)
 class CaseResults:
     """A task's regression cases and those that failed; a case fails once per function. `str` names them."""
 
     cases: list[Case]
-    failures: list[CaseFailure]
+    failures: list[tuple[int, str]]  # line of the case, and what a function did there
 
     @property
     def ok(self) -> bool:
@@ -65,9 +53,9 @@ class CaseResults:
     def __str__(self) -> str:
         if not self.cases:
             return f"no regression cases: write {FILE} beside the task file"
-        failed = {failure.case.line for failure in self.failures}
+        failed = {line for line, _ in self.failures}
         head = f"{len(self.cases) - len(failed)} of {len(self.cases)} regression cases hold"
-        return "\n".join([head, *map(str, self.failures)])
+        return "\n".join([head, *(said for _, said in self.failures)])
 
     __repr__ = __str__
 
@@ -103,10 +91,7 @@ def cases_file(task: Task) -> Path | None:
 
 
 def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
-    """A task's cases.
-
-    Args:
-        file: where they are; None: where the task says.
+    """A task's cases; `file`: where they are, None: where the task says.
 
     Raises:
         TaskError: naming file and line, if one cannot be read or names a function that the task does not have.
@@ -115,8 +100,7 @@ def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
     if path is None:
         return []
     if not path.is_file():
-        rule = "cases are one file of JSON lines"
-        raise TaskError(f"{shown(path)}: no such file", rule=rule, remedy="correct its path, or omit it")
+        raise TaskError(f"{shown(path)}: no such file", rule="cases are a file of JSON lines", remedy="correct or omit its path")
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other line breaks, such as U+2028
     except UnicodeDecodeError as error:
@@ -138,7 +122,7 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     if unknown := sorted(set(content) - _FIELDS):
         raise wrong(f"unknown field {unknown[0]!r}", f"the fields are {', '.join(sorted(_FIELDS))}")
     row, columns = content.get("row", 0), content.get("columns", {})
-    if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < len(task.rows):
+    if type(row) is not int or not 0 <= row < len(task.rows):
         raise wrong(f"row = {row!r}", f"the task has rows 0 to {len(task.rows) - 1}")
     if not isinstance(columns, dict):
         raise wrong(f"columns = {columns!r}", 'columns are {"name": value, ...}')
@@ -148,32 +132,29 @@ def _case(task: Task, line: str, number: int, path: Path) -> Case:
     for function, value in expected.items():
         if function not in (*task.function_names, TOTAL):
             raise wrong(f"expects {function!r}", f"choose from {', '.join(task.function_names)} and {TOTAL}")
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        if type(value) not in (int, float, type(None)):
             raise wrong(f"expects {function} = {value!r}", "a score is a number, or null where it does not apply")
     name = content.get("name") or (content["completion"].strip().splitlines() or ["(empty)"])[-1][:40]
     return Case(number, str(name), {**task.rows[row], **columns}, content["completion"], expected)
 
 
-def failed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False) -> list[CaseFailure]:
-    """The cases that a task's rewards do not score as expected.
-
-    Args:
-        suite: the task's, if there is one already.
-        quiet: what the functions print is not shown.
-    """
+def failed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False) -> list[tuple[int, str]]:
+    """The cases that a task's rewards do not score as expected; `suite`: the task's, if there is one already."""
     if not cases:
         return []
     with contextlib.nullcontext(suite) if suite else contextlib.closing(RewardSuite(task, 1, on_error="skip")) as own:
         scored = own.score_each([case.row for case in cases], [case.completion for case in cases], quiet=quiet)
     failures = []
     for index, case in enumerate(cases):
+        place = f"line {case.line} ({case.name})"
         errors = {name: each.errors[index] for name, each in scored.items() if index in each.errors}
-        failures += [CaseFailure(case, name, f"{error} for {case.completion[:80]!r}") for name, error in errors.items()]
+        said = [f"{place}: {name} {error} for {case.completion[:80]!r}" for name, error in errors.items()]
         found = {name: None if math.isnan(each.scores[index]) else each.scores[index] for name, each in scored.items()}
         found[TOTAL] = math.fsum(weight * (found[name] or 0.0) for name, weight in zip(own.names, own.weights, strict=True))
         for function, expected in case.expected.items() if not errors else ():
             score, known = found[function], None not in (found[function], expected)
             if not (math.isclose(score, expected, rel_tol=1e-6, abs_tol=1e-6) if known else score is expected):
-                said, right = ("None" if value is None else f"{value:g}" for value in (score, expected))
-                failures.append(CaseFailure(case, function, f"is {said}, expected {right}"))
+                was, right = ("None" if value is None else f"{value:g}" for value in (score, expected))
+                said.append(f"{place}: {function} is {was}, expected {right}")
+        failures += [(case.line, each) for each in said]
     return failures

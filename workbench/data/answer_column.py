@@ -1,7 +1,4 @@
-"""Which column is the prompt and which the answer, and the right answer inside it: after `####`, as a number, as text.
-
-A column that is not called `prompt` or `answer` is never used in silence: it is in the notes, with the way to choose another.
-"""
+"""Which column is the prompt and which the answer (never in silence), and the right answer inside it, as text."""
 
 from __future__ import annotations
 
@@ -39,16 +36,9 @@ _LIKELY = {
 def choose_columns(
     first: Sequence[Row], prompt: str | None = None, answer: str | None = None
 ) -> tuple[str, str | None, list[str]]:
-    """Decide which columns hold prompt and answer: (the prompt's name, the answer's, notes).
+    """Which columns of these rows hold prompt and answer, asked for as in `check`: (the prompt's name, the answer's, notes).
 
-    Args:
-        first: some of the rows.
-        prompt: the prompt's; None: `prompt`, or the one well-known other name that is there.
-        answer: the answer's; None: likewise; "none": the task has no answers; "assistant" (unless a column is called so):
-            what the assistant says last in the prompt's chat.
-
-    Raises:
-        DataError: if there is no such column, several could be meant, or a column has a name that TRL reserves.
+    DataError: there is no such column, several could be meant, or a column has a name that TRL reserves.
     """
     # A reserved name in some rows is those rows' fault; in all of them it is the dataset's.
     reserved = RESERVED_COLUMNS - {prompt, answer}
@@ -91,11 +81,9 @@ def _one(
     quoted = {name: name if re.fullmatch(r"[\w.-]+", name) else json.dumps(name, ensure_ascii=False) for name in choices}
     typed = ", or ".join(f"--{role} {quoted[name]} ({role}_column={name!r}){when}" for name, when in choices.items())
     what = f"{' and '.join(map(repr, found))} could both be the {role}" if found else f"no column {role!r}"
-    raise DataError(
-        f"{what}; the rows have {there}",
-        rule=f"the {role} is a column of the rows, called {role!r} or by its own name",
-        remedy=f"say which: {typed}" if typed else "give the rows named columns",
-    )
+    rule = f"the {role} is a column of the rows, called {role!r} or by its own name"
+    remedy = f"say which: {typed}" if typed else "give the rows named columns"
+    raise DataError(f"{what}; the rows have {there}", rule=rule, remedy=remedy)
 
 
 def extract_answer(text: Any, mark: str = MARK) -> str | None:
@@ -112,21 +100,13 @@ def extract_answer(text: Any, mark: str = MARK) -> str | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is one number: digits, thousands' commas, a sign, a fraction, `$` or `%`.
-
-    >>> is_number("-1,000.50"), is_number("3/4"), is_number("12 apples")
-    (True, True, False)
-    """
+    """Whether a text is one number: digits, thousands' commas, a sign, a fraction, `$` or `%`; "12 apples" is none."""
     text = text.strip()
     return len(text) <= _LONGEST and any(map(str.isdigit, text)) and _NUMBER.fullmatch(text) is not None
 
 
 def unit_of(text: str) -> str | None:
-    """The unit of a text that is one number and its unit; None if it is anything else.
-
-    >>> unit_of("49000 g"), unit_of("3 km/h"), unit_of("49000"), unit_of("about 3 g")
-    ('g', 'km/h', None, None)
-    """
+    """The unit of a text that is one number and its unit, as km/h of "3 km/h"; None if it is anything else."""
     found = _WITH_UNIT.fullmatch(text) if len(text) <= _LONGEST else None
     return found and found[1]
 
@@ -146,10 +126,8 @@ class Units(dict[str, list]):
         """Lines about answers that are not all written alike, or that a comma makes doubtful."""
         notes = []
         if "0,75" in self:
-            notes.append(
-                f"{self['0,75'][0]} of the answers hold a comma as in 0,75 ({self['0,75'][1]}): rewards take them for two "
-                "numbers; write 0.75 if they are decimals"
-            )
+            found = f"{self['0,75'][0]} of the answers hold a comma as in 0,75 ({self['0,75'][1]})"
+            notes.append(f"{found}: rewards take them for two numbers; write 0.75 if they are decimals")
         bare, first_bare = self.get("", (0, ""))
         units = sorted((found for kind, found in self.items() if kind not in ("", "0,75")), key=lambda found: -found[0])
         if units and len(units) + bool(bare) > 1:
@@ -161,13 +139,7 @@ class Units(dict[str, list]):
 
 
 def says(line: str, answer: str) -> bool:
-    """Whether a line says the answer: `Answer: 12`, `The answer is $12.`, `#### 12`, `\\boxed{12}`.
-
-    Only where nothing else follows: "Answer: yes or no" says nothing. Linear in the line's length.
-
-    >>> says("Answer: 12 eggs", "12"), says("The answer is: **12**.", "12")
-    (False, True)
-    """
+    """Whether a line says the answer and nothing after it: `The answer is $12.`, `#### 12`, `\\boxed{12}`; in linear time."""
     line, wanted = line.casefold(), _bare(answer)
     for mark in (*_NOUNS, MARK, "<answer>", "\\boxed"):
         _, found, rest = line.rpartition(mark)
@@ -186,13 +158,9 @@ def _bare(text: str) -> str:
 
 
 def as_text(answer: Any, found: list[str]) -> str:
-    """The answer as text; how it was made text is added to `found`.
+    """The answer as text, or LeftOut; how it was made text is added to `found`.
 
-    Answers are text: reward functions compare texts, and a column that holds numbers in some rows and text in others
-    cannot be handed to a trainer at all.
-
-    Raises:
-        LeftOut: if it cannot be text.
+    Reward functions compare texts, and a column of numbers in some rows and texts in others cannot be handed to a trainer.
     """
     if hasattr(answer, "tolist"):  # numpy's numbers and arrays
         answer = answer.tolist()

@@ -11,19 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from workbench.data import answer_column as columns
 from workbench.data import prompts, reasons
-from workbench.data.answer_column import (
-    LAST_TURN,
-    MARK,
-    PLACEHOLDERS,
-    Units,
-    as_text,
-    choose_columns,
-    extract_answer,
-    is_number,
-    says,
-    unit_of,
-)
+from workbench.data.answer_column import LAST_TURN, MARK, PLACEHOLDERS, as_text, extract_answer, is_number, says
 from workbench.data.prompts import comparable, last_turn
 from workbench.data.reasons import LeftOut, Reason, Report
 from workbench.data.sources import Source, Unreadable, open_source
@@ -42,15 +32,12 @@ _LARGEST = 2**63
 def check(
     source: Any,
     *,
-    prompt_column: str | None = None,
-    answer_column: str | None = None,
-    answer_after: str | None = "auto",
     system: str = "none",
     worked_example: bool = False,
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Check every row of a source and turn those that can be used into prompts.
+    """Check every row of a source and turn those that can be used into prompts; the `Report` shows itself.
 
     >>> report = wb.check([{"question": "What is 1 + 1?", "answer": 2}, {"question": "", "answer": "2"}], system="tags")
     >>> print(report)
@@ -60,24 +47,21 @@ def check(
 
     Args:
         source: anything that `wb.open_source` takes, or what it returned.
-        prompt_column: None: "prompt", or a well-known other name such as "question", which the report then states.
-        answer_column: likewise; "assistant": the last turn of a chat; "none": the task has no answers.
-        answer_after: mark that the answer stands after; "auto": GSM8K's `####`, where most answers have it; None: none.
         system: the format that the system message asks for: "tags", "think", "mark", "none", or a text.
         worked_example: show one worked example ("tags", "think" and "mark" have one).
         progress: called with the number of rows read, now and then; None: a count in the cell.
-        options: `other`: the other split, whose prompts are contamination here; `numbers=True`: leave out rows whose answer
-            is no number; `examples`, `as_turns`, `chat`: as for `Checked`.
-
-    Returns:
-        A `Report`, which shows itself; `report.require()` returns the rows that were kept.
+        prompt_column: None: "prompt", or a well-known other name such as "question", which the report then states.
+        answer_column: likewise; "assistant": the last turn of a chat; "none": the task has no answers.
+        answer_after: mark that the answer stands after; "auto" (default): GSM8K's `####`, where most have it; None: none.
+        other: the other split, anything that can be opened: a prompt that stands there too is contamination.
+        numbers: leave out rows whose answer is no number.
+        options: these, and `examples`, `as_turns` and `chat` of `Checked`.
 
     Raises:
         DataError: if the source cannot be opened, is empty, or its columns are ambiguous.
     """
     if worked_example:
         options["examples"] = prompts.examples_for(system)
-    options |= {"prompt_column": prompt_column, "answer_column": answer_column, "answer_after": answer_after}
     return Checked(source, system=prompts.system_prompt(system), progress=progress or count_line("rows"), **options).collect()
 
 
@@ -86,58 +70,44 @@ class Checked:
     """The rows of a source that can be used, one by one; `report` is complete once all have been gone through.
 
     A row of the result has `prompt` (chat messages, or text), `answer` (text) if the task has answers, and every other
-    column as it was.
-
-    Args:
-        source, prompt_column, answer_column, answer_after: as for `check`.
-        system: text of a system message for prompts that bring none; empty: none.
-        examples: worked (question, answer) pairs to show before a prompt that is text.
-        as_turns: show the examples as turns of the chat, not in the system message.
-        chat: make chat messages of prompts that are text; False keeps them text.
-        numbers: an answer that is no number cannot be right, so its row is left out.
-        other: the other split, anything that `open_source` takes: a prompt that stands there too is contamination.
-        progress: called with the number of rows read, now and then.
-
-    Raises:
-        DataError: if the columns cannot be told, or there are no rows, before the first row is given out.
+    column as it was. What is not explained is as for `check`, and so are the errors.
     """
 
     source: Any
     _: KW_ONLY
     prompt_column: str | None = None
     answer_column: str | None = None
-    system: str = ""
-    examples: Sequence[tuple[str, str]] = ()
-    as_turns: bool = False
-    chat: bool = True
+    system: str = ""  # text of a system message for prompts that bring none; empty: none
+    examples: Sequence[tuple[str, str]] = ()  # worked (question, answer) pairs to show before a prompt that is text
+    as_turns: bool = False  # show the examples as turns of the chat, not in the system message
+    chat: bool = True  # make chat messages of prompts that are text; False keeps them text
     answer_after: str | None = "auto"
-    numbers: bool = False
-    other: Any = None
+    numbers: bool = False  # an answer that is no number cannot be right, so its row is left out
+    other: Any = None  # the other split, anything that `open_source` takes: a prompt that stands there too is contamination
     progress: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.chat and (self.system or self.examples):
-            raise DataError(
-                "chat = False, and a system message or examples",
-                rule="only chat messages have a system message",
-                remedy="leave chat as it is, or write both into the prompts yourself",
-            )
+            rule, remedy = "only chats have a system message", "leave chat as it is, or write both into the prompts yourself"
+            raise DataError("chat = False, and a system message or examples", rule=rule, remedy=remedy)
         if not isinstance(self.source, Source):
             self.source = open_source(self.source)
         first = self.source.first()
         taken = {name for row in first for name in row}
         if not first and next(iter(self.source), self) is self:
             raise DataError(f"{self.source.name}: no rows", rule="a dataset has rows", remedy="check the file")
-        asked = (self.prompt_column, self.answer_column)
         # Where nothing can be read, every row is listed with its reason.
-        self.prompt_column, self.answer_column, notes = choose_columns(first, *asked) if first else ("prompt", "answer", [])
+        chosen = columns.choose_columns(first, self.prompt_column, self.answer_column) if first else ("prompt", "answer", [])
+        self.prompt_column, self.answer_column, notes = chosen
         own = {self.prompt_column, self.answer_column}
         self.names = _free_names(taken, own)
         self.reserved = RESERVED_COLUMNS - own
         self.last_turn = self.answer_column == LAST_TURN and LAST_TURN not in taken
         self.notes = [*self.source.notes, *notes]
         self.notes += [f"the column {old!r} is kept as {new!r}" for old, new in self.names.items() if old]
-        answers = [self._answer_of(row) for row in first] if self.answer_column else []
+        answers = [row.get(self.answer_column) for row in first] if self.answer_column else []
+        if self.last_turn:
+            answers = [last_turn(row.get(self.prompt_column), [])[1] for row in first]
         self.mark = self.answer_after
         if self.mark == "auto":
             # Most end with a line that begins with the mark, as GSM8K's do.
@@ -151,9 +121,7 @@ class Checked:
 
     def _questions(self) -> set[int]:
         # Hashes of what the other split asks, without system messages.
-        if self.other is None or (isinstance(self.other, (list, tuple)) and not self.other):
-            return set()
-        source = open_source(self.other)
+        source = open_source(() if self.other is None else self.other)
         if not source.first(1):
             return set()
         rows = Checked(source, answer_column="none")
@@ -162,12 +130,11 @@ class Checked:
 
     def collect(self) -> Report:
         """Go through all rows and keep them in the report."""
-        rows = list(self)
-        self.report.kept = rows
+        self.report.kept = list(self)
         return self.report
 
     def __iter__(self) -> Iterator[Row]:
-        report, units = self.begin(), Units()
+        report, units = self.begin(), columns.Units()
         for number, raw in enumerate(self.source):
             report.read += 1
             row, reason = self.look(raw)
@@ -190,8 +157,8 @@ class Checked:
         self._kinds: dict[str, str] = {}
         self._keys: dict[str, Any] = {}
         self._chat_rows: bool | None = None
-        columns = {"prompt": self.prompt_column, "answer": self.answer_column}
-        self.report = Report(self.source.name, notes=[*self.notes], columns=columns)
+        chosen = {"prompt": self.prompt_column, "answer": self.answer_column}
+        self.report = Report(self.source.name, notes=[*self.notes], columns=chosen)
         return self.report
 
     def look(self, raw: Any) -> tuple[Row, Reason | None]:
@@ -206,7 +173,7 @@ class Checked:
         if not isinstance(raw, dict):
             raise LeftOut(raw.reason if isinstance(raw, Unreadable) else reasons.NOT_AN_OBJECT)
         if not self.reserved.isdisjoint(raw):
-            raise LeftOut(reasons.reserved(min(self.reserved.intersection(raw))))
+            raise LeftOut(reasons.column_is(min(self.reserved.intersection(raw)), "is reserved by TRL", "rename the column"))
         asked = raw.get(self.prompt_column)
         if self.last_turn:
             asked, answer = last_turn(asked, self._found)
@@ -214,8 +181,19 @@ class Checked:
         row: Row = {"prompt": self._prompt(asked)}
         if self.answer_column is not None:
             self._answer(raw.get(self.answer_column), row)
-        self._others(raw, row)
-        self._twice(row)
+        for name, value in raw.items():
+            if name not in (self.prompt_column, self.answer_column):
+                row[self.names.get(name, name)] = value = prompts.plain(name, value, self._found)
+                self._one_kind(name, value, self._found)
+        for message in () if isinstance(row["prompt"], str) else row["prompt"]:
+            for name in message.keys() - {"role", "content"}:
+                self._one_kind(f"prompt.{name}", message[name], [])
+        if self.elsewhere and hash(comparable(row["prompt"], system=False)) in self.elsewhere:
+            raise LeftOut(reasons.CONTAMINATED)
+        key, answer = hash(comparable(row["prompt"])), hash(row.get("answer"))
+        if key in self._seen:
+            raise LeftOut(reasons.DUPLICATE if self._seen[key] == answer else reasons.CONTRADICTS)
+        self._seen[key] = answer
         self._kinds |= self._met
         self._chat_rows = not isinstance(row["prompt"], str)
         return row
@@ -244,9 +222,6 @@ class Checked:
         if self._chat_rows is not None and isinstance(prompt, str) is self._chat_rows:
             raise LeftOut(reasons.MIXED)
         return prompt
-
-    def _answer_of(self, row: Row) -> Any:
-        return last_turn(row.get(self.prompt_column), [])[1] if self.last_turn else row.get(self.answer_column)
 
     def _answer(self, value: Any, row: Row) -> None:
         if value is None and self.last_turn:
@@ -280,15 +255,6 @@ class Checked:
             elif len(answer) >= SHORTEST_COPY:
                 self._found.append(reasons.VERBATIM)
 
-    def _others(self, raw: Row, row: Row) -> None:
-        for name, value in raw.items():
-            if name not in (self.prompt_column, self.answer_column):
-                row[self.names.get(name, name)] = value = prompts.plain(name, value, self._found)
-                self._one_kind(name, value, self._found)
-        for message in () if isinstance(row["prompt"], str) else row["prompt"]:
-            for name in message.keys() - {"role", "content"}:
-                self._one_kind(f"prompt.{name}", message[name], [])
-
     def _one_kind(self, column: str, value: Any, found: list[str]) -> None:
         if type(value) is dict and self._keys.setdefault(column, value.keys()) != value.keys():
             found.append(reasons.other_keys(column))
@@ -299,14 +265,6 @@ class Checked:
                 raise LeftOut(reasons.column_is(place, f"is {kind}, and {known} in earlier rows"))
             if type(inner) is int and not -_LARGEST <= inner < _LARGEST:
                 raise LeftOut(reasons.column_is(place, "holds a whole number beyond 64 bits"))
-
-    def _twice(self, row: Row) -> None:
-        if self.elsewhere and hash(comparable(row["prompt"], system=False)) in self.elsewhere:
-            raise LeftOut(reasons.CONTAMINATED)
-        key, answer = hash(comparable(row["prompt"])), hash(row.get("answer"))
-        if key in self._seen:
-            raise LeftOut(reasons.DUPLICATE if self._seen[key] == answer else reasons.CONTRADICTS)
-        self._seen[key] = answer
 
 
 def _free_names(taken: set[str], own: set[str | None]) -> dict[str, str]:
@@ -326,7 +284,7 @@ def _numeric(answers: list[Any], mark: str | None) -> bool:
         with contextlib.suppress(LeftOut):
             texts.append(extract_answer(answer, mark) if mark else as_text(answer, []))
     texts = [text for text in texts if text and text.casefold() not in PLACEHOLDERS]
-    numbers = sum(is_number(text) or unit_of(text) is not None for text in texts)
+    numbers = sum(is_number(text) or columns.unit_of(text) is not None for text in texts)
     return len(texts) >= 10 and numbers >= 0.9 * len(texts)
 
 

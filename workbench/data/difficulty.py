@@ -1,7 +1,6 @@
 """How hard each prompt is for a policy: how often it was solved, and how many groups would teach nothing.
 
-Kept as `difficulty.jsonl` beside the dataset: a first line with what was sampled and how, then one line a prompt, appended
-as they are measured, so that a profile that was interrupted goes on where it stopped.
+`difficulty.jsonl`: a line with what was sampled and how, then one a prompt, as they are measured; an interrupted one goes on.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import Any, NamedTuple
 
 from workbench.data.split import fingerprint, step_of
 from workbench.errors import DataError
-from workbench.run.lines import append_line, read_lines
 from workbench.task import Row
-from workbench.workspace import resolve, shown
+from workbench.workspace import append_line, read_lines, resolve, shown
 
 
 class Solved(NamedTuple):
@@ -48,10 +46,7 @@ class Profile:
     def within(self, low: float = 0.0, high: float = 1.0) -> Band:
         """The rows whose pass rate lies in a band, both ends included; rows that were not measured are kept, and counted.
 
-        Nothing is lost: what is filtered out is returned too. 0.01 and 0.99 leave out what was never and always solved.
-
-        Raises:
-            DataError: if the band is empty or lies outside 0 to 1.
+        Nothing is lost: what is filtered out is returned too. DataError: the band is empty, or not within 0 to 1.
         """
         if not 0 <= low <= high <= 1:
             remedy = "use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved"
@@ -77,10 +72,7 @@ class Profile:
         return sum(s.finished for s in self.solved.values()) / max(1, sum(s.of for s in self.solved.values()))
 
     def dead_groups(self, num_generations: int) -> float:
-        """Estimated share of groups of this size in which all completions are right, or all wrong: those teach nothing.
-
-        By rightness alone: other reward functions may still tell the completions of such a group apart.
-        """
+        """Estimated share of groups of this size that are all right or all wrong: by rightness alone, those teach nothing."""
         return sum(dead_share(s.right, s.of, num_generations) for s in self.solved.values()) / max(1, len(self.solved))
 
     def __repr__(self) -> str:
@@ -95,11 +87,7 @@ class Profile:
 def dead_share(right: int, of: int, size: int) -> float:
     """Chance that a group of `size` completions of a prompt is all right or all wrong, from `right` of `of` completions.
 
-    With at least `size` completions at hand: the share of all ways to draw a group from them, which is unbiased. With
-    fewer: the mean over a uniform prior of the pass rate, after these completions.
-
-    >>> dead_share(2, 4, 4), dead_share(4, 4, 4), round(dead_share(2, 4, 2), 3)
-    (0.0, 1.0, 0.333)
+    The share of all ways to draw a group from them; where they are too few, the mean over a uniform prior of the pass rate.
     """
     wrong = of - right
     if of >= size:
@@ -126,12 +114,9 @@ def measure(
 
     Args:
         attempt: samples and scores completions: rows -> one `Solved` a row.
-        settings: what decides the outcome (policy, rewards, temperature, ...): a file of other settings is refused.
+        settings: what decides the outcome (policy, rewards, ...); DataError if the file was measured under others.
         batch: prompts at a time.
         progress: called with (prompts measured, prompts in all) after each batch.
-
-    Raises:
-        DataError: if the file was measured under other settings.
     """
     path = resolve(file)
     settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
@@ -141,11 +126,8 @@ def measure(
     profile = load_profile(path)
     if profile.settings != settings:
         differ = sorted(key for key in {*settings, *profile.settings} if settings.get(key) != profile.settings.get(key))
-        raise DataError(
-            f"{shown(path)}: measured with another {', '.join(differ)}",
-            rule="one profile holds measurements of one kind",
-            remedy="delete the file to measure anew, or choose another file",
-        )
+        rule, remedy = "one profile holds measurements of one kind", "delete the file to measure anew, or choose another file"
+        raise DataError(f"{shown(path)}: measured with another {', '.join(differ)}", rule=rule, remedy=remedy)
     wanted = {row_key(row): row for row in rows}
     missing = [key for key in wanted if key not in profile.solved]
     done = len(wanted) - len(missing)
@@ -169,11 +151,7 @@ def pick(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def load_profile(file: str | Path) -> Profile:
-    """Read a profile.
-
-    Raises:
-        DataError: if the file is not one.
-    """
+    """Read a profile; DataError if the file is not one."""
     path = resolve(file)
     first, *lines = [*read_lines(path)] or [{}]
     if "settings" not in first:

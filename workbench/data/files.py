@@ -1,7 +1,4 @@
-"""Readers of data files: each returns (a function that begins a pass over the rows, notes).
-
-A pass yields dicts, and `Unreadable` in the place of what is not one. Blank lines are skipped.
-"""
+"""Readers of data files: each returns (a function whose passes yield dicts, or `Unreadable` in their place; notes)."""
 
 from __future__ import annotations
 
@@ -72,12 +69,9 @@ def json_lines(path: Path) -> Opened:
 
 
 def json_file(path: Path, split: str | None = None) -> Opened:
-    """One JSON document: a list of objects, an object that holds such lists (of which `split` names one), or of columns.
+    """One JSON document, read whole: a list of objects, an object of such lists (of which `split` names one), or of columns.
 
-    The document is read whole: for millions of rows, JSON lines or Parquet are the better form.
-
-    Raises:
-        DataError: if it is not JSON, or of another shape, or has no such split.
+    DataError: it is not JSON, of another shape, or has no such split.
     """
     name = shown(path)
     try:
@@ -92,27 +86,29 @@ def json_file(path: Path, split: str | None = None) -> Opened:
     lists = {key: value for key, value in holds.items() if isinstance(value, list)}
     of_objects = [key for key, value in lists.items() if value and all(isinstance(row, dict) for row in value[:10])]
     if of_objects:
-        chosen = split or ("train" if "train" in of_objects else of_objects[0] if len(of_objects) == 1 else None)
-        if chosen not in of_objects:
-            value = f"{name}: no split {split!r}" if split else f"{name}: {len(of_objects)} lists of objects"
-            remedy = f"choose with split (--split): {', '.join(of_objects)}"
-            raise DataError(value, rule="rows come from one of the lists", remedy=remedy)
+        chosen = choose("split", name, split, of_objects, "train")
         return lambda: iter(lists[chosen]), [f"the rows are the list {chosen!r} of {', '.join(of_objects)}"]
     if split is not None:
         raise no_splits(name, split)
     if lists and len(lists) == len(holds) and len(set(map(len, lists.values()))) == 1:
         return lambda: by_row(lists), [f"the document holds columns: {', '.join(lists)}"]
     keys = f" with {', '.join(map(repr, list(holds)[:8]))}" if isinstance(document, dict) else ""
-    raise DataError(
-        f"{name}: a {type(document).__name__}{keys}",
-        rule="a .json file holds a list of objects, or columns of one length",
-        remedy='write [{"prompt": ..., "answer": ...}, ...]',
-    )
+    rule, remedy = "a .json file holds a list of objects, or columns of one length", 'write [{"prompt": ..., "answer": ...}, ...]'
+    raise DataError(f"{name}: a {type(document).__name__}{keys}", rule=rule, remedy=remedy)
 
 
 def by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """The rows of columns of one length."""
     return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def choose(what: str, name: str, asked: str | None, there: Sequence[str], usual: str) -> str:
+    """The split or subset that was asked for, else the usual one, else the only one; DataError where it is not there."""
+    chosen = asked or (usual if usual in there else there[0] if len(there) == 1 else None)
+    if chosen not in there:
+        value, remedy = f"no {what} {asked!r}" if asked else f"{len(there)} {what}s", ", ".join(there[:12])
+        raise DataError(f"{name}: {value}", rule=f"rows come from one {what}", remedy=f"choose with {what} (--{what}): {remedy}")
+    return chosen
 
 
 def no_splits(name: str, split: str) -> DataError:
@@ -122,14 +118,9 @@ def no_splits(name: str, split: str) -> DataError:
 
 
 def csv_file(path: Path) -> Opened:
-    """Comma-, semicolon- or tab-separated text with a header line; quoting as spreadsheets write it.
-
-    Raises:
-        DataError: if there is no header, or two columns have one name.
-    """
+    """Comma-, semicolon- or tab-separated text; DataError where a header line is missing or names two columns alike."""
     encoding, notes = _encoding(path)
     csv.field_size_limit(LONGEST_FIELD)
-
     open_text = partial(path.open, encoding=encoding, errors="replace", newline="")
     with open_text() as text:
         first = next(filter(str.strip, text), "")
@@ -156,11 +147,8 @@ def csv_file(path: Path) -> Opened:
     names = [] if isinstance(header, str) else [name.strip() or f"unnamed_{n}" for n, name in enumerate(header)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
-        raise DataError(
-            f"{shown(path)}: {f'two columns are called {twice[0]!r}' if twice else header or 'empty'}",
-            rule="the first line names the columns, each once",
-            remedy="correct the header line",
-        )
+        value, rule = f"two columns are called {twice[0]!r}" if twice else header or "empty", "the first line names the columns"
+        raise DataError(f"{shown(path)}: {value}", rule=f"{rule}, each once", remedy="correct the header line")
 
     def rows() -> Iterator[Any]:
         for began, values in itertools.islice(records(), 1, None):
@@ -192,11 +180,7 @@ def _encoding(path: Path) -> tuple[str, list[str]]:
 
 
 def parquet_file(path: Path) -> Opened:
-    """A Parquet file, in batches.
-
-    Raises:
-        DataError: if it is not one.
-    """
+    """A Parquet file, in batches; DataError if it is not one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

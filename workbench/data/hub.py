@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from workbench.data.files import choose
 from workbench.errors import DataError
 from workbench.workspace import shown
 
@@ -20,12 +21,9 @@ def load(name: str, called: str, subset: str | None = None) -> tuple[Any, list[s
     """(the dataset with all its splits, notes on what was chosen).
 
     Args:
-        name: `owner/name`, or the path of a folder.
+        name: `owner/name`, or the path of a folder; DataError if it is not there, or cannot be reached.
         called: what to call it in messages.
-        subset: None: "main" where there is one, else the only one.
-
-    Raises:
-        DataError: if it is not there, cannot be reached, or has several subsets to choose from.
+        subset: None: "main" where there is one, else the only one; DataError if there are several.
     """
     import datasets
 
@@ -35,10 +33,7 @@ def load(name: str, called: str, subset: str | None = None) -> tuple[Any, list[s
             return datasets.load_from_disk(name), []
         with _quietly(datasets) if folder is not None else without_waiting():
             subsets = datasets.get_dataset_config_names(name) if subset is None else [subset]
-            chosen = subset or ("main" if "main" in subsets else subsets[0] if len(subsets) == 1 else None)
-            if chosen is None:
-                remedy = f"choose with subset (--subset): {', '.join(subsets[:12])}"
-                raise DataError(f"{called}: {len(subsets)} subsets", rule="rows come from one subset", remedy=remedy)
+            chosen = choose("subset", called, subset, subsets, "main")
             cache = _own_cache(folder) if folder is not None else None
             found = datasets.load_dataset(name, chosen, cache_dir=cache)
             notes = [f"subset {chosen!r} of {', '.join(subsets)}"] if len(subsets) > 1 else []

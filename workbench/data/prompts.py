@@ -1,7 +1,4 @@
-"""Prompts: what a system message asks for, questions as chat messages, and chats as they come from the world.
-
-A system prompt says which format the reward functions will look for, so each is named after the format it asks for.
-"""
+"""Prompts: system prompts, each named after the format it asks for, questions as chat messages, and chats as they come."""
 
 from __future__ import annotations
 
@@ -60,11 +57,7 @@ _REPAIRS = (
 
 
 def system_prompt(which: str | None) -> str:
-    """The text of a system prompt: one of the names above, or the text itself; None and "none" mean no system message.
-
-    Raises:
-        DataError: for a single word that is no name: a slip, or a system prompt that says nothing.
-    """
+    """The text of a named system prompt, or the text itself; None and "none": none. DataError for a word that is no name."""
     if which and which not in SYSTEM_PROMPTS and len(which.split()) < 2:
         rule = f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text"
         raise DataError(f"system_prompt = {which!r}", rule=rule, remedy="choose a name, or write out the text")
@@ -72,30 +65,17 @@ def system_prompt(which: str | None) -> str:
 
 
 def examples_for(which: str | None) -> list[tuple[str, str]]:
-    """The worked example of a named system prompt, as a list of one.
-
-    Raises:
-        DataError: if that system prompt has none.
-    """
+    """The worked example of a named system prompt, as a list of one; DataError if it has none."""
     if which not in EXAMPLES:
-        raise DataError(
-            f"no worked example for system_prompt = {str(which)[:40]!r}",
-            rule=f"an example ships for each of {', '.join(EXAMPLES)}",
-            remedy="choose one of those, or give examples=[(question, answer)] of your own",
-        )
+        rule, remedy = f"an example ships for each of {', '.join(EXAMPLES)}", "choose one of those, or give examples of your own"
+        raise DataError(f"no worked example for system_prompt = {str(which)[:40]!r}", rule=rule, remedy=remedy)
     return [EXAMPLES[which]]
 
 
 def to_messages(
     question: str, system: str = "", examples: Sequence[tuple[str, str]] = (), *, as_turns: bool = False
 ) -> list[dict[str, str]]:
-    """A question as chat messages.
-
-    Args:
-        system: text of the system message; empty: none.
-        examples: (question, answer) pairs that are shown first.
-        as_turns: show them as turns of the chat; otherwise they stand in the system message.
-    """
+    """A question as chat messages. (question, answer) examples go into the system message (empty: none), or stand `as_turns`."""
     if examples and not as_turns:
         heading = "For example:" if len(examples) == 1 else "For examples:"
         told = "\n\n".join(f"{asked}\n{answered}" for asked, answered in examples)
@@ -152,11 +132,7 @@ def plain(column: str, value: Any, found: list[str]) -> Any:
 
 
 def messages_of(value: Any, found: list[str]) -> list[dict[str, str]]:
-    """`value` as chat messages that end where the policy begins.
-
-    Raises:
-        LeftOut: if it cannot be.
-    """
+    """`value` as chat messages that end where the policy begins, or LeftOut."""
     if value is None:
         raise LeftOut(reasons.NO_PROMPT)
     if isinstance(value, dict) and "content" in value:
@@ -213,8 +189,7 @@ def _message(raw: Any, found: list[str]) -> dict[str, str]:
 def comparable(prompt: Any, system: bool = True) -> str:
     """What two prompts are compared by: their messages, with every run of white space as one space.
 
-    Args:
-        system: False leaves system messages out, and a single question reads the same as chat and as text.
+    Without `system` messages, a single question reads the same as chat and as text.
     """
     if isinstance(prompt, str):
         return " ".join(prompt.split())
@@ -225,6 +200,4 @@ def comparable(prompt: Any, system: bool = True) -> str:
 
 def question_text(prompt: Any) -> str:
     """Everything that the user says in a prompt."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(message["content"] for message in prompt if message["role"] == "user")
+    return prompt if isinstance(prompt, str) else "\n".join(one["content"] for one in prompt if one["role"] == "user")

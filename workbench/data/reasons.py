@@ -68,8 +68,7 @@ DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the firs
 CONTRADICTS = Reason(f"{DUPLICATE}, with another answer", "decide which answer is right; the first was kept")
 CONTAMINATED = Reason("prompt is also in the other split", "nothing: in both, the evaluation would test memory")
 OWN_SYSTEM = Reason(
-    "prompt brings its own system message, which was kept instead of the one given",
-    "check that it asks for the format that the rewards look for",
+    "prompt brings its own system message, which was kept instead of the one given", "check which format it asks for"
 )
 NO_EXAMPLE = Reason("prompt is chat already: no worked example was added", "write it into those prompts, or give them as text")
 REPLACED = Reason("text holds U+FFFD: letters were lost when it was decoded", FROM_ITS_SOURCE)
@@ -79,8 +78,7 @@ MOJIBAKE = Reason("text looks like UTF-8 that was read as Windows-1252 (Ã©, â
 NO_ANSWER = Reason("no answer", FILL_IN_ANSWER)
 EMPTY_ANSWER = Reason("answer is empty", FILL_IN_ANSWER)
 NO_TURN = Reason(
-    "the last message is not the assistant's: there is no answer in it",
-    "end the chat with the right answer as the assistant's turn, or delete those rows",
+    "the last message is not the assistant's: there is no answer in it", "end those chats with the answer, or delete them"
 )
 NO_NUMBER = Reason("answer is not a number", "correct those answers, or allow texts (without --numbers)")
 PLACEHOLDER = Reason("answer is a placeholder (N/A, none, unknown, -), and the others are numbers", FILL_IN)
@@ -89,8 +87,7 @@ PLACEHOLDER_KEPT = Reason(
     f"fine if it is the right answer; otherwise {FILL_IN}",
 )
 MARKED = Reason(
-    "answer contains ####, and all of it was kept",
-    "if the answer is what follows the mark, say so: --answer-after '####' or answer_after",
+    "answer contains ####, and all of it was kept", "is it what follows? say so: --answer-after '####' or answer_after"
 )
 LEAK = Reason("the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing")
 EARLIER = Reason("an earlier line of the prompt says the answer", "fine for a worked example; else the policy can copy it")
@@ -108,10 +105,6 @@ def unmarked(mark: str) -> Reason:
 
 def column_is(column: str, what: str, remedy: str = "give it one kind of value in every row, or keep it as text") -> Reason:
     return Reason(f"column {column!r} {what}", remedy)
-
-
-def reserved(column: str) -> Reason:
-    return column_is(column, "is reserved by TRL", "rename the column")
 
 
 def other_keys(column: str) -> Reason:
@@ -167,11 +160,7 @@ class Report:
             excerpts.append(f"{where} of the file" if isinstance(where, str) else cut)
 
     def require(self) -> list[Row]:
-        """The rows that were kept.
-
-        Raises:
-            DataError: if there are none, with the commonest reason.
-        """
+        """The rows that were kept; DataError, with the commonest reason, if there are none."""
         if not self.kept_rows:
             why, count = next(iter(self.reasons.most_common(1)), (Reason("there are no rows"), 0))
             value = f"{self.source}: none of {self.read} rows could be kept; {count} times: {why}"

@@ -1,7 +1,6 @@
 """Rows in and out: one call for every kind of source, one shape out.
 
-A source is opened, not loaded: its rows come one by one, and what cannot be read comes in its place as `Unreadable`,
-with the reason, so that no row is lost on the way to the checks.
+A source is opened, not loaded: rows come one by one, and what cannot be read comes in its place as `Unreadable`, with why.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ _READERS = {
     ".parquet": files.parquet_file,
 }
 KINDS = "a .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder in the hub's layout, or a hub name (owner/name)"
-
 BINDINGS = ("get_dataset", "dataset", "train_dataset", "rows")
-
 # Helpers that snippets call and never define -> what does their job here.
 HELPERS = {
     "extract_answer": "from workbench.data.answer_column import extract_answer",
@@ -58,21 +55,13 @@ class Rows(list):
 
 @dataclass
 class Source:
-    """Rows that can be gone through more than once.
+    """Rows that can be gone through more than once."""
 
-    Args:
-        name: what was asked for, for people.
-        open: begins a new pass over the rows.
-        notes: what was decided while opening (an encoding, a split), one line each.
-        split_by: column whose equal values belong on one side of a split; None: the prompt itself.
-        salt: makes the split of these rows another than that of others.
-    """
-
-    name: str
-    open: Callable[[], Iterator[Row | Unreadable]] = field(repr=False)
-    notes: list[str] = field(default_factory=list)
-    split_by: str | None = None
-    salt: str = ""
+    name: str  # what was asked for, for people
+    open: Callable[[], Iterator[Row | Unreadable]] = field(repr=False)  # begins a new pass
+    notes: list[str] = field(default_factory=list)  # what was decided while opening (an encoding, a split)
+    split_by: str | None = None  # column whose equal values belong on one side of a split; None: the prompt itself
+    salt: str = ""  # makes the split of these rows another than that of others
 
     def __iter__(self) -> Iterator[Row | Unreadable]:
         return self.open()
@@ -133,11 +122,8 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     on_hub = text if folder else hub.MOVED.get(text, text)
     if not folder and (on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}):
         written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
-        raise DataError(
-            f"{name}: no such file",
-            rule=f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}",
-            remedy=f"{written}check the path; {looked_in()}",
-        )
+        rule = f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}"
+        raise DataError(f"{name}: no such file", rule=rule, remedy=f"{written}check the path; {looked_in()}")
     called = name if folder else on_hub
     found, notes = hub.load(str(path) if folder else on_hub, called, subset)
     opened = _from_object(found, split, called)
@@ -149,10 +135,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
 def _from_object(found: Any, split: str | None, name: str = "") -> Source:
     kind = type(found).__name__
     if kind in ("DatasetDict", "IterableDatasetDict"):
-        chosen = split or ("train" if "train" in found else next(iter(found)) if len(found) == 1 else None)
-        if chosen not in found:
-            value, remedy = f"{name or kind}: no split {chosen or 'train'!r}", f"choose with split (--split): {', '.join(found)}"
-            raise DataError(value, rule="rows come from one split", remedy=remedy)
+        chosen = files.choose("split", name or kind, split, [*found], "train")
         notes = [f"split {chosen!r} of {', '.join(found)}"] if len(found) > 1 else []
         return Source(name or kind, lambda: _batches(found[chosen]), notes)
     if split is not None:
@@ -196,11 +179,6 @@ def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
 
 
 def _rows_of_script(path: Path) -> Any:
-    """What a Python file makes: anything that `open_source` takes.
-
-    Raises:
-        DataError: if the file fails, naming the line and the right word, or if it binds nothing.
-    """
     # The name is the path's, so that two files called alike do not answer for one another.
     spec = importlib.util.spec_from_file_location(f"workbench_rows_{abs(hash(path))}", path)
     module = importlib.util.module_from_spec(spec)
@@ -226,7 +204,13 @@ def _rows_of_script(path: Path) -> Any:
 
 
 def _explain(error: BaseException, path: Path) -> DataError:
-    columns = _columns_in_sight(error) if isinstance(error, KeyError) and error.args else []
+    columns: list[str] = []
+    # The row that was asked is a local variable of the innermost call: a dict, or `datasets`' wrapper of one.
+    for frame, _ in traceback.walk_tb(error.__traceback__) if isinstance(error, KeyError) and error.args else ():
+        for value in frame.f_locals.values() if frame.f_code.co_name != "<module>" else ():
+            row = getattr(value, "data", value)
+            if isinstance(row, dict) and row and error.args[0] not in row and all(isinstance(key, str) for key in row):
+                columns = list(row)
     offline = any(word in f"{type(error).__name__} {error}" for word in ("Connection", "Offline", "offline", "reach"))
     said, after = f"{type(error).__name__}: {str(error)[:300]}", ""
     rule, remedy = "a data file in Python runs when it is read", "correct that line"
@@ -243,17 +227,6 @@ def _explain(error: BaseException, path: Path) -> DataError:
     elif offline:
         remedy = "the hub cannot be reached: connect, or load a local file or folder instead"
     return DataError(f"{shown(path)}: {said}{fault_line(error, path)}{after}", rule=rule, remedy=remedy)
-
-
-def _columns_in_sight(error: KeyError) -> list[str]:
-    # The row that was asked is a local variable of the innermost call: a dict, or `datasets`' wrapper of one.
-    columns: list[str] = []
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        for value in frame.f_locals.values() if frame.f_code.co_name != "<module>" else ():
-            row = getattr(value, "data", value)
-            if isinstance(row, dict) and row and error.args[0] not in row and all(isinstance(key, str) for key in row):
-                columns = list(row)
-    return columns
 
 
 def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:

@@ -1,7 +1,4 @@
-"""Splitting by a stable hash: the same rows fall on the same side on every machine, in any order, for ever.
-
-And what notebook 01 leaves in a task's folder: the two halves, what was filtered out, and a card that says how it came about.
-"""
+"""Splitting by a stable hash, the same on every machine and in any order, and what notebook 01 leaves in a task's folder."""
 
 from __future__ import annotations
 
@@ -31,15 +28,15 @@ class Split:
     @property
     def shared(self) -> list[Row]:
         """Held-out rows whose question is also a training one, but for case, spaces and closing marks."""
-        return shared_questions(self.held_out, self.train)
+
+        def asked(row: Row) -> int:
+            return hash(comparable(row["prompt"], system=False).casefold().rstrip(" .?!:"))
+
+        known = set(map(asked, self.train))
+        return [row for row in self.held_out if asked(row) in known]
 
     def steps(self, completions_per_step: int, num_generations: int) -> str:
-        """What a training step takes from these rows, in words.
-
-        Raises:
-            DataError: if a group has fewer than 2 completions, the groups do not fill the step, or there are too few prompts
-                for one.
-        """
+        """What a training step takes from these rows, in words; DataError: no step of whole groups can be made."""
         return step_of(len(self.train), completions_per_step, num_generations)
 
     def record(self) -> dict[str, Any]:
@@ -96,33 +93,22 @@ def step_of(prompts: int, completions_per_step: int, num_generations: int) -> st
         rule, remedy = "a step holds whole groups", f"take {nearest} or {nearest + num_generations} completions per step"
     elif prompts < each:
         value, remedy = f"{prompts} prompts", f"give at least {each} prompts, or take fewer completions per step"
-        rule = (
-            f"a step takes {each} different prompts ({completions_per_step} completions / {num_generations}), or none is trained"
-        )
+        rule = f"a step takes {each} different prompts ({completions_per_step} / {num_generations}), or none is trained"
     else:
         return f"a step takes {each} prompts x {num_generations} completions; steps per epoch: {prompts // each}"
     raise DataError(value, rule=rule, remedy=remedy)
 
 
-def percentile(key: str) -> int:
-    """`key` hashed to one of 0..99: on which side of a split it falls, wherever and whenever it is asked."""
-    return int.from_bytes(hashlib.sha256(key.encode("utf-8", "backslashreplace")).digest()[:4], "big") % 100
-
-
 def split_rows(
     rows: Iterable[Row], held_out_percent: int = 10, key: str | None = None, salt: str = ""
 ) -> tuple[list[Row], list[Row]]:
-    """Split rows into (train, held out).
+    """Split rows with a `prompt` into (train, held out).
 
     Args:
-        rows: each with a `prompt`.
-        held_out_percent: of the keys, on average.
-        key: column by which rows stay together, where two prompts ask the same thing; None: the prompt without its system
-            message, so that asking for another format does not split anew.
+        held_out_percent: of the keys, on average; DataError if it is no percentage.
+        key: column by which rows stay together (DataError if a row lacks it); None: the prompt without its system message,
+            so that asking for another format does not split anew.
         salt: makes this split another one than other splits by the same keys.
-
-    Raises:
-        DataError: if a row has no such column, or the percentage is not one.
     """
     if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
         rule = "a percentage lies between 0 and 100"
@@ -133,18 +119,9 @@ def split_rows(
             value, remedy = f"row {number} has no column {key!r}", "split by another column"
             raise DataError(value, rule="rows stay together by a column", remedy=remedy)
         text = salt + (str(row[key]) if key else prompt_key(comparable(row["prompt"], system=False)))
-        sides[percentile(text) < held_out_percent].append(row)
+        digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
+        sides[int.from_bytes(digest[:4], "big") % 100 < held_out_percent].append(row)
     return sides
-
-
-def shared_questions(held_out: Iterable[Row], train: Iterable[Row]) -> list[Row]:
-    """The held-out rows whose question stands in the training rows too, but for case, white space and closing marks."""
-
-    def asked(row: Row) -> int:
-        return hash(comparable(row["prompt"], system=False).casefold().rstrip(" .?!:"))
-
-    known = set(map(asked, train))
-    return [row for row in held_out if asked(row) in known]
 
 
 def fingerprint(rows: Iterable[Row]) -> str:

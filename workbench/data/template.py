@@ -1,5 +1,4 @@
-"""What a policy's chat template makes of prompts: their exact text, what of it can make a reward impossible to earn, and how
-many tokens they have.
+"""What a policy's chat template makes of prompts: their text, what in it makes a reward impossible to earn, their tokens.
 
 TRL no longer truncates prompts, and Unsloth cuts the completion instead: what is too long must be left out here.
 """
@@ -31,30 +30,23 @@ def prompt_text(prompt: Any, tokenizer: Any) -> str:
 def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
     """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the tokenizer carries.
 
-    The only place that renders a policy's prompt, whoever reads it. TRL renders with the same arguments, and not with those
-    of a row's own column.
-
-    Raises:
-        DataError: if there is no template, or it refuses these messages (some refuse a system message).
+    The only place that renders a policy's prompt, whoever reads it; TRL does it with the same arguments, not with those of a
+    row's own column. DataError: there is no template, or it refuses these messages (some refuse a system message).
     """
     from jinja2 import TemplateError
 
+    name, rule = tokenizer.name_or_path, "chat messages become text through a template of the tokenizer that takes them"
     if not tokenizer.chat_template:
-        raise DataError(
-            f"{tokenizer.name_or_path}: no chat template",
-            rule="chat messages become text through the tokenizer's template",
-            remedy="use an instruct model, put a chat_template.jinja beside the weights, or write the prompts as plain text",
-        )
+        remedy = "use an instruct model, put a chat_template.jinja beside the weights, or write the prompts as plain text"
+        raise DataError(f"{name}: no chat template", rule=rule, remedy=remedy)
     kwargs = getattr(tokenizer, "chat_template_kwargs", {})
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs)
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
-        raise DataError(
-            f"{tokenizer.name_or_path}: the chat template refuses messages of {roles}: {error}",
-            rule="a prompt is made of messages that the policy's template takes",
-            remedy='where it takes no system message, use system_prompt = "none" and say the format in the question',
-        ) from error
+        value = f"{name}: the chat template refuses messages of {roles}: {error}"
+        remedy = 'where it takes no system message, use system_prompt = "none" and say the format in the question'
+        raise DataError(value, rule=rule, remedy=remedy) from error
 
 
 def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
@@ -72,11 +64,7 @@ def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
 def stream_lengths(
     rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Row, int]]:
-    """Each row with the length of its prompt, in tokens; no more than a thousand rows are held at a time.
-
-    Args:
-        progress: called with the number of prompts measured, now and then.
-    """
+    """Each row with its prompt's length in tokens, a thousand rows at a time; `progress` is called with the number done."""
     rows, done = iter(rows), 0
     while batch := list(itertools.islice(rows, _BATCH)):
         # The template writes the special tokens itself; a plain prompt gets those that the tokenizer adds, as in TRL.
@@ -95,18 +83,12 @@ def prompt_lengths_tokens(rows: Iterable[Row], tokenizer: Any, progress: Callabl
 
 @dataclass
 class PromptLengths:
-    """The length of each row's prompt in tokens; it shows itself as a histogram.
-
-    Args:
-        lengths: as many as rows.
-        policy: whose tokenizer and template measured them.
-        max_tokens: longer prompts are to be left out; None: none.
-    """
+    """The length of each row's prompt in tokens; it shows itself as a histogram."""
 
     rows: Sequence[Row]
     lengths: Sequence[int]
-    policy: str = ""
-    max_tokens: int | None = None
+    policy: str = ""  # whose tokenizer and template measured them
+    max_tokens: int | None = None  # longer prompts are to be left out; None: none
 
     @property
     def longest(self) -> int:
@@ -122,39 +104,28 @@ class PromptLengths:
         return {share: ordered[math.ceil(share * len(ordered) - 1e-9) - 1] for share in shares}
 
     def keep(self, max_tokens: int | None = None) -> tuple[list[Row], list[Row]]:
-        """(rows whose prompt has at most `max_tokens` tokens, the others); None: as measured.
-
-        Raises:
-            DataError: if all are longer.
-        """
+        """(rows whose prompt has at most `max_tokens` tokens, the others); None: as measured. DataError: all are longer."""
         limit = self.max_tokens if max_tokens is None else max_tokens
         if limit is not None and self.lengths and min(self.lengths) > limit:
-            shortest, longest = min(self.lengths), max(self.lengths)
-            raise DataError(
-                f"max_prompt_length = {limit}: all {len(self.rows)} prompts are longer, the shortest has {shortest}",
-                rule="some prompts must be within the limit, in tokens",
-                remedy=f"raise it to at least {shortest}; {longest} keeps all",
-            )
+            value = f"max_prompt_length = {limit}: all {len(self.rows)} prompts are longer, the shortest has {min(self.lengths)}"
+            remedy = f"raise it to at least {min(self.lengths)}; {max(self.lengths)} keeps all"
+            raise DataError(value, rule="some prompts must be within the limit, in tokens", remedy=remedy)
         sides: tuple[list[Row], list[Row]] = [], []
         for row, length in zip(self.rows, self.lengths, strict=True):
             sides[limit is not None and length > limit].append(row)
         return sides
 
     def check_budget(self, max_completion_length: int, max_seq_length: int) -> str:
-        """The arithmetic of prompt and completion (tokens), in words.
-
-        Raises:
-            DataError: if the longest prompt and a completion do not fit into the context together.
-        """
-        whole, room = self.longest + max_completion_length, max_seq_length - max_completion_length
+        """The arithmetic of prompt and completion (tokens), in words; DataError: they do not fit into the context together."""
+        longest, room = self.longest, max_seq_length - max_completion_length
+        whole = longest + max_completion_length
         if whole > max_seq_length:
-            shorter = f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
-            raise DataError(
-                f"the longest prompt has {self.longest} tokens, max_completion_length = {max_completion_length}: {whole} tokens",
-                rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
-                remedy=f"set max_seq_length to at least {whole}" + shorter * (room >= min(self.lengths)),
-            )
-        return f"{self.longest} + {max_completion_length} = {whole} <= {max_seq_length} tokens: fits"
+            remedy = f"set max_seq_length to at least {whole}"
+            if room >= min(self.lengths):
+                remedy += f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
+            value = f"the longest prompt has {longest} tokens, max_completion_length = {max_completion_length}: {whole} tokens"
+            raise DataError(value, rule=f"prompt + completion fit into max_seq_length = {max_seq_length}", remedy=remedy)
+        return f"{longest} + {max_completion_length} = {whole} <= {max_seq_length} tokens: fits"
 
     def record(self) -> dict[str, Any]:
         """For the dataset's card."""
@@ -190,26 +161,17 @@ class TemplateCard:
 
 
 def tags_in(prompt: Any) -> tuple[str, ...]:
-    """The tags that a prompt's system message (or the text itself) asks for, opening and closing.
-
-    >>> tags_in([{"role": "system", "content": "<think>why</think> then <answer>what</answer>, if a < b"}])
-    ('<think>', '</think>', '<answer>', '</answer>')
-    """
+    """The tags that a prompt's system message (or the text itself) asks for, as ("<think>", "</think>")."""
     text = prompt if isinstance(prompt, str) else prompt[0]["content"] if prompt[0]["role"] == "system" else ""
     names = dict.fromkeys(name for name in _TAG.findall(text) if f"</{name}>" in text)
     return tuple(tag for name in names for tag in (f"<{name}>", f"</{name}>"))
 
 
 def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None) -> TemplateCard:
-    """Render a prompt and look at what matters.
+    """Render a prompt (chat messages or text) and look at what matters; DataError if the template refuses it.
 
     Args:
-        tokenizer: the policy's.
-        prompt: chat messages or text.
         tags: what the reward functions look for in completions; None: what the system message asks for.
-
-    Raises:
-        DataError: if the template refuses the prompt.
     """
     chat, tags = not isinstance(prompt, str), tags_in(prompt) if tags is None else tags
     text = prompt_text(prompt, tokenizer)

@@ -105,7 +105,7 @@ def summarise(batch: ScoredBatch) -> StepSummary:
     clipped = unended & (lengths == lengths.max())
     totals, stds = batch.groups.totals, batch.groups.stds[::size]
     right_in, clipped_in = (flags.reshape(-1, size).sum(axis=1) for flags in (right, clipped))
-    kinds = dead_kinds(batch.groups, right.tolist(), texts, size, batch.aggregation)
+    kinds = dead_kinds(batch)
     by_group = zip(batch.prompt_ids[::size], kinds, right_in.tolist(), clipped_in.tolist(), strict=True)
     commonest, commonest_count = Counter(texts).most_common(1)[0]
     formatted = None
@@ -181,7 +181,7 @@ def _functions(batch: ScoredBatch, some_alive: bool) -> tuple[FunctionSummary, .
         # A column without a number has no mean; it becomes None below.
         warnings.simplefilter("ignore", RuntimeWarning)
         # Within a group shares do not depend on what the advantages are divided by, so each counts the same.
-        shares = np.nanmean(attribution(scores, batch.weights, size, "none", batch.aggregation).shares, axis=0)
+        shares = np.nanmean(attribution(batch, "none").shares, axis=0)
         numbers = np.stack([np.nanmean(scores, axis=0), low.min(axis=(0, 1)), high.max(axis=(0, 1)), shares], axis=1)
     known = [[float(value) if np.isfinite(value) else None for value in own] for own in numbers]
     counts = zip(batch.names, batch.weights, varies.tolist(), absent.sum(axis=(0, 1)).tolist(), known, strict=True)

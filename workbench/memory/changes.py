@@ -1,17 +1,23 @@
-"""What to change when it does not fit: the changes that cost least, each with what it is estimated to save."""
+"""What to change when it does not fit: the changes that cost least, each with what it is estimated to save.
+
+And gradient checkpointing (less memory, the same gradients, more time), chosen by the high end of the training phase alone: a
+run that is a little slower is better than one that ends in its third hour, when the completions have grown long.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.memory.estimate import MemoryEstimate, estimate
-from workbench.memory.parts import Span, in_gb
+from workbench.memory.parts import GB, Span, in_gb
 from workbench.recipe import Recipe
 
 _LEAST = 0.02  # of the peak: what a change saves at least
+_NEAR = 0.9  # of the card: from here on the choice of no checkpointing comes with a warning
+_OOM_TEXTS = ("cuda out of memory", "cuda error: out of memory", "hip out of memory", "cublas_status_alloc_failed")
 
 
 class OutOfMemory(WorkbenchError, MemoryError):
@@ -27,11 +33,9 @@ class Change:
     rank: int  # 1: costs time only; 2: changes the weights' precision; 3: changes what can be learnt
     saving_bytes: int  # of the peak
     peak: Span
-    fits: bool | None
 
     def __str__(self) -> str:
-        values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in self.sets.items()}
-        asked = ", ".join(f"{name}: {value}" for name, value in values.items())
+        asked = ", ".join(f"{name}: {str(own).lower() if isinstance(own, bool) else own}" for name, own in self.sets.items())
         return f"{asked} saves about {in_gb(self.saving_bytes)}: {self.cost}"
 
 
@@ -39,12 +43,11 @@ def _changes(recipe: Recipe, settings: dict[str, Any]) -> Iterator[tuple[int, di
     """(rank, what it sets, cost) of each change that this recipe leaves open."""
     policy = recipe.policy
     rows, group, length = (settings[name] for name in ("per_device_train_batch_size", "num_generations", "max_completion_length"))
-    batch, steps = settings.get("generation_batch_size"), settings.get("steps_per_generation")
-    generated = steps or settings["gradient_accumulation_steps"]
-    half = {
-        "grpo.per_device_train_batch_size": rows // 2,
-        "grpo.gradient_accumulation_steps": 2 * settings["gradient_accumulation_steps"],
-    }
+    batch, steps, accumulated = (
+        settings.get(name) for name in ("generation_batch_size", "steps_per_generation", "gradient_accumulation_steps")
+    )
+    generated = steps or accumulated
+    half = {"grpo.per_device_train_batch_size": rows // 2, "grpo.gradient_accumulation_steps": 2 * accumulated}
     if not settings.get("gradient_checkpointing"):
         cost = "activations are computed a second time, so training is slower; nothing else changes"
         yield 1, {"grpo.gradient_checkpointing": True}, cost
@@ -73,8 +76,7 @@ def _changes(recipe: Recipe, settings: dict[str, Any]) -> Iterator[tuple[int, di
         sets = {"grpo.num_generations": group // 2, "grpo.per_device_train_batch_size": rows // 2}
         yield 3, sets, "smaller groups: noisier advantages, and more of them dead"
     if length >= 32:
-        sets = {"grpo.max_completion_length": length // 2}
-        yield 3, sets, "completions that need more tokens are cut, and earn nothing"
+        yield 3, {"grpo.max_completion_length": length // 2}, "completions that need more tokens are cut, and earn nothing"
 
 
 def cheapest(made: MemoryEstimate, count: int = 3) -> list[Change]:
@@ -83,23 +85,22 @@ def cheapest(made: MemoryEstimate, count: int = 3) -> list[Change]:
     First those that cost time only, then precision, then learning; within these, the largest saving first. If the
     cheapest `count` would not suffice even all together and others save more, those are given instead.
     """
-    least, card, found = _LEAST * made.peak.bytes, made.vram_bytes, []
+    least, card, possible = _LEAST * made.peak.bytes, made.vram_bytes, []
     for rank, sets, cost in _changes(made.inputs.recipe, made.inputs.settings):
         after = changed(made, sets)
-        if after is not None and made.peak.bytes - after.peak.bytes >= least:
-            fits = None if card is None else after.peak.bytes <= card
-            found.append(Change(sets, cost, rank, made.peak.bytes - after.peak.bytes, after.peak, fits))
-    found = [change for change in found if not _is_idle(change, found, least)]
-    found.sort(key=lambda change: (change.rank, -change.saving_bytes))
+        if after is not None and (saving := made.peak.bytes - after.peak.bytes) >= least:
+            possible.append(Change(sets, cost, rank, saving, after.peak))
+    # Not one that asks for all that another does, and more, without saving more.
+    idle = {
+        one.cost
+        for one in possible
+        if any(one.sets.items() > own.sets.items() and one.saving_bytes < own.saving_bytes + least for own in possible)
+    }
+    found = sorted((one for one in possible if one.cost not in idle), key=lambda one: (one.rank, -one.saving_bytes))
     if card is not None and len(found) > count and combined(made, found[:count]).peak.bytes > card:
         largest = sorted(found, key=lambda change: -change.saving_bytes)[:count]
         return [change for change in found if change in largest]
     return found[:count]
-
-
-def _is_idle(change: Change, others: Sequence[Change], least: float) -> bool:
-    """Whether a change asks for all that another one does, and more, without saving more."""
-    return any(change.sets.items() > other.sets.items() and change.saving_bytes < other.saving_bytes + least for other in others)
 
 
 def combined(made: MemoryEstimate, changes: Sequence[Change]) -> MemoryEstimate:
@@ -127,11 +128,6 @@ def changed(made: MemoryEstimate, sets: dict[str, Any]) -> MemoryEstimate | None
         return estimate(recipe, settings, **{**made.how, "longest_prompt_tokens": made.inputs.prompt})
     except RecipeError:
         return None
-
-
-# --------------------------------------------------------------------------------------------------------- out of memory
-
-_OOM_TEXTS = ("cuda out of memory", "cuda error: out of memory", "hip out of memory", "cublas_status_alloc_failed")
 
 
 def is_oom(error: BaseException | None) -> bool:
@@ -170,13 +166,67 @@ def explain_oom(error: BaseException, recipe: Recipe, settings: dict[str, Any], 
     parts = sorted(made.of(made.peak_phase), key=lambda part: -part.bytes)[:3]
     largest = ", ".join(f"{part.name} {in_gb(part.bytes)}" for part in parts)
     room = "" if made.vram_bytes is None else f" of the card's {in_gb(made.vram_bytes)}"
-    rule = f"estimated need about {made.peak}{room}; {made.peak_phase} decides: {largest}"
-    if not changes:
-        remedy = "no setting saves much: take a smaller policy or a larger card, or free this one"
-        return OutOfMemory(value, rule=rule, remedy=remedy)
-    lines = [f"\n    - {change}" for change in changes]
+    lines = [f"- {change}" for change in changes]
     if len(changes) > 1:
-        lines.append(f"\n    all together: about {combined(made, changes).peak}")
-    if made.fits:
-        lines.append("\n    by the estimate it fits: another process may hold memory on this card (nvidia-smi)")
-    return OutOfMemory(value, rule=rule, remedy="one or more of these, cheapest first (estimates):" + "".join(lines))
+        lines.append(f"all together: about {combined(made, changes).peak}")
+    if changes and made.fits:
+        lines.append("by the estimate it fits: another process may hold memory on this card (nvidia-smi)")
+    remedy = "no setting saves much: take a smaller policy or a larger card, or free this one"
+    if changes:
+        remedy = "\n    ".join(["one or more of these, cheapest first (estimates):", *lines])
+    return OutOfMemory(value, rule=f"estimated need about {made.peak}{room}; {made.peak_phase} decides: {largest}", remedy=remedy)
+
+
+class Trained(NamedTuple):
+    """What is trained at a time: a run, or one stage of it."""
+
+    recipe: Recipe
+    settings: dict[str, Any]  # as GRPOConfig would get them
+    longest_prompt_tokens: int | None  # None: as long as the recipe lets them be
+
+
+def choose_checkpointing(trained: Sequence[Trained], vram_gb: float) -> tuple[bool, str]:
+    """Whether to checkpoint a run on a card of so many GB, and the line that says so; empty where there is nothing to say.
+
+    On if one of its stages needs it. Off also where no estimate can be made.
+    """
+    without, checkpointed = _largest(trained, vram_gb) or (Span(0, 0, 0), Span(0, 0, 0))
+    room = round(vram_gb * GB)
+    if without.high > room and checkpointed.high < without.high:
+        both = "" if checkpointed.high <= room else ", which may be too much all the same"
+        return True, (
+            f"gradient_checkpointing = True, by the memory estimate: training takes {without} without it, and the card has "
+            f"{in_gb(room)}; with it {checkpointed}{both}. It is slower; grpo.gradient_checkpointing overrides this"
+        )
+    if without.high <= _NEAR * room:
+        return False, ""
+    return False, (
+        f"gradient_checkpointing stays off: training takes {without} of the card's {in_gb(room)} by the estimate, which "
+        "leaves little room; if memory runs out, grpo.gradient_checkpointing: true"
+    )
+
+
+def idle_checkpointing(trained: Sequence[Trained], vram_gb: float) -> str:
+    """One line where the recipe asks for checkpointing and training fits without it on a card of so many GB; else empty."""
+    asked = all(one.recipe.grpo.get("gradient_checkpointing") is True for one in trained)
+    found, room = _largest(trained, vram_gb) if asked else None, round(vram_gb * GB)
+    if found is None or found[0].high > room:
+        return ""
+    return (
+        f"gradient_checkpointing = True, and by the estimate training fits without it ({found[0]} of {in_gb(room)}); off is "
+        "faster (benchmarks/README.md says by how much on a CPU; it was measured on no GPU)"
+    )
+
+
+def _largest(trained: Sequence[Trained], vram_gb: float) -> tuple[Span, Span] | None:
+    """The training phase (without, with) of the stage that needs most; None if one cannot be estimated."""
+
+    def training(one: Trained, on: bool) -> Span:
+        settings = {**one.settings, "gradient_checkpointing": on}
+        made = estimate(one.recipe, settings, longest_prompt_tokens=one.longest_prompt_tokens, vram_gb=vram_gb)
+        return made.total("training")
+
+    try:
+        return max([(training(one, False), training(one, True)) for one in trained], key=lambda spans: spans[0].high)
+    except (WorkbenchError, ValueError):
+        return None

@@ -2,37 +2,23 @@
 
 A step has two phases. Generation holds the keys and values of the whole generation batch; training holds activations,
 log-probabilities and gradients of one `per_device_train_batch_size`. Weights, LoRA and optimiser are there in both, so
-the peak is the larger of the two, not their sum. (Scoring the reference sits between them, without gradients, a step's
-rows at a time in TRL, and in Unsloth as many as fit: it never decides.)
+the peak is the larger of the two, not their sum. (Scoring the reference, between them and without gradients, never decides.)
 
-Counted exactly, and compared with real objects in tests/train/test_memory.py: weights as bitsandbytes packs them, LoRA
-parameters, their gradients, the optimiser's states, keys and values. The rest (activations, log-probabilities, scratch, the
-CUDA context, what the allocator cannot use) is an estimate with a low and a high end. **No part has been compared with any
-GPU yet**: measure one step with `measured_peak()` and give it to `calibrate`. GB is 10^9 bytes, as on a card's box.
+Counted exactly: weights, LoRA, its gradients, the optimiser's states, keys and values. The rest (activations,
+log-probabilities, scratch, the CUDA context, what the allocator cannot use) is an estimate with a low and a high end. **No
+part has been compared with any GPU yet**: measure one step with `measured_peak()` and give it to `calibrate`. GB is 10^9 bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import RecipeError
-from workbench.memory.parts import (
-    PHASES,
-    Inputs,
-    Part,
-    Phase,
-    Span,
-    add,
-    generation,
-    in_gb,
-    inputs_of,
-    overhead,
-    static_parts,
-    training,
-)
+from workbench.memory.parts import PHASES, Inputs, Part, Phase, Span, add, generation, in_gb, overhead, static_parts, training
 from workbench.memory.shapes import ModelShape, shape_of
 from workbench.recipe import Recipe
 
@@ -49,46 +35,28 @@ class Calibration:
     card: str = ""
 
 
-@dataclass(frozen=True)
 class MemoryEstimate:
-    """What a recipe needs, by part and phase, against the card."""
+    """What a recipe needs, by part and phase, against the card.
 
-    inputs: Inputs
-    parts: tuple[Part, ...]
-    how: dict[str, Any]  # the other arguments of `estimate`
+    `peak_phase` is the phase that decides. `fits` is True or False where both ends of the `peak` agree; None where they do
+    not, or no card is known. `how` holds the other arguments of `estimate`.
+    """
 
-    @property
-    def shape(self) -> ModelShape:
-        return self.inputs.shape
+    def __init__(self, inputs: Inputs, parts: Sequence[Part], how: dict[str, Any]) -> None:
+        self.inputs, self.parts, self.how = inputs, parts, how
+        self.shape, self.vram_bytes = inputs.shape, inputs.vram_bytes  # of the card; None: not known
+        self.peak_phase: Phase = max(PHASES, key=lambda phase: self.total(phase).bytes)
+        self.peak = Span(*map(max, zip(*map(self.total, PHASES), strict=True)))
+        certain = self.vram_bytes is not None and not self.peak.low <= self.vram_bytes < self.peak.high
+        self.fits: bool | None = self.peak.high <= self.vram_bytes if certain else None
 
-    @property
-    def vram_bytes(self) -> int | None:
-        """Of the card; None: not known."""
-        return self.inputs.vram_bytes
-
-    def of(self, phase: Phase) -> tuple[Part, ...]:
+    def of(self, phase: Phase) -> list[Part]:
         """The parts that are there in a phase, the lasting ones first."""
-        return tuple(part for part in self.parts if part.phase in ("always", phase))
+        return [part for part in self.parts if part.phase in ("always", phase)]
 
     def total(self, phase: Phase) -> Span:
         """Bytes of a phase. Low and high are sums too: every part at its end at once."""
         return add(self.of(phase))
-
-    @property
-    def peak_phase(self) -> Phase:
-        """The phase that decides."""
-        return max(PHASES, key=lambda phase: self.total(phase).bytes)
-
-    @property
-    def peak(self) -> Span:
-        return Span(*map(max, zip(*map(self.total, PHASES), strict=True)))
-
-    @property
-    def fits(self) -> bool | None:
-        """True or False where both ends agree; None where they do not, or no card is known."""
-        if self.vram_bytes is None or self.peak.low <= self.vram_bytes < self.peak.high:
-            return None
-        return self.peak.high <= self.vram_bytes
 
     @property
     def verdict(self) -> str:
@@ -102,7 +70,7 @@ class MemoryEstimate:
 
     def found(self) -> dict[str, Any]:
         """For a manifest or `--json`."""
-        calibration = self.how["calibration"]
+        inputs, calibration = self.inputs, self.how["calibration"]
         return {
             "policy": self.shape.name,
             "parameters": self.shape.parameters,
@@ -112,11 +80,11 @@ class MemoryEstimate:
             "peak_phase": self.peak_phase,
             "phases": {phase: self.total(phase)._asdict() for phase in PHASES},
             "parts": [dataclasses.asdict(part) for part in self.parts],
-            "sequences": self.inputs.sequences,
-            "rows": self.inputs.rows,
-            "prompt_tokens": self.inputs.prompt,
-            "completion_tokens": self.inputs.completion,
-            "calibration": dataclasses.asdict(calibration) if calibration else None,
+            "sequences": inputs.sequences,
+            "rows": inputs.rows,
+            "prompt_tokens": inputs.prompt,
+            "completion_tokens": inputs.completion,
+            "calibration": calibration and dataclasses.asdict(calibration),
         }
 
     def __str__(self) -> str:
@@ -124,15 +92,14 @@ class MemoryEstimate:
         lines = [f"{self.shape.name} ({kernels}): {self.verdict}"]
         width = max(len(part.name) for part in self.parts)
         for part in self.parts:
-            ends = "exact" if part.exact else f"{in_gb(part.low)} to {in_gb(part.high)}"
-            size = f"{' ' if part.exact else '~'}{in_gb(part.bytes).rjust(9)}"
-            lines.append(f"  {size}  {part.name.ljust(width)}  {part.phase}, {ends}")
+            mark, ends = (" ", "exact") if part.exact else ("~", f"{in_gb(part.low)} to {in_gb(part.high)}")
+            lines.append(f"  {mark}{in_gb(part.bytes).rjust(9)}  {part.name.ljust(width)}  {part.phase}, {ends}")
         lines += [f"  {phase}: {self.total(phase)}" for phase in PHASES]
-        said: Calibration | None = self.how["calibration"]
-        if said is None:
-            return "\n".join([*lines, f"  ~ {UNCALIBRATED}"])
-        on = f" on {said.card}" if said.card else ""
-        return "\n".join([*lines, f"  ~ of the {said.phase} phase: scaled by {said.factor:.2f}, as measured{on}"])
+        said, note = self.how["calibration"], UNCALIBRATED
+        if said is not None:
+            on = f" on {said.card}" if said.card else ""
+            note = f"of the {said.phase} phase: scaled by {said.factor:.2f}, as measured{on}"
+        return "\n".join([*lines, f"  ~ {note}"])
 
 
 def estimate(
@@ -141,11 +108,9 @@ def estimate(
     *,
     shape: ModelShape | None = None,
     longest_prompt_tokens: int | None = None,
-    longest_completion_tokens: int | None = None,
     vram_gb: float | None = None,
     calibration: Calibration | None = None,
     device: str = "cuda",
-    adapter_bytes: int = 4,
 ) -> MemoryEstimate:
     """Memory that a recipe needs on one device, by part and phase.
 
@@ -155,38 +120,30 @@ def estimate(
         settings: what GRPOConfig is built from (of a stage: with the stage's own over it).
         shape: the policy's; None: read from its config.json, which may need the hub.
         longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that `max_seq_length` leaves.
-        longest_completion_tokens: of the step to be compared with a measurement; None: `max_completion_length`.
         vram_gb: of the card, in 10^9 bytes (`card()` knows that of this machine); None: no verdict.
         calibration: from `calibrate`.
         device: "cuda", or "cpu", where Unsloth's kernels do not run and no CUDA context is needed.
-        adapter_bytes: of a trained parameter, and so of its gradient and moments: 4, float32, as Unsloth and PEFT make
-            them; 2 where TRL alone turns the adapter of a 4-bit model into bfloat16.
 
     Raises:
         PolicyError: if the policy's configuration cannot be had, or its parameters cannot be counted.
         RecipeError: if the batch is impossible, no room is left for a prompt, or vLLM takes a share of an unknown card.
     """
-    how = dict(
-        shape=shape or shape_of(recipe.policy.name),
-        longest_prompt_tokens=longest_prompt_tokens,
-        longest_completion_tokens=longest_completion_tokens,
-        vram_gb=vram_gb,
-        calibration=calibration,
-        device=device,
-        adapter_bytes=adapter_bytes,
-    )
-    inputs = inputs_of(recipe, settings, how)
+    shape = shape or shape_of(recipe.policy.name)
+    how = dict(shape=shape, longest_prompt_tokens=longest_prompt_tokens, vram_gb=vram_gb, calibration=calibration, device=device)
+    inputs = Inputs(recipe, settings, how)
     parts = [*static_parts(inputs), *generation(inputs), *training(inputs)]
     if calibration is not None:
-        parts = [_calibrated(part, calibration) for part in parts]
-    return MemoryEstimate(inputs, (*parts, *(overhead(parts) if device == "cuda" else ())), how)
+        phase, factor = calibration.phase, calibration.factor
+        for place, part in enumerate(parts):
+            if _is_scaled(part, phase):
+                # One step of one recipe: what it says of another is still a tenth off either way.
+                ends = {end: round(part.bytes * factor * off) for end, off in (("bytes", 1), ("low", 0.9), ("high", 1.1))}
+                parts[place] = dataclasses.replace(part, **ends)
+    return MemoryEstimate(inputs, parts + overhead(parts) if device == "cuda" else parts, how)
 
 
 def measured_peak() -> int | None:
-    """Most bytes that torch has had allocated on this GPU since its counter was reset; None without a GPU.
-
-    Reset with `torch.cuda.reset_peak_memory_stats()` before the step that is measured.
-    """
+    """Most bytes that torch has had allocated on this GPU since `torch.cuda.reset_peak_memory_stats()`; None without a GPU."""
     torch = sys.modules.get("torch")  # what has not been imported has allocated nothing
     return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_available() else None
 
@@ -202,45 +159,26 @@ def card() -> tuple[str, int] | None:
 
 
 def calibrate(made: MemoryEstimate, measured_peak_bytes: int, card: str = "") -> Calibration:
-    """How far the parts that are not exact were off, from the measured peak of one step.
+    """How far the parts that are not exact were off, from the `measured_peak()` of one whole step and its uncalibrated estimate.
 
-    The factor is for the phase that decides: the peak is its peak. Parts that last, and those that torch's counter does
-    not see, are left as they are. For a step whose completions ended early, first make the estimate with that step's
-    `longest_prompt_tokens` and `longest_completion_tokens`.
-
-    Args:
-        made: an uncalibrated estimate of the measured step.
-        measured_peak_bytes: from `measured_peak()`, after at least one whole step.
+    The factor is for the phase that decides: the peak is its peak. Parts that last, and those that torch's counter does not
+    see, are left as they are. A step whose completions ended early says nothing of whole ones.
 
     Raises:
         RecipeError: if less was measured than the exact parts alone hold.
     """
-    if made.how["calibration"] is not None:
-        raise RecipeError(
-            f"an estimate that is already scaled by {made.how['calibration'].factor:.2f}",
-            rule="a measurement is compared with the uncalibrated estimate",
-            remedy="call estimate(...) without calibration, and calibrate that",
-        )
+    if (before := made.how["calibration"]) is not None:
+        value, rule = f"an estimate that is already scaled by {before.factor:.2f}", "only the uncalibrated estimate is calibrated"
+        raise RecipeError(value, rule=rule, remedy="call estimate(...) without calibration")
     phase = made.peak_phase
     scaled = sum(part.bytes for part in made.of(phase) if _is_scaled(part, phase))
     fixed = sum(part.bytes for part in made.of(phase) if part.allocated) - scaled
     if measured_peak_bytes <= fixed or not scaled:
-        raise RecipeError(
-            f"measured peak {in_gb(measured_peak_bytes)}",
-            rule=f"the parts of the {phase} phase that are counted exactly hold {in_gb(fixed)} alone",
-            remedy="give the estimate the measured step's longest_prompt_tokens and longest_completion_tokens, "
-            "and measure after a whole step",
-        )
+        rule = f"the parts of the {phase} phase that are counted exactly hold {in_gb(fixed)} alone"
+        remedy = "measure a whole step whose completions are long, and give the estimate its longest_prompt_tokens"
+        raise RecipeError(f"measured peak {in_gb(measured_peak_bytes)}", rule=rule, remedy=remedy)
     return Calibration(phase, (measured_peak_bytes - fixed) / scaled, measured_peak_bytes, card)
 
 
 def _is_scaled(part: Part, phase: Phase) -> bool:
     return part.phase == phase and part.allocated and not part.exact
-
-
-def _calibrated(part: Part, said: Calibration) -> Part:
-    if not _is_scaled(part, said.phase):
-        return part
-    size = part.bytes * said.factor
-    # One step of one recipe: what it says of another is still a tenth off either way.
-    return dataclasses.replace(part, bytes=round(size), low=round(0.9 * size), high=round(1.1 * size))

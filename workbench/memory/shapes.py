@@ -19,7 +19,6 @@ from workbench.tiny import MODEL_DIR
 from workbench.workspace import resolve
 
 KNOWN_FILE = Path(__file__).with_name("shapes.json")  # configurations of models on the hub, for use without it
-LOCAL = "its config.json"  # the source of a shape that was read from a folder
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class ModelShape:
     windows: tuple[int | None, ...]  # per layer: tokens that its attention reaches back; None: all
     quantised: bool  # the stored weights are NF4 already
     kept_16bit: tuple[str, ...]  # modules that a quantised repository left alone, as it names them
-    source: str  # where the configuration was read
+    local: bool  # read from a folder
 
     def is_quantised(self, matrix: Matrix) -> bool:
         """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, but those left alone by name."""
@@ -64,57 +63,39 @@ class ModelShape:
         # transformers' own rule: the name, as a pattern at the start, or as an ending.
         return not any(re.match(key, full) or full.endswith(key) for key in self.kept_16bit)
 
-    def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.model_type}, {self.parameters:,} parameters, {self.layers} layers of width "
-            f"{self.hidden_size}, {self.heads} heads and {self.kv_heads} for keys and values of {self.head_dim}, "
-            f"vocabulary {self.vocab_size:,}{' (tied)' if self.tied else ''}; from {self.source}"
-        )
-
 
 def shape_of(name: str | Path = "tiny") -> ModelShape:
     """The shape of a policy by the name that a recipe gives it.
 
     Looked for in this order: the embedded policy, a local folder, the hub's cache on this machine, the configurations
-    that come with the workbench, the hub.
-
-    Raises:
-        PolicyError: if the configuration cannot be had, or transformers cannot build a language model from it.
+    that come with the workbench, the hub. Raises PolicyError if none has it, or transformers builds no language model from it.
     """
     text = str(name)
     folder = MODEL_DIR if text == "tiny" else resolve(text)
     if folder.is_dir():
-        return from_config(_read(str(folder), text), text, source=LOCAL)
+        return from_config(_read(folder, text), text, local=True)
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
-        raise PolicyError(
-            f"policy {text!r}: no such folder",
-            rule='a policy is "tiny", a hub name (owner/model) or a folder with a config.json',
-            remedy="check the path, or write the hub name with its owner",
-        )
-    if (cached := _cached(text)) is not None:
-        return from_config(_read(str(cached.parent), text), text, source="the hub's cache")
-    if (known := _known(text)) is not None:
-        return from_config(known, text, source="the configurations that come with the workbench")
-    check_hub(text)  # a download tries five times over half a minute, and writes a line each time
-    return from_config(_read(text, text), text, source="the hub")
+        rule = 'a policy is "tiny", a hub name (owner/model) or a folder with a config.json'
+        remedy = "check the path, or write the hub name with its owner"
+        raise PolicyError(f"policy {text!r}: no such folder", rule=rule, remedy=remedy)
+    cached = _cached(text)
+    if cached is None and (known := _known(text)) is not None:
+        return from_config(known, text)
+    if cached is None:
+        check_hub(text)  # a download tries five times over half a minute, and writes a line each time
+    return from_config(_read(cached.parent if cached else text, text), text)
 
 
-def from_config(config: Mapping[str, Any], name: str = "model", *, source: str = "config.json") -> ModelShape:
-    """The shape of the model that a configuration describes.
+def from_config(config: Mapping[str, Any], name: str = "model", *, local: bool = False) -> ModelShape:
+    """The shape of the model that a configuration, the content of a config.json, describes; `name` is for errors.
 
-    Args:
-        config: the content of a config.json.
-        name: what errors and the estimate call it.
-        source: where the configuration came from, in words.
-
-    Raises:
-        PolicyError: if transformers builds no language model from it.
+    Raises PolicyError if transformers builds no language model from it.
     """
-    return _built(json.dumps(dict(config), sort_keys=True), name, source)
+    return _built(json.dumps(dict(config), sort_keys=True), name, local)
 
 
 @functools.lru_cache(maxsize=64)
-def _built(config: str, name: str, source: str) -> ModelShape:
+def _built(config: str, name: str, local: bool) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
@@ -141,11 +122,9 @@ def _built(config: str, name: str, source: str) -> ModelShape:
         windows = tuple(getattr(layer, "sliding_window", None) for layer in DynamicCache(config=full).layers)
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise PolicyError(
-            f"policy {name!r}: model_type = {kind!r}: {first[:200]}",
-            rule="memory is estimated of models that the installed transformers builds from their config.json",
-            remedy="check config.json, or measure one step instead",
-        ) from error
+        rule = "memory is estimated of models that the installed transformers builds from their config.json"
+        value, remedy = f"policy {name!r}: model_type = {kind!r}: {first[:200]}", "check config.json, or measure one step instead"
+        raise PolicyError(value, rule=rule, remedy=remedy) from error
     modules = {path.removeprefix("model."): module for path, module in model.named_modules()}
     output = model.get_output_embeddings()
     linear = {path: one for path, one in modules.items() if isinstance(one, torch.nn.Linear) and one is not output}
@@ -164,7 +143,7 @@ def _built(config: str, name: str, source: str) -> ModelShape:
         windows=windows,
         quantised=bool(in_4bit),
         kept_16bit=tuple(quantised.get("llm_int8_skip_modules") or ()) if in_4bit else (),
-        source=source,
+        local=local,
     )
 
 
@@ -183,15 +162,13 @@ def _cached(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _read(place: str, name: str) -> dict[str, Any]:
+def _read(place: str | Path, name: str) -> dict[str, Any]:
     from transformers import PretrainedConfig
 
     try:
         return PretrainedConfig.get_config_dict(place)[0]
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise PolicyError(
-            f"policy {name!r}: config.json: {first}",
-            rule="memory is estimated from the config.json that transformers' save_pretrained wrote",
-            remedy="check the folder, or the model's page on the hub (a gated model needs HF_TOKEN)",
-        ) from error
+        rule = "memory is estimated from the config.json that transformers' save_pretrained wrote"
+        remedy = "check the folder, or the model's page on the hub (a gated model needs HF_TOKEN)"
+        raise PolicyError(f"policy {name!r}: config.json: {first}", rule=rule, remedy=remedy) from error

@@ -70,11 +70,14 @@ class RewardExecutor:
     """A suite's functions by name, and where each runs (`places`: "here: why", "worker" or "awaited").
 
     Args:
+        deadline_s: for one function and one batch; None: none.
+        skip: leave completions on which a function fails without a score and go on; False: the first one is an error.
         keep_state: objects with a state of their own run here, where it can be reached, and so without a deadline; False:
             they run in the worker if they can.
     """
 
-    def __init__(self, functions: dict[str, Callable[..., Any]], keep_state: bool = True) -> None:
+    def __init__(self, functions: dict[str, Callable[..., Any]], deadline_s: float | None, skip: bool, keep_state: bool) -> None:
+        self.deadline_s, self.skip = deadline_s, skip
         self._functions = functions
         self._unjudged: set[int] = set()  # of the latest call: formulas that were not judged in time
         self.places = {name: _place(function, keep_state) for name, function in functions.items()}
@@ -93,11 +96,8 @@ class RewardExecutor:
         if self._worker is not None:
             self._worker.close()
 
-    def score(self, name: str, call: Call, deadline_s: float | None, skip: bool, quiet: bool = False) -> Scored:
+    def score(self, name: str, call: Call, quiet: bool = False) -> Scored:
         """One function's scores of a batch. If it fails, it is asked again for each completion alone, to find the culprits.
-
-        Args:
-            skip: leave the culprits without a score and go on; False: the first one is an error.
 
         Raises:
             RewardError: naming function, prompt and completion.
@@ -105,34 +105,35 @@ class RewardExecutor:
         if self.is_async(name):
             # A notebook's own event loop is running and cannot be entered again: use a thread's.
             with ThreadPoolExecutor(max_workers=1) as pool:
-                return pool.submit(asyncio.run, self.ascore(name, call, deadline_s, skip)).result()
+                return pool.submit(asyncio.run, self.ascore(name, call)).result()
         started = time.monotonic()
         # The whole deadline for one completion; of a batch's, most is kept for finding out which completion it was.
         share = 1.0 if len(call["completions"]) == 1 else _BATCH_SHARE
         try:
-            result = self.call(name, call, deadline_s and deadline_s * share, quiet)
+            result = self.call(name, call, self.deadline_s and self.deadline_s * share, quiet)
         except RewardFailure as error:
-            return self._without_culprits(name, call, error, started, deadline_s, skip)
-        found = check_scores(name, result, call["prompts"], call["completions"], skip)
+            return self._one_by_one(name, call, error, started)
+        found = check_scores(name, result, call["prompts"], call["completions"], self.skip)
         found.errors.update({index: UNJUDGED for index in self._unjudged if math.isnan(found.scores[index])})
         return found
 
-    async def ascore(self, name: str, call: Call, deadline_s: float | None, skip: bool) -> Scored:
+    async def ascore(self, name: str, call: Call) -> Scored:
         """`score` for a coroutine function. A judge's calls may cost: it is not asked again, and the batch is named."""
         prompts, completions, own = call["prompts"], call["completions"], _copies(call)
-        limit, started, failure = asyncio.timeout(deadline_s), time.monotonic(), None
+        deadline_s, started, failure = self.deadline_s, time.monotonic(), None
+        limit = asyncio.timeout(deadline_s)
         try:
             async with limit:
                 result = plain_result(await self._functions[name](**own))
             if deadline_s is not None and (took := time.monotonic() - started) > deadline_s + _GRACE_S:
-                text = f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting"
-                failure = RewardFailure(text, in_time=False)
+                did = f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting"
+                failure = RewardFailure(did, in_time=False)
         except Exception as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             failure = RewardFailure(f"was not back after {deadline_s:g} s", in_time=False) if late else _raised(error)
         if failure is None:
-            return check_scores(name, _unchanged(name, result, _changed(call, own)), prompts, completions, skip)
-        if skip:
+            return check_scores(name, _unchanged(name, result, _changed(call, own)), prompts, completions, self.skip)
+        if self.skip:
             return Scored([math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.value))
         first = quote(prompts[0], completions[0])
         raise failure.error(name, f"on a batch of {len(completions)} completions, the first being {first}")
@@ -165,65 +166,54 @@ class RewardExecutor:
         self._unjudged = late if own else set()
         return _unchanged(name, result, changed)
 
-    def trace(self, name: str, call: Call, deadline_s: float | None) -> Trace | None:
+    def trace(self, name: str, call: Call) -> Trace | None:
         """Which parts of the function a call reaches; None if it cannot be followed (a coroutine, a model) or fails."""
         if self.is_async(name) or self.places[name] == HOLDS_MODEL:
             return None
         try:
             if self.places[name] == "worker":
-                return self._worker(name, _picklable(call), True, deadline_s=deadline_s, quiet=True)[0]
+                return self._worker(name, _picklable(call), True, deadline_s=self.deadline_s, quiet=True)[0]
             with contextlib.redirect_stdout(io.StringIO()):
                 return _run(self._functions[name], call, follow=True)[0]
-        except (DeadlineError, RemoteError, WorkerDied):
+        except tuple(_DID):
             return None
 
-    def _without_culprits(
-        self, name: str, call: Call, error: RewardFailure, started: float, deadline_s: float | None, skip: bool
-    ) -> Scored:
-        prompts, completions = call["prompts"], call["completions"]
-        until, count = None if deadline_s is None else started + deadline_s, len(completions)
-        singles = {0: error} if count == 1 else self._one_by_one(name, call, until, first_only=not skip)
-        failed = {index: value for index, value in singles.items() if isinstance(value, RewardFailure)}
-        if not failed and error.in_time:
-            raise error.error(name, f"on a batch of {count} completions")
-        if failed and not skip:
+    def _one_by_one(self, name: str, call: Call, whole: RewardFailure, started: float) -> Scored:
+        # Each may take twice its share of the time that is left, so that half of them may hang.
+        prompts, completions, count = call["prompts"], call["completions"], len(call["completions"])
+        scored, failed = Scored([math.nan] * count, {}), {0: whole} if count == 1 else {}
+        for index in range(count if count > 1 else 0):
+            left = None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
+            if left is not None and left < -_GRACE_S:
+                failed[index] = RewardFailure("was not asked: the batch's time was over", in_time=False)
+                continue
+            share_s = None if left is None else max(_SHORTEST_S, 2 * left / (count - index))
+            try:
+                result = self.call(name, _single(call, index), share_s, quiet=True)
+            except RewardFailure as error:
+                late = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
+                failed[index] = error if error.in_time else late
+                if error.in_time and not self.skip:
+                    break
+                continue
+            one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
+            scored.scores[index] = one.scores[0]
+            if one.errors:
+                scored.errors[index] = one.errors[0]
+        if not failed and whole.in_time:
+            raise whole.error(name, f"on a batch of {count} completions")
+        if failed and not self.skip:
             index = min(failed, key=lambda index: (not failed[index].in_time, index))  # who raised, before who was late
             where = quote(prompts[index], completions[index])
-            if error.in_time or failed[index].in_time:
+            if whole.in_time or failed[index].in_time:
                 raise failed[index].error(name, f"on {where}")
             if count > 1:
                 asked = f"asked one by one, {len(failed)} were not back in their share of it, the first being"
                 where = f"{count} completions; {asked} {where}"
-            raise RewardFailure(f"was not back after {deadline_s:g} s", in_time=False).error(name, f"for {where}")
+            raise RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
         # Late as a batch with nobody to blame: it was slow, and each completion was scored alone.
-        scored = Scored([math.nan] * count, {index: failure.value for index, failure in failed.items()})
-        for index in singles.keys() - failed.keys():
-            one = check_scores(name, singles[index], [prompts[index]], [completions[index]], skip=True)
-            [scored.scores[index]] = one.scores
-            if one.errors:
-                scored.errors[index] = one.errors[0]
+        scored.errors.update({index: failure.value for index, failure in failed.items()})
         return scored
-
-    def _one_by_one(self, name: str, call: Call, until: float | None, first_only: bool) -> dict[int, Any]:
-        # Index -> what the function returned for that completion alone, or its failure. Each may take twice its share
-        # of the time that is left, so that half of them may hang.
-        found: dict[int, Any] = {}
-        count = len(call["completions"])
-        for index in range(count):
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left < -_GRACE_S:
-                found[index] = RewardFailure("was not asked: the batch's time was over", in_time=False)
-                continue
-            share_s = None if left is None else max(_SHORTEST_S, 2 * left / (count - index))
-            try:
-                found[index] = self.call(name, _single(call, index), share_s, quiet=True)
-            except RewardFailure as error:
-                found[index] = error
-                if not error.in_time:
-                    found[index] = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
-                elif first_only:
-                    break
-        return found
 
 
 def _place(function: Callable[..., Any], keep_state: bool) -> str:
@@ -263,10 +253,9 @@ def _model_in(function: Callable[..., Any]) -> str:
 def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, tuple, dict]] = []
-    given = dict(call)
     for key in call.keys() & {"log_extra", "log_metric"}:
-        given[key] = lambda *args, _key=key, **kwargs: logged.append((_key, args, kwargs))
-    return *_run(functions[name], given, follow=follow), logged
+        call[key] = lambda *args, _key=key, **kwargs: logged.append((_key, args, kwargs))
+    return *_run(functions[name], call, follow=follow), logged
 
 
 def _run(function: Callable[..., Any], call: Call, copied: bool = True, follow: bool = False) -> tuple[Any, str]:
@@ -366,11 +355,8 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
                 text = f"a {type(value).__name__} of more than 4,300 digits"
             said = f"returned {text if len(text) <= 60 else f'{text[:57]}...'}"
             if not skip:
-                rule = "a score is a finite number, or None where the function does not apply"
-                remedy = "correct the function for this completion; NaN or infinity would destroy the weights or be lost"
-                if math.isfinite(score):
-                    rule = f"a score is at most {LARGEST:g} in size: TRL computes advantages in 32 bits"
-                    remedy = "divide the scores, or bound them with min() and max()"
+                rule = f"a score is None or a finite number, at most {LARGEST:g} in size: TRL computes advantages in 32 bits"
+                remedy = "correct the function for this completion, or bound its scores with min() and max()"
                 raise RewardError(f"{name} {said} for {quote(prompts[index], completions[index])}", rule=rule, remedy=remedy)
             score, scored.errors[index] = math.nan, said
         scored.scores.append(score)

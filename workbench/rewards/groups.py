@@ -1,8 +1,7 @@
-"""Groups and advantages: what a step learns from.
+"""Groups and advantages: what a step learns from. A group is the G completions of one prompt.
 
-A group is the G completions of one prompt. The arithmetic is that of trl 1.14.2's `GRPOTrainer`
-(`_generate_and_score_completions`), in numpy, so that it can be shown, recorded and replayed without a trainer; a test
-holds it against the running trainer.
+The arithmetic is that of trl 1.14.2's `GRPOTrainer` (`_generate_and_score_completions`), in numpy, so that it can be shown,
+recorded and replayed without a trainer; a test holds it against the running trainer.
 """
 
 from __future__ import annotations
@@ -107,39 +106,27 @@ def _std(values: np.ndarray) -> np.ndarray:
     return np.where(count > 1, spread, np.where(count == 1, 0.0, np.nan))
 
 
-def dead_groups(groups: Groups, num_generations: int, aggregation: str = "sum_then_normalize") -> np.ndarray:
-    """Which of the P groups nothing is learnt from: [P] bool.
-
-    When functions are normalised first, equal totals can hide unequal advantages, so there the advantages decide.
-    """
-    if aggregation == "normalize_then_sum":
-        return np.abs(groups.advantages).reshape(-1, num_generations).max(axis=1) < NO_SPREAD
-    return np.nan_to_num(groups.stds[::num_generations]) < NO_SPREAD
+def dead_groups(batch: ScoredBatch) -> np.ndarray:
+    """Which of the P groups nothing is learnt from: [P] bool."""
+    # When functions are normalised first, equal totals can hide unequal advantages.
+    if batch.aggregation == "normalize_then_sum":
+        return np.abs(batch.advantages).reshape(-1, batch.num_generations).max(axis=1) < NO_SPREAD
+    return np.nan_to_num(batch.groups.stds[:: batch.num_generations]) < NO_SPREAD
 
 
-def dead_kinds(
-    groups: Groups,
-    right: Sequence[bool],
-    texts: Sequence[str],
-    num_generations: int,
-    aggregation: str = "sum_then_normalize",
-) -> list[str | None]:
-    """Why each of the P groups is dead, one of `DEAD_KINDS`; None for a group that is not.
-
-    The first that holds of: no function scored any completion, all texts are the same, all are right, all are wrong, or
-    just the same total.
-    """
+def dead_kinds(batch: ScoredBatch) -> list[str | None]:
+    """Why each of the P groups is dead, one of `DEAD_KINDS` (from the plainest reason on); None for a group that is not."""
     kinds: list[str | None] = []
-    for group, dead in enumerate(dead_groups(groups, num_generations, aggregation)):
-        own = slice(group * num_generations, (group + 1) * num_generations)
+    for group, dead in enumerate(dead_groups(batch)):
+        own = slice(group * batch.num_generations, (group + 1) * batch.num_generations)
         if not dead:
             kinds.append(None)
-        elif np.isnan(groups.totals[own]).all():
+        elif np.isnan(batch.totals[own]).all():
             kinds.append(NOT_SCORED)
-        elif len(set(texts[own])) == 1:
+        elif len(set(batch.completions[own])) == 1:
             kinds.append(IDENTICAL)
         else:
-            kinds.append(ALL_RIGHT if all(right[own]) else SAME_SCORE if any(right[own]) else ALL_WRONG)
+            kinds.append(ALL_RIGHT if all(batch.right[own]) else SAME_SCORE if any(batch.right[own]) else ALL_WRONG)
     return kinds
 
 
@@ -151,28 +138,19 @@ class Attribution(NamedTuple):
     deciders: np.ndarray  # [P] index of the function with the largest share; -1 in a dead group
 
 
-def attribution(
-    scores: np.ndarray,
-    weights: Sequence[float],
-    num_generations: int,
-    scale_rewards: str | bool = "group",
-    aggregation: str = "sum_then_normalize",
-) -> Attribution:
-    """Attribute the advantages to the functions; arguments and errors as for `batch_advantages`.
+def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> Attribution:
+    """Attribute a batch's advantages to the functions, under its own or another scaling.
 
     Exact, as the advantage is linear in the functions once the spread that divides it is given. A function that does not
-    apply counts as 0, as in TRL's sum, and so adds the distance of that 0 from its mean.
-
-    A function's share is the covariance of what it adds with the advantage, over the advantage's variance. It is negative
-    where the function pulled against the others and lost, and another's is then above 1.
+    apply counts as 0, as in TRL's sum. A function's share is the covariance of what it adds with the advantage, over the
+    advantage's variance: negative where it pulled against the others and lost, and another's is then above 1.
     """
-    settings = (num_generations, scale_rewards, aggregation)
-    _, _, terms, sums, size, spread = _weighed(scores, weights, *settings)
+    settings = (batch.num_generations, batch.scale_rewards if scale_rewards is None else scale_rewards, batch.aggregation)
+    _, _, terms, sums, size, spread = _weighed(batch.scores, batch.weights, *settings)
     terms = np.where(np.isnan(terms), 0.0, terms)
     terms[np.isnan(sums)] = np.nan
     parts = np.nan_to_num((terms - _by_block(_mean, terms, size)) / np.reshape(spread, (-1, 1)), nan=0.0)
-    dead = dead_groups(batch_advantages(scores, weights, *settings), num_generations, aggregation)
-    by_group = parts.reshape(len(dead), num_generations, parts.shape[1])
+    dead, by_group = dead_groups(batch), parts.reshape(-1, batch.num_generations, parts.shape[1])
     whole = by_group.sum(axis=2)
     whole = whole - whole.mean(axis=1, keepdims=True)
     variance = np.where(dead, np.nan, (whole**2).sum(axis=1))
@@ -252,7 +230,7 @@ def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
     size, groups = batch.num_generations, batch.groups
     if not 0 <= index < batch.group_count:
         raise IndexError(f"group {index} of {batch.group_count}")
-    found = attribution(batch.scores, batch.weights, size, batch.scale_rewards, batch.aggregation)
+    found = attribution(batch)
     own, decider = slice(index * size, (index + 1) * size), int(found.deciders[index])
     scaled = {scale: batch_advantages(batch.scores, batch.weights, size, scale).advantages[own] for scale in SCALES}
     return ExplainedGroup(
@@ -268,5 +246,5 @@ def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
         contributions=found.contributions[own],
         shares=found.shares[index],
         decider=batch.names[decider] if decider >= 0 else None,
-        dead=dead_kinds(groups, batch.right, batch.completions, size, batch.aggregation)[index],
+        dead=dead_kinds(batch)[index],
     )

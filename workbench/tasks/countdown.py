@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 from workbench.data.prompts import SYSTEM_PROMPT
 from workbench.data.sources import Source
 from workbench.rewards.library import strict_format_reward
 from workbench.rewards.verifiers import countdown_reward, numbers_used_reward
 from workbench.task import Row, Task
-from workbench.tasks import task_rows
+from workbench.tasks import task_of
 
-LARGEST = 99
-LARGEST_TARGET = 999
 QUESTIONS = 2400
 EXAMPLE = (
     "Reach 10 from the numbers 2, 3 and 4: use each once, with + - * / and parentheses.",
@@ -25,9 +22,8 @@ EXAMPLE = (
 def puzzle(random_source: random.Random, count: int) -> Row:
     """One puzzle of `count` numbers with a solution: columns `question`, `answer` (one solution), `numbers`, `target`."""
     while True:
-        numbers = [random_source.randint(1, LARGEST) for _ in range(count)]
-        found = _combined(numbers, random_source)
-        if found is not None:
+        numbers = [random_source.randint(1, 99) for _ in range(count)]
+        if (found := _combined(numbers, random_source)) is not None:
             value, text = found
             listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
             question = f"Reach {value} from the numbers {listed}: use each once, with + - * / and parentheses."
@@ -39,7 +35,7 @@ def _combined(numbers: list[int], random_source: random.Random) -> tuple[int, st
     while len(parts) > 1:
         (a, first), (b, second), *rest = parts
         ways = [(a + b, "+"), (a - b, "-"), (a * b, "*")] + ([(a // b, "/")] if b and a % b == 0 else [])
-        ways = [(value, mark) for value, mark in ways if 0 < value <= LARGEST_TARGET]
+        ways = [(value, mark) for value, mark in ways if 0 < value <= 999]
         if not ways:
             return None
         value, mark = random_source.choice(ways)
@@ -62,13 +58,6 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
     """Countdown with the strict format, one worked example in the system message."""
-    train, held_out = task_rows(source(questions, seed), system=SYSTEM_PROMPT, examples=[EXAMPLE])
-    return Task(
-        name="countdown",
-        rows=train,
-        held_out=held_out,
-        reward_funcs=(countdown_reward, numbers_used_reward, strict_format_reward),
-        right_by="countdown_reward",
-        format_by="strict_format_reward",
-        cases=Path(__file__).parent / "cases_countdown.jsonl",
-    )
+    functions = (countdown_reward, numbers_used_reward, strict_format_reward)
+    named = {"right_by": "countdown_reward", "format_by": "strict_format_reward", "cases": "cases_countdown.jsonl"}
+    return task_of("countdown", source(questions, seed), functions, **named, system=SYSTEM_PROMPT, examples=[EXAMPLE])

@@ -5,14 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.data.sources import Source, open_source
-from workbench.rewards.library import (
-    correctness_reward,
-    incremental_format_reward,
-    length_reward,
-    strict_format_reward,
-)
 from workbench.task import Task
-from workbench.tasks import task_rows
+from workbench.tasks import task_of
+from workbench.tiny.task import REWARD_FUNCS
 
 EXAMPLE_FILE = Path(__file__).parent / "questions.csv"
 
@@ -32,23 +27,13 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 
 def task(
-    file: str | Path = EXAMPLE_FILE,
-    prompt_column: str = "question",
-    answer_column: str = "expert_answer",
-    system: str = SYSTEM,
+    file: str | Path = EXAMPLE_FILE, prompt_column: str = "question", answer_column: str = "expert_answer", system: str = SYSTEM
 ) -> Task:
-    """A question-answer task of any CSV file.
+    """A task of any CSV file with a column of questions and one of short answers.
 
-    Args:
-        file: with one column of questions and one of short answers.
-        system: the system message; it must ask for the format that the rewards look for.
+    The `system` message must ask for the format that the rewards look for.
     """
-    train, held_out = task_rows(open_source(file), 20, system=system, prompt_column=prompt_column, answer_column=answer_column)
-    return Task(
-        name=Path(file).stem if Path(file) != EXAMPLE_FILE else "csv_qa",
-        rows=train,
-        held_out=held_out,
-        reward_funcs=(correctness_reward, strict_format_reward, incremental_format_reward, length_reward),
-        right_by="correctness_reward",
-        format_by="strict_format_reward",
-    )
+    name = Path(file).stem if Path(file) != EXAMPLE_FILE else "csv_qa"
+    named = {"right_by": "correctness_reward", "format_by": "strict_format_reward", "percent": 20}
+    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
+    return task_of(name, open_source(file), REWARD_FUNCS[:-1], **named, system=system, **columns)  # all but style

@@ -22,21 +22,13 @@ QUESTIONS = (("What is 15 + 27?", "42"), ("What is 9 - 4?", "5"))
 
 @dataclass(frozen=True)
 class Exercise:
-    """Reward functions to be taken apart. Printed, it is what to find out.
+    """Reward functions to be taken apart. Printed, it is what to find out."""
 
-    Args:
-        name: its key in `EXERCISES`.
-        prompt: the system prompt of a chat; or, with `{question}` in it, the text of a plain prompt.
-        functions: as they would be given to the trainer.
-        asks: what to find out.
-        columns: beside `answer`, the columns that the functions read, each with the right answer in it.
-    """
-
-    name: str
-    prompt: str
+    name: str  # its key in `EXERCISES`
+    prompt: str  # the system prompt of a chat; or, with `{question}` in it, the text of a plain prompt
     functions: tuple[Callable[..., Any], ...]
-    asks: str
-    columns: tuple[str, ...] = ()
+    asks: str  # what to find out
+    columns: tuple[str, ...] = ()  # beside `answer`, those that the functions read, each with the right answer in it
 
     @property
     def chat(self) -> bool:
@@ -53,13 +45,9 @@ class Exercise:
             for question, answer in questions
         ]
 
-    def task(self, questions: Iterable[tuple[str, str]] = QUESTIONS) -> Task:
-        """Its rows and functions as a task, for the lab and the audit.
-
-        Raises:
-            TaskError: if they are not even a task.
-        """
-        return Task(self.name, self.rows(questions), self.functions)
+    def task(self) -> Task:
+        """Its rows and functions as a task, for the lab and the audit; a TaskError says why they are not even one."""
+        return Task(self.name, self.rows(), self.functions)
 
     @property
     def problem(self) -> str:
@@ -79,11 +67,7 @@ class Exercise:
 def reward_function_name(prompts, completions, answer=None, **kwargs):
     """The template that every one of these starts from."""
     responses = [comp[0]["content"] for comp in completions]
-    rewards = []
-    for response in responses:
-        score = compute_score(response)  # noqa: F821
-        rewards.append(score)
-    return rewards
+    return [compute_score(response) for response in responses]  # noqa: F821
 
 
 def extract_final_answer(text):
@@ -110,15 +94,7 @@ def incremental_format_reward(completions, **kwargs):
     responses = [comp[0]["content"] for comp in completions]
     rewards = []
     for r in responses:
-        score = 0.0
-        if "<reasoning>" in r:
-            score += 0.25
-        if "</reasoning>" in r:
-            score += 0.25
-        if "<answer>" in r:
-            score += 0.25
-        if "</answer>" in r:
-            score += 0.25
+        score = sum(0.25 for tag in ["<reasoning>", "</reasoning>", "<answer>", "</answer>"] if tag in r)
         if r.count("</answer>") == 1:
             extra_text = r.split("</answer>")[-1].strip()
             score -= len(extra_text) * 0.001
@@ -162,15 +138,8 @@ def think_format_reward(completions, **kwargs):
     rewards = []
     for completion in completions:
         match = re.search(pattern, completion, re.DOTALL)
-        if match:
-            think_content = match.group(1).strip()
-            answer_content = match.group(2).strip()
-            if len(think_content) > 20 and len(answer_content) > 0:
-                rewards.append(1.0)
-            else:
-                rewards.append(0.5)
-        else:
-            rewards.append(0.0)
+        full = match and len(match.group(1).strip()) > 20 and len(match.group(2).strip()) > 0
+        rewards.append(1.0 if full else 0.5 if match else 0.0)
     return rewards
 
 
@@ -213,8 +182,7 @@ class AdaptiveReward:
         self.weight = initial_weight
 
     def __call__(self, *args, **kwargs):
-        rewards = self.func(*args, **kwargs)
-        return [r * self.weight for r in rewards]
+        return [r * self.weight for r in self.func(*args, **kwargs)]
 
     def adjust_weight(self, success_rate):
         """More weight to what is rarely reached, less to what nearly always is."""
@@ -265,20 +233,15 @@ _BOXED = "Think inside <think> and </think>, then give the final answer in \\box
 
 # fmt: off
 _TABLE: tuple[tuple[Any, ...], ...] = (
-    ("template", SYSTEM_PROMPT, (reward_function_name,),
-     "What does it take before this one scores anything?"),
+    ("template", SYSTEM_PROMPT, (reward_function_name,), "What does it take before this one scores anything?"),
     ("correctness", SYSTEM_PROMPT, (correctness_reward,),
      "Which right answers does it not pay for, in the very format that the prompt shows?"),
-    ("format", SYSTEM_PROMPT, (format_reward,),
-     "What is the shortest completion that earns everything?"),
+    ("format", SYSTEM_PROMPT, (format_reward,), "What is the shortest completion that earns everything?"),
     ("incremental_format", SYSTEM_PROMPT, (incremental_format_reward,),
      "How much can nonsense earn, and how little an honest completion?"),
-    ("length", "{question}\n", (reward_length,),
-     "What does a policy write after a thousand steps of this?"),
-    ("length_in_chat", SYSTEM_PROMPT, (reward_length,),
-     "The same function for chat prompts: what is the spread of its scores?"),
-    ("think_tags", _THINK_QUESTION, (reward_format,),
-     "Write the completion that the prompt asks for. What does it earn?"),
+    ("length", "{question}\n", (reward_length,), "What does a policy write after a thousand steps of this?"),
+    ("length_in_chat", SYSTEM_PROMPT, (reward_length,), "The same function for chat prompts: what is the spread of its scores?"),
+    ("think_tags", _THINK_QUESTION, (reward_format,), "Write the completion that the prompt asks for. What does it earn?"),
     ("ideal_length", "{question}\n", (reward_len,),
      "What does a policy learn to write from this one, and how bad can a single score become?"),
     ("problem", _THINK_QUESTION, (problem_reward,),
@@ -287,8 +250,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      "It asks for content, not for tags alone. What is the cheapest content, and must the rest be empty?"),
     ("worked_maths", _MARK_QUESTION, (math_reward_function,),
      "Can a trainer call it? If it could: what does a wrong answer earn, and what a right one?"),
-    ("debug", SYSTEM_PROMPT, (debug_reward,),
-     "Useful for looking at completions. What does a policy learn from it?"),
+    ("debug", SYSTEM_PROMPT, (debug_reward,), "Useful for looking at completions. What does a policy learn from it?"),
     ("adaptive", SYSTEM_PROMPT, (AdaptiveReward(correctness_reward), AdaptiveReward(format_reward)),
      "What are the two called in the log, who calls adjust_weight, and where does the weight end?"),
     ("combination", SYSTEM_PROMPT, (incremental_format_reward, format_reward, correctness_reward),
@@ -298,15 +260,12 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("xml_count", SYSTEM_PROMPT, (xmlcount_reward_func,),
      "What does one more character after the answer cost, and what the last line break?"),
 )
-# TRL's own: (the function's name in trl.rewards, what to find out, columns).
+# TRL's own: the function's name in trl.rewards, what to find out, columns.
 TRL_EXERCISES = {
-    "trl_accuracy": (
-        "accuracy_reward", "Which right answers does it pay for, and for which rows does it say nothing at all?", ("solution",),
-    ),
-    "trl_think_format": (
-        "think_format_reward",
-        "What must stand between the tags and after them? What if the template writes the first tag itself?", (),
-    ),
+    "trl_accuracy": ("accuracy_reward",
+     "Which right answers does it pay for, and for which rows does it say nothing at all?", "solution"),
+    "trl_think_format": ("think_format_reward",
+     "What must stand between the tags and after them? What if the template writes the first tag itself?"),
 }
 # fmt: on
 EXERCISES: dict[str, Exercise] = {row[0]: Exercise(*row) for row in _TABLE}
@@ -326,15 +285,12 @@ def exercise(name: str) -> Exercise:
     >>> wb.exercise("format").asks
     'What is the shortest completion that earns everything?'
     """
-    if name in TRL_EXERCISES:
-        from trl import rewards
+    if name in EXERCISES:
+        return EXERCISES[name]
+    if name not in TRL_EXERCISES:
+        remedy = f"choose from {', '.join([*EXERCISES, *TRL_EXERCISES])}"
+        raise TaskError(f"exercise {name!r}", rule="an exercise is one of those that ship", remedy=remedy)
+    from trl import rewards
 
-        function, asks, columns = TRL_EXERCISES[name]
-        return Exercise(name, _BOXED, (getattr(rewards, function),), asks, columns)
-    if name not in EXERCISES:
-        raise TaskError(
-            f"exercise {name!r}",
-            rule="an exercise is one of those that ship",
-            remedy=f"choose from {', '.join([*EXERCISES, *TRL_EXERCISES])}",
-        )
-    return EXERCISES[name]
+    function, asks, *columns = TRL_EXERCISES[name]
+    return Exercise(name, _BOXED, (getattr(rewards, function),), asks, tuple(columns))

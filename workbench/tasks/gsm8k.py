@@ -12,21 +12,18 @@ from workbench.task import Row, Task
 from workbench.tiny.task import CASES, REWARD_FUNCS
 
 NAME = "openai/gsm8k"
-HELD_OUT = 200
 
 
 def rows(source: str | Path = NAME, split: str = "train", limit: int | None = None, **options: Any) -> list[Row]:
     """Prompts of one split: columns `prompt`, `answer` (the number) and `rationale` (the whole worked answer).
 
-    Args:
-        source: the hub's dataset, or a local folder in its layout.
-        options: as for `Checked`.
+    `source` is the hub's dataset, or a local folder in its layout; `options` are those of `Checked`.
     """
     opened = open_source(source, subset="main", split=split, limit=limit)
     return Checked(opened, system=SYSTEM_PROMPT, examples=examples_for("tags"), numbers=True, **options).collect().kept
 
 
-def task(source: str | Path = NAME, limit: int | None = None, held_out: int = HELD_OUT) -> Task:
+def task(source: str | Path = NAME, limit: int | None = None, held_out: int = 200) -> Task:
     """GSM8K with the five reward functions; the test split's first problems are held out."""
     train = rows(source, "train", limit)
     return Task(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from workbench.data.sources import Source
 from workbench.rewards.verifiers import json_right_reward, json_schema_reward, json_values_reward
 from workbench.task import Row, Task
-from workbench.tasks import task_rows
+from workbench.tasks import task_of
 
 QUESTIONS = 1200
 SCHEMA: dict[str, Any] = {
@@ -33,15 +32,10 @@ EXAMPLE = (
     json.dumps({"name": "Mara Lind", "age": 41, "city": "Oslo", "languages": ["Norwegian", "German"]}),
 )
 
-_FIRST, _LAST, _CITIES, _LANGUAGES = map(
-    str.split,
-    (
-        "Ada Ben Chen Dora Emil Farah Goran Hana Ivo Jun Kofi Lea Nia Omar Pia",
-        "Abbas Berg Costa Duarte Eriksen Fofana Gupta Haas Ito Kim Lopez Marek Novak",
-        "Accra Bergen Cusco Dakar Essen Faro Graz Hanoi Izmir Kyoto Lima Malmo Nairobi",
-        "Arabic Czech Dutch English French German Hindi Korean Polish Spanish Twi",
-    ),
-)
+_FIRST = ["Ada", "Ben", "Chen", "Dora", "Emil", "Farah", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lea", "Nia", "Omar", "Pia"]
+_LAST = ["Abbas", "Berg", "Costa", "Duarte", "Eriksen", "Fofana", "Gupta", "Haas", "Ito", "Kim", "Lopez", "Marek", "Novak"]
+_CITIES = ["Accra", "Bergen", "Cusco", "Dakar", "Essen", "Faro", "Graz", "Hanoi", "Izmir", "Kyoto", "Lima", "Malmo", "Nairobi"]
+_LANGUAGES = ["Arabic", "Czech", "Dutch", "English", "French", "German", "Hindi", "Korean", "Polish", "Spanish", "Twi"]
 _FORMS = (
     "{name} is {age} and lives in {city}. {first} speaks {languages}.",
     "In {city} lives {name}, aged {age}, who speaks {languages}.",
@@ -54,8 +48,8 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
     """`limit` sentences: columns `question`, `answer` (the right object, as JSON text) and `schema` (likewise)."""
 
     def rows() -> Iterator[Row]:
-        random_source, schema, seen, made = random.Random(seed), json.dumps(SCHEMA), set(), 0
-        while made < (limit or QUESTIONS):
+        random_source, schema, seen = random.Random(seed), json.dumps(SCHEMA), set()
+        while len(seen) < (limit or QUESTIONS):
             person = {
                 "name": f"{random_source.choice(_FIRST)} {random_source.choice(_LAST)}",
                 "age": random_source.randint(18, 90),
@@ -67,7 +61,6 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
             text = random_source.choice(_FORMS).format(**{**person, "languages": spoken, "first": person["name"].split()[0]})
             if text not in seen:
                 seen.add(text)
-                made += 1
                 yield {"question": text, "answer": json.dumps(person), "schema": schema}
 
     return Source("json", rows)
@@ -75,13 +68,6 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
     """JSON to a schema, one worked example as a turn of the chat."""
-    train, held_out = task_rows(source(questions, seed), system=SYSTEM, examples=[EXAMPLE], as_turns=True)
-    return Task(
-        name="json",
-        rows=train,
-        held_out=held_out,
-        reward_funcs=(json_schema_reward, json_values_reward, json_right_reward),
-        right_by="json_right_reward",
-        format_by="json_schema_reward",
-        cases=Path(__file__).parent / "cases_json.jsonl",
-    )
+    functions, examples = (json_schema_reward, json_values_reward, json_right_reward), {"examples": [EXAMPLE], "as_turns": True}
+    named = {"right_by": "json_right_reward", "format_by": "json_schema_reward", "cases": "cases_json.jsonl"}
+    return task_of("json", source(questions, seed), functions, **named, system=SYSTEM, **examples)

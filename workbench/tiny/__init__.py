@@ -2,7 +2,6 @@
 
 ``MODEL_DIR`` is a folder that ``AutoModelForCausalLM.from_pretrained`` and Unsloth's ``FastLanguageModel`` both load.
 `tools/tiny/` in the repository made it: `python -m tools.tiny.build` makes the folder again.
-Importing this package reads nothing and imports no library.
 """
 
 from pathlib import Path

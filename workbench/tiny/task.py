@@ -68,24 +68,21 @@ def problems(split: str = "train") -> list[Problem]:
     return [problem for problem in all_problems() if is_held_out(problem) == (split == "held_out")]
 
 
-def sample_problems(split: str = "train", n: int | None = None, seed: int = 0) -> list[Problem]:
+def sample_problems(split: str, n: int, seed: int = 0) -> list[Problem]:
     """``n`` different problems of a split in an order drawn from ``seed``, half sums and half differences.
 
-    ``n=None`` gives all of them, each once, shuffled (two thirds are sums). Asking for more than there are, or for
-    none, raises ValueError.
+    Asking for more than there are, or for none, raises ValueError.
     """
-    chosen, rng = problems(split), random.Random(f"{split}:{seed}")
-    if n is not None:
-        sums, differences = ([problem for problem in chosen if problem.op == op] for op in "+-")
-        most = 2 * len(differences)
-        if not 1 <= n <= most:
-            raise ValueError(f"n={n}: the {split} split holds 1 to {most} problems, half of each kind; ask for fewer.")
-        chosen = rng.sample(sums, (n + 1) // 2) + rng.sample(differences, n // 2)
+    sums, differences = ([problem for problem in problems(split) if problem.op == op] for op in "+-")
+    rng, most = random.Random(f"{split}:{seed}"), 2 * len(differences)
+    if not 1 <= n <= most:
+        raise ValueError(f"n={n}: the {split} split holds 1 to {most} problems, half of each kind; ask for fewer.")
+    chosen = rng.sample(sums, (n + 1) // 2) + rng.sample(differences, n // 2)
     rng.shuffle(chosen)
     return chosen
 
 
-def rows(split: str = "train", n: int | None = None, seed: int = 0) -> list[Row]:
+def rows(split: str, n: int, seed: int = 0) -> list[Row]:
     """``[{"prompt": [system message, user message], "answer": "42"}, ...]``; the same list for the same arguments."""
     chosen = sample_problems(split, n, seed)
     return [{"prompt": to_messages(problem.question, SYSTEM_PROMPT), "answer": problem.answer} for problem in chosen]
@@ -110,10 +107,7 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 
 def questions(count: int = 2400, seed: int = 0) -> list[Row]:
-    """Bare questions as a dataset has them, both splits mixed: columns `question`, `answer` and `pair`.
-
-    `pair` names the two operands without order, so that `15 + 27` and `27 + 15` stay on one side of a split.
-    """
+    """Bare questions as a dataset has them, both splits mixed: columns `question`, `answer` and `pair`, a problem's key."""
     held_out = max(2, count // 10)
     found = sample_problems("train", count - held_out, seed) + sample_problems("held_out", held_out, seed)
     found.sort(key=lambda problem: hashlib.sha256(f"{seed}{problem}".encode()).digest())

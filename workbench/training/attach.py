@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import os
+import json
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from workbench.data.split import fingerprint
 from workbench.errors import RunError
-from workbench.health import RunConfig, Watchdog
-from workbench.health.summary import summarise
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run.batch import ScoredBatch
-from workbench.run.directory import RunDirectory
-from workbench.run.state import RunState
+from workbench.run.directory import RunDirectory, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
-from workbench.training import watchers as shows
 from workbench.training.background import announce
-from workbench.training.begun import kept_task
-from workbench.training.control import LiveRun
-from workbench.training.fitting import Fit
-from workbench.training.loading import base_parameters, compute_dtype, linear4bit_layers, random_kept
-from workbench.training.manifest import manifest_of, settings_in_force
+from workbench.training.loading import measured, random_kept
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
-from workbench.training.recorder import Recorder
-from workbench.training.resuming import Point
-from workbench.training.session import Session, StagedSession
+from workbench.training.resuming import Point, kept_task
+from workbench.training.session import Made, Session, StagedSession
 from workbench.training.stages import ONLY_STAGE, Stage
-from workbench.training.trackers import tracker_callbacks
-from workbench.training.watchers import Watcher
+from workbench.training.watchers import Watchers
 from workbench.workspace import shown
 
-MADE = "_workbench_made_from"  # of a trainer, what `make_trainer` made it from
+# Settings whose values in force the manifest keeps: those that libraries change, or that decide what a run costs.
+_IN_FORCE = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
+    "num_generations", "max_completion_length", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type",
+    "warmup_steps", "optim", "weight_decay", "max_grad_norm", "beta", "loss_type", "scale_rewards",
+    "multi_objective_aggregation", "epsilon",
+    "epsilon_high", "mask_truncated_completions", "num_iterations", "temperature", "top_p", "top_k", "min_p",
+    "repetition_penalty", "bf16", "fp16", "gradient_checkpointing", "seed", "use_vllm",
+)  # fmt: skip
 
 
 @random_kept()
@@ -56,7 +53,7 @@ def attach(
     plan: Plan | None = None,
     *,
     run_name: str | None = None,
-    watchers: Sequence[Watcher] | None = None,
+    watchers: Watchers = None,
     runs: str | Path = "runs",
     changes_of: RunDirectory | None = None,
 ) -> RunDirectory:
@@ -78,8 +75,8 @@ def attach(
 
     Args:
         trainer: a `GRPOTrainer` of TRL or Unsloth, ready to train, in one process.
-        plan: that `make_trainer` made it from; None: whatever it was made from.
-        run_name: the run's folder; None: the recipe's, or the trainer's own `args.run_name` or output folder.
+        plan: what `make_trainer` made it from; None: whatever that was.
+        run_name: None: the recipe's, or the trainer's own `args.run_name` or output folder.
         watchers: what shows the run; None: the live plot in a notebook, nothing elsewhere.
         runs: folder for the run directory.
         changes_of: a recorded run: what was changed while it trained is changed again after the same steps.
@@ -88,19 +85,29 @@ def attach(
         RunError: if it is no GRPOTrainer, is attached already, or was made from another plan.
     """
     _check(trainer, plan)
-    made = vars(trainer).get(MADE)
-    if made is None:
-        return _to_theirs(trainer, run_name, watchers, runs)
-    recipe, stages = made.plan.recipe, made.plan.stages
-    changed = settings_of.check_in_force({**stages[0].settings, "report_to": "none"}, trainer.args)
-    notes = list(dict.fromkeys([*made.plan.notes, *changed]))
-    _say(made.plan, notes)
-    manifest = manifest_of(recipe, made.policy, stages, trainer, notes)
+    if made := vars(trainer).get(Made.KEY):
+        plan, policy, more = made.plan, made.policy, {}
+        changed = settings_of.check_in_force({**plan.stages[0].settings, "report_to": "none"}, trainer.args)
+        recipe, stages, notes = plan.recipe, plan.stages, list(dict.fromkeys([*plan.notes, *changed]))
+        print(*notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
+    else:
+        recipe, policy, stages, notes = _of_theirs(trainer, run_name)
+        more = {"attached": True, "settings_table": []}  # who set what in their config is not known
+    manifest = manifest_of(recipe, policy, stages, trainer, notes) | more
     run = RunDirectory.create(run_name or recipe.run_name, recipe, manifest, runs)
     try:
-        _keep_tasks(run, made.plan.task, stages)
-        replayed = RunState.of(changes_of).changes if changes_of else None
-        _begin(run, trainer, watchers, replayed=replayed, replayed_from=changes_of.path if changes_of else None)
+        if made:
+            # The tasks as they are now: they may be edited while the run trains, and it may go on later.
+            own = [(stage.task, stage.number) for stage in stages if stage.task is not plan.task]
+            for task, number in [(plan.task, None), *own]:
+                if task is not None and task.source:
+                    (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
+                    shutil.copyfile(task.source, kept)
+            StagedSession(run, trainer, watchers, changes_of=changes_of)
+            announce(run)
+        else:
+            _record_rewards(Session(run, trainer, stages, watchers))
+            print(f"{run.name}: recorded in {shown(run.path)}; {'; '.join(notes)}")
     except BaseException:
         run.discard()
         raise
@@ -108,111 +115,88 @@ def attach(
 
 
 @random_kept()
-def go_on(run: RunDirectory, trainer: Any, point: Point, watchers: Sequence[Watcher] | None, notes: Sequence[str]) -> None:
+def go_on(run: RunDirectory, trainer: Any, point: Point, watchers: Watchers, notes: Sequence[str]) -> None:
     """Attach a trainer of `make_trainer` to a run that goes on from a checkpoint."""
-    made = vars(trainer)[MADE]
-    _say(made.plan, [*made.plan.notes, *notes])
-    _begin(run, trainer, watchers, point=point)
+    plan = vars(trainer)[Made.KEY].plan
+    print(*plan.notes, *notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
+    StagedSession(run, trainer, watchers, point)
+    announce(run)
 
 
 def _check(trainer: Any, plan: Plan | None) -> None:
     kinds = [kind.__name__ for kind in type(trainer).__mro__]
     if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(trainer, "_calculate_rewards"):
-        raise RunError(
-            f"attach({type(trainer).__name__})",
-            rule="the workbench attaches to a GRPOTrainer of TRL or Unsloth",
-            remedy="hand over the trainer itself: run = wb.attach(trainer), before trainer.train()",
-        )
+        rule, remedy = "the workbench attaches to a GRPOTrainer of TRL or Unsloth", "run = wb.attach(trainer)"
+        raise RunError(f"attach({type(trainer).__name__})", rule=rule, remedy=f"hand over the trainer itself: {remedy}")
     if isinstance(session := getattr(trainer.train, "__self__", None), Session):
-        raise RunError(
-            f"attach: this trainer is attached already, as {session.run.name}",
-            rule="a trainer trains one run at a time",
-            remedy="call trainer.train(), or make the trainer again",
-        )
-    made = vars(trainer).get(MADE)
+        value, rule = f"attach: this trainer is attached already, as {session.run.name}", "a trainer trains one run at a time"
+        raise RunError(value, rule=rule, remedy="call trainer.train(), or make the trainer again")
+    made = vars(trainer).get(Made.KEY)
     if plan is not None and (made is None or made.given is not plan):
-        raise RunError(
-            "attach(trainer, plan): this trainer was not made from that plan",
-            rule="a plan says what its own trainer trains",
-            remedy="trainer = wb.make_trainer(plan, policy); or leave the plan out: wb.attach(trainer)",
-        )
-    if trainer.accelerator.num_processes > 1:
-        raise RunError(
-            f"attach: {trainer.accelerator.num_processes} processes train together",
-            rule="a run is recorded by one process, which sees every completion",
-            remedy="train on one GPU, or without attach",
-        )
+        value, rule = "attach(trainer, plan): this trainer was not made from that plan", "a plan says what its own trainer trains"
+        raise RunError(value, rule=rule, remedy="trainer = wb.make_trainer(plan, policy); or, without it: wb.attach(trainer)")
+    if (processes := trainer.accelerator.num_processes) > 1:
+        value, rule = f"attach: {processes} processes train together", "one process, which sees every completion, records a run"
+        raise RunError(value, rule=rule, remedy="train on one GPU, or without attach")
 
 
-def _begin(run: RunDirectory, trainer: Any, watchers: Sequence[Watcher] | None, point: Point | None = None, **more: Any) -> None:
-    made = vars(trainer)[MADE]
-    stages, policy = made.plan.stages, made.policy
-    recorder = _recorder(run, policy.tokenizer, watchers)
-    session = StagedSession(
-        run, trainer, stages, recorder, next_trainer=made.next_trainer, policy=policy, fit=Fit,
-        trackers=_trackers(run, stages[0]), point=point, watch=_watchdog, **more,
-    )  # fmt: skip
-    _until_trained(session, run.release if point else run.discard)
-    announce(run)
-
-
-def _until_trained(session: Session, leave: Callable[[], None]) -> None:
-    """If `trainer.train()` is never called, leave nothing of the run when the process ends."""
-    process = os.getpid()
-
-    def forgotten() -> None:
-        if os.getpid() == process:  # not a child's end
-            leave()
-
-    atexit.register(forgotten)
-    session.at_end = lambda: atexit.unregister(forgotten)
-
-
-def _recorder(run: RunDirectory, tokenizer: Any, watchers: Sequence[Watcher] | None) -> Recorder:
-    watchers = [make() for make in shows.unasked] if watchers is None else watchers
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of text and images holds one
-    return Recorder(run, tokenizer.eos_token_id, watchers, summarise=summarise, in_background=True)
-
-
-def _watchdog(live: LiveRun) -> Watchdog:
-    fp16 = live.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
-
-    def config() -> RunConfig:  # as it is now
-        suite, task, steps = live.suite, live.task, live.stage.steps
-        return RunConfig.of(
-            live.stage.settings,
-            best=dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True)),
-            right_by=task.right_function,
-            format_by=task.format_by,
-            total_steps=steps if steps > 0 else None,
-            fp16=fp16,
-        )
-
-    return Watchdog(config)
-
-
-def _say(plan: Plan, notes: Sequence[str]) -> None:
-    print(*notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
-
-
-def _keep_tasks(run: RunDirectory, task: Task | None, stages: Sequence[Stage]) -> None:
-    # As they are now: they may be edited while the run trains, and it may go on later.
-    if task is not None and task.source:
-        shutil.copyfile(task.source, run.path / "task.py")
-    for stage in stages:
-        if stage.task is not task and stage.task.source:
-            (run.path / "tasks").mkdir(exist_ok=True)
-            shutil.copyfile(stage.task.source, run.path / "tasks" / kept_task(stage.number))
-
-
-def _trackers(run: RunDirectory, stage: Stage) -> list[Any]:
-    def failed(name: str, error: str) -> None:
-        run.log_event("tracker_failed", tracker=name, error=error)
-        print(f"{name} failed and is left out, training goes on: {error}", flush=True)
-
-    found, lines = tracker_callbacks(stage.settings["report_to"], run.name, run.path / "trackers", failed)
-    print(*lines, sep="\n", end="\n" if lines else "")
+# -- the manifest: what was found when a run began, beside the recipe, which is what was asked -----------------------
+def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer: Any, notes: list[str]) -> dict[str, Any]:
+    """Versions, device, task, reward hashes, the settings in force in the first stage; `notes` are what was printed."""
+    first, task, source = stages[0], stages[0].task, stages[0].task.source
+    given, longest = {**first.settings, "report_to": "none", "seed": recipe.seed}, max(first.lengths_tokens, default=None)
+    # What notebook 01 left beside the task file: the source, the split's rule, the fingerprints, the band.
+    card = Path(source).parent / "card.json"
+    asked = {"name": task.name, "source": source or recipe.task, "right_by": task.right_function, "format_by": task.format_by}
+    asked |= {"rows": fingerprint(task.rows), "held_out": fingerprint(task.held_out)}
+    found = {
+        "created": now(),
+        "versions": versions(),
+        "policy": policy.found(),
+        "trainer": f"{type(trainer).__mro__[0].__module__}.{type(trainer).__name__}",
+        "task": {**asked, "card": json.loads(card.read_text(encoding="utf-8")) if source and card.is_file() else None},
+        "rewards": _rewards(first),
+        "template": fingerprint([{"template": policy.tokenizer.chat_template or "", **policy.chat_template_kwargs}]),
+        "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
+        "settings_table": [
+            {key: _plain(value) for key, value in row._asdict().items()}
+            for row in settings_of.in_force_table(settings_of.asked_of(recipe), trainer.args, given)
+        ],
+        "prompts": {"used": len(first.rows), "left_out_too_long": first.left_out_too_long, "longest_tokens": longest},
+    }
+    if first.name != ONLY_STAGE or len(stages) > 1:
+        found["stages"] = [_stage(stage) for stage in stages]
     return found
+
+
+def settings_in_force(args: Any) -> dict[str, Any]:
+    """Of a built GRPOConfig, the settings that the manifest keeps."""
+    return {key: _plain(getattr(args, key)) for key in _IN_FORCE if hasattr(args, key)}
+
+
+def _rewards(stage: Stage) -> dict[str, Any]:
+    suite = stage.suite
+    return {
+        "hash": suite.hash,
+        "functions": suite.hashes,
+        "weights": dict(zip(suite.names, suite.weights, strict=True)),
+        "best": dict(zip(suite.names, map(max_score_of, stage.task.reward_funcs), strict=True)),
+        "run": suite.functions.places,
+    }
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    task = stage.task
+    return {
+        "name": stage.name, "steps": stage.steps, "after": stage.offset, "task": task.source or task.name,
+        "rows": fingerprint(task.rows), "prompts": len(stage.rows), "right_by": task.right_function,
+        "format_by": task.format_by, "rewards": _rewards(stage),
+        "settings": {key: _plain(value) for key, value in stage.settings.items() if key in _IN_FORCE},
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(getattr(value, "value", value))
 
 
 # -- somebody's own trainer --------------------------------------------------------------------------------------------
@@ -224,85 +208,54 @@ class TheirRewards(RewardSuite):
         self.weights = list(task.weights)
         self.num_generations, self.scale_rewards = trainer.num_generations, trainer.scale_rewards
         self.aggregation = getattr(trainer, "multi_objective_aggregation", "sum_then_normalize")
-        self.hashes = {name: _hash(function) for name, function in zip(self.names, task.reward_funcs, strict=True)}
+        self.hashes = dict(zip(self.names, map(_hash, task.reward_funcs), strict=True))
         self.functions = SimpleNamespace(places=dict.fromkeys(self.names, "their trainer"), close=lambda: None)
 
-    def batch(self, scores: Any, completions: list[str], inputs: list[dict[str, Any]], **more: Any) -> ScoredBatch:
-        """The batch that the trainer has just scored; `inputs` are its rows, one per completion."""
-        names = [name for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}]
-        columns = {name: [row.get(name) for row in inputs] for name in names}
-        columns.setdefault("prompt_id", [prompt_key(prompt)[:12] for prompt in more["prompts"]])
-        return batch_of(
-            self.names, self.weights, scores, completions, scores[:, 0] > 0, self.num_generations, self.scale_rewards,
-            self.aggregation, columns=columns, reward_hash=self.hash, **more,
-        )  # fmt: skip
 
-
-def _to_theirs(trainer: Any, run_name: str | None, watchers: Sequence[Watcher] | None, runs: str | Path) -> RunDirectory:
-    args, model = trainer.args, trainer.model
+def _of_theirs(trainer: Any, run_name: str | None) -> tuple[Recipe, Policy, list[Stage], list[str]]:
+    args, policy, functions = trainer.args, _policy_of(trainer), []
+    for function, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
+        same = trainer.reward_func_names[: len(functions)].count(name)
+        functions.append(_named(function, f"{name}-{same + 1}" if same else name))
+    task = Task("attached", (), functions, args.reward_weights or [1.0] * len(functions))
     names = [str(getattr(args, "run_name", None) or ""), Path(args.output_dir).name, "attached"]
     called = next(filter(None, (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names)))
-    task, policy = _task_of(trainer), _policy_of(trainer)
-    recipe, suite = _recipe_of(trainer, run_name or called, policy, task), TheirRewards(trainer, task)
-    stage = Stage(ONLY_STAGE, 0, recipe, task, [], settings_in_force(args), None, suite, {}, [])
-    adapter = hasattr(model, "peft_config")
-    without = [
+    recipe = _recipe_of(trainer, run_name or called, policy, task)
+    stage = Stage(ONLY_STAGE, 0, recipe, task, [], settings_in_force(args), None, TheirRewards(trainer, task), {}, [])
+    notes = [
         "without a recipe the workbench cannot go on with this run: that is your trainer's resume_from_checkpoint",
-        f"a completion counts as right when {suite.names[0]} > 0 (the first function)",
+        f"a completion counts as right when {task.function_names[0]} > 0 (the first function)",
         "wb.evaluate needs a task with held-out prompts: wb.evaluate(run, task=...)"
-        if adapter
+        if hasattr(trainer.model, "peft_config")
         else "the model is trained whole: your trainer saves it, the run directory does not; so no wb.evaluate, no wb.export",
     ]
-    # Who set what in their config is not known, so no table of it is kept.
-    manifest = manifest_of(recipe, policy, [stage], trainer, without) | {"attached": True, "settings_table": []}
-    run = RunDirectory.create(recipe.run_name, recipe, manifest, runs)
-    try:
-        session = Session(run, trainer, stage, _recorder(run, trainer.processing_class, watchers), watch=_watchdog)
-        _record_rewards(session, suite)
-        _until_trained(session, run.discard)
-    except BaseException:
-        run.discard()
-        raise
-    print(f"{run.name}: recorded in {shown(run.path)}; {'; '.join(without)}")
-    return run
+    return recipe, policy, [stage], notes
 
 
-def _record_rewards(session: Session, suite: TheirRewards) -> None:
+def _record_rewards(session: Session) -> None:
     """Keep a copy of whatever the trainer's functions score, however it calls them."""
-    trainer, calculate = session.trainer, session.trainer._calculate_rewards
+    trainer, calculate, suite = session.trainer, session.trainer._calculate_rewards, session.stage.suite
 
     def calculated(inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *more: Any, **named: Any) -> Any:
         started = time.perf_counter()
         scores = calculate(inputs, prompts, completions, completion_ids, *more, **named)
         if trainer.model.training:  # it evaluates otherwise
-            seconds = time.perf_counter() - started
-            record(scores, inputs, prompts, completions, completion_ids, seconds)
+            record(scores, inputs, prompts, completions, completion_ids, time.perf_counter() - started)
         return scores
 
     @session.safe
     def record(scores: Any, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, seconds: float) -> None:
-        batch = suite.batch(
-            scores.detach().double().cpu().numpy(),
-            [completion_text(completion) for completion in completions],
-            inputs,
-            step=trainer.state.global_step + 1,
-            prompts=list(prompts),
-            completion_ids=[list(ids) for ids in completion_ids],
-            lengths=np.array([len(ids) for ids in completion_ids]),
-            seconds={suite.names[0] if len(suite.names) == 1 else "all functions": seconds},
-        )
-        session.recorder.batch(batch)
+        scores = scores.detach().double().cpu().numpy()
+        columns = {name: [row.get(name) for row in inputs] for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}}
+        columns.setdefault("prompt_id", [prompt_key(prompt)[:12] for prompt in prompts])
+        spent = {suite.names[0] if len(suite.names) == 1 else "all functions": seconds}
+        found = {"step": trainer.state.global_step + 1, "prompts": list(prompts), "columns": columns, "seconds": spent}
+        ids = {"completion_ids": [list(own) for own in completion_ids], "lengths": np.array(list(map(len, completion_ids)))}
+        texts, groups = map(completion_text, completions), (suite.num_generations, suite.scale_rewards, suite.aggregation)
+        scored = (suite.names, suite.weights, scores, list(texts), scores[:, 0] > 0, *groups)
+        session.recorder.batch(batch_of(*scored, reward_hash=suite.hash, **ids, **found))
 
     session.replace("_calculate_rewards", calculated)
-
-
-def _task_of(trainer: Any) -> Task:
-    names: list[str] = []
-    for name in trainer.reward_func_names:
-        names.append(name if name not in names else f"{name}-{names.count(name) + 1}")
-    functions = [_named(*each) for each in zip(trainer.reward_funcs, names, strict=True)]
-    weights = trainer.args.reward_weights or [1.0] * len(names)
-    return Task("attached", (), functions, weights)
 
 
 def _named(function: Any, name: str) -> Any:
@@ -319,24 +272,21 @@ def _named(function: Any, name: str) -> Any:
 
 def _hash(function: Any) -> str:
     model = getattr(function, "of", function)
-    path = getattr(getattr(model, "config", None), "_name_or_path", "")
-    if hasattr(model, "parameters"):  # its path stands for its weights
-        return hashlib.sha256((path or type(model).__name__).encode()).hexdigest()[:12]
-    return reward_hash(model)
+    if not hasattr(model, "parameters"):
+        return reward_hash(model)
+    path = getattr(getattr(model, "config", None), "_name_or_path", "")  # it stands for a model's weights
+    return hashlib.sha256((path or type(model).__name__).encode()).hexdigest()[:12]
 
 
 def _policy_of(trainer: Any) -> Policy:
     model, tokenizer = trainer.model, trainer.processing_class
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     name = str(getattr(base.config, "_name_or_path", "") or type(base).__name__)
-    backend, linear4bit = "unsloth" if "unsloth" in sys.modules else "transformers", len(linear4bit_layers(model))
+    backend = "unsloth" if "unsloth" in sys.modules else "transformers"
     longest = getattr(model, "max_seq_length", None) or getattr(base.config, "max_position_embeddings", None) or 0
     return Policy(
         name=name, source=name, model=model, tokenizer=tokenizer, max_seq_length=max(16, int(longest)),
-        device=str(model.device), backend=f"{backend} (your own trainer)",
-        precision="nf4" if linear4bit else str(base.dtype).removeprefix("torch."), compute_dtype=compute_dtype(base),
-        parameters=base_parameters(model), linear4bit=linear4bit, load_s=0.0,
-        trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        device=str(model.device), backend=f"{backend} (your own trainer)", load_s=0.0, **measured(model),
     )  # fmt: skip
 
 
@@ -349,14 +299,7 @@ def _recipe_of(trainer: Any, run_name: str, policy: Policy, task: Task) -> Recip
         lora["target_modules"] = sorted(shape.target_modules)
     settings = ("num_generations", "max_completion_length", "learning_rate", "beta", "temperature", "max_steps")
     loaded = {"name": policy.name, "backend": policy.backend_name, "load_in_4bit": policy.linear4bit > 0}
-    return Recipe.of(
-        {
-            "run_name": run_name,
-            "task": task.name,
-            "policy": {**loaded, "max_seq_length": policy.max_seq_length},
-            "lora": lora,
-            "grpo": {name: getattr(trainer.args, name) for name in settings},
-            "seed": trainer.args.seed,
-        },
-        "attach",
-    )
+    loaded["max_seq_length"] = policy.max_seq_length
+    grpo = {name: getattr(trainer.args, name) for name in settings}
+    found = {"run_name": run_name, "task": task.name, "policy": loaded, "lora": lora, "grpo": grpo, "seed": trainer.args.seed}
+    return Recipe.of(found, "attach")

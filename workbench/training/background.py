@@ -1,7 +1,5 @@
-"""Training in a process of its own: the notebook's kernel stays idle, and the run outlives it.
-
-`start` does what `workbench train` does. Buttons work in an idle kernel in every front end, a kernel restart ends nothing,
-and the GPU's memory comes back when the run is over.
+"""Training in a process of its own: the kernel stays idle, so that buttons work in every front end; the run outlives it,
+and the GPU's memory comes back when it is over.
 """
 
 from __future__ import annotations
@@ -32,25 +30,21 @@ class Started:
 
     def __init__(self, process: subprocess.Popen, folder: Path) -> None:
         self.process, self._folder = process, folder
+        self.poll = process.poll  # the exit code; None while it runs
         self._run: RunDirectory | None = None
 
     @property
     def run(self) -> RunDirectory | None:
         """The run; None while the process still loads and checks."""
-        if self._run is None and (self._folder / "run.json").is_file():
-            self._run = RunDirectory(Path(json.loads((self._folder / "run.json").read_text(encoding="utf-8"))["run"]))
+        if self._run is None and (told := self._folder / "run.json").is_file():
+            self._run = RunDirectory(Path(json.loads(told.read_text(encoding="utf-8"))["run"]))
         return self._run
-
-    def poll(self) -> int | None:
-        """The process's exit code; None while it runs."""
-        return self.process.poll()
 
     def log_tail(self) -> str:
         """The end of what the process printed."""
-        for file in ([self.run.path / LOG_NAME] if self.run else []) + [self._folder / LOG_NAME]:
-            if file.is_file():
-                return file.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").replace("\r", "\n")
-        return ""
+        files = ([self.run.path / LOG_NAME] if self.run else []) + [self._folder / LOG_NAME]
+        printed = next((file.read_bytes()[-_TAIL_BYTES:] for file in files if file.is_file()), b"")
+        return printed.decode("utf-8", "replace").replace("\r", "\n")
 
     @property
     def error(self) -> str:
@@ -67,11 +61,8 @@ class Started:
         self.process.wait(timeout_s)
         run = self.run
         if self.error or run is None:
-            raise RunError(
-                self.error or "the run was not there in time",
-                rule="a run that is started loads its policy, checks everything, and trains",
-                remedy="fix the error above; the full output is in " + shown((run.path if run else self._folder) / LOG_NAME),
-            )
+            log, rule = shown((run.path if run else self._folder) / LOG_NAME), "a started run loads its policy, checks and trains"
+            raise RunError(self.error or "no run was there", rule=rule, remedy=f"fix the error above; the full output: {log}")
         return run
 
     def kill(self) -> None:
@@ -101,36 +92,25 @@ def start(recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: in
         if time.time() - old.stat().st_mtime > _FORGOTTEN_S:
             shutil.rmtree(old, ignore_errors=True)
     if isinstance(recipe, RunDirectory):
-        command = ["continue", str(recipe.path), *(["--steps", str(steps)] if steps else [])]
+        words = ["continue", str(recipe.path), *(["--steps", str(steps)] if steps else [])]
     else:
         check_name(recipe.run_name)
         recipe.save(folder / "recipe.yaml")
-        command = ["train", str(folder / "recipe.yaml"), "--runs", str(resolve(runs))]
+        words = ["train", str(folder / "recipe.yaml"), "--runs", str(resolve(runs))]
+    told = {ANNOUNCE: str(folder / "run.json"), LOG: str(folder / LOG_NAME), "PYTHONUNBUFFERED": "1"}
+    command, where = [sys.executable, "-m", "workbench.cli", *words], {"cwd": workspace(), "env": {**os.environ, **told}}
     with (folder / LOG_NAME).open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "workbench.cli", *command],
-            cwd=workspace(),
-            env={
-                **os.environ,
-                ANNOUNCE: str(folder / "run.json"),
-                LOG: str(folder / LOG_NAME),
-                "PYTHONUNBUFFERED": "1",
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            # Not in the kernel's process group: an Interrupt of a cell, or the kernel's end, is not meant for the run.
-            start_new_session=True,
-        )
-    return Started(process, folder)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        # Not in the kernel's process group: an Interrupt of a cell, or the kernel's end, is not meant for the run.
+        return Started(subprocess.Popen(command, **where, **streams, start_new_session=True), folder)
 
 
 def announce(run: RunDirectory) -> None:
     """In the process that `start` made: say that the run exists, and put its output into the run's folder."""
-    log, file = os.environ.pop(LOG, None), os.environ.pop(ANNOUNCE, None)
+    log, file, own = os.environ.pop(LOG, None), os.environ.pop(ANNOUNCE, None), run.path / LOG_NAME
     if log and Path(log).is_file():
-        if (run.path / LOG_NAME).exists():  # of an earlier session
-            (run.path / LOG_NAME).replace(run.path / f"{LOG_NAME}.before")
-        os.replace(log, run.path / LOG_NAME)
+        if own.exists():  # of an earlier session
+            own.replace(own.with_suffix(".log.before"))
+        os.replace(log, own)
     if file:
         write_json(file, {"run": str(run.path)})

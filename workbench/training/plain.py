@@ -1,14 +1,11 @@
 """The plain backend: transformers' AutoModelForCausalLM with PEFT's LoRA, as TRL's documentation sets it up.
 
-It is slower on a GPU than Unsloth and patches nothing, so what it computes is what the libraries' own documentation
-says, and it runs wherever they run.
+It is slower on a GPU than Unsloth and patches nothing: it computes what the libraries' documentation says.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 from workbench.recipe import LoraPart
@@ -32,16 +29,17 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
     """(model, tokenizer, notes) without an adapter, on this process's GPU or on the CPU."""
     with quiet_imports():
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     chosen, notes = choose_dtype(dtype, "transformers", cuda=torch.cuda.is_available(), bf16=native_bf16())
-    model = AutoModelForCausalLM.from_pretrained(
-        source,
-        dtype=getattr(torch, chosen),
-        device_map={"": int(os.environ.get("LOCAL_RANK", 0))} if torch.cuda.is_available() else "cpu",
-        # A checkpoint that is quantised already says how; a second word on it would only draw a warning.
-        **({"quantization_config": _nf4(chosen)} if load_in_4bit and not _quantised(source) else {}),
-    )
+    compute = getattr(torch, chosen)
+    more = {}
+    # A checkpoint that is quantised already says how; a second word on it would only draw a warning.
+    if load_in_4bit and getattr(AutoConfig.from_pretrained(source), "quantization_config", None) is None:
+        nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        more["quantization_config"] = BitsAndBytesConfig(**nf4, bnb_4bit_compute_dtype=compute)
+    device = {"": int(os.environ.get("LOCAL_RANK", 0))} if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=compute, device_map=device, **more)
     tokenizer = AutoTokenizer.from_pretrained(source, model_max_length=max_seq_length)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -54,10 +52,7 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
         layer.support_avx512bf16_for_cpu = False
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions and max_seq_length > positions:
-        notes.append(
-            f"WARNING: max_seq_length = {max_seq_length}, and the model was made for {positions} tokens; "
-            "this backend does not stretch it"
-        )
+        notes.append(f"WARNING: max_seq_length = {max_seq_length} is not stretched to; the model was made for {positions} tokens")
     return model, tokenizer, notes
 
 
@@ -86,23 +81,3 @@ def for_training(model: Any) -> None:
     """Ready to train again."""
     model.train()
     model.config.use_cache = False
-
-
-def _nf4(dtype: str) -> Any:
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
-    )
-
-
-def _quantised(source: str) -> bool:
-    if Path(source).is_dir():
-        return "quantization_config" in json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
-    from transformers import AutoConfig
-
-    return getattr(AutoConfig.from_pretrained(source), "quantization_config", None) is not None

@@ -1,14 +1,21 @@
-"""Sampling completions outside the trainer: the preview before training, and the held-out measurement after it."""
+"""What a policy makes of prompts: completions outside the trainer, how it reads them, how long and how difficult they are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.data.template import prompt_text
-from workbench.training.generation import Generation
-from workbench.training.generation.hook import UNSLOTH_ON_A_GPU
-from workbench.training.policy import Policy
+from workbench.audit.prompt_format import advice, grader_for
+from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
+from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
+from workbench.progress import count_line, progress_line
+from workbench.rewards.suite import RewardSuite
+from workbench.task import Row, Task
+from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
+from workbench.training.loading import load_tokenizer
+from workbench.training.policy import Policy, load_policy
 
 
 class Completion(NamedTuple):
@@ -41,7 +48,6 @@ def sample(
     `generation: auto`, whatever a recipe says of its training.
 
     Args:
-        policy: loaded policy.
         prompts: chat messages or text.
         temperature: 0 takes the likeliest token every time.
         seed: the same seed gives the same completions; the caller's random state is left as it was.
@@ -55,30 +61,26 @@ def sample(
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
     # What the model's own generation_config asks for besides is not what it is trained under.
     sampling |= {"min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+    tokenizer, eos = policy.tokenizer, policy.tokenizer.eos_token_id
+    sampling |= {"num_return_sequences": num_generations, "max_new_tokens": max_completion_length}
+    sampling |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": eos}
     found: list[list[Completion]] = []
     cuda = policy.model.device.type == "cuda"
-    devices = [policy.model.device] if cuda else []
     why_not = UNSLOTH_ON_A_GPU if cuda and policy.backend_name == "unsloth" else None
     with (
         policy.generating(base=base) as model,
-        torch.random.fork_rng(devices=devices),
+        torch.random.fork_rng(devices=[policy.model.device] if cuda else []),
         torch.inference_mode(),
         Generation(model, why_not, lambda reason: print(f"transformers' own path generates: {reason}", flush=True)),
     ):
         torch.manual_seed(seed)
         for start in range(0, len(prompts), per_batch):
-            chunk = prompts[start : start + per_batch]
-            inputs = _left_padded(policy.tokenizer, chunk).to(model.device)
-            output = model.generate(
-                **inputs,
-                **sampling,
-                num_return_sequences=num_generations,
-                max_new_tokens=max_completion_length,
-                pad_token_id=policy.tokenizer.pad_token_id,
-                eos_token_id=policy.tokenizer.eos_token_id,
-            )
-            tokens = output[:, inputs["input_ids"].shape[1] :].tolist()
-            completions = [_completion(ids, policy.tokenizer) for ids in tokens]
+            inputs = _left_padded(tokenizer, prompts[start : start + per_batch]).to(model.device)
+            output, completions = model.generate(**inputs, **sampling), []
+            for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
+                if finished := eos in ids:
+                    ids = ids[: ids.index(eos) + 1]
+                completions.append(Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished))
             found += [completions[i : i + num_generations] for i in range(0, len(completions), num_generations)]
             if progress is not None:
                 progress(len(found), len(prompts))
@@ -86,19 +88,130 @@ def sample(
 
 
 def _left_padded(tokenizer: Any, prompts: Sequence[Any]) -> Any:
-    chat = not isinstance(prompts[0], str)
-    return tokenizer(
-        [prompt_text(prompt, tokenizer) for prompt in prompts],
-        return_tensors="pt",
-        padding=True,
-        padding_side="left",
-        add_special_tokens=not chat,
-        return_token_type_ids=False,
-    )
+    texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
+    form = {"return_tensors": "pt", "padding": True, "padding_side": "left", "return_token_type_ids": False}
+    return tokenizer(texts, add_special_tokens=isinstance(prompts[0], str), **form)
 
 
-def _completion(ids: list[int], tokenizer: Any) -> Completion:
-    finished = tokenizer.eos_token_id in ids
-    if finished:
-        ids = ids[: ids.index(tokenizer.eos_token_id) + 1]
-    return Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished)
+def preview(
+    row: Any, policy: Any = "tiny", chat_template_kwargs: dict[str, Any] | None = None, tags: Sequence[str] | None = None
+) -> TemplateCard:
+    """The exact text that the model will read for a prompt, and what in it would make a reward impossible to earn.
+
+    >>> wb.preview([{"role": "user", "content": "What is 1 + 1?"}], "tiny").text
+    '<|user|>What is 1 + 1?</s><|assistant|>'
+
+    Args:
+        row: a row with a `prompt`, or the prompt itself.
+        policy: a policy, its name, or a tokenizer.
+        chat_template_kwargs: for a policy that is named, such as {"enable_thinking": False}.
+        tags: what the reward functions look for in completions; None: what the system message asks for.
+
+    Raises:
+        DataError: if the template refuses the prompt.
+    """
+    prompt = row["prompt"] if isinstance(row, dict) else row
+    return template_card(_tokenizer(policy, chat_template_kwargs), prompt, tags)
+
+
+def prompt_lengths(
+    rows: Sequence[Row],
+    policy: Any = "tiny",
+    *,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    max_tokens: int | None = None,
+) -> PromptLengths:
+    """How many tokens each prompt takes through the policy's chat template; shows itself as a histogram.
+
+    >>> lengths = wb.prompt_lengths([{"prompt": "What is 1 + 1?"}, {"prompt": "Why?"}], "tiny")
+    >>> rows, too_long = lengths.keep(5)
+    >>> len(rows), len(too_long)
+    (1, 1)
+
+    Args:
+        policy, chat_template_kwargs: as for `preview`.
+        max_tokens: longer prompts are to be left out; None: none.
+    """
+    measured = prompt_lengths_tokens(rows, _tokenizer(policy, chat_template_kwargs), count_line("prompts"))
+    return PromptLengths(rows, measured, str(getattr(policy, "name", policy)), max_tokens)
+
+
+def _tokenizer(policy: Any, chat_template_kwargs: dict[str, Any] | None) -> Any:
+    if isinstance(policy, (str, Path)):
+        return load_tokenizer(policy, chat_template_kwargs)
+    return getattr(policy, "tokenizer", policy)
+
+
+def profile_difficulty(
+    policy: Policy | str,
+    rows: Sequence[Row],
+    file: str | Path,
+    *,
+    task: Task | None = None,
+    prompts: int | None = None,
+    max_seq_length: int = 256,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    num_generations: int = 8,
+    max_completion_length: int = 96,
+    temperature: float = 1.0,
+    seed: int = 0,
+    batch: int = 8,
+) -> Profile:
+    """Sample `num_generations` completions of each prompt and count how many are right. Shows itself as a picture.
+
+    Interruptible and resumable: what was measured is kept in `file`, and the next call goes on from there.
+
+    >>> profile = wb.profile_difficulty("tiny", wb.load_task("arithmetic").rows, "tasks/mine/difficulty.jsonl", prompts=4)
+    >>> band = profile.within(0.01, 0.99)
+
+    Args:
+        policy: measured as it stands, adapter included; or the name of one to load.
+        file: `difficulty.jsonl` beside the dataset.
+        task: its `right_by` says which completions are right; None: what fits the rows and the format they ask for.
+        prompts: how many to measure, spread over the rows; None: all; 0: none.
+        max_seq_length, chat_template_kwargs: for a policy that is loaded here.
+        batch: prompts at a time; `batch * num_generations` completions are generated together.
+
+    Returns:
+        An empty profile if nothing was to be measured, or the rows have no answer to measure by.
+
+    Raises:
+        DataError: if `file` holds a profile of another policy, reward or way of sampling.
+    """
+    chosen = list(rows) if prompts is None else pick(rows, prompts)
+    if task is None and rows and (line := advice(rows[0])):
+        print(line)
+    if not chosen or (task is None and "answer" not in rows[0]):
+        return Profile({}, {}, rows)
+    if task is None:
+        grader = grader_for(rows[0])
+        task = Task("difficulty", rows, [grader], right_by=grader.__name__)
+    if isinstance(policy, (str, Path)):
+        policy = load_policy(policy, max_seq_length=max_seq_length, chat_template_kwargs=chat_template_kwargs, seed=seed)
+        print(policy, f"a completion is right where {task.right_function} pays", sep="\n")
+    suite = RewardSuite(task, num_generations)
+    column = suite.names.index(task.right_function)
+    how = {"num_generations": num_generations, "max_completion_length": max_completion_length, "temperature": temperature}
+
+    def attempt(some: Sequence[Row]) -> list[Solved]:
+        # A seed of the batch's own: a profile that was interrupted between two batches ends as if it had not been.
+        own_seed = seed + int(row_key(some[0])[:6], 16)
+        groups = sample(policy, [row["prompt"] for row in some], seed=own_seed, batch_size=batch * num_generations, **how)
+        flat = [completion for group in groups for completion in group]
+        repeated = [row for row in some for _ in range(num_generations)]
+        right = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])[:, column] > 0
+        counts = right.reshape(-1, num_generations).sum(axis=1).tolist()
+        ended = [sum(completion.finished for completion in group) for group in groups]
+        return [Solved(count, num_generations, finished) for count, finished in zip(counts, ended, strict=True)]
+
+    settings = {
+        "policy": policy.source if policy.name != "tiny" else "tiny",
+        "precision": policy.precision,
+        "trained_in": policy.trained_in,
+        "right_by": f"{task.right_function} {suite.hashes[task.right_function]}",
+        **how,
+        "seed": seed,
+        **({"chat_template_kwargs": policy.chat_template_kwargs} if policy.chat_template_kwargs else {}),
+    }
+    profile = measure(chosen, attempt, file, settings, batch=batch, progress=progress_line("difficulty"))
+    return replace(profile, rows=rows)

@@ -1,7 +1,7 @@
 """The stages of a run: what is trained, on which prompts, under which rewards and settings, for how many steps.
 
 A recipe without stages has one. Each stage is checked before anything is loaded, so that the third one's mistake is not
-found when the second has trained.
+found when the second has trained. Within a stage, adaptive weights change by themselves.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from workbench.data.template import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
 from workbench.recipe import AdaptivePart, Recipe, StagePart
+from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
 from workbench.training import plan
-from workbench.training.adaptive import AdaptiveWeights
-from workbench.training.begun import begun_task
 from workbench.training.fast_inference import COST, NOT_IN_FORCE
 from workbench.training.plan.device import Machine
 from workbench.training.plan.values import check_trackers
 from workbench.training.policy import Policy
+from workbench.training.resuming import begun_task
 from workbench.workspace import find
 
 ONLY_STAGE = "1"
 # What is trained at a time: (recipe, settings, longest prompt in tokens or None).
 Part = tuple[Recipe, dict[str, Any], int | None]
-# Called with the parts, the machine, and gradient checkpointing where that is decided already (else None); returns
-# gradient checkpointing, lines to show and an estimate (or None).
+# (parts, machine, gradient checkpointing where that is decided already) -> (the same, lines to show, an estimate or None).
 Memory = Callable[[Sequence[Part], Machine, bool | None], tuple[bool, list[str], Any]]
 # What is decided when the policy is loaded, or is counted over the whole run.
-_NOT_BY_STAGE = ("gradient_checkpointing", "use_vllm", "max_steps", "num_train_epochs", "bf16", "fp16", "report_to")
+_LENGTHS = ("max_steps", "num_train_epochs")
+_NOT_BY_STAGE = ("gradient_checkpointing", "use_vllm", *_LENGTHS, "bf16", "fp16", "report_to")
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,11 @@ class Stage:
 
 
 def planned_stages(
-    recipe: Recipe,
-    task: Task | None,
-    config_class: type,
-    machine: Machine | None = None,
-    begun: RunDirectory | None = None,
+    recipe: Recipe, task: Task | None, config_class: type, machine: Machine | None = None, begun: RunDirectory | None = None
 ) -> list[Stage]:
     """The recipe's stages, in order, checked as far as can be without a policy.
 
     Args:
-        recipe: under today's names.
         task: the recipe's; None: not known, and then only the settings are checked.
         machine: what it trains on; None: this one.
         begun: the run that goes on: its stages' tasks are those that it was begun with; None: as they are now.
@@ -83,31 +81,27 @@ def planned_stages(
     Raises:
         RecipeError, TaskError, RewardError: naming the stage, where there are several.
     """
-    if not recipe.stages:
-        only = _stage(recipe, task, config_class, machine, ONLY_STAGE, 0, recipe.adaptive_weights)
-        return [replace(only, source=_edited(recipe.task, task))]
     stages: list[Stage] = []
-    for number, part in enumerate(recipe.stages):
-        own_task = task
-        if part.task:
-            own_task = begun_task(begun, recipe, number) if begun is not None else load_task(part.task)
-        stage = _stage(
-            _for_stage(recipe, part, own_task),
-            own_task,
-            config_class,
-            machine,
-            part.name,
-            number,
-            {**_of(recipe.adaptive_weights, own_task), **part.adaptive_weights},
-            part.prompts,
-        )
+    for number, part in enumerate(recipe.stages or [None]):
+        own_task, file, own, adaptive = task, recipe.task, recipe, recipe.adaptive_weights
+        if part is not None:
+            if part.task:
+                own_task = begun_task(begun, recipe, number) if begun is not None else load_task(part.task)
+            file, own = part.task or recipe.task, _for_stage(recipe, part, own_task)
+            adaptive = {**_of(adaptive, own_task), **part.adaptive_weights}
+        _, settings, notes = plan.normalised(own, plan.field_names(config_class), machine)
+        planned = plan.batch(settings)
+        plan.check_values(settings, plan.field_kinds(config_class))
+        plan.check_lengths(own, settings)
+        check_trackers(settings["report_to"])
+        rows, suite = [], None
+        if own_task is not None:
+            rows, suite = _rehearsed(own, part, own_task, settings, planned, adaptive)
+        source = (own_task.source if own_task else "") or (str(find(file)) if Path(file).suffix == ".py" else "")
         offset = stages[-1].offset + stages[-1].steps if stages else 0
-        stages.append(replace(stage, source=_edited(part.task or recipe.task, own_task), offset=offset))
+        name = part.name if part else ONLY_STAGE
+        stages.append(Stage(name, number, own, own_task, rows, settings, planned, suite, adaptive, notes, source, offset))
     return stages
-
-
-def _edited(name: str, task: Task | None) -> str:
-    return (task.source if task else "") or (str(find(name)) if Path(name).suffix == ".py" else "")
 
 
 def _of(by_function: dict[str, Any], task: Task | None) -> dict[str, Any]:
@@ -116,72 +110,44 @@ def _of(by_function: dict[str, Any], task: Task | None) -> dict[str, Any]:
 
 
 def _for_stage(recipe: Recipe, part: StagePart, task: Task | None) -> Recipe:
-    for name in _NOT_BY_STAGE:
-        if name in part.grpo:
-            raise RecipeError(
-                f"stages: {part.name}.grpo.{name} = {part.grpo[name]!r}",
-                rule="a stage's length is its `steps`; precision, checkpointing, vLLM and trackers are the whole run's",
-                remedy=f"set stages: {part.name}.steps" if name in ("max_steps", "num_train_epochs") else f"set grpo.{name}",
-            )
-    own = _of(recipe.reward_weights, task) if part.task else recipe.reward_weights
-    grpo = {key: value for key, value in recipe.grpo.items() if key not in ("max_steps", "num_train_epochs")}
-    return recipe.model_copy(
-        update={
-            "grpo": {**grpo, **part.grpo, "max_steps": part.steps},
-            "reward_weights": {**own, **part.reward_weights},
-            "stages": [],
-        }
-    )
+    for name in [name for name in _NOT_BY_STAGE if name in part.grpo]:
+        rule = "a stage's length is its `steps`; precision, checkpointing, vLLM and trackers are the whole run's"
+        remedy = f"set stages: {part.name}.steps" if name in _LENGTHS else f"set grpo.{name}"
+        raise RecipeError(f"stages: {part.name}.grpo.{name} = {part.grpo[name]!r}", rule=rule, remedy=remedy)
+    weights = _of(recipe.reward_weights, task) if part.task else recipe.reward_weights
+    grpo = {key: value for key, value in recipe.grpo.items() if key not in _LENGTHS}
+    own = {"grpo": {**grpo, **part.grpo, "max_steps": part.steps}, "reward_weights": {**weights, **part.reward_weights}}
+    return recipe.model_copy(update={**own, "stages": []})
 
 
-def _stage(
-    recipe: Recipe,
-    task: Task | None,
-    config_class: type,
-    machine: Machine | None,
-    name: str,
-    number: int,
-    adaptive: dict[str, AdaptivePart],
-    prompts: dict[str, Any] | None = None,
-) -> Stage:
-    where = f"stage {name!r}: " if name != ONLY_STAGE else ""
-    settings, planned, notes = _checked_settings(recipe, config_class, machine)
-    if task is None:
-        return Stage(name, number, recipe, None, [], settings, planned, None, adaptive, notes)
+def _rehearsed(
+    recipe: Recipe, part: StagePart | None, task: Task, settings: dict[str, Any], planned: plan.Batch, adaptive: dict[str, Any]
+) -> tuple[list[Row], RewardSuite]:
+    """The stage's rows, and its reward functions after they were tried on some."""
+    where = f"stage {part.name!r}: " if part else ""
     if not len(task.rows):
         raise RecipeError(f"{where}task {task.name!r}: 0 prompts", rule="training needs prompts", remedy="give the task rows")
-    rows = _chosen(task.with_ids(task.rows), prompts or {}, where)
+    rows = list(task.with_ids(task.rows))
+    for column, values in (part.prompts if part else {}).items():
+        if column not in rows[0]:
+            rule = f"prompts are chosen by a column; the rows have {', '.join(map(str, rows[0]))}"
+            raise RecipeError(f"{where}prompts: {column!r}", rule=rule, remedy="name one of those")
+        kept = [row for row in rows if row.get(column) in (values if isinstance(values, list) else [values])]
+        if not kept:
+            remedy = f"{column} holds, for example, {', '.join(sorted({str(row.get(column)) for row in rows})[:5])}"
+            raise RecipeError(f"{where}prompts: no row has {column} = {values!r}", rule="a stage needs prompts", remedy=remedy)
+        rows = kept
     plan.check_prompts(len(rows), planned)
     suite = _suite(task, recipe, settings)
-    unknown = sorted(set(adaptive) - set(suite.names))
-    if unknown:
-        raise RecipeError(
-            f"{where}adaptive_weights: {unknown[0]!r}",
-            rule="an adaptive weight names one of the task's reward functions",
-            remedy=f"choose from {', '.join(suite.names)}",
-        )
+    if unknown := sorted(set(adaptive) - set(suite.names)):
+        rule, remedy = "an adaptive weight names one of the task's reward functions", f"choose from {', '.join(suite.names)}"
+        raise RecipeError(f"{where}adaptive_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
     AdaptiveWeights(adaptive, suite)  # says what cannot adapt
     try:
         suite.rehearse(rows)
     finally:
         suite.close()
-    return Stage(name, number, recipe, task, rows, settings, planned, suite, adaptive, notes)
-
-
-def _checked_settings(
-    recipe: Recipe, config_class: type, machine: Machine | None
-) -> tuple[dict[str, Any], plan.Batch, list[str]]:
-    """(what GRPOConfig is built from, its generation batch, one line for each thing that is not as it was asked).
-
-    Raises:
-        RecipeError: for a value that cannot work.
-    """
-    _, settings, notes = plan.normalised(recipe, plan.field_names(config_class), machine)
-    planned = plan.batch(settings)
-    plan.check_values(settings, plan.field_kinds(config_class))
-    plan.check_lengths(recipe, settings)
-    check_trackers(settings["report_to"])
-    return settings, planned, notes
+    return rows, suite
 
 
 def _suite(task: Task, recipe: Recipe, settings: dict[str, Any]) -> RewardSuite:
@@ -196,40 +162,17 @@ def _suite(task: Task, recipe: Recipe, settings: dict[str, Any]) -> RewardSuite:
     )
 
 
-def _chosen(rows: Sequence[Row], wanted: dict[str, Any], where: str) -> list[Row]:
-    for column, values in wanted.items():
-        if column not in rows[0]:
-            raise RecipeError(
-                f"{where}prompts: {column!r}",
-                rule=f"prompts are chosen by a column; the rows have {', '.join(map(str, rows[0]))}",
-                remedy="name one of those",
-            )
-        allowed = values if isinstance(values, list) else [values]
-        kept = [row for row in rows if row.get(column) in allowed]
-        if not kept:
-            some = sorted({str(row.get(column)) for row in rows})[:5]
-            raise RecipeError(
-                f"{where}prompts: no row has {column} = {values!r}",
-                rule="a stage needs prompts",
-                remedy=f"{column} holds, for example, {', '.join(some)}",
-            )
-        rows = kept
-    return list(rows)
-
-
 def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
     """The stage without the prompts that are longer than the recipe allows, the rest checked against the context.
 
-    The tokenizer carries the stage's `chat_template_kwargs` from here on.
-
-    Raises:
-        RecipeError, DataError: if too few are left, or prompt and completion do not fit.
+    The tokenizer carries the stage's `chat_template_kwargs` from here on. RecipeError, DataError: if too few are left, or
+    prompt and completion do not fit.
     """
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
     if not stage.rows:
         return stage
-    notes, rows = template_notes(stage.rows, tokenizer), stage.rows
-    lengths, longest, longer = prompt_lengths_tokens(rows, tokenizer), stage.recipe.max_prompt_length, []
+    notes, rows, longer = template_notes(stage.rows, tokenizer), stage.rows, []
+    lengths, longest = prompt_lengths_tokens(rows, tokenizer), stage.recipe.max_prompt_length
     measured = PromptLengths(rows, lengths, max_tokens=longest)
     if longest is not None:
         rows, longer = measured.keep()
@@ -238,8 +181,7 @@ def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
             notes.append(f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(rows)} kept")
         plan.check_prompts(len(rows), stage.planned)
     measured.check_budget(stage.settings["max_completion_length"], max_seq_length)
-    left_out = stage.left_out_too_long + len(longer)
-    notes = [*stage.notes, *(note for note in notes if note not in stage.notes)]
+    left_out, notes = stage.left_out_too_long + len(longer), list(dict.fromkeys([*stage.notes, *notes]))
     return replace(stage, rows=rows, left_out_too_long=left_out, lengths_tokens=lengths, notes=notes)
 
 
@@ -257,3 +199,77 @@ def settled_vllm(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], 
         return settled, ["use_vllm becomes True: the policy was loaded with vLLM (fast_inference), which generates"]
     said = [note for note in policy.notes if note.startswith(NOT_IN_FORCE)]
     return settled, said or [f"use_vllm = True becomes False: the policy was loaded without vLLM; {COST}"]
+
+
+class AdaptiveWeights:
+    """Follows the success of the functions that a recipe names, and says when a weight should change.
+
+    A function that succeeds too seldom weighs more, one that nearly always does weighs less; success is the share of its
+    best score that it pays on average. Only the ratio between several functions' weights matters: `scale_rewards: group`
+    divides advantages by their own spread.
+
+    Args:
+        parts: how, by function.
+        suite: whose weights at this moment are what the bounds are taken from.
+
+    Attributes:
+        state: for JSON, by function: mean `scores` of the batches and `steps` since the last decision, and `most_seen`.
+
+    Raises:
+        RecipeError: if a function that should adapt has the weight 0, which no factor changes.
+    """
+
+    def __init__(self, parts: dict[str, AdaptivePart], suite: RewardSuite) -> None:
+        weights = dict(zip(suite.names, suite.weights, strict=True))
+        self.parts, self.begun_with = parts, {name: weights[name] for name in parts}
+        for name in [name for name in parts if not weights[name]]:
+            remedy = f"give {name} a weight, or leave it out of adaptive_weights"
+            raise RecipeError(f"adaptive_weights: {name} has the weight 0", rule="a factor changes it", remedy=remedy)
+        self._best: dict[str, float | None] = {}
+        self.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
+        self.state: dict[str, dict[str, Any]] = {"most_seen": dict.fromkeys(parts, 0.0), "steps": dict.fromkeys(parts, 0)}
+        self.state["scores"] = {name: [] for name in parts}
+
+    def note(self, scored: ScoredBatch) -> None:
+        """Take in one scored batch."""
+        for name in self.parts:
+            if name not in scored.names:
+                continue
+            column = scored.scores[:, scored.names.index(name)]
+            if not np.isnan(column).all():
+                self.state["scores"][name].append(float(np.nanmean(column)))
+                self.state["most_seen"][name] = max(self.state["most_seen"][name], float(np.nanmax(column)))
+
+    def due(self, weights: dict[str, float]) -> list[dict[str, Any]]:
+        """Called once a step: the `function`s that should change now, the `value` of their weight, and `why`.
+
+        Args:
+            weights: those in force, by function. One that is muted (0) is left alone.
+        """
+        changes, steps = [], self.state["steps"]
+        for name, part in self.parts.items():
+            steps[name] += 1
+            scores = self.state["scores"][name]
+            if steps[name] < part.every or not scores or not weights.get(name):
+                continue
+            best, mean = self._best[name] or self.state["most_seen"][name], float(np.mean(scores))
+            steps[name], self.state["scores"][name] = 0, []
+            success = mean / best if best > 0 else 0.0  # nothing was ever earned
+            factor = part.up if success < part.below else part.down if success > part.above else 1.0
+            low, high = sorted(bound * self.begun_with[name] for bound in (part.least, part.most))
+            weight = min(max(weights[name] * factor, low), high)
+            if weight != weights[name]:
+                said = f"pays {success:.0%} of {best:g}" if best > 0 else "paid nothing"
+                edge = f"below {part.below:.0%}" if factor > 1 else f"above {part.above:.0%}"
+                changes.append({"function": name, "value": weight, "why": f"{said} over {part.every} steps, {edge}"})
+        return changes
+
+    def reloaded(self, reward_funcs: dict[str, Any]) -> None:
+        """Functions were loaded: what they state as their maximum may be another number."""
+        for name in self.parts.keys() & reward_funcs.keys():
+            self._best[name] = self.parts[name].best_score or max_score_of(reward_funcs[name])
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` said."""
+        for key, by_function in self.state.items():
+            by_function.update(state.get(key, {}))

@@ -6,8 +6,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,15 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.training import plan as settings_of
-from workbench.training.attach import MADE, attach, go_on
-from workbench.training.begun import changed_since_begun
+from workbench.training.attach import attach, go_on
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import REFUSALS, Plan, prepare, refused, settled
-from workbench.training.resuming import STATE_FILES, Point, latest_point, load_adapter
+from workbench.training.resuming import STATE_FILES, Point, changed_since_begun, latest_point, load_adapter
+from workbench.training.session import Made
 from workbench.training.stages import Stage
-from workbench.training.watchers import Watcher
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a trainer was made from, for `attach`."""
-
-    given: Plan  # as `make_trainer` got it
-    plan: Plan  # as this policy trains it, with settings and reward functions of the trainer's own
-    policy: Policy
-    next_trainer: Callable[[Stage], Any]  # for a stage after the first
+from workbench.training.watchers import Watchers
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
@@ -58,21 +47,16 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
         raise RecipeError(f"{plan.source}: no task", rule="a trainer needs prompts and rewards", remedy="plan(recipe, task=...)")
     made = settled(plan, policy)
     config_class, trainer_class = trainer_classes(policy.backend_name)
-    folder = str(output_dir or tempfile.mkdtemp(prefix="workbench-"))
-    try:
-        configs = {stage.number: build_config(config_class, stage, folder, policy) for stage in made.stages}
 
-        def built(stage: Stage) -> Any:
-            return build_trainer(trainer_class, configs[stage.number], stage, policy)
+    def built(stage: Stage) -> Any:
+        return build_trainer(trainer_class, configs[stage.number], stage, policy)
 
-        trainer = built(made.stages[0])
-    except BaseException:
-        if output_dir is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
     if output_dir is None:
-        weakref.finalize(trainer, shutil.rmtree, folder, ignore_errors=True)
-    vars(trainer)[MADE] = Made(plan, made, policy, built)
+        output_dir = tempfile.mkdtemp(prefix="workbench-")
+        weakref.finalize(built, shutil.rmtree, output_dir, ignore_errors=True)
+    configs = {stage.number: build_config(config_class, stage, output_dir, policy) for stage in made.stages}
+    trainer = built(made.stages[0])
+    vars(trainer)[Made.KEY] = Made(plan, made, policy, built)
     return trainer
 
 
@@ -81,7 +65,7 @@ def train(
     *,
     policy: Policy | None = None,
     task: Task | None = None,
-    watchers: Sequence[Watcher] | None = None,
+    watchers: Watchers = None,
     runs: str | Path = "runs",
     changes_of: RunDirectory | None = None,
 ) -> RunDirectory:
@@ -91,25 +75,20 @@ def train(
     >>> run.result()["status"]
     'finished'
 
-    The first Interrupt finishes the step, saves and returns as if the run were over; the second raises
-    `KeyboardInterrupt`. What else can be asked of the run while it trains is in `workbench.run.control_file`. Everything that
-    can be checked is checked before the run directory is made, so a recipe that cannot work leaves nothing behind; so does
-    a run that fails before its first step is recorded.
+    The first Interrupt finishes the step, saves and returns as if the run were over; the second raises `KeyboardInterrupt`.
+    `workbench.run.control_file` says what else can be asked of a run that trains. All that can be checked is checked before
+    the run directory is made; a run that fails before its first step leaves nothing behind.
 
     Args:
-        recipe: what to do.
         policy: a loaded policy; None: the recipe's is loaded.
         task: a task object; None: the recipe's is loaded.
-        watchers: what shows the run; None: the live plot in a notebook, nothing elsewhere.
-        runs: folder for the run directory.
-        changes_of: a recorded run: what was changed while it trained is changed again after the same steps.
+        watchers, runs, changes_of: as for `attach`.
 
     Raises:
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
     """
     plan = prepare(recipe, task, policy=policy, memory=memory_on(estimates=False))
-    policy = policy or load_policy(plan)
-    trainer = make_trainer(plan, policy)
+    trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs, changes_of=changes_of)
     trainer.train()
     return run
@@ -120,7 +99,7 @@ def continue_run(
     *,
     policy: Policy | None = None,
     task: Task | None = None,
-    watchers: Sequence[Watcher] | None = None,
+    watchers: Watchers = None,
     steps: int | None = None,
     take_over: bool = False,
 ) -> RunDirectory:
@@ -135,21 +114,18 @@ def continue_run(
         run: the run, or its name or path.
         policy: a loaded policy of the same recipe; its adapter is overwritten. None: the recipe's is loaded.
         task: the task object, if the run was trained on one that is no file.
-        watchers: as for `train`.
+        watchers: as for `attach`.
         steps: train so many steps more than the recipe says.
         take_over: the run was begun on another machine, which is gone: a Colab runtime that was lost.
 
     Raises:
-        RunError: if the run trains, is over, has no checkpoint, or was trained by a trainer of your own. The others as for
-            `train`.
+        RunError: if the run trains, is over, has no checkpoint, or was trained by your own trainer. Others as for `train`.
     """
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="begun" if take_over else "resting")
     if run.manifest().get("attached"):
-        raise RunError(
-            f"{run.name}: trained by a trainer that the workbench was attached to",
-            rule="a run goes on from the recipe that it was begun with",
-            remedy="make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)",
-        )
+        value, rule = f"{run.name}: a trainer of your own trained it", "a run goes on from the recipe that it was begun with"
+        remedy = "make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)"
+        raise RunError(value, rule=rule, remedy=remedy)
     if take_over:
         run.take_over()
     recipe, point = run.recipe(), latest_point(run)
@@ -157,24 +133,27 @@ def continue_run(
         return _finished(run, point)  # whatever became of the task since
     plan = prepare(recipe, task, policy=policy, run=run, memory=memory_on(estimates=False))
     if steps:
-        _extend(run, recipe, plan.stages, steps)
-    left = tuple(stage for stage in plan.stages if stage.number >= point.stage and _unfinished(stage, point))
+        last = plan.stages[-1]
+        if last.steps < 0:
+            value, remedy = f"{run.name}: trained for epochs", "continue it as it is, or start a new run with grpo.max_steps"
+            raise RunError(value, rule="steps can be added to a number of steps", remedy=remedy)
+        last.settings["max_steps"] += steps
+        if recipe.stages:
+            recipe.stages[-1].steps += steps
+        else:
+            recipe.grpo["max_steps"] = last.settings["max_steps"]
+    left = tuple(stage for stage in plan.stages if _unfinished(stage, point))
     if not left:
-        raise RunError(
-            f"{run.name}: all {point.step} steps are trained",
-            rule="a run goes on to the steps that its recipe asks for",
-            remedy="ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`",
-        )
+        value, rule = f"{run.name}: all {point.step} steps are trained", "a run goes on to the steps that its recipe asks for"
+        remedy = "ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`"
+        raise RunError(value, rule=rule, remedy=remedy)
     policy = policy or load_policy(plan)
     trainer = make_trainer(replace(plan, stages=left), policy)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     result = run.manifest().get("result")
     run.reopen(point.step)
     try:
-        news = [
-            *changed_since_begun(run, left),
-            f"{run.name} goes on after step {point.step}, from {point.folder.name}",
-        ]
+        news = [*changed_since_begun(run, left), f"{run.name} goes on after step {point.step}, from {point.folder.name}"]
         go_on(run, trainer, point, watchers, news)
         if steps:
             recipe.save(run.path / "recipe.yaml")
@@ -187,25 +166,14 @@ def continue_run(
 
 
 def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:
-    """The stage's GRPOConfig, for the policy's backend. Trackers are not its business: `trackers.py` guards them.
-
-    Raises:
-        RecipeError: for settings that it does not accept together.
-    """
+    """The stage's GRPOConfig, for the policy's backend, or a RecipeError. `trackers.py` guards trackers, not this."""
     import torch
 
     settings = {**stage.settings, "report_to": "none"}
-    cuda = torch.cuda.is_available()
+    overrides = config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=torch.cuda.is_available())
+    own = {"output_dir": str(folder), "seed": stage.recipe.seed, "reward_weights": list(stage.suite.weights)}
     try:
-        config = settings_of.built(
-            config_class,
-            settings,
-            **config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=cuda),
-            output_dir=str(folder),
-            seed=stage.recipe.seed,
-            reward_weights=list(stage.suite.weights),
-            disable_tqdm=True,  # the watchers show progress
-        )
+        config = settings_of.built(config_class, settings, **overrides, **own, disable_tqdm=True)  # watchers show progress
     except REFUSALS as error:
         raise refused(error) from error
     if config.n_gpu > 1:
@@ -216,24 +184,17 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
 
 
 def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy) -> Any:
-    """TRL's trainer for a stage, on the policy's own adapter.
-
-    Raises:
-        RecipeError: for settings that it does not accept together.
-    """
+    """TRL's trainer for a stage, on the policy's own adapter; or a RecipeError, for what it does not accept together."""
     from datasets import Dataset
     from transformers import PrinterCallback
 
-    _drop_reference(policy)
-    policy.tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
+    model, tokenizer, rows = policy.model, policy.tokenizer, Dataset.from_list(stage.rows)
+    if "ref" in model.peft_config:  # of the stage before
+        model.delete_adapter("ref")
+    tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
+    own = {"processing_class": tokenizer, "reward_funcs": stage.suite.funcs, "args": config, "train_dataset": rows}
     try:
-        trainer = trainer_class(
-            model=policy.model,
-            processing_class=policy.tokenizer,
-            reward_funcs=stage.suite.funcs,
-            args=config,
-            train_dataset=Dataset.from_list(stage.rows),
-        )
+        trainer = trainer_class(model=model, **own)
     except REFUSALS as error:
         raise refused(error) from error
     trainer.remove_callback(PrinterCallback)
@@ -241,23 +202,18 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     trainer.create_model_card = lambda *_, **__: None
     # TRL's reference is a frozen copy of the adapter as the stage finds it; Unsloth's is the base model. One meaning for
     # both, for every stage and for a run that goes on: without that copy TRL takes the base model, too.
-    _drop_reference(policy)
+    if "ref" in model.peft_config:
+        model.delete_adapter("ref")
     # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates vanish.
-    adapter_in_float32(policy.model)
+    adapter_in_float32(model)
     return trainer
-
-
-def _drop_reference(policy: Policy) -> None:
-    if "ref" in policy.model.peft_config:
-        policy.model.delete_adapter("ref")
 
 
 def _finished(run: RunDirectory, point: Point) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
     run.reopen(point.step)
     try:
-        state = shutil.ignore_patterns(*STATE_FILES)
-        shutil.copytree(point.folder, run.final, ignore=state, dirs_exist_ok=True)
+        shutil.copytree(point.folder, run.final, ignore=shutil.ignore_patterns(*STATE_FILES), dirs_exist_ok=True)
         run.update_manifest(result={**run.result(), "status": "finished"})
         run.log_event("finished", point.step)
     finally:
@@ -273,21 +229,6 @@ def _all_trained(recipe: Recipe, point: Point) -> bool:
 
 
 def _unfinished(stage: Stage, point: Point) -> bool:
-    if stage.number == point.stage and stage.steps < 0:
-        return not _all_trained(stage.recipe, point)
-    return stage.number > point.stage or point.done < stage.steps
-
-
-def _extend(run: RunDirectory, recipe: Recipe, stages: Sequence[Stage], steps: int) -> None:
-    last = stages[-1]
-    if last.steps < 0:
-        raise RunError(
-            f"{run.name}: trained for {last.settings['num_train_epochs']} epochs",
-            rule="steps can be added to a number of steps",
-            remedy="continue it as it is, or start a new run with grpo.max_steps",
-        )
-    last.settings["max_steps"] += steps
-    if recipe.stages:
-        recipe.stages[-1].steps += steps
-    else:
-        recipe.grpo["max_steps"] = last.settings["max_steps"]
+    if stage.number != point.stage:
+        return stage.number > point.stage
+    return point.done < stage.steps if stage.steps >= 0 else not _all_trained(stage.recipe, point)

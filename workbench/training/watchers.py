@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from workbench.run.directory import RunDirectory
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 
 class Watcher(Protocol):
@@ -16,12 +13,12 @@ class Watcher(Protocol):
     `verdicts(list)` (the run's health, when it was looked at).
     """
 
-    def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None: ...
-
+    def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None: ...
     def update(self, step: int, values: dict[str, Any]) -> None: ...
-
     def end(self, message: str) -> None: ...
 
+
+Watchers = Sequence[Watcher] | None  # None: what is shown unasked
 
 # Makers of the watchers that a run gets if none are named; in a notebook the face puts the live plot here.
 unasked: list[Callable[[], Watcher]] = []

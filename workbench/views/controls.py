@@ -15,9 +15,8 @@ from typing import Any
 from packaging.version import Version
 
 from workbench.errors import WorkbenchError
-from workbench.run.control_file import ACTIONS, send
+from workbench.run.control_file import ACTIONS, RunState, send
 from workbench.run.directory import RunDirectory
-from workbench.run.state import RunState
 from workbench.views.history import change_text
 from workbench.views.tables import pre
 

@@ -24,10 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from workbench.audit.completions import CompletionBuilder, builders, probes
 from workbench.audit.examination import audit_rewards
-from workbench.audit.probes import probes
 from workbench.audit.prompt_format import parse_format
-from workbench.audit.reference_completion import CompletionBuilder, builders
 from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.inspection.reading import question
 from workbench.rewards.groups import SCALES, ExplainedGroup, batch_of, explain

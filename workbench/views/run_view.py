@@ -15,15 +15,15 @@ from typing import Any
 
 from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
+from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory, planned_steps
-from workbench.run.lines import Tail
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
-from workbench.run.state import RunState
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
 from workbench.views.group_view import ShownGroup, group_html, group_of, newest_part, read_batch
 from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
+from workbench.workspace import Tail
 
 OLDEST_S, OLDEST_SHARE = 5.0, 0.02
 HEALTH_SHARE = 0.05  # of the time that examining may take, as long as the verdicts are younger than `oldest_s`

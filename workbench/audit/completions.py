@@ -1,24 +1,27 @@
-"""The reference completion, as an honest policy would write it: the format that the prompt asks for, with the right answer.
+"""Completions made from a task's rows: the reference, as an honest policy would write it, and probes of the rewards.
 
-A reward that does not pay for it in full pays for nothing that a policy can learn from this prompt.
+A reward that does not pay for the reference in full pays for nothing that a policy can learn from the prompt. A policy finds
+whatever else pays, and it has a million tries: a reward hack that earns what the reference earns is what it will learn.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from workbench.audit.prompt_format import parse_format
+from workbench.audit.prompt_format import parse_format, prompt_text
 from workbench.data.answer_column import ANSWER_ALIASES, is_number
 from workbench.errors import TaskError
-from workbench.task import Task
+from workbench.task import Row, Task
 
 AS_ASKED = "as asked"
+CHARACTERS_A_TOKEN = 4  # of English, roughly: for the probe that is cut at the limit
+_FULL_WIDTH = {ord("0") + digit: ord("０") + digit for digit in range(10)}
+_SUM = re.compile(r"\d+(?: ?[-+*/×÷] ?\d+)+")
 _WHOLE_NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
-Row = Mapping[str, Any]
 
 
 class Style(NamedTuple):
@@ -41,8 +44,6 @@ class CompletionBuilder:
     """Writes completions for one row: the reference, and others in its format.
 
     Args:
-        row: of the task.
-        answer_column: the column that holds the right answer.
         ideal: row -> the reference completion, where the task says what it looks like; None: it is read off the prompt.
         others: answers of other rows: the best wrong ones.
 
@@ -51,21 +52,19 @@ class CompletionBuilder:
     """
 
     def __init__(
-        self,
-        row: Row,
-        answer_column: str = "answer",
-        ideal: Callable[[Row], str] | None = None,
-        others: Sequence[str] = (),
+        self, row: Row, answer_column: str = "answer", ideal: Callable[[Row], str] | None = None, others: Sequence[str] = ()
     ) -> None:
         self.row, self.column, self._ideal = row, answer_column, ideal
         self.format, answer = parse_format(row), answer_of(row, answer_column)
         self.has_answer, self.answer = bool(answer), answer or "what was asked for"
+        self.free = ideal is None and not self.format.asks  # neither the prompt nor the task says what a completion looks like
+        self.guessed = self.free or (ideal is None and not answer)  # the reference is a guess
         known = self.answer.strip().casefold()
         others = [other for other in others if other.strip().casefold() != known]
         self.wrong = wrong_answer(self.answer, others)
         self.wrong_too = wrong_answer(self.wrong, others)
         self._step = ""
-        self.reference = self._made(row) if ideal is not None else self.write(self.reasoning(), self.answer)
+        self.reference = _text_of("ideal", ideal, row) if ideal is not None else self.write(self.reasoning(), self.answer)
         # Where it stands nowhere in the task's own reference (a program, a plan), a wrong one can only be added.
         self.places_answer = ideal is None or self.write("", self.wrong) != f"{self.reference}\n{self.wrong}"
 
@@ -83,30 +82,15 @@ class CompletionBuilder:
         layouts = [("", None), *(_LAYOUTS if not self.format.shown else ())]
         return [Style(f"{how} {name}".strip(), lines, step) for how, step in _STEPS for name, lines in layouts]
 
-    def adopt(self, style: Style) -> None:
-        """Write in this style from now on."""
+    def adopt(self, style: Style) -> str:
+        """Write in this style from now on; the reference completion in it."""
         if style.lines is not None:
             inside, between = style.lines
             blocks = tuple(block._replace(before=inside, after=inside, between=between) for block in self.format.blocks)
             self.format = self.format._replace(blocks=blocks)
         self._step = style.step
         self.reference = self.write(self.reasoning(), self.answer)
-
-    def in_style(self, style: Style) -> str:
-        """The reference completion in this style."""
-        other = copy.copy(self)
-        other.adopt(style)
-        return other.reference
-
-    @property
-    def free(self) -> bool:
-        """Whether neither the prompt nor the task says what a completion looks like."""
-        return self._ideal is None and not self.format.asks
-
-    @property
-    def guessed(self) -> bool:
-        """Whether the reference is a guess: the prompt asks for no format that can be read, or has no answer."""
-        return self._ideal is None and not (self.format.asks and self.has_answer)
+        return self.reference
 
     def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
         """A completion with this reasoning and this answer, as the prompt (or the task's `ideal`) has it."""
@@ -137,7 +121,7 @@ class CompletionBuilder:
         try:  # `ideal` is there for right answers: it may fail for others
             if not isinstance(self.row.get(self.column, ""), (str, type(None))):
                 value = json.loads(answer)
-            text = self._made({**self.row, self.column: value})
+            text = _text_of("ideal", self._ideal, {**self.row, self.column: value})
         except ValueError:
             text = None
         if text is not None and (answer == self.answer or text != self.reference):
@@ -149,30 +133,27 @@ class CompletionBuilder:
         start, end = found[-1].span()
         return self.reference[:start] + answer + self.reference[end:]
 
-    def _made(self, row: Row) -> str:
-        rule = "ideal returns the reference completion of a row"
-        try:
-            text = self._ideal(row)
-        except Exception as error:
-            raise TaskError(f"ideal raised {type(error).__name__}: {error}", rule=rule, remedy="correct it") from error
-        if not isinstance(text, str):
-            raise TaskError(f"ideal returned {type(text).__name__}", rule=rule, remedy="return a str")
-        return text
+
+def _text_of(what: str, make: str | Callable[[Row], str], row: Row) -> str:
+    # What the task's author gives, or makes from a row.
+    rule = f"{what} is the text of a completion of a row"
+    try:
+        text = make(row) if callable(make) else make
+    except Exception as error:
+        raise TaskError(f"{what} raised {type(error).__name__}: {error}", rule=rule, remedy="correct that function") from error
+    if not isinstance(text, str):
+        raise TaskError(f"{what} returned {type(text).__name__}", rule=rule, remedy="return a str")
+    return text
 
 
 def answer_of(row: Row, column: str = "answer") -> str:
     """The right answer as a policy would write it; empty if the row has none."""
-    answer = row.get(column)
-    if answer is None:
-        return ""
+    answer = "" if row.get(column) is None else row[column]
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
 
 
 def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:
-    """An answer of the same kind that is not right.
-
-    Args:
-        others: answers of other rows.
+    """An answer of the same kind that is not right, or one of other rows' answers.
 
     >>> wrong_answer("42"), wrong_answer("Paris", ["Paris", "Rome"]), wrong_answer('{"age": 41}')
     ('43', 'Rome', '{"age": 42}')
@@ -182,10 +163,8 @@ def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:
     if is_number(answer):
         return "999999"
     if answer.lstrip()[:1] in ("{", "["):
-        try:
+        with contextlib.suppress(ValueError):
             return json.dumps(_other(json.loads(answer)), ensure_ascii=False)
-        except ValueError:
-            pass
     known = answer.strip().casefold()
     return next((other for other in others if other.strip().casefold() not in ("", known)), f"not {answer}")
 
@@ -215,3 +194,93 @@ def builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
         CompletionBuilder(row, column, task.ideal, [other for other in answers if other != own])
         for row, own in zip(rows, answers, strict=True)
     ]
+
+
+class Probe(NamedTuple):
+    """One completion of one row."""
+
+    name: str
+    text: str
+    right: bool = False  # it holds the right answer where it belongs, wastefully: it may earn as much, but not more
+    own: bool = False  # added by the user
+
+
+# Right, though not as one would like it.
+AROUND = {"text before the answer", "text after the answer"}
+_RIGHT = {"reasoning repeated", "digits of full width", *AROUND}
+
+
+def probes(to: CompletionBuilder, own: Mapping[str, Any] | None = None, max_completion_length: int = 512) -> list[Probe]:
+    """The probes for a builder's row, cut at about `max_completion_length` tokens; last the user's, name -> text or function.
+
+    Raises:
+        TaskError: if a probe of the user's fails or is no text.
+    """
+    # What a probe needs to make sense: an answer to be wrong about; a place for it in the reference completion (where there is
+    # none, an answer would only be a line more); tags; a format (without one, the answer alone is a reference completion, too).
+    answer, place, tags, form = to.has_answer, to.places_answer, bool(to.format.blocks), not to.free
+    question, reference, most = prompt_text(to.row["prompt"]), to.reference, max_completion_length * CHARACTERS_A_TOKEN
+    # A reward that evaluates the answer takes the question, left undone, for it.
+    own_sum = (_SUM.findall(question) or question.strip().splitlines() or [""])[-1]
+    wrong, line = to.write(to.reasoning(to.wrong), to.wrong), f"{to.reasoning(lines=1)}\n"
+    disordered = "\n".join(f"{block.closing}{to.answer}{block.opening}" for block in reversed(to.format.blocks))
+    candidates, cut = (to.wrong, to.answer, to.wrong_too), ""
+    hedge = "\n".join(to.write("Step by step:", candidate) for candidate in candidates)
+    if tags:
+        opening, closing = to.format.blocks[-1].opening, to.format.blocks[-1].closing
+        hedge = "\n".join(f"{opening}\n{candidate}\n{closing}" for candidate in candidates)
+        hedge = reference[: max(0, reference.rfind(opening))] + hedge
+        cut = reference[: reference.rfind(closing)].rstrip()
+
+    def tagged(content: str = "") -> str:
+        return "\n".join(f"{block.opening}{content}{block.closing}" for block in to.format.blocks)
+
+    def repeated(characters: int) -> str:
+        return (line * (characters // len(line) + 1))[:characters].rstrip()
+
+    made = (
+        ("empty", True, ""),
+        ("a wrong answer", answer and place, wrong),
+        ("a wrong answer, in few words", answer and place, to.write("so", to.wrong)),
+        ("prompt echo", True, question),
+        ("the answer alone", answer and form, to.answer),
+        # The right answer is worked out, and another one given.
+        ("the answer in the wrong place", answer and place and form, to.write(to.reasoning(), "see above")),
+        ("tags, no answer", tags, tagged("\n...\n")),
+        ("empty tags", tags, tagged()),
+        ("tags in the wrong order", tags, disordered),
+        ("tag spam", tags, tagged("x") * 20),
+        ("several answers as a hedge", answer and place, hedge),
+        ("a list of numbers", place, to.write("so", " ".join(map(str, range(101))))),
+        ("text after the answer", form, reference + "\n" + "I hope this helps! Let me know if there is more. " * 20),
+        ("text before the answer", form, "Sure! Here is what you asked for.\n" * 20 + reference),
+        ("the question's own sum", place, to.write("so", own_sum)),
+        ("refusal", True, "I am sorry, but I cannot help with that."),
+        ("refusal in the format", place, to.write("I cannot do this.", "I do not know")),
+        ("zero-width characters in the tags", answer and place and tags, wrong.replace("<", "<\u200b")),
+        ("words of steps and nothing else", True, "First,\nSecond,\nFinally,\nStep 1:\nStep 2:\nStep 3:"),
+        ("white space", True, " \n\t" * 200),
+        # Honest, but it does not come to its end before the limit.
+        ("very long, cut at the limit", True, to.write(repeated(most), to.answer)[:most]),
+        ("cut before the closing tag", tags, cut),
+        ("reasoning repeated", True, to.write(repeated(12 * 40), to.answer)),
+        ("digits of full width", answer, reference.translate(_FULL_WIDTH)),
+    )
+    seen, found = set(to.reference_completions().values()), []
+    for name, fits, text in made:
+        if fits and text not in seen:
+            seen.add(text)
+            found.append(Probe(name, text, right=name in _RIGHT))
+    return found + [Probe(name, _text_of(f"probe {name!r}", make, to.row), own=True) for name, make in (own or {}).items()]
+
+
+def spellings(answer: str) -> list[str]:
+    """Other ways to write a whole number that a reader would accept: `42.0`, `$42`, `42.`; empty for other answers.
+
+    >>> spellings("1000")
+    ['1000.0', '$1000', '1000.', '1,000']
+    """
+    if not answer.lstrip("-").isascii() or not answer.lstrip("-").isdigit() or len(answer) > 12:
+        return []
+    grouped = f"{int(answer):,}"
+    return [f"{answer}.0", f"${answer}", f"{answer}."] + ([grouped] if grouped != answer else [])
