@@ -50,7 +50,7 @@ FACE = {
     "train": "training.trainer",
     "continue_run": "training.trainer",
     "start": "training.background",
-    "RunPanel": "views.panel",
+    "RunPanel": "views.live",
     "examine_run": "health.diagnosis",
     # 04: what the run did
     "open_run": "run.directory",

@@ -13,9 +13,9 @@ from workbench.health.summary import StepSummary, summaries_of
 from workbench.health.verdicts import ALARM, NAMES, OK, SKIPPED, STATES, WARNING, RunConfig, RunView, Verdict
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
+from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import stage_in
-from workbench.run.state import RunState
 from workbench.task import Task, load_task
 from workbench.workspace import to_json
 
