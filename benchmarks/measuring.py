@@ -73,7 +73,7 @@ def say(text: str) -> None:
 
 def stamp() -> dict[str, Any]:
     """Date, machine, versions and commit, and the load of the machine before anything was measured."""
-    from workbench.run.versions import versions
+    from workbench.run.directory import versions
 
     return {
         "date": date.today().isoformat(),

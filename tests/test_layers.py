@@ -117,7 +117,7 @@ def test_no_imports_go_in_a_circle_within_a_folder_or_between_folders():
 
 # What a newcomer reads to understand the workbench, and what is put on from outside.
 CORE = (
-    "recipe", "task", "run.directory", "run.rollouts", "run.metrics", "run.state", "run.control_file", "rewards.library",
+    "recipe", "task", "run.directory", "run.rollouts", "run.metrics", "run.control_file", "rewards.library",
     "rewards.answers", "rewards.suite", "rewards.groups", "training.prepare", "training.policy", "training.trainer",
     "training.stages",
 )  # fmt: skip

@@ -15,13 +15,9 @@ from workbench.printable import printable
 
 
 class WorkbenchError(Exception):
-    """Base of every error that the workbench raises on purpose.
+    """Base of every error that the workbench raises on purpose: the value that was met, the rule that it breaks, what to do.
 
-    Args:
-        value: what was met, with the offending value in it.
-        rule: the rule that it breaks.
-        remedy: what the reader can do about it.
-        network: the hub cannot be reached, so whether the value breaks the rule is not known.
+    `network`: the hub cannot be reached, so whether the value breaks the rule is not known.
     """
 
     def __init__(self, value: str, *, rule: str, remedy: str, network: bool = False) -> None:
@@ -46,10 +42,9 @@ def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def fault_line(error: BaseException, file: str | os.PathLike | None = None) -> str:
-    """` (task.py:12: the line)`: the user's own line that an exception came from; empty if there is none.
+    """` (task.py:12: the line)`: the line of the user's `file` that an exception came from; empty if there is none.
 
-    Args:
-        file: the user's file; None: the innermost frame that is neither a library's (nor Python's) nor the workbench's.
+    `file` None: the innermost frame that is neither a library's (nor Python's) nor the workbench's.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({Path(error.filename).name}:{error.lineno}: {(error.text or '').strip()})"

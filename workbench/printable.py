@@ -26,10 +26,9 @@ def printable(text: str) -> str:
 
 
 class Guarded:
-    """A text stream that passes on printable text only.
+    """A text stream that passes on printable text only, without libraries' colours.
 
-    Colours of libraries are dropped. A progress bar draws with control characters: one of tqdm's may move the cursor, and
-    the workbench's own write to `unguarded(stream)`.
+    A progress bar of tqdm's may move the cursor; the workbench's own write to `unguarded(stream)`.
     """
 
     def __init__(self, stream: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import sys
 import time
+import uuid
 from collections.abc import Callable
+from typing import Any
 
 SLOW_S = 2.0
 
@@ -47,13 +49,10 @@ def _line() -> Callable[[dict[str, str]], None]:
         return lambda bundle: None
     from IPython.display import display
 
-    handle = None
+    options: dict[str, Any] = {"raw": True, "display_id": uuid.uuid4().hex}
 
     def show(bundle: dict[str, str]) -> None:
-        nonlocal handle
-        if handle is None:
-            handle = display(bundle, raw=True, display_id=True)
-        else:
-            handle.update(bundle, raw=True)
+        display(bundle, **options)
+        options["update"] = True
 
     return show

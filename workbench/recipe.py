@@ -37,8 +37,7 @@ def _settings(grpo: dict[str, Any]) -> dict[str, Any]:
 def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict[str, Any]:
     """Arguments for a chat template: a mapping, the same as JSON text (as GRPOConfig takes it), or None.
 
-    Raises:
-        RecipeError: if it is neither, or names an argument that TRL passes itself.
+    Raises RecipeError if it is neither, or names an argument that TRL passes itself.
     """
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
@@ -156,11 +155,7 @@ class Recipe(_Part):
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """Read a recipe file.
-
-        Raises:
-            RecipeError: if the file is missing, is not YAML, or has an unknown or wrongly typed field.
-        """
+        """Read a recipe file. Raises RecipeError if it is missing, no YAML, or has an unknown or wrongly typed field."""
         path = Path(path)
         if not path.is_file():
             remedy = "give the path of a recipe; `workbench demo` leaves one in runs/demo/recipe.yaml"
@@ -170,11 +165,9 @@ class Recipe(_Part):
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path}: {error}", rule="a recipe is valid YAML", remedy="correct that line") from error
         if not isinstance(content, dict):
-            raise RecipeError(
-                f"{path}: " + ("empty" if content is None else f"holds a {type(content).__name__}"),
-                rule="a recipe is a mapping of field to value",
-                remedy=f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}",
-            )
+            value = f"{path}: " + ("empty" if content is None else f"holds a {type(content).__name__}")
+            remedy = f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}"
+            raise RecipeError(value, rule="a recipe is a mapping of field to value", remedy=remedy)
         return cls.of(_beside(content, path.parent), source=str(path))
 
     @classmethod

@@ -32,7 +32,7 @@ MEANING = (
 )
 DEAD = "(dead)"  # in place of a function's name, which has no brackets
 NO_SIGN = 1e-6  # an advantage closer to 0 than this has no sign
-ABOUT = 4096  # completions that are read and scored at a time
+ABOUT = 4096  # completions that are written at a time
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,7 @@ def replay(
 ) -> Replay:
     """Score a run's recorded completions with a task's functions, and compare the advantages, old against new.
 
-    The run's own settings decide how advantages are made of scores. A step is scored in one piece, as it was in training,
-    unless it is larger than `ABOUT` completions and its groups do not depend on one another.
+    The run's own settings decide how advantages are made of scores. A step is scored in one piece, as it was in training.
 
     Args:
         run: a run, its name or its folder; "latest": the last that recorded completions.
@@ -160,7 +159,7 @@ def replay(
         file = stack.enter_context(replace_file(out)) if out else folder / "side_by_side.parquet"
         schema = _schema([*rewards["functions"]], suite.names)
         writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-        for batch in read_batches(run, at_most=ABOUT, left_out=left_out):
+        for batch in read_batches(run, left_out=left_out):
             rows = batch.rows
             _check_columns(suite, rows[0])
             # What was recorded of the tokens is their number.

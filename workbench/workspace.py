@@ -1,4 +1,4 @@
-"""Where the workbench reads and writes: one folder that holds `tasks/` and `runs/`; and how it writes a file."""
+"""Where the workbench reads and writes: one folder that holds `tasks/` and `runs/`; files whole, JSON lines one at a time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import dataclasses
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
 def workspace() -> Path:
-    """The folder that relative paths start from.
+    """The folder that relative paths start from: `WORKBENCH_HOME` if set, else the current one (the parent of `notebooks`).
 
-    `WORKBENCH_HOME` if it is set; else the current folder, or its parent when the current folder is `notebooks`
-    (a Jupyter kernel starts beside its notebook, and the runs belong beside the notebooks, not among them).
+    (A Jupyter kernel starts beside its notebook, and the runs belong beside the notebooks, not among them.)
     """
     if home := os.environ.get("WORKBENCH_HOME"):
         return Path(home).expanduser().resolve()
@@ -54,9 +54,6 @@ def shown(path: str | os.PathLike) -> str:
 @contextlib.contextmanager
 def replace_file(path: str | os.PathLike) -> Iterator[Path]:
     """Write a file whole or not at all: the block writes to the path that it is given, which then takes `path`'s place.
-
-        with replace_file("runs/a/metrics.jsonl") as beside:
-            beside.write_text("...")
 
     An error in the block leaves `path` as it was. A kill or a power cut leaves the old file or the new one.
     """
@@ -98,3 +95,66 @@ def write_json(path: str | os.PathLike, content: Any) -> Path:
     with replace_file(path) as beside:
         beside.write_text(text + "\n", encoding="utf-8")
     return Path(path)
+
+
+def append_line(file: Path, content: dict[str, Any]) -> None:
+    """Append one JSON object as a line, and flush it, so that a reader in another process sees it."""
+    with file.open("a+b") as lines:
+        # A line torn by a kill must not swallow the next one.
+        if lines.tell():
+            lines.seek(-1, os.SEEK_END)
+            if lines.read(1) != b"\n":
+                lines.write(b"\n")
+        lines.write(json.dumps(to_json(content), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+
+def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, Any]]:
+    """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that names it.
+
+    Args:
+        being_written: another process is appending, so a last line without its end is not torn but in flight.
+    """
+    if not file.is_file():
+        return
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if being_written and not line.endswith(b"\n"):
+                return  # to read on would find the rest of this line and take it for another
+            try:
+                yield json.loads(line)
+            except ValueError:
+                warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)
+
+
+class Tail:
+    """Follows a JSON-lines file that somebody appends to, from byte `start` on: each line is handed out once, when whole."""
+
+    def __init__(self, file: Path, start: int = 0) -> None:
+        self.file, self._read, self._inode = file, start, 0
+        self.rewritten = False  # the file was replaced or got shorter, so the latest lines are all of it
+
+    def lines(self) -> list[bytes]:
+        """The lines since the last call, as they stand in the file."""
+        self.rewritten = False
+        try:
+            found = self.file.stat()
+        except OSError:
+            return []
+        self.rewritten = found.st_size < self._read or self._inode not in (0, found.st_ino)
+        self._inode, self._read = found.st_ino, 0 if self.rewritten else self._read
+        if found.st_size == self._read:
+            return []
+        with self.file.open("rb") as lines:
+            lines.seek(self._read)
+            new = lines.read()
+        whole = new[: new.rfind(b"\n") + 1]  # a line without its end is still being written
+        self._read += len(whole)
+        return [line for line in whole.splitlines() if line.strip()]
+
+    def take(self) -> list[dict[str, Any]]:
+        """The objects since the last call; a line that holds none is left out."""
+        found = []
+        for line in self.lines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return [entry for entry in found if isinstance(entry, dict)]

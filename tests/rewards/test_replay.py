@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import tracemalloc
@@ -12,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from recording import record
 
-from workbench import replaying as module
 from workbench.errors import RecipeError, RunError, TaskError
 from workbench.replaying import DEAD, MEANING, replay
 from workbench.rewards.groups import explain
@@ -250,23 +248,6 @@ def test_nothing_recorded_and_no_settings_are_errors(run):
     run.update_manifest(settings={"in_force": {"num_generations": 4, "scale_rewards": "none"}})
     with pytest.raises(RunError, match="no rollouts"):
         replay(run, TASK)
-
-
-@pytest.mark.slow
-def test_large_parts_are_read_in_pieces_of_whole_groups(home, monkeypatch):
-    batch = [(CHAT, [f"{n} or {k}" for k in range(4)]) for n in range(25)]
-    new = edited(right_reward, short_reward)
-    whole = replay(record(TASK, [batch]), new)
-    monkeypatch.setattr(module, "ABOUT", 10)
-    seen = []
-    pieces = replay(record(TASK, [batch], name="p"), new, progress=lambda done, of: seen.append((done, of)))
-    assert len(seen) > 5
-    assert seen[-1] == (100, 100)
-    assert all(done % 4 == 0 for done, _ in seen)
-    # But for the rounding of means that are added up in another order.
-    assert [row["new_mean"] for row in pieces.functions] == pytest.approx([row["new_mean"] for row in whole.functions])
-    assert dataclasses.replace(pieces, run="r", functions=whole.functions).found() == whole.found()
-    assert replay(record(TASK, [batch], name="q"), new, limit=20).completions in range(20, 30)
 
 
 def test_the_result_says_what_it_is_not(run):

@@ -8,10 +8,9 @@ import pytest
 
 from workbench.errors import RequestError
 from workbench.recipe import Recipe
-from workbench.run.control_file import ACTIONS, ControlReader, answer, check_request, send
+from workbench.run.control_file import ACTIONS, ControlReader, RunState, answer, check_request, send
 from workbench.run.directory import RunDirectory
-from workbench.run.lines import append_line
-from workbench.run.state import RunState
+from workbench.workspace import append_line
 
 MANIFEST = {
     "rewards": {"weights": {"a_reward": 1.0, "b_reward": 2.0}},

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from workbench.run.lines import Tail, append_line, read_lines
-from workbench.workspace import replace_file, to_json
+from workbench.workspace import Tail, append_line, read_lines, replace_file, to_json
 
 
 def test_a_torn_line_is_skipped_with_a_warning_and_the_next_is_kept(tmp_path):

@@ -14,10 +14,9 @@ from workbench.errors import RecipeError, RunError
 from workbench.health import examine_run
 from workbench.inspection.evaluation import evaluate
 from workbench.recipe import Recipe
-from workbench.run.control_file import send
+from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
-from workbench.run.state import RunState
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.attach import attach

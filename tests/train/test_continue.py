@@ -18,10 +18,9 @@ from workbench.demo import notebooks_folder
 from workbench.errors import RewardError, RunError, TaskError
 from workbench.recipe import LoraPart, Recipe
 from workbench.rewards.hashing import reward_hash
-from workbench.run.control_file import send
+from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.rollouts import query
-from workbench.run.state import RunState
 from workbench.task import Task, load_task
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer

@@ -204,7 +204,7 @@ def test_gradients_optimiser_and_reference_of_a_real_step(trained):
 
     recipe = Recipe(policy={"name": "tiny"}, lora={"r": 8})
     settings = {**DEFAULTS, "beta": 0.01, "per_device_train_batch_size": 4, "num_generations": 4}
-    counted = estimate(recipe, settings, device="cpu", adapter_bytes=parameters[0].element_size())
+    counted = estimate(recipe, settings, device="cpu")
     assert part(counted, "LoRA").bytes == sum(p.nbytes for p in parameters)
     assert part(counted, "gradients").bytes == gradient_bytes
     assert part(counted, "optimiser").bytes == states
@@ -223,11 +223,11 @@ def test_8_bit_states_are_counted_as_bitsandbytes_makes_them():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     tensors = {v.data_ptr(): v.nbytes for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)}
-    assert optimizer_bytes(sizes, "adamw_8bit", 4) == sum(tensors.values())
-    assert optimizer_bytes([100], "adamw_8bit", 4) == 800
-    assert optimizer_bytes([100, 50], "adamw_torch", 2) == 2 * 150 * 2 + 2 * 4
-    assert optimizer_bytes([100], "sgd", 4) == 0
-    assert optimizer_bytes([100], "adafactor", 4) is None
+    assert optimizer_bytes(sizes, "adamw_8bit") == sum(tensors.values())
+    assert optimizer_bytes([100], "adamw_8bit") == 800
+    assert optimizer_bytes([100, 50], "adamw_torch") == 2 * 150 * 4 + 2 * 4
+    assert optimizer_bytes([100], "sgd") == 0
+    assert optimizer_bytes([100], "adafactor") is None
 
 
 def test_keys_and_values_of_a_real_generation():
@@ -271,18 +271,17 @@ def test_keys_and_values_of_windows_and_shared_heads(kind, more):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
-@pytest.mark.parametrize("lora_bytes", [2, 4])
-def test_activations_are_near_what_autograd_keeps(kind, lora_bytes):
+def test_activations_are_near_what_autograd_keeps(kind):
     """A layer's, within 3 %. The part's ends are wider: on a GPU, other attention kernels keep other things."""
     more = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32, "num_key_value_heads": 2}
-    kept = {layers: kept_bytes(kind, {**SMALL, **more, "num_hidden_layers": layers}, lora_bytes) for layers in (2, 4)}
+    kept = {layers: kept_bytes(kind, {**SMALL, **more, "num_hidden_layers": layers}) for layers in (2, 4)}
     real = (kept[4] - kept[2]) / 2
     shape = from_config({"model_type": kind, **SMALL, **more})
-    counted = activation_bytes_per_token(shape, kernels="torch", lora_bytes=lora_bytes, r=8)
+    counted = activation_bytes_per_token(shape, kernels="torch", r=8)
     assert real == pytest.approx(counted, rel=0.03)
 
 
-def kept_bytes(kind: str, sizes: dict, lora_bytes: int) -> float:
+def kept_bytes(kind: str, sizes: dict) -> float:
     """Bytes a token that a forward pass leaves for the backward pass, parameters and their copies not counted."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -293,7 +292,7 @@ def kept_bytes(kind: str, sizes: dict, lora_bytes: int) -> float:
     model = get_peft_model(model, LoraConfig(r=8, target_modules=list(SEVEN_PROJECTIONS)))
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.float32 if lora_bytes == 4 else torch.bfloat16)
+            parameter.data = parameter.data.to(torch.float32)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     found = {}
     for tokens in (48, 112):
@@ -527,7 +526,6 @@ def test_the_cheapest_changes_cost_time_before_learning():
     for change in changes:
         assert change.saving_bytes == counted.peak.bytes - change.peak.bytes > 0
         assert change.cost
-        assert change.fits == (change.peak.bytes <= 16 * 10**9)
     assert "grpo.gradient_checkpointing: true saves about" in str(changes[0])
 
 

@@ -12,11 +12,10 @@ import torch
 from driving import waited_for
 
 from workbench.recipe import Recipe
-from workbench.run.control_file import answer, send
+from workbench.run.control_file import RunState, answer, send
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import KL, weight_of
 from workbench.run.rollouts import query
-from workbench.run.state import RunState
 from workbench.task import load_task
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer as training

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from workbench.data.split import fingerprint, step_of
 from workbench.errors import DataError
-from workbench.run.lines import append_line, read_lines
 from workbench.task import Row
-from workbench.workspace import resolve, shown
+from workbench.workspace import append_line, read_lines, resolve, shown
 
 
 class Solved(NamedTuple):

@@ -1,10 +1,7 @@
 """What to change when it does not fit: the changes that cost least, each with what it is estimated to save.
 
-And gradient checkpointing by the estimate: off where training fits without it, on where it may fit only with it. With it a
-layer's values are computed a second time in the backward pass instead of being kept: less memory, the same gradients, and
-more time. It changes the training phase alone, so what generation needs does not count here. What is compared with the card
-is the high end of the estimate: a run that is a little slower is better than one that ends in its third hour, when the
-completions have grown long.
+And gradient checkpointing (less memory, the same gradients, more time), chosen by the high end of the training phase alone: a
+run that is a little slower is better than one that ends in its third hour, when the completions have grown long.
 """
 
 from __future__ import annotations
@@ -36,7 +33,6 @@ class Change:
     rank: int  # 1: costs time only; 2: changes the weights' precision; 3: changes what can be learnt
     saving_bytes: int  # of the peak
     peak: Span
-    fits: bool | None
 
     def __str__(self) -> str:
         asked = ", ".join(f"{name}: {str(own).lower() if isinstance(own, bool) else own}" for name, own in self.sets.items())
@@ -93,8 +89,7 @@ def cheapest(made: MemoryEstimate, count: int = 3) -> list[Change]:
     for rank, sets, cost in _changes(made.inputs.recipe, made.inputs.settings):
         after = changed(made, sets)
         if after is not None and (saving := made.peak.bytes - after.peak.bytes) >= least:
-            fits = None if card is None else after.peak.bytes <= card
-            possible.append(Change(sets, cost, rank, saving, after.peak, fits))
+            possible.append(Change(sets, cost, rank, saving, after.peak))
     # Not one that asks for all that another does, and more, without saving more.
     idle = {
         one.cost

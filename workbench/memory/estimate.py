@@ -2,13 +2,11 @@
 
 A step has two phases. Generation holds the keys and values of the whole generation batch; training holds activations,
 log-probabilities and gradients of one `per_device_train_batch_size`. Weights, LoRA and optimiser are there in both, so
-the peak is the larger of the two, not their sum. (Scoring the reference sits between them, without gradients, a step's
-rows at a time in TRL, and in Unsloth as many as fit: it never decides.)
+the peak is the larger of the two, not their sum. (Scoring the reference, between them and without gradients, never decides.)
 
-Counted exactly, and compared with real objects in tests/train/test_memory.py: weights as bitsandbytes packs them, LoRA
-parameters, their gradients, the optimiser's states, keys and values. The rest (activations, log-probabilities, scratch, the
-CUDA context, what the allocator cannot use) is an estimate with a low and a high end. **No part has been compared with any
-GPU yet**: measure one step with `measured_peak()` and give it to `calibrate`. GB is 10^9 bytes, as on a card's box.
+Counted exactly: weights, LoRA, its gradients, the optimiser's states, keys and values. The rest (activations,
+log-probabilities, scratch, the CUDA context, what the allocator cannot use) is an estimate with a low and a high end. **No
+part has been compared with any GPU yet**: measure one step with `measured_peak()` and give it to `calibrate`. GB is 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -110,11 +108,9 @@ def estimate(
     *,
     shape: ModelShape | None = None,
     longest_prompt_tokens: int | None = None,
-    longest_completion_tokens: int | None = None,
     vram_gb: float | None = None,
     calibration: Calibration | None = None,
     device: str = "cuda",
-    adapter_bytes: int = 4,
 ) -> MemoryEstimate:
     """Memory that a recipe needs on one device, by part and phase.
 
@@ -124,26 +120,16 @@ def estimate(
         settings: what GRPOConfig is built from (of a stage: with the stage's own over it).
         shape: the policy's; None: read from its config.json, which may need the hub.
         longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that `max_seq_length` leaves.
-        longest_completion_tokens: of the step to be compared with a measurement; None: `max_completion_length`.
         vram_gb: of the card, in 10^9 bytes (`card()` knows that of this machine); None: no verdict.
         calibration: from `calibrate`.
         device: "cuda", or "cpu", where Unsloth's kernels do not run and no CUDA context is needed.
-        adapter_bytes: of a trained parameter, and so of its gradient and moments: 4, float32, as Unsloth and PEFT make
-            them; 2 where TRL alone turns the adapter of a 4-bit model into bfloat16.
 
     Raises:
         PolicyError: if the policy's configuration cannot be had, or its parameters cannot be counted.
         RecipeError: if the batch is impossible, no room is left for a prompt, or vLLM takes a share of an unknown card.
     """
-    how = dict(
-        shape=shape or shape_of(recipe.policy.name),
-        longest_prompt_tokens=longest_prompt_tokens,
-        longest_completion_tokens=longest_completion_tokens,
-        vram_gb=vram_gb,
-        calibration=calibration,
-        device=device,
-        adapter_bytes=adapter_bytes,
-    )
+    shape = shape or shape_of(recipe.policy.name)
+    how = dict(shape=shape, longest_prompt_tokens=longest_prompt_tokens, vram_gb=vram_gb, calibration=calibration, device=device)
     inputs = Inputs(recipe, settings, how)
     parts = [*static_parts(inputs), *generation(inputs), *training(inputs)]
     if calibration is not None:
@@ -157,10 +143,7 @@ def estimate(
 
 
 def measured_peak() -> int | None:
-    """Most bytes that torch has had allocated on this GPU since its counter was reset; None without a GPU.
-
-    Reset with `torch.cuda.reset_peak_memory_stats()` before the step that is measured.
-    """
+    """Most bytes that torch has had allocated on this GPU since `torch.cuda.reset_peak_memory_stats()`; None without a GPU."""
     torch = sys.modules.get("torch")  # what has not been imported has allocated nothing
     return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_available() else None
 
@@ -176,34 +159,24 @@ def card() -> tuple[str, int] | None:
 
 
 def calibrate(made: MemoryEstimate, measured_peak_bytes: int, card: str = "") -> Calibration:
-    """How far the parts that are not exact were off, from the measured peak of one step.
+    """How far the parts that are not exact were off, from the `measured_peak()` of one whole step and its uncalibrated estimate.
 
-    The factor is for the phase that decides: the peak is its peak. Parts that last, and those that torch's counter does
-    not see, are left as they are. For a step whose completions ended early, first make the estimate with that step's
-    `longest_prompt_tokens` and `longest_completion_tokens`.
-
-    Args:
-        made: an uncalibrated estimate of the measured step.
-        measured_peak_bytes: from `measured_peak()`, after at least one whole step.
+    The factor is for the phase that decides: the peak is its peak. Parts that last, and those that torch's counter does not
+    see, are left as they are. A step whose completions ended early says nothing of whole ones.
 
     Raises:
         RecipeError: if less was measured than the exact parts alone hold.
     """
     if (before := made.how["calibration"]) is not None:
-        raise RecipeError(
-            f"an estimate that is already scaled by {before.factor:.2f}",
-            rule="a measurement is compared with the uncalibrated estimate",
-            remedy="call estimate(...) without calibration, and calibrate that",
-        )
+        value, rule = f"an estimate that is already scaled by {before.factor:.2f}", "only the uncalibrated estimate is calibrated"
+        raise RecipeError(value, rule=rule, remedy="call estimate(...) without calibration")
     phase = made.peak_phase
     scaled = sum(part.bytes for part in made.of(phase) if _is_scaled(part, phase))
     fixed = sum(part.bytes for part in made.of(phase) if part.allocated) - scaled
     if measured_peak_bytes <= fixed or not scaled:
-        raise RecipeError(
-            f"measured peak {in_gb(measured_peak_bytes)}",
-            rule=f"the parts of the {phase} phase that are counted exactly hold {in_gb(fixed)} alone",
-            remedy="measure after a whole step; give the estimate its longest_prompt_tokens and longest_completion_tokens",
-        )
+        rule = f"the parts of the {phase} phase that are counted exactly hold {in_gb(fixed)} alone"
+        remedy = "measure a whole step whose completions are long, and give the estimate its longest_prompt_tokens"
+        raise RecipeError(f"measured peak {in_gb(measured_peak_bytes)}", rule=rule, remedy=remedy)
     return Calibration(phase, (measured_peak_bytes - fixed) / scaled, measured_peak_bytes, card)
 
 

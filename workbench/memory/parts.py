@@ -17,6 +17,7 @@ from workbench.memory.shapes import Matrix, ModelShape
 from workbench.recipe import Recipe
 
 GB = 10**9
+ADAPTER_BYTES = 4  # of a trained parameter, and so of its gradient and moments: float32, as Unsloth and PEFT make them
 
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256  # weights that share a scale, and scales that share one
 _CODES = 16 * 4 + 256 * 4 + 4  # of each layer: both code tables and the offset, float32
@@ -60,24 +61,18 @@ class Part:
 
 
 class Inputs:
-    """What the parts of a recipe are computed from. Lengths in tokens, sizes in bytes.
+    """What the parts of a recipe are computed from; lengths in tokens, sizes in bytes. `how`: the rest of `estimate`'s arguments.
 
-    Args:
-        how: the other arguments of `estimate`.
-
-    Raises:
-        RecipeError: if the batch is impossible, or no room is left for a prompt.
+    Raises RecipeError if the batch is impossible, or no room is left for a prompt.
     """
 
     def __init__(self, recipe: Recipe, settings: dict[str, Any], how: dict[str, Any]) -> None:
         policy, most, vram_gb = recipe.policy, settings["max_completion_length"], how["vram_gb"]
         room = policy.max_seq_length - most
         if room < 1:
-            raise RecipeError(
-                f"max_completion_length = {most}, policy.max_seq_length = {policy.max_seq_length}",
-                rule="max_seq_length holds the prompt and the completion together",
-                remedy="lower max_completion_length or raise max_seq_length",
-            )
+            value = f"max_completion_length = {most}, policy.max_seq_length = {policy.max_seq_length}"
+            rule, remedy = "max_seq_length holds prompt and completion together", "lower the first or raise the second"
+            raise RecipeError(value, rule=rule, remedy=remedy)
         if vram_gb is not None and not vram_gb > 0:
             raise RecipeError(f"vram_gb = {vram_gb}", rule="a card has more than 0 GB", remedy="give what it has, or nothing")
         # Completions of the generation batch: whole groups, cut into whole forward passes. (Planning explains what is not.)
@@ -85,14 +80,12 @@ class Inputs:
         steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
         sequences = settings.get("generation_batch_size") or rows * steps
         if rows < 1 or group < 2 or sequences % group or sequences % rows:
-            raise RecipeError(
-                f"per_device_train_batch_size = {rows}, num_generations = {group}, {sequences} completions generated at once",
-                rule="both divide the generation batch, and a group has at least 2 completions",
-                remedy="let `workbench plan` correct the batch",
-            )
+            value = f"per_device_train_batch_size = {rows}, num_generations = {group}, {sequences} completions generated at once"
+            rule = "both divide the generation batch, and a group has at least 2 completions"
+            raise RecipeError(value, rule=rule, remedy="let `workbench plan` correct the batch")
         self.recipe, self.settings, self.shape = recipe, settings, how["shape"]
         self.prompt: int = how["longest_prompt_tokens"] or min(recipe.max_prompt_length or room, room)
-        self.completion: int = how["longest_completion_tokens"] or most
+        self.completion: int = most
         self.sequences, self.rows = sequences, rows  # of the generation batch; of a forward pass
         self.four_bit = policy.load_in_4bit or self.shape.quantised
         self.kernels = "unsloth" if policy.backend == "unsloth" and how["device"] == "cuda" else "torch"
@@ -100,7 +93,6 @@ class Inputs:
         # is told otherwise.
         wide = policy.dtype is None and policy.backend == "transformers" and how["device"] == "cpu"
         self.element = 4 if wide or policy.dtype == "float32" else 2
-        self.lora_element = how["adapter_bytes"]
         self.lora_tensors = lora_sizes(self.shape, recipe.lora.r, recipe.lora.target_modules)  # elements of each
         self.lora = sum(self.lora_tensors)
         self.tokens = rows * (self.prompt + self.completion)
@@ -112,8 +104,7 @@ class Inputs:
 def nf4_bytes(weights: int) -> int:
     """Bytes of one `Linear4bit` weight with double quantisation, as bitsandbytes stores it.
 
-    Two weights a byte; a scale of 8 bits for each 64 weights; a scale of 32 bits for each 256 of those; two code tables
-    and an offset.
+    Two weights a byte, 8 bits for each 64 weights, 32 bits for each 256 of those, two code tables and an offset.
     """
     scales = math.ceil(weights / _NF4_BLOCK)
     return math.ceil(weights / 2) + scales + 4 * math.ceil(scales / _NESTED_BLOCK) + _CODES
@@ -134,15 +125,11 @@ def lora_sizes(shape: ModelShape, r: int, target_modules: Sequence[str]) -> list
     return [size for matrix in found for size in (r * matrix.inputs, r * matrix.outputs)]
 
 
-def optimizer_bytes(sizes: Sequence[int], optim: str, element_bytes: int) -> int | None:
-    """Bytes of the optimiser's states for tensors of these sizes; None for an optimiser that is not counted here.
-
-    Args:
-        element_bytes: of the trained parameters; torch's AdamW keeps its two moments in their type.
-    """
+def optimizer_bytes(sizes: Sequence[int], optim: str) -> int | None:
+    """Bytes of the optimiser's states for tensors of these sizes; None for an optimiser that is not counted here."""
     total = sum(sizes)
     if optim in ("adamw_torch", "adamw_torch_fused"):
-        return 2 * total * element_bytes + 4 * len(sizes)  # and a step count each
+        return 2 * total * ADAPTER_BYTES + 4 * len(sizes)  # and a step count each
     if optim in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"):
         large = [size for size in sizes if size >= _SMALL_STATE]
         scales = sum(math.ceil(size / 256) for size in large)
@@ -159,7 +146,7 @@ def kv_bytes(shape: ModelShape, sequences: int, tokens: int, element_bytes: int 
     return sequences * kept * shape.kv_heads * shape.head_dim * 2 * element_bytes
 
 
-def activation_bytes_per_token(shape: ModelShape, *, kernels: str, lora_bytes: int, r: int, element_bytes: int = 2) -> int:
+def activation_bytes_per_token(shape: ModelShape, *, kernels: str, r: int, element_bytes: int = 2) -> int:
     """Bytes that one layer keeps of one token for the backward pass, without gradient checkpointing; near autograd's on a CPU.
 
     With PyTorch's own operations: each norm a float32 copy; the inputs of attention and MLP (also in the adapter's type
@@ -174,7 +161,7 @@ def activation_bytes_per_token(shape: ModelShape, *, kernels: str, lora_bytes: i
         return element_bytes * (hidden * (shape.norms_per_layer + 2) + attention + 2 * inner)
     norms = 4 * hidden * shape.norms_per_layer + (4 * (queries + keys) if shape.qk_norm else 0)
     # Seen in what autograd keeps: residuals that a float32 adapter has touched are float32 too.
-    residuals = 6 * hidden + 2 * queries if lora_bytes == 4 and element_bytes == 2 else 0
+    residuals = 6 * hidden + 2 * queries if element_bytes == 2 else 0
     adapters = r * len(shape.matrices) // shape.layers
     return norms + residuals + element_bytes * (2 * hidden + attention + 4 * inner + adapters)
 
@@ -189,7 +176,7 @@ def _part(
 
 def static_parts(inputs: Inputs) -> list[Part]:
     """What is there in both phases. Raises RecipeError if vLLM takes a share of an unknown card, or one too small."""
-    shape, settings, lora, per = inputs.shape, inputs.settings, inputs.lora, inputs.lora_element
+    shape, settings, lora = inputs.shape, inputs.settings, inputs.lora
     unsloths, high = inputs.recipe.policy.backend == "unsloth", 1.0
     formula = f"NF4 with nested scales in {len(shape.matrices)} layers, {inputs.element} bytes for each of the rest"
     if not inputs.four_bit:
@@ -198,18 +185,18 @@ def static_parts(inputs: Inputs) -> list[Part]:
         # On a GPU, Unsloth may load its own repository instead, in which some layers were left at 16 bits.
         formula, high = "NF4, and 16 bits for the rest; Unsloth may put its own repository in place, which keeps more at 16", 1.3
     parts = [_part("weights", "always", weight_bytes(shape, inputs.four_bit, inputs.element), formula, high=high)]
-    formula, full = f"{lora:,} parameters x {per} bytes", 0
+    formula, full = f"{lora:,} parameters x {ADAPTER_BYTES} bytes", 0
     if {"lm_head", "embed_tokens"} & set(inputs.recipe.lora.target_modules):
         # Unsloth trains these two whole, in float32, instead of putting an adapter on them.
         formula = "adapters, and the embedding or output layer trained whole"
         full = 4 * shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
-    parts.append(_part("LoRA", "always", lora * per, formula, more=full))
+    parts.append(_part("LoRA", "always", lora * ADAPTER_BYTES, formula, more=full))
     if settings.get("beta") and inputs.kernels == "torch":
         parts.append(_part("reference adapter", "always", lora * 4, f"TRL's frozen copy for the KL: {lora:,} x 4 bytes"))
     optim = str(getattr(settings.get("optim"), "value", settings.get("optim") or "adamw_torch"))
     if inputs.kernels == "torch" and unsloths and "8bit" in optim:
         optim = "adamw_torch"  # Unsloth's CPU backend puts it in place
-    states = optimizer_bytes(inputs.lora_tensors, optim, per)
+    states = optimizer_bytes(inputs.lora_tensors, optim)
     if states is None:
         parts.append(_part("optimiser", "always", 8 * lora, f"{optim} is not counted here: at most as Adam's", 0, 1.2))
     elif optim.startswith("paged"):
@@ -226,11 +213,8 @@ def _vllm(inputs: Inputs, weights: Part) -> Part:
     unsloths = policy.backend == "unsloth"
     share = policy.gpu_memory_utilization if unsloths else settings.get("vllm_gpu_memory_utilization", 0.3)
     if card is None:
-        raise RecipeError(
-            "use_vllm = True, and the card is not known",
-            rule=f"vLLM takes a share of the card ({share:.0%}) for its own weights and cache",
-            remedy="give vram_gb, what the card has in GB",
-        )
+        rule = f"vLLM takes a share of the card ({share:.0%}) for its own weights and cache"
+        raise RecipeError("use_vllm = True, and the card is not known", rule=rule, remedy="give vram_gb, what the card has in GB")
     if not unsloths:
         phase: Phase = "generation" if settings.get("vllm_enable_sleep_mode") else "always"
         formula = f"{share:.0%} of the card: vllm_gpu_memory_utilization"
@@ -238,11 +222,9 @@ def _vllm(inputs: Inputs, weights: Part) -> Part:
     # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is vLLM's own. Taken as if
     # the whole card were free when the model is loaded, and as if vLLM kept its share while the policy trains.
     if weights.low > share * card:
-        raise RecipeError(
-            f"policy.gpu_memory_utilization = {share:g}, {in_gb(share * card)} of the card",
-            rule=f"vLLM's share holds the weights ({in_gb(weights.low)}), and keys and values beside them",
-            remedy="raise it, or set policy.fast_inference: false",
-        )
+        value = f"policy.gpu_memory_utilization = {share:g}, {in_gb(share * card)} of the card"
+        rule = f"vLLM's share holds the weights ({in_gb(weights.low)}), and keys and values beside them"
+        raise RecipeError(value, rule=rule, remedy="raise it, or set policy.fast_inference: false")
     formula = f"{share:.0%} of the card (policy.gpu_memory_utilization), less the weights, which it shares with Unsloth"
     own = max(round(share * card) - weights.bytes, 0)
     return _part("vLLM", "always", own, formula, more=round(0.1 * share * card), allocated=False)
@@ -289,18 +271,17 @@ def _decode_graphs(inputs: Inputs, rows: int) -> Part:
     rounded = kv_bytes(shape, inputs.sequences, -rows % _GRAPH_ROWS, element)
     formula = (
         f"Unsloth's captured step: attention's output of {shape.layers} layers, one layer's values and logits of "
-        f"{inputs.sequences} sequences; high: twice that, its buffer in steps of {_GRAPH_ROWS} tokens, the driver's share; low: "
-        "no graphs; confirmed by no GPU"
+        f"{inputs.sequences} sequences; twice that with its buffer's rounding and the driver; or no graphs; confirmed by no GPU"
     )
     return _part("decode graphs", "generation", size, formula, 0, 2, more=rounded + (shape.layers + 1) * _A_GRAPH)
 
 
 def training(inputs: Inputs) -> list[Part]:
     """What the forward and backward pass of one `per_device_train_batch_size` adds."""
-    shape, lora, per = inputs.shape, inputs.lora, inputs.lora_element
+    shape, lora = inputs.shape, inputs.lora
     back = inputs.tokens * inputs.element * (3 * shape.intermediate_size + 4 * shape.hidden_size)
     return [
-        _part("gradients", "training", lora * per, f"of LoRA: {lora:,} x {per} bytes"),
+        _part("gradients", "training", lora * ADAPTER_BYTES, f"of LoRA: {lora:,} x {ADAPTER_BYTES} bytes"),
         _activations(inputs),
         _logprobs(inputs),
         _part("backward scratch", "training", back, "gradients of one layer's values", 0.4, 1.8),
@@ -310,10 +291,10 @@ def training(inputs: Inputs) -> list[Part]:
 
 def _activations(inputs: Inputs) -> Part:
     shape, tokens, unsloth = inputs.shape, inputs.tokens, inputs.kernels == "unsloth"
-    kept = {"lora_bytes": inputs.lora_element, "r": inputs.recipe.lora.r, "element_bytes": inputs.element}
-    layer = tokens * activation_bytes_per_token(shape, kernels=inputs.kernels, **kept)
+    r, element = inputs.recipe.lora.r, inputs.element
+    layer = tokens * activation_bytes_per_token(shape, kernels=inputs.kernels, r=r, element_bytes=element)
     ends = tokens * shape.hidden_size * 8  # the embedding's output and the last norm
-    one, more = tokens * shape.hidden_size * inputs.element, 0  # a layer's input
+    one, more = tokens * shape.hidden_size * element, 0  # a layer's input
     # Unsloth leaves out padding, and a group's prompt it may compute once.
     if not inputs.settings.get("gradient_checkpointing"):
         size, said = shape.layers * layer + ends, "every layer's values"

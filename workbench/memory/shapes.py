@@ -68,21 +68,16 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     """The shape of a policy by the name that a recipe gives it.
 
     Looked for in this order: the embedded policy, a local folder, the hub's cache on this machine, the configurations
-    that come with the workbench, the hub.
-
-    Raises:
-        PolicyError: if the configuration cannot be had, or transformers cannot build a language model from it.
+    that come with the workbench, the hub. Raises PolicyError if none has it, or transformers builds no language model from it.
     """
     text = str(name)
     folder = MODEL_DIR if text == "tiny" else resolve(text)
     if folder.is_dir():
         return from_config(_read(folder, text), text, local=True)
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
-        raise PolicyError(
-            f"policy {text!r}: no such folder",
-            rule='a policy is "tiny", a hub name (owner/model) or a folder with a config.json',
-            remedy="check the path, or write the hub name with its owner",
-        )
+        rule = 'a policy is "tiny", a hub name (owner/model) or a folder with a config.json'
+        remedy = "check the path, or write the hub name with its owner"
+        raise PolicyError(f"policy {text!r}: no such folder", rule=rule, remedy=remedy)
     cached = _cached(text)
     if cached is None and (known := _known(text)) is not None:
         return from_config(known, text)
@@ -94,8 +89,7 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
 def from_config(config: Mapping[str, Any], name: str = "model", *, local: bool = False) -> ModelShape:
     """The shape of the model that a configuration, the content of a config.json, describes; `name` is for errors.
 
-    Raises:
-        PolicyError: if transformers builds no language model from it.
+    Raises PolicyError if transformers builds no language model from it.
     """
     return _built(json.dumps(dict(config), sort_keys=True), name, local)
 
@@ -128,11 +122,9 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
         windows = tuple(getattr(layer, "sliding_window", None) for layer in DynamicCache(config=full).layers)
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise PolicyError(
-            f"policy {name!r}: model_type = {kind!r}: {first[:200]}",
-            rule="memory is estimated of models that the installed transformers builds from their config.json",
-            remedy="check config.json, or measure one step instead",
-        ) from error
+        rule = "memory is estimated of models that the installed transformers builds from their config.json"
+        value, remedy = f"policy {name!r}: model_type = {kind!r}: {first[:200]}", "check config.json, or measure one step instead"
+        raise PolicyError(value, rule=rule, remedy=remedy) from error
     modules = {path.removeprefix("model."): module for path, module in model.named_modules()}
     output = model.get_output_embeddings()
     linear = {path: one for path, one in modules.items() if isinstance(one, torch.nn.Linear) and one is not output}
@@ -177,8 +169,6 @@ def _read(place: str | Path, name: str) -> dict[str, Any]:
         return PretrainedConfig.get_config_dict(place)[0]
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise PolicyError(
-            f"policy {name!r}: config.json: {first}",
-            rule="memory is estimated from the config.json that transformers' save_pretrained wrote",
-            remedy="check the folder, or the model's page on the hub (a gated model needs HF_TOKEN)",
-        ) from error
+        rule = "memory is estimated from the config.json that transformers' save_pretrained wrote"
+        remedy = "check the folder, or the model's page on the hub (a gated model needs HF_TOKEN)"
+        raise PolicyError(f"policy {name!r}: config.json: {first}", rule=rule, remedy=remedy) from error

@@ -1,9 +1,8 @@
 """Whether a reward function was written for chat or for text, and how it is given that format.
 
-TRL hands a function messages (`[{"role": "assistant", "content": ...}]`) where the dataset's prompts are chat, and
-strings where they are text. A function written for one reads the other wrongly, and not always with an error:
-`len(completion)` of a message list is 1, whatever was written. So each function is tried with the same completions in
-both formats, and one that understands only one of them is always given that one. Every such change is noted in words.
+TRL hands a function messages where the dataset's prompts are chat, and strings where they are text. A function written for
+one reads the other wrongly, and not always with an error: `len(completion)` of a message list is 1, whatever was written.
+So each is tried with the same completions in both formats, and always given the only one that it understands, if it is one.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> Inpu
         only, reads, did = ("text", "plain text", chat) if isinstance(chat, str) else ("chat", "messages", text)
         return InputFormat(only, f"it reads {reads} only: with the other it {did.partition(' (')[0]}")
     if (len(set(chat)) == 1) != (len(set(text)) == 1):
-        only, reads, other, score = ("text", "plain text", "chat", chat[0])
-        if len(set(text)) == 1:
-            only, reads, other, score = ("chat", "messages", "plain", text[0])
+        deaf = ("chat", "messages", "plain", text[0]) if len(set(text)) == 1 else ("text", "plain text", "chat", chat[0])
+        only, reads, other, score = deaf
         shown = "None" if score is None else f"{score:g}"
         return InputFormat(only, f"it reads {reads} only: every {other} completion scores {shown}, whatever it says")
     same = "the same completions score differently"

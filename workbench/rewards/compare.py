@@ -109,10 +109,8 @@ def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: 
     with a unit, or a sentence; a right answer that is a sentence has only the same text for its equal. Two different
     units are different answers, and a right answer `1,3` is two numbers, never 1.3.
 
-    Args:
-        given: [B]; None (no answer was found) is False.
-        right: [B]; any type, compared as text.
-        deadline_s: for the whole batch; the start of the worker, once in a program, comes on top. None: that of `watched`.
+    None for an answer that was not found is False. The deadline (None: that of `watched`) is for the whole batch; the start
+    of the worker, once in a program, comes on top.
     """
     watched_s, late = _watch.get() or (DEADLINE_S, set())
     results = [False if one is None else quick_same(one, other) for one, other in zip(given, right, strict=True)]
@@ -145,7 +143,7 @@ def quick_same(given: Any, right: Any) -> bool | None:
     """Whether two answers are the same, where words and exact numbers can tell; None where math-verify has to.
 
     For two numbers it says what math-verify says (50% is both 0.5 and 50), and it reads some that math-verify does not:
-    `+5`, `-$5`, `-.5`, `1e3`, `1 1/2`, `\\$5`. Words are the same whatever their case.
+    `+5`, `-.5`, `1e3`, `1 1/2`, `\\$5`. Words are the same whatever their case.
 
     >>> quick_same("3/4", "0.75"), quick_same("Paris", "paris"), quick_same("five", "5"), quick_same("$x+1$", "$1+x$")
     (True, True, False, None)
@@ -244,12 +242,7 @@ def _written(text: str) -> str:
 
 
 def _formula(text: str, other: str, listed: bool) -> str | None:
-    """A text as it is handed to math-verify; None for a sentence and for numbers side by side.
-
-    Args:
-        other: the answer that it is compared with.
-        listed: 1,3 is a list here, and no decimal.
-    """
+    # None for a sentence and for numbers side by side. `other` is compared with it; `listed`: 1,3 is a list, and no decimal.
     if pair := _PAIR.fullmatch(text):
         decimal = not listed or (len(pair["second"]) > 1 and pair["second"][0] == "0")
         return text if decimal else f"${text}$"

@@ -253,10 +253,9 @@ def _model_in(function: Callable[..., Any]) -> str:
 def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, tuple, dict]] = []
-    given = dict(call)
     for key in call.keys() & {"log_extra", "log_metric"}:
-        given[key] = lambda *args, _key=key, **kwargs: logged.append((_key, args, kwargs))
-    return *_run(functions[name], given, follow=follow), logged
+        call[key] = lambda *args, _key=key, **kwargs: logged.append((_key, args, kwargs))
+    return *_run(functions[name], call, follow=follow), logged
 
 
 def _run(function: Callable[..., Any], call: Call, copied: bool = True, follow: bool = False) -> tuple[Any, str]:
@@ -356,11 +355,8 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
                 text = f"a {type(value).__name__} of more than 4,300 digits"
             said = f"returned {text if len(text) <= 60 else f'{text[:57]}...'}"
             if not skip:
-                rule = "a score is a finite number, or None where the function does not apply"
-                remedy = "correct the function for this completion; NaN or infinity would destroy the weights or be lost"
-                if math.isfinite(score):
-                    rule = f"a score is at most {LARGEST:g} in size: TRL computes advantages in 32 bits"
-                    remedy = "divide the scores, or bound them with min() and max()"
+                rule = f"a score is None or a finite number, at most {LARGEST:g} in size: TRL computes advantages in 32 bits"
+                remedy = "correct the function for this completion, or bound its scores with min() and max()"
                 raise RewardError(f"{name} {said} for {quote(prompts[index], completions[index])}", rule=rule, remedy=remedy)
             score, scored.errors[index] = math.nan, said
         scored.scores.append(score)

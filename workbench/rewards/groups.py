@@ -1,8 +1,7 @@
-"""Groups and advantages: what a step learns from.
+"""Groups and advantages: what a step learns from. A group is the G completions of one prompt.
 
-A group is the G completions of one prompt. The arithmetic is that of trl 1.14.2's `GRPOTrainer`
-(`_generate_and_score_completions`), in numpy, so that it can be shown, recorded and replayed without a trainer; a test
-holds it against the running trainer.
+The arithmetic is that of trl 1.14.2's `GRPOTrainer` (`_generate_and_score_completions`), in numpy, so that it can be shown,
+recorded and replayed without a trainer; a test holds it against the running trainer.
 """
 
 from __future__ import annotations
@@ -108,21 +107,15 @@ def _std(values: np.ndarray) -> np.ndarray:
 
 
 def dead_groups(batch: ScoredBatch) -> np.ndarray:
-    """Which of the P groups nothing is learnt from: [P] bool.
-
-    When functions are normalised first, equal totals can hide unequal advantages, so there the advantages decide.
-    """
+    """Which of the P groups nothing is learnt from: [P] bool."""
+    # When functions are normalised first, equal totals can hide unequal advantages.
     if batch.aggregation == "normalize_then_sum":
         return np.abs(batch.advantages).reshape(-1, batch.num_generations).max(axis=1) < NO_SPREAD
     return np.nan_to_num(batch.groups.stds[:: batch.num_generations]) < NO_SPREAD
 
 
 def dead_kinds(batch: ScoredBatch) -> list[str | None]:
-    """Why each of the P groups is dead, one of `DEAD_KINDS`; None for a group that is not.
-
-    The first that holds of: no function scored any completion, all texts are the same, all are right, all are wrong, or
-    just the same total.
-    """
+    """Why each of the P groups is dead, one of `DEAD_KINDS` (from the plainest reason on); None for a group that is not."""
     kinds: list[str | None] = []
     for group, dead in enumerate(dead_groups(batch)):
         own = slice(group * batch.num_generations, (group + 1) * batch.num_generations)
@@ -149,10 +142,8 @@ def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> 
     """Attribute a batch's advantages to the functions, under its own or another scaling.
 
     Exact, as the advantage is linear in the functions once the spread that divides it is given. A function that does not
-    apply counts as 0, as in TRL's sum, and so adds the distance of that 0 from its mean.
-
-    A function's share is the covariance of what it adds with the advantage, over the advantage's variance. It is negative
-    where the function pulled against the others and lost, and another's is then above 1.
+    apply counts as 0, as in TRL's sum. A function's share is the covariance of what it adds with the advantage, over the
+    advantage's variance: negative where it pulled against the others and lost, and another's is then above 1.
     """
     settings = (batch.num_generations, batch.scale_rewards if scale_rewards is None else scale_rewards, batch.aggregation)
     _, _, terms, sums, size, spread = _weighed(batch.scores, batch.weights, *settings)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import os
 import re
 import tokenize
 from collections.abc import Callable
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
 from workbench.rewards.tracing import code_within
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_PYTHON = os.path.dirname(os.__file__)
 _VALUES = (str, bytes, int, float, complex, tuple, list, dict, set, frozenset, re.Pattern, type(None))
 
 
@@ -34,26 +36,27 @@ def _parts_of(value: Any, seen: set[int]) -> list[str]:
     if id(value) in seen:
         return []
     seen.add(id(value))
+    own = []
     if isinstance(value, functools.partial):
-        arguments = [value.func, *value.args, *(part for item in sorted(value.keywords.items()) for part in item)]
-        return [part for argument in arguments for part in _parts_of(argument, seen)]
-    if inspect.ismethod(value):
-        return _parts_of(value.__self__, seen) + _parts_of(value.__func__, seen)
-    if inspect.isfunction(value):
+        beneath = [value.func, *value.args, *itertools.chain(*sorted(value.keywords.items()))]
+    elif inspect.ismethod(value):
+        beneath = [value.__self__, value.__func__]
+    elif inspect.isfunction(value):
         code = value.__code__
-        own = _source(value) or _instructions(code)
+        own = [_source(value) or _instructions(code)]
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         names = sorted({name for each in code_within(code) for name in each.co_names})
         used = [value.__globals__[name] for name in names if name in value.__globals__]
-        modules = [each for each in used if inspect.ismodule(each) and _is_own(each)]
+        files = [(each, getattr(each, "__file__", None) or _PYTHON) for each in used if inspect.ismodule(each)]
+        modules = [module for module, file in files if "site-packages" not in file and not file.startswith(_PYTHON)]
         used += [vars(module)[name] for module in modules for name in names if name in vars(module)]
         called = [other for other in used if inspect.isfunction(other) or isinstance(other, _VALUES)]
-        others = [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *called]
-        return [own] + [part for other in others for part in _parts_of(other, seen)]
-    if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-        state = [part for item in sorted(vars(value).items()) for part in item]
-        return [_source(type(value)) or type(value).__qualname__] + [p for part in state for p in _parts_of(part, seen)]
-    return [_text_of(value)]
+        beneath = [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *called]
+    elif not isinstance(value, type) and hasattr(value, "__dict__"):
+        own, beneath = [_source(type(value)) or type(value).__qualname__], itertools.chain(*sorted(vars(value).items()))
+    else:
+        return [_text_of(value)]
+    return own + [part for each in beneath for part in _parts_of(each, seen)]
 
 
 def _text_of(value: Any) -> str:
@@ -64,11 +67,6 @@ def _text_of(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return repr([_text_of(item) for item in value])
     return _ADDRESS.sub("", repr(value))
-
-
-def _is_own(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None) or ""
-    return bool(file) and "site-packages" not in file and not file.startswith(os.path.dirname(os.__file__))
 
 
 def _instructions(code: CodeType) -> str:

@@ -28,6 +28,7 @@ from workbench.rewards.compare import quick_same, same_answers
 from workbench.task import function_name
 
 Reward = TypeVar("Reward", bound=Callable[..., Any])
+Scorer = Callable[..., list[float | None]]
 THINK_TAGS = ("think", "answer")
 _JUNK = 0.001  # taken off for each character after the last tag
 _HEDGES = re.compile(r"\b(?:not|never|either|neither|nor|or|maybe|perhaps)\b")
@@ -116,18 +117,12 @@ def _marks(tags: Sequence[str]) -> list[str]:
 
 
 def make_tags_reward(
-    tags: Sequence[str] = THINK_TAGS,
-    maximum: float = 1.0,
-    strict: bool = True,
-    opened: bool = False,
-    name: str | None = None,
-) -> Callable[..., list[float]]:
-    """A reward for one non-empty block of each tag, in their order.
+    tags: Sequence[str] = THINK_TAGS, maximum: float = 1.0, strict: bool = True, opened: bool = False, name: str | None = None
+) -> Scorer:
+    """A reward of `maximum` for one non-empty block of each tag, in their order, and nothing else; otherwise 0.
 
-    Args:
-        strict: `maximum` for exactly that and nothing else, or 0; otherwise an equal share for each opening and each
-            closing tag in its place, and up to one share off for text after the last (`format_share`).
-        opened: whether the chat template writes the first tag itself, so that a completion begins inside its block.
+    Unless `strict`, an equal share for each opening and each closing tag in its place, as `format_share` says. `opened`: the
+    chat template writes the first tag itself, so that a completion begins inside its block.
     """
     tags = tuple(tags)
     fit = tags and all(re.fullmatch(r"[\w-]+", tag) for tag in tags) and len({*tags}) == len(tags)
@@ -154,12 +149,8 @@ def answer_scores(given: Sequence[str | None], right: Sequence[Any], maximum: fl
     """`maximum` for each answer that is the right one, else 0.0; None where a formula was not judged in time.
 
     Where a whole number is right, a text with several numbers is wrong: a sum or a division that was copied from the
-    question and left undone, or a hedge.
-
-    Args:
-        given: [B]; None where no answer was found.
-        right: [B].
-        bare: whether a right number has to stand alone, without a unit or words.
+    question and left undone, or a hedge. `given` and `right` are [B]; with `bare` a right number has to stand alone,
+    without a unit or words.
     """
     stated = [None if _says_too_much(one, other, bare) else one for one, other in zip(given, right, strict=True)]
     return [None if same is None else maximum * same for same in same_answers(stated, right)]
@@ -181,14 +172,11 @@ def _says_too_much(given: str | None, right: Any, bare: bool) -> bool:
     return (bare or several) and (whole or number_of(given) is None)
 
 
-def make_answer_reward(
-    where: str = "any", maximum: float = 2.0, name: str | None = None, bare: bool = False
-) -> Callable[..., list[float | None]]:
+def make_answer_reward(where: str = "any", maximum: float = 2.0, name: str | None = None, bare: bool = False) -> Scorer:
     """A reward of `maximum` for the right answer in one place, else 0; None where a formula was not judged in time.
 
-    Args:
-        where: "only", "tag", "mark", "boxed", "number", "plain" or "any", as in `find_answer`.
-        bare: whether a right number has to stand alone there, without a unit or words.
+    `where` is "only", "tag", "mark", "boxed", "number", "plain" or "any", as in `find_answer`; with `bare` a right number
+    has to stand alone there, without a unit or words.
     """
     known = f"use one of {', '.join(map(repr, PLACES))}"
     require(where in PLACES, f"where = {where!r}", "an answer is looked for in one of the known places", known)
@@ -217,12 +205,10 @@ def last_line_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs
 
 def make_closeness_reward(
     scale: float | None = None, maximum: float = 1.0, where: str = "tag", name: str | None = None
-) -> Callable[..., list[float | None]]:
+) -> Scorer:
     """A reward of `maximum` for the right number, falling to 0 for one that is `scale` away; None if no number is right.
 
-    Args:
-        scale: a distance; None: the right number's own size, and 1 where that is smaller.
-        where: where the answer stands, as in `find_answer`.
+    Without a `scale` it is the right number's own size, and 1 where that is smaller. `where` is as in `find_answer`.
     """
     fits = scale is None or (scale > 0 and math.isfinite(scale))
     require(fits, f"scale = {scale!r}", "a distance is a positive number")
@@ -263,13 +249,11 @@ closeness_reward = make_closeness_reward()
 
 def make_length_reward(
     target: int, unit: str = "characters", maximum: float = 0.5, answer_in: str | None = "tag", name: str | None = None
-) -> Callable[..., list[float]]:
-    """A reward of `maximum` up to `target` characters or tokens, falling to 0 at twice as many.
+) -> Scorer:
+    """A reward of `maximum` up to `target` "characters" of the text or "tokens" of the policy, falling to 0 at twice as many.
 
-    Args:
-        unit: "characters" of the text, or "tokens" of the policy.
-        answer_in: where an answer must stand, as in `find_answer`, for a completion to earn anything; None: any text
-            that is not blank will do, and then one letter earns the most.
+    To earn anything, a completion needs an answer in the place `answer_in`, as in `find_answer`; None: any text that is not
+    blank will do, and then one letter earns the most.
     """
     require(target > 0, f"target = {target!r}", "a length is at least 1")
     require(unit in ("characters", "tokens"), f"unit = {unit!r}", "a length is counted in characters or tokens")
@@ -304,14 +288,10 @@ def style_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
     return [0.25 if len(each) <= 20 and len(each.split()) == 1 and not each.endswith(".") else 0.0 for each in answers]
 
 
-def make_repetition_reward(
-    ngram: int = 3, maximum_penalty: float = 1.0, unit: str = "words", name: str | None = None
-) -> Callable[..., list[float]]:
+def make_repetition_reward(ngram: int = 3, maximum_penalty: float = 1.0, unit: str = "words", name: str | None = None) -> Scorer:
     """A penalty from 0 to -`maximum_penalty`: the share of a completion's n-grams that stood in it before.
 
-    Args:
-        ngram: how many words or tokens are compared at a time.
-        unit: "words" between white space, or "tokens" of the policy, for languages that do not part their words.
+    They are of "words" between white space, or of "tokens" of the policy, for languages that do not part their words.
     """
     require(ngram >= 1, f"ngram = {ngram!r}", "an n-gram has at least one word")
     require(maximum_penalty >= 0, f"maximum_penalty = {maximum_penalty!r}", "a penalty is given as a positive number")
@@ -332,13 +312,9 @@ def make_repetition_reward(
 repetition_reward = make_repetition_reward(name="repetition_reward")
 
 
-def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: str | None = None) -> Callable[..., list[float]]:
-    """A penalty from 0 to -1 for running over: 0 until the last `buffer_tokens`, then falling to -1 at the limit.
-
-    Args:
-        max_completion_tokens: the limit; the recipe's max_completion_length, or less.
-        buffer_tokens: over how many tokens before it the penalty grows; 0: all at once.
-    """
+def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: str | None = None) -> Scorer:
+    """A penalty from 0 to -1 for running over: 0 until the last `buffer_tokens`, then falling to -1 at the limit, all at once
+    if there are none. The limit is the recipe's max_completion_length, or less."""
     value = f"buffer_tokens = {buffer_tokens!r} before max_completion_tokens = {max_completion_tokens!r}"
     require(0 <= buffer_tokens <= max_completion_tokens, value, "the buffer lies within the limit")
     free = max_completion_tokens - buffer_tokens
@@ -353,15 +329,12 @@ def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: s
 
 def make_pattern_reward(
     pattern: str, score: float = 1.0, whole: bool = False, flags: int = re.DOTALL, name: str = "pattern_reward"
-) -> Callable[..., list[float]]:
-    """A reward of `score` for completions in which a regular expression is found; a negative score is a penalty.
+) -> Scorer:
+    """A reward of `score` for completions in which a pattern is found, or which `whole` match it; below 0 a penalty.
 
     A pattern with nested or neighbouring repeats, `(a+)+` or `.*?x.*?y.*?z`, can take hours over one long completion,
     and nothing inside Python can stop it. So the suite runs this function in its worker process, with a deadline.
-
-    Args:
-        whole: whether the pattern has to match the completion from its first to its last character.
-        flags: of `re`; with re.DOTALL a dot is also a line break, without which no text of several lines matches `.*`.
+    `flags` are those of `re`: without re.DOTALL no text of several lines matches `.*`.
     """
     try:
         fault = "" if isinstance(pattern, str) and re.compile(pattern, flags) else f"{type(pattern).__name__}, not text"
@@ -383,8 +356,7 @@ def make_pattern_reward(
 def make_weighted_reward(func: Callable[..., Any], weight: float, name: str | None = None) -> Callable[..., Any]:
     """`func`, also an async one, with each of its scores times `weight`; None stays None.
 
-    A weight in the recipe does the same and leaves the scores in the record as they are; this is for a function that is
-    to be one part of another, or twice in a task.
+    A weight in the recipe leaves the scores in the record as they are; this is for a part of another function.
     """
 
     def times(scores: Sequence[float | None]) -> list[float | None]:

@@ -14,14 +14,12 @@ from workbench.errors import TaskError
 
 
 def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> Callable[..., Any]:
-    """A reward function for whatever TRL takes as one; what is a function already is returned as it is.
+    """A reward function for whatever TRL takes as one: a function as it is, a classification model, its id or its folder.
 
-    A model's id or folder and a loaded model become functions that score prompt and completion together, in the
-    model's own chat template where they are chat. A model given by name is loaded when the function is first called.
-    The weights stay in this process (`runs_in_process`), and a model states no maximum.
+    A model scores prompt and completion together, in its own chat template where they are chat, in this process
+    (`runs_in_process`), and states no maximum. One given by its id or folder is loaded when the function is first called.
 
     Args:
-        thing: a function, the id or folder of a sequence classification model, or such a model.
         tokenizer: the model's; None: the one that lies beside its weights.
         name: of the function; None: as TRL calls it, by the last part of the model's id or folder.
 
@@ -33,11 +31,9 @@ def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> C
     if not isinstance(thing, str) and not (torch is not None and isinstance(thing, torch.nn.Module)):
         if callable(thing):
             return thing
-        raise TaskError(
-            f"among the reward functions: {type(thing).__name__} {repr(thing)[:80]}",
-            rule="a reward function is a callable, a reward model, or the id or folder of one",
-            remedy="give the function itself, without calling it",
-        )
+        said = f"among the reward functions: {type(thing).__name__} {repr(thing)[:80]}"
+        rule = "a reward function is a callable, a reward model, or the id or folder of one"
+        raise TaskError(said, rule=rule, remedy="give the function itself, without calling it")
     model = RewardModel(thing, tokenizer)
 
     def reward_model(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[float]:
@@ -56,11 +52,9 @@ class RewardModel:
         self._model, self._tokenizer, self._ready = (None if isinstance(model, str) else model), tokenizer, False
         self.path = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
         if not self.path and tokenizer is None:
-            raise TaskError(
-                f"a {type(model).__name__} that was not loaded from anywhere",
-                rule="a reward model reads with its own tokenizer, which lies beside its weights",
-                remedy="as_function(model, tokenizer=...), or load the model with from_pretrained",
-            )
+            rule = "a reward model reads with its own tokenizer, which lies beside its weights"
+            remedy = "as_function(model, tokenizer=...), or load the model with from_pretrained"
+            raise TaskError(f"a {type(model).__name__} that was not loaded from anywhere", rule=rule, remedy=remedy)
         self.name = self.path.rstrip("/").split("/")[-1] or type(model).__name__
         if self._model is not None:
             self._check_outputs()
@@ -97,10 +91,10 @@ class RewardModel:
             )
             if unfit := sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]):
                 self._model = None
+                said = f"reward model {self.path!r}: {unfit[0]} is not among its weights, or not for one output"
+                rule = "a reward model has one trained output; transformers draws weights that it lacks at random"
                 raise TaskError(
-                    f"reward model {self.path!r}: {unfit[0]} is not among its weights, or not for one output",
-                    rule="a reward model has one trained output; transformers draws weights that it lacks at random",
-                    remedy="give the id or folder of a model that was trained for sequence classification with one label",
+                    said, rule=rule, remedy="give a model that was trained for sequence classification with one label"
                 )
             self._check_outputs()
         if self._tokenizer is None:
@@ -118,8 +112,6 @@ class RewardModel:
 
     def _check_outputs(self) -> None:
         if (outputs := getattr(self._model.config, "num_labels", 1)) != 1:
-            raise TaskError(
-                f"reward model {self.path or self.name!r}: {outputs} outputs",
-                rule="a reward model has one output; of several, TRL would take the first for the score",
-                remedy="load it with num_labels=1, or write a function that says which output is the score",
-            )
+            rule = "a reward model has one output; of several, TRL would take the first for the score"
+            remedy = "load it with num_labels=1, or write a function that says which output is the score"
+            raise TaskError(f"reward model {self.path or self.name!r}: {outputs} outputs", rule=rule, remedy=remedy)

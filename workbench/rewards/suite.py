@@ -1,8 +1,7 @@
 """The suite: a task's reward functions as the trainer calls them, checked, and joined into one record per batch.
 
-TRL calls each function in turn; the suite hands each call on (in the format that the function understands, with a
-deadline), checks what comes back before any gradient sees it, and, when the last function has answered, hands over the
-batch with its totals and advantages.
+TRL calls each function in turn; the suite hands each call on, checks what comes back before any gradient sees it, and, when
+the last function has answered, hands over the batch with its totals and advantages.
 """
 
 from __future__ import annotations
@@ -47,13 +46,11 @@ class RewardSuite:
             `(prompts, responses)` is adapted.
         num_generations: G, the size of a group.
         weights: by function name, where they differ from the task's.
-        scale_rewards: TRL's setting, needed for the advantages.
         aggregation: TRL's `multi_objective_aggregation`.
         on_batch: called with each complete `ScoredBatch`.
-        deadline_s: for one function and one batch; None: none.
+        deadline_s, keep_state: as for `RewardExecutor`.
         on_error: what a function that raises or is late does: "stop" is an error that names the completion; "skip" leaves
             that completion without this function's score, and counts it.
-        keep_state: as for `RewardExecutor`: whether objects with a state of their own are called where they are.
 
     Raises:
         RecipeError: if `weights` names a function that the task does not have, all weights are 0, or `on_error` is unknown.
@@ -204,12 +201,9 @@ class RewardSuite:
     def score(
         self, rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None = None
     ) -> np.ndarray:
-        """Score completions by hand, one per row, as the trainer would: [B, F], NaN where a function did not apply.
+        """Score completions by hand as the trainer would, each with its row: [B, F], NaN where a function did not apply.
 
-        Args:
-            rows: the prompts' rows, one per completion.
-            completions: texts; turned into chat messages where the prompt is chat.
-            completion_ids: their tokens; without them a function that counts tokens is given the text's bytes.
+        Texts become chat messages where the prompt is chat; without tokens a function that counts them is given the bytes.
         """
         scored = self.score_each(rows, completions, completion_ids)
         return np.array([own.scores for own in scored.values()], dtype=np.float64).T.reshape(len(rows), len(scored))
@@ -222,12 +216,7 @@ class RewardSuite:
         names: Sequence[str] | None = None,
         quiet: bool = False,
     ) -> dict[str, Scored]:
-        """`score` with each function's errors: function -> `Scored`.
-
-        Args:
-            names: the functions to ask; None: all.
-            quiet: what the functions print is not shown.
-        """
+        """`score` with each function's errors: function (one of `names`; None: all) -> `Scored`."""
         call = _call(rows, completions, completion_ids)
         return {name: self._score(name, call, quiet) for name in (self.names if names is None else names)}
 
@@ -237,9 +226,7 @@ class RewardSuite:
         return self.functions.trace(name, self._converted(name, call))
 
     def rehearse(self, rows: Sequence[Row]) -> None:
-        """Call every function once, as the trainer will, before anything is loaded: what would fail later fails now.
-
-        The completions are a handful of texts of every kind: silence, words, and the answer in the asked-for format.
+        """Call every function once, on silence, words and an answer, before anything is loaded: what would fail later fails now.
 
         Raises:
             TaskError: if a function needs a column that the rows lack.
@@ -255,11 +242,9 @@ class RewardSuite:
         names = [name for name in self.names if self.functions.places[name] != HOLDS_MODEL]
         scored = self.score_each([row for row in rows[:2] for _ in range(4)], texts, names=names)
         if len(names) == len(self.names) and np.isnan([each.scores for each in scored.values()]).all():
-            raise RewardError(
-                f"{' and '.join(self.names)} returned None for {len(texts)} completions of {len(answers)} prompts",
-                rule="None means that a function does not apply; a completion to which none applies is not rewarded",
-                remedy="return a number where the function has something to say",
-            )
+            said = f"{' and '.join(self.names)} returned None for {len(texts)} completions of {len(answers)} prompts"
+            rule = "None means that a function does not apply; a completion to which none applies is not rewarded"
+            raise RewardError(said, rule=rule, remedy="return a number where the function has something to say")
 
     def check_signatures(self, rows: Sequence[Row], names: Sequence[str] | None = None) -> None:
         """Check that every function (or these) accepts TRL's keyword call and finds its columns in every row."""
@@ -271,25 +256,18 @@ class RewardSuite:
             if missing := next((each for each in needed if each not in keywords), None):
                 rename = f"rename the parameter to {missing}s: it is a list with one item per completion"
                 add = f"add a column {missing!r} to the rows, or rename the parameter to one that is there"
-                raise TaskError(
-                    f"{name} needs {missing!r}; the rows have the columns {', '.join(map(str, rows[0]))}",
-                    rule="a reward function gets `prompts`, `completions` and the dataset's columns, by keyword",
-                    remedy=rename if f"{missing}s" in FROM_TRL else add,
-                )
+                said = f"{name} needs {missing!r}; the rows have the columns {', '.join(map(str, rows[0]))}"
+                rule = "a reward function gets `prompts`, `completions` and the dataset's columns, by keyword"
+                raise TaskError(said, rule=rule, remedy=rename if f"{missing}s" in FROM_TRL else add)
             for column in sorted(set(needed) - FROM_TRL):
                 if empty := [number for number, row in enumerate(rows) if row.get(column) is None]:
-                    raise TaskError(
-                        f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})",
-                        rule="a column that a reward function reads holds a value in every row",
-                        remedy="fill it in or leave those rows out; wb.check in notebook 01 lists them",
-                    )
+                    said = f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})"
+                    rule, remedy = "it reads that column of every row", "fill it in or leave those rows out; wb.check lists them"
+                    raise TaskError(said, rule=rule, remedy=remedy)
             extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
             if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                raise TaskError(
-                    f"{name} does not accept {extra[0]!r}",
-                    rule="TRL passes every column and a few objects of its own by keyword",
-                    remedy=f"end its signature with **kwargs: def {name}(completions, **kwargs)",
-                )
+                rule, remedy = "TRL passes every column by keyword", f"end with **kwargs: def {name}(completions, **kwargs)"
+                raise TaskError(f"{name} does not accept {extra[0]!r}", rule=rule, remedy=remedy)
 
 
 def score(
@@ -328,11 +306,9 @@ def score(
     rows = [each if isinstance(each, dict) else {"prompt": each} for each in rows]
     sizes = sorted({len(group) for group in groups})
     if len(rows) != len(groups) or len(sizes) != 1 or not sizes[0]:
-        raise RewardError(
-            f"{len(rows)} rows with completions for {len(groups)}, {' or '.join(map(str, sizes)) or 'none'} each",
-            rule="each row has its list of completions, all lists are equally long and none is empty",
-            remedy="give as many completions for each prompt",
-        )
+        said = f"{len(rows)} rows with completions for {len(groups)}, {' or '.join(map(str, sizes)) or 'none'} each"
+        rule = "each row has its list of completions, all equally long and none empty"
+        raise RewardError(said, rule=rule, remedy="give as many completions for each prompt")
     if isinstance(task, (str, Path)):
         task = load_task(task)
     elif not isinstance(task, Task):

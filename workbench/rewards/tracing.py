@@ -1,8 +1,7 @@
 """Which parts of a reward function's source its completions reach, and which pieces of a text it matched.
 
-A format reward that cannot fire has a branch that nothing reaches, often half of one line:
-`[1.0 if match else 0.0 for match in matches]`. So coverage here is by expression: the interpreter's own trace of
-instructions, each of which knows its columns in the source.
+A reward that cannot fire has a branch that nothing reaches, often half of a line: `[1.0 if match else 0.0 for match in ...]`.
+So coverage is by expression: the interpreter's trace of instructions, each of which knows its columns in the source.
 """
 
 from __future__ import annotations
@@ -47,17 +46,12 @@ class Unreached(NamedTuple):
     takes: float  # the lowest; 0 if there is none below
 
     def __str__(self) -> str:
-        short = self.file.replace("\\", "/").rpartition("/")[2]
         part = self.part if len(self.part) < 60 else self.part[:60] + "…"
-        return f"{short}:{self.line}: `{part}`" + (f" in `{self.source}`" if part != self.source else "")
+        return f"{Path(self.file).name}:{self.line}: `{part}`" + (f" in `{self.source}`" if part != self.source else "")
 
 
 def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwargs: Any) -> Trace:
-    """Call a function and trace it, and the functions that it calls in the same files. Results and exceptions are discarded.
-
-    Args:
-        texts: the completions, to find again what was matched in them.
-    """
+    """Call a function and trace it, with those of its files that it calls; `texts`: where to find again what was matched."""
     codes = code_objects(function)
     files = {code.co_filename for code in codes}
     reached: dict[str, set[Position]] = {file: set() for file in files}
@@ -103,9 +97,8 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
     sys.setprofile(called)
     sys.settrace(entered)
     try:
-        function(*args, **kwargs)
-    except Exception:
-        pass  # what it reached before it failed counts
+        with contextlib.suppress(Exception):  # what it reached before it failed counts
+            function(*args, **kwargs)
     finally:
         sys.settrace(before)
         sys.setprofile(profile)

@@ -23,11 +23,12 @@ _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", 
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-def json_of(text: str) -> Any:
-    """The JSON value of a completion: its answer block if there is one, else all of it; a code fence around it is taken off.
+def json_of(completion: Any) -> Any:
+    """The JSON value of a completion, or of its answer block if there is one, without a code fence around it.
 
     Returns None if it is not JSON, and for a bare `null`, which no schema here asks for.
     """
+    text = completion_text(completion)
     body = ((extract_answer(text) if "<answer>" in text else text) or "").strip()
     if body.startswith(_FENCE) and body.endswith(_FENCE) and "\n" in body:
         body = body[body.index("\n") : -len(_FENCE)].strip()
@@ -47,12 +48,8 @@ def _validator(schema: str) -> Any:
 
 
 def _json_scores(completions: Sequence[Any], schemas: Iterable[str], maximum: float) -> list[float]:
-    pairs = zip(map(_json, completions), schemas, strict=True)
+    pairs = zip(map(json_of, completions), schemas, strict=True)
     return [maximum if value is not None and _validator(schema).is_valid(value) else 0.0 for value, schema in pairs]
-
-
-def _json(completion: Any) -> Any:
-    return json_of(completion_text(completion))
 
 
 @max_score(1.0)
@@ -65,7 +62,7 @@ def json_schema_reward(completions: Sequence[Any], schema: Sequence[str], **kwar
 def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
     """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against."""
     scores = []
-    for found, wanted in zip(map(_json, completions), map(json.loads, answer), strict=True):
+    for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True):
         if isinstance(found, dict):
             same = sum(name in found and found[name] == value for name, value in wanted.items())
             scores.append(2.0 * same / len({*wanted, *found}) if wanted or found else 2.0)
@@ -77,7 +74,7 @@ def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwar
 @max_score(1.0)
 def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
     """1.0 if the answer is exactly the right object, which the row's `answer` holds as text; else 0.0."""
-    return [float(found == wanted) for found, wanted in zip(map(_json, completions), map(json.loads, answer), strict=True)]
+    return [float(found == wanted) for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True)]
 
 
 def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: str = "json_reward") -> Callable[..., list[float]]:

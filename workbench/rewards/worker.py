@@ -57,11 +57,8 @@ class Worker:
     """`target` in a process of its own. Calls from several threads wait for each other.
 
     What the target keeps between calls (globals, closures) stays in that process, and is lost when it is killed. What
-    it prints is printed here when the call is back.
-
-    Args:
-        target: pickled by cloudpickle, so functions of a notebook and closures will do.
-        preload: modules to import before the first fork.
+    it prints is printed here when the call is back. It is pickled by cloudpickle, so functions of a notebook and closures
+    will do. The modules of `preload` are imported before the first fork.
 
     Raises:
         TypeError: if the target cannot be pickled (it holds a lock, a file, a generator).
@@ -78,12 +75,7 @@ class Worker:
         self._end: Callable[[], Any] = lambda: None
 
     def __call__(self, *args: Any, deadline_s: float | None = None, quiet: bool = False) -> Any:
-        """Call the target.
-
-        Args:
-            args: picklable.
-            deadline_s: from the moment when the process is ready; None: it may take as long as it likes.
-            quiet: do not print here what the target printed.
+        """Call the target with picklable arguments. The deadline counts from the moment when the process is ready.
 
         Raises:
             DeadlineError: if the answer was not there in time.
@@ -114,7 +106,7 @@ class Worker:
         return value
 
     def warm(self) -> None:
-        """Start the process now, so that the first call does not pay for its imports."""
+        """Start the process now, so that the first call does not pay for it."""
         with self._lock:
             self._ready()
 

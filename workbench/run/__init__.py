@@ -1,4 +1,1 @@
-"""What a run leaves on disk, and the words for it: the only thing that the stages share.
-
-Knows no torch, no trl, no unsloth.
-"""
+"""What a run leaves on disk, and the words for it: all that the stages share. It knows no torch, no trl, no unsloth."""

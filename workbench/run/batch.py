@@ -97,11 +97,8 @@ class ScoredBatch:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """[B] the row that each completion belongs to: its prompt and the columns, to score it again."""
-        names = list(self.columns)
-        return [
-            {"prompt": prompt, **dict(zip(names, values, strict=True))}
-            for prompt, *values in zip(self.prompts, *self.columns.values(), strict=True)
-        ]
+        names = ("prompt", *self.columns)
+        return [dict(zip(names, row, strict=True)) for row in zip(self.prompts, *self.columns.values(), strict=True)]
 
     def as_trained(self, stage: str, eos_token_id: int) -> ScoredBatch:
         """The same batch with what only the trainer knows: its stage, and which completions ended by themselves."""

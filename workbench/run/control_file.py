@@ -1,4 +1,4 @@
-"""Requests to a running run: lines in its `control.jsonl`, answered in its `events.jsonl`.
+"""Requests to a running run: lines in its `control.jsonl`, answered in its `events.jsonl`; and what is in force after them.
 
 Everything that steers a run (a button, `workbench control`, an Interrupt, a recipe's adaptive weights) only writes such
 a line. The trainer reads the new ones at each step boundary, applies or refuses them, and answers each with one event:
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from workbench.errors import RequestError, nearest
 from workbench.run.directory import RunDirectory, now
-from workbench.run.lines import Tail, append_line
-from workbench.run.state import RunState
+from workbench.workspace import Tail, append_line, read_lines
 
 # Action -> (what it does, the details that it needs).
 ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -35,34 +34,34 @@ ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 # Action -> the least value that it takes, and what it takes in words.
 _LEAST = {"beta": (0.0, "a number from 0 on"), "learning_rate": (1e-12, "a number above 0")}
 _SLIP = 100  # a factor above this needs confirmation
+CHANGES = ("weight", "mute", "unmute", "reload", "beta", "learning_rate")  # actions that change what is trained
+_SETTINGS = ("beta", "learning_rate", "temperature")
+_OVER = ("finished", "stopped", "aborted", "failed", "continued")
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One line of `control.jsonl`."""
 
     action: str
     by: str
     id: str
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any]
 
 
 def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
     """The details of a request, with numbers as numbers.
 
-    Raises:
-        RequestError: for an unknown action, a detail that is missing or too much, or a value that cannot be.
+    Raises RequestError for an unknown action, a detail that is missing or too much, or a value that cannot be.
     """
     if action not in ACTIONS:
         remedy = nearest(action, ACTIONS, "choose one of them")
         raise RequestError(f"action {action!r}", rule=f"a run can be asked to {', '.join(ACTIONS)}", remedy=remedy)
     wanted = ACTIONS[action][1]
     if set(details) != set(wanted):
-        raise RequestError(
-            f"{action}: {', '.join(f'{key} = {value!r}' for key, value in details.items()) or 'nothing'} given",
-            rule=f"{action} takes {' and '.join(wanted) or 'no details'}",
-            remedy=f"write {' '.join([action, *map(str.upper, wanted)])}",
-        )
+        given = ", ".join(f"{key} = {value!r}" for key, value in details.items()) or "nothing"
+        remedy = " ".join(["write", action, *map(str.upper, wanted)])
+        rule = f"{action} takes {' and '.join(wanted) or 'no details'}"
+        raise RequestError(f"{action}: {given} given", rule=rule, remedy=remedy)
     if "value" not in wanted:
         return dict(details)
     value, (least, words) = details["value"], _LEAST.get(action, (float("-inf"), "a finite number"))
@@ -76,38 +75,31 @@ def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
 
 
 def send(run: RunDirectory, action: str, by: str = "python", force: bool = False, **details: Any) -> str:
-    """Ask a run for something; its trainer answers at the next step boundary.
+    """Ask a run that trains, in this process or another one; its trainer answers at the next step boundary.
+
+    Returns the request's id, by which `answer` finds what came of it. Raises RequestError if the request cannot be right,
+    looks like a slip, or the run does not train.
 
     Args:
-        run: a run that trains, in this process or another one.
         action: a key of `ACTIONS`.
         by: who asks, for the record.
         force: also a learning rate or beta of more than 100 times what is in force, which looks like a slip: one step under
             it can end a policy, and nothing brings it back.
         details: `function` and `value`, where the action takes them.
-
-    Returns:
-        The request's id, by which `answer` finds what came of it.
-
-    Raises:
-        RequestError: if the request cannot be right, looks like a slip, or the run does not train.
     """
     checked = check_request(action, details)
     if not run.live:
         status = run.result()["status"]
-        remedy = "train more steps" if status == "finished" else "go on with it first"
-        raise RequestError(
-            f"{action}: {run.name} does not train ({status})",
-            rule="only a run that trains can be steered",
-            remedy=f"{remedy}: `workbench continue {run.name}" + (" --steps 20`" if status == "finished" else "`"),
-        )
+        more = "train more steps: `workbench continue {} --steps 20`"
+        remedy = (more if status == "finished" else "go on with it first: `workbench continue {}`").format(run.name)
+        value = f"{action}: {run.name} does not train ({status})"
+        raise RequestError(value, rule="only a run that trains can be steered", remedy=remedy)
     before = getattr(RunState.of(run), action) if action in _LEAST and not force else None
     if before and (value := checked["value"]) > _SLIP * before:
-        raise RequestError(
-            f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}",
-            rule=f"a factor above {_SLIP} needs confirmation: what one step does to the weights cannot be undone",
-            remedy=f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)",
-        )
+        rule = f"a factor above {_SLIP} needs confirmation: what one step does to the weights cannot be undone"
+        remedy = f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)"
+        met = f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}"
+        raise RequestError(met, rule=rule, remedy=remedy)
     return write_request(run, action, by, checked)
 
 
@@ -148,3 +140,82 @@ def _request(line: bytes) -> Request:
         return Request(action, by, identity, content)
     except (ValueError, KeyError, AttributeError, TypeError):
         return Request("", "?", "", {"line": line.decode("utf-8", "replace")[:200]})
+
+
+@dataclass
+class RunState:
+    """What is in force in a run: hand it the run's events in order, as `RunState.of(run)` does.
+
+    The trainer, the panel and the terminal each keep one. An event that changes nothing may be applied, too. A run that
+    goes on from a checkpoint (`continued`) undoes what was changed after that checkpoint was saved, and nothing else.
+    """
+
+    weights: dict[str, float] = field(default_factory=dict)
+    muted: dict[str, float] = field(default_factory=dict)  # function -> the weight that it will get back
+    beta: float | None = None
+    learning_rate: float | None = None
+    temperature: float | None = None
+    paused: bool = False
+    stage: str = ""
+    _past: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._begun = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+
+    @classmethod
+    def begun(cls, manifest: dict[str, Any]) -> RunState:
+        """What a run begins with, from its manifest."""
+        settings: dict[str, Any] = (manifest.get("settings") or {}).get("in_force") or {}
+        found: dict[str, Any] = {name: settings.get(name) for name in _SETTINGS}
+        return cls(dict((manifest.get("rewards") or {}).get("weights") or {}), **found)
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> RunState:
+        """What is in force in a run now, from its manifest and its events."""
+        found = cls.begun(run.manifest())
+        for event in read_lines(run.path / "events.jsonl", being_written=run.live):
+            found.apply(event)
+        return found
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """The changes that were applied and not undone, in order: what marks the curves, and what a replay applies again."""
+        return [event for event in self._past if event["event"] == "control" and event["action"] in CHANGES]
+
+    def apply(self, event: dict[str, Any]) -> None:
+        """Bring the state up to date with one event of the run."""
+        kind = event.get("event")
+        if kind == "continued":
+            self._go_back_to(event.get("step") or 0)
+        if kind in ("stage", "checkpoint") or (kind == "control" and event.get("applied")):
+            self._past.append(event)
+        self._take(event)
+
+    def _go_back_to(self, step: int) -> None:
+        # What was in force when the checkpoint was saved stands before it; a stage may begin at the same step, after it.
+        past = self._past
+        saved = [n for n, event in enumerate(past) if event["event"] == "checkpoint" and event.get("step") == step]
+        self._past = past[: saved[-1] + 1] if saved else [each for each in past if (each.get("step") or 0) <= step]
+        vars(self).update(self._begun)  # its dicts are replaced, never changed
+        for event in self._past:
+            self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind, action, after = event.get("event"), event.get("action"), event.get("after")
+        if kind == "stage":
+            self.stage, self.weights, self.muted = event["stage"], dict(event["weights"]), {}
+            vars(self).update({name: event.get(name) for name in _SETTINGS})
+        elif kind in _OVER:
+            self.paused = False
+        elif kind != "control" or not event.get("applied"):
+            return
+        elif action in ("pause", "resume"):
+            self.paused = action == "pause"
+        elif action in ("beta", "learning_rate"):
+            setattr(self, action, after)
+        elif action in ("weight", "mute", "unmute", "reload"):
+            if action == "mute":
+                self.muted = {**self.muted, event["function"]: self.weights.get(event["function"], 0.0)}
+            elif action != "reload":
+                self.muted = {name: weight for name, weight in self.muted.items() if name != event["function"]}
+            self.weights = dict(after or {})

@@ -11,21 +11,27 @@ import contextlib
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError, WorkbenchError, nearest
 from workbench.recipe import Recipe
-from workbench.run.lines import append_line, read_lines
-from workbench.workspace import replace_file, resolve, shown, write_json
+from workbench.workspace import append_line, read_lines, replace_file, resolve, shown, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_BESIDE = 4  # other runs that are named
+_LIBRARIES = (
+    "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes", "torch", "vllm", "ipykernel",
+    "grpo-workbench",
+)  # fmt: skip
 _ONE_OWNER = "one process at a time owns a run"
 
 
@@ -45,8 +51,7 @@ class RunDirectory:
     def adapter(self) -> Path:
         """The newest saved adapter: the final one, or that of the latest checkpoint if the run was killed.
 
-        Raises:
-            RunError: if the run was killed before it saved one, or trained a whole model.
+        Raises RunError if the run was killed before it saved one, or trained a whole model.
         """
         if (saved := self._saved_adapter()) is not None:
             return saved
@@ -74,12 +79,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, name: str, recipe: Recipe, manifest: dict[str, Any], root: str | Path = "runs") -> RunDirectory:
-        """Make `root/name`, lock it, and write the recipe and the manifest.
+        """Make `root/name`, lock it, and write the recipe and the manifest. Raises RunError if `name` is no plain file name.
 
         A folder that already holds a run is never written over: the new run is then called `name-2`, `name-3`, ….
-
-        Raises:
-            RunError: if `name` is not a plain file name.
         """
         check_name(name)
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
@@ -108,17 +110,14 @@ class RunDirectory:
     def reopen(self, step: int) -> None:
         """Own a run again that has ended or was killed, to go on after `step`; what it recorded later is taken out.
 
-        Raises:
-            RunError: if it is training.
+        Raises RunError if it is training.
         """
         if self.live:
-            host = self._owner()["host"]
-            gone = f"; or, if {host} is gone: `workbench continue {self.name} --take-over`, continue_run(..., take_over=True)"
-            raise RunError(
-                f"{self.name} is training" + f" on {host}" * self._elsewhere,
-                rule=_ONE_OWNER,
-                remedy=f"stop it first: `workbench control {self.name} stop`" + gone * self._elsewhere,
-            )
+            host, remedy = self._owner()["host"], f"stop it first: `workbench control {self.name} stop`"
+            if self._elsewhere:
+                again = f"`workbench continue {self.name} --take-over`, continue_run(..., take_over=True)"
+                remedy += f"; or, if {host} is gone: {again}"
+            raise RunError(f"{self.name} is training" + f" on {host}" * self._elsewhere, rule=_ONE_OWNER, remedy=remedy)
         # Of two processes that want it, one moves the dead owner's lock away, and one makes the new one.
         moved = self.path / f".lock-{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
@@ -146,10 +145,7 @@ class RunDirectory:
         (self.path / "lock").unlink(missing_ok=True)
 
     def take_over(self) -> None:
-        """Take the lock from another machine that is gone, such as a Colab runtime; nothing here can tell whether it is.
-
-        The run of a process of this machine keeps its lock.
-        """
+        """Take the lock from another machine that is gone, such as a Colab runtime; nothing here can tell whether it is."""
         if self.live and self._elsewhere:
             self.release()
 
@@ -178,7 +174,7 @@ class RunDirectory:
     def result(self) -> dict[str, Any]:
         """`status`, `steps` and `minutes`: from the manifest, or from the record of a run that has not ended by itself.
 
-        The status is then "running" while its process lives, and "killed" if it does not.
+        The status is then "running" while its process lives, else "killed".
         """
         if (ended := self.manifest().get("result")) is not None:
             return ended
@@ -213,13 +209,11 @@ class RunDirectory:
     def check_ended(self) -> RunDirectory:
         """The run itself. Raises RunError if it trains, saying how far it is."""
         if self.live:
-            found = self._finished_one()
-            raise RunError(
-                f"{self.name}: {self.state}",
-                rule="a run saves its adapter when it ends or is stopped",
-                remedy=f"wait; or stop it, which saves: `workbench control {self.name} stop`"
-                + f"; or choose another run{found}" * bool(found),
-            )
+            rule = "a run saves its adapter when it ends or is stopped"
+            remedy = f"wait; or stop it, which saves: `workbench control {self.name} stop`"
+            if found := self._finished_one():
+                remedy += f"; or choose another run{found}"
+            raise RunError(f"{self.name}: {self.state}", rule=rule, remedy=remedy)
         return self
 
     def _finished_one(self) -> str:
@@ -238,7 +232,7 @@ class RunDirectory:
                 return not stat.is_file() or stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
         except PermissionError:
             return True  # somebody else's process, and it is there
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError):
             return False
         return True
 
@@ -297,16 +291,13 @@ def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str
     known = _runs_in(folder)
     if str(name) == "latest" and known:
         return _latest(known, latest)
-    for candidate in [] if str(name) == "latest" else [resolve(name), folder / str(name)]:
-        if (candidate / "recipe.yaml").is_file():
+    for candidate in (resolve(name), folder / str(name)):
+        if str(name) != "latest" and (candidate / "recipe.yaml").is_file():
             return RunDirectory(candidate)
     names = [run.name for run in known]
+    value = f"no run {str(name)!r} (runs in {shown(folder)}: {', '.join(names) or 'none'})"
     otherwise = "train one with notebook 03 or `workbench train`, or make one with `workbench demo`"
-    raise RunError(
-        f"no run {str(name)!r} (runs in {shown(folder)}: {', '.join(names) or 'none'})",
-        rule="a run is a folder with a recipe.yaml",
-        remedy=nearest(str(name), names, otherwise),
-    )
+    raise RunError(value, rule="a run is a folder with a recipe.yaml", remedy=nearest(str(name), names, otherwise))
 
 
 def _runs_in(folder: Path) -> list[RunDirectory]:
@@ -362,3 +353,17 @@ def check_name(name: str) -> None:
 def now() -> str:
     """The time, in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, Any]:
+    """Python, the libraries (None where one is absent), the machine, and the workbench's own commit if it has one."""
+    found: dict[str, Any] = {"python": platform.python_version(), **dict.fromkeys(_LIBRARIES)}
+    for library in _LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[library] = metadata.version(library)
+    root, commit = Path(__file__).parents[2], ""
+    if (root / ".git").exists():
+        describe = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            commit = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return found | {"machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores", "commit": commit or None}

@@ -7,6 +7,7 @@ needs no more memory than its answer.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -52,8 +53,7 @@ _FIXED = {
 _PER_FUNCTION = {"score": "float64", "weight": "float64", "error": "string"}
 
 
-@functools.lru_cache(maxsize=16)
-def _schema(functions: tuple[str, ...]) -> pyarrow.Schema:
+def _schema(functions: Sequence[str]) -> pyarrow.Schema:
     import pyarrow as pa
 
     own = [(f"{kind}.{name}", type_) for name in functions for kind, type_ in _PER_FUNCTION.items()]
@@ -112,7 +112,7 @@ def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], fu
     # Several processes may generate for one step (one part a rank), and one step may be generated more than once.
     names = (folder / f"step-{step:07d}-{number:02d}.parquet" for number in itertools.count())
     part = next(name for name in names if not name.exists())
-    schema, count = _schema(tuple(functions)), len(next(iter(columns.values())))
+    schema, count = _schema(functions), len(next(iter(columns.values())))
     # A part has a few dozen rows, and a run thousands of parts: what pays in large files costs here.
     table = pa.Table.from_arrays([_array(columns.get(field.name), field.type, count) for field in schema], schema=schema)
     with replace_file(part) as beside:
@@ -135,13 +135,10 @@ def _array(values: Sequence[Any] | None, kind: pyarrow.DataType, count: int) -> 
 def query(
     folder: Path, sql: str = 'select * from rollouts order by step, "group", generation', *, step: int | None = None
 ) -> pandas.DataFrame:
-    """Ask the record. The table is called `rollouts`; the answer is a pandas frame.
+    """Ask the record: the table is called `rollouts`, the answer is a pandas frame. Raises RunError if nothing was recorded.
 
     Args:
         step: the only step that the question is about: a record of thousands of parts need not be opened for one.
-
-    Raises:
-        RunError: if the run recorded nothing.
     """
     import duckdb
 
@@ -154,31 +151,21 @@ def query(
 
 
 def parts(folder: Path, steps: Container[int] | None = None) -> list[Path]:
-    """The record's parts, in the order of their steps; of `steps` alone, or all.
-
-    Raises:
-        RunError: if the run recorded nothing.
-    """
+    """The record's parts, in the order of their steps; of `steps` alone, or all. Raises RunError if nothing was recorded."""
     found = {part: [int(number) for number in _NUMBER.findall(part.stem)] for part in folder.glob("step-*.parquet")}
     if not found:
-        raise RunError(
-            f"{shown(folder)}: no rollouts", rule="a run records a part per step", remedy="train for at least one step"
-        )
+        rule, remedy = "a run records a part per step", "train for at least one step"
+        raise RunError(f"{shown(folder)}: no rollouts", rule=rule, remedy=remedy)
     return sorted((part for part, numbers in found.items() if steps is None or numbers[0] in steps), key=found.__getitem__)
 
 
 def read_batches(
-    run: RunDirectory,
-    steps: Container[int] | None = None,
-    *,
-    bare: bool = False,
-    at_most: int | None = None,
-    left_out: dict[str, str] | None = None,
+    run: RunDirectory, steps: Container[int] | None = None, *, bare: bool = False, left_out: dict[str, str] | None = None
 ) -> Iterator[ScoredBatch]:
     """A run's batches in order, read part by part; only the parts of `steps` are opened (None: all).
 
     Args:
-        bare, at_most: as for `read_part`.
+        bare: as for `read_part`.
         left_out: what cannot be used is left out and noted here, part by part; None: a part that cannot be read is an error.
 
     Raises:
@@ -187,7 +174,7 @@ def read_batches(
     manifest = run.manifest()
     for part in parts(run.rollouts, steps):
         try:
-            yield from read_part(part, manifest, bare=bare, at_most=at_most, left_out=left_out)
+            yield from read_part(part, manifest, bare=bare, left_out=left_out)
         except RunError as error:
             if left_out is None:
                 raise
@@ -197,12 +184,11 @@ def read_batches(
 def batch_and_place(run: RunDirectory, step: int | None = None, index: int | None = None) -> tuple[ScoredBatch, int]:
     """The batch that holds one group of a step, and the group's place in it: `batch.group(place)` is the group alone.
 
+    Raises RunError if the run recorded no such group.
+
     Args:
         step: None: the last on record.
         index: counts the step's groups from 0; None: the one with the widest spread of totals, which taught most.
-
-    Raises:
-        RunError: if the run recorded no such group.
     """
     last = int(_NUMBER.findall(parts(run.rollouts)[-1].stem)[0])
     step = last if step is None else step
@@ -211,36 +197,27 @@ def batch_and_place(run: RunDirectory, step: int | None = None, index: int | Non
         return max(found, key=lambda own: np.nan_to_num(own[0].groups.stds[own[1] * own[0].num_generations], nan=-1.0))
     if index is not None and 0 <= index < len(found):
         return found[index]
-    raise RunError(
-        f"step {step}" + ("" if index is None else f", group {index}") + ": not in the record",
-        rule=f"that step has {len(found)} groups" if found else f"the last step on record is {last}",
-        remedy=f"choose 0 to {len(found) - 1}" if found else "choose a step on record",
-    )
+    value = f"step {step}" + ("" if index is None else f", group {index}") + ": not in the record"
+    if found:
+        raise RunError(value, rule=f"that step has {len(found)} groups", remedy=f"choose 0 to {len(found) - 1}")
+    raise RunError(value, rule=f"the last step on record is {last}", remedy="choose a step on record")
 
 
 def read_part(
-    part: Path,
-    manifest: dict[str, Any] | None = None,
-    *,
-    bare: bool = False,
-    at_most: int | None = None,
-    left_out: dict[str, str] | None = None,
+    part: Path, manifest: dict[str, Any] | None = None, *, bare: bool = False, left_out: dict[str, str] | None = None
 ) -> Iterator[ScoredBatch]:
     """The batch of one part of the record; nothing if the part is empty.
+
+    Raises RunError if it is not a whole Parquet file, or lacks a column.
 
     Args:
         manifest: of the run, for the settings of the part's stage; without it, G is the usual size of the part's groups.
         bare: without prompts, dataset columns and errors, which are most of a record.
-        at_most: in pieces of whole groups, about so many completions each, where the settings let groups stand alone.
         left_out: notes the groups that are not of G completions, which are left out in any case.
-
-    Raises:
-        RunError: if it is not a whole Parquet file, or lacks a column.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    manifest = manifest or {}
     try:
         with pq.ParquetFile(part) as file:
             there = file.schema_arrow.names
@@ -250,33 +227,28 @@ def read_part(
             if missing := [name for name in wanted if name not in there and name not in ("stage", "reward_hash")]:
                 rule = "every part of the record has the columns of its run"
                 raise RunError(f"{shown(part)}: no column {missing[0]!r}", rule=rule, remedy=_MOVE_IT)
-            if not file.metadata.num_rows:
-                return
             wanted += [] if bare else [f"error.{name}" for name in names]
-            staged = "stage" in there and manifest.get("stages")
-            known = stage_in(manifest, file.read_row_group(0, columns=["stage"]).column(0)[0].as_py() if staged else None)
-            settings = known["settings"]
-            aggregation = settings.get("multi_objective_aggregation") or "sum_then_normalize"
-            scoring = {"scale_rewards": settings.get("scale_rewards", "group"), "aggregation": aggregation}
-            # Scaled by the batch, an advantage depends on all groups of it: then a part stays in one piece.
-            alone = aggregation == "sum_then_normalize" and scoring["scale_rewards"] != "batch"
-            size, odd = settings.get("num_generations"), 0
-            for table in _pieces(file, [name for name in wanted if name in there], at_most if alone else None):
-                sizes = np.diff([*_group_starts(table), len(table)])
-                size = size or int(np.bincount(sizes).argmax())
-                if (sizes != size).any():
-                    odd += int((sizes != size).sum())
-                    table = table.filter(np.repeat(sizes == size, sizes))
-                if len(table):
-                    yield _batch_of(table, names, size, format_by=known["format_by"], **scoring)
-            if odd and left_out is not None:
-                left_out[part.name] = f"{odd} groups that are not of {size} completions"
+            table = file.read(columns=[name for name in wanted if name in there])
     except (pa.ArrowException, OSError) as error:
         value = f"{shown(part)}: {str(error).splitlines()[0]}"
         raise RunError(value, rule="a part of the record is a whole Parquet file", remedy=_MOVE_IT) from None
+    if not len(table):
+        return
+    known = stage_in(manifest or {}, table.column("stage")[0].as_py() if "stage" in there else None)
+    # The rows of a group lie together, its generations in order.
+    step, group, generation = (np.diff(table.column(name).to_numpy()) for name in ("step", "group", "generation"))
+    starts = np.flatnonzero((step != 0) | (group != 0) | (generation <= 0)) + 1
+    sizes = np.diff([0, *starts, len(table)])
+    size = known["settings"].get("num_generations") or int(np.bincount(sizes).argmax())
+    if odd := int((sizes != size).sum()):
+        table = table.filter(np.repeat(sizes == size, sizes))
+        if left_out is not None:
+            left_out[part.name] = f"{odd} groups that are not of {size} completions"
+    if len(table):
+        yield _batch_of(table, names, size, known)
 
 
-def _batch_of(table: pyarrow.Table, names: list[str], size: int, **settings: Any) -> ScoredBatch:
+def _batch_of(table: pyarrow.Table, names: list[str], size: int, known: dict[str, Any]) -> ScoredBatch:
     there = set(table.column_names)
 
     def texts(name: str) -> list[str]:
@@ -311,19 +283,19 @@ def _batch_of(table: pyarrow.Table, names: list[str], size: int, **settings: Any
         reward_hash=first("reward_hash") or "",
         errors={name: each for name, each in errors.items() if each},
         places=table.column("group").to_numpy()[::size],
-        **settings,
+        scale_rewards=known["settings"].get("scale_rewards", "group"),
+        aggregation=known["settings"].get("multi_objective_aggregation") or "sum_then_normalize",
+        format_by=known["format_by"],
     )
 
 
 def _prompt(recorded: str) -> Any:
     # Messages are recorded as JSON, a prompt that is text as it is, be it JSON or not.
-    if not recorded.startswith("[{"):
-        return recorded
-    try:
-        messages = json.loads(recorded)
-    except ValueError:
-        return recorded
-    return messages if all(isinstance(message, dict) and "role" in message for message in messages) else recorded
+    with contextlib.suppress(ValueError):
+        messages = json.loads(recorded) if recorded.startswith("[{") else []
+        if messages and all(isinstance(message, dict) and "role" in message for message in messages):
+            return messages
+    return recorded
 
 
 def stage_in(manifest: dict[str, Any], stage: str | None = None) -> dict[str, Any]:
@@ -341,28 +313,3 @@ def stage_in(manifest: dict[str, Any], stage: str | None = None) -> dict[str, An
         "right_by": own.get("right_by", about.get("right_by")),
         "format_by": own.get("format_by", about.get("format_by")),
     }
-
-
-def _pieces(file: Any, columns: list[str], about: int | None) -> Iterator[pyarrow.Table]:
-    # Tables of `about` rows that never cut a group in two; None: the whole part in one.
-    import pyarrow as pa
-
-    if about is None:
-        yield file.read(columns=columns)
-        return
-    rest, left = None, file.metadata.num_rows
-    for batch in file.iter_batches(batch_size=about, columns=columns):
-        table = pa.Table.from_batches([batch])
-        table = pa.concat_tables([rest, table]).combine_chunks() if rest is not None else table
-        left -= len(batch)
-        # The last group may go on in the next batch.
-        whole = int(_group_starts(table)[-1]) if left else len(table)
-        if whole:
-            yield table.slice(0, whole)
-        rest = table.slice(whole)
-
-
-def _group_starts(table: pyarrow.Table) -> np.ndarray:
-    # Rows at which a group begins; the rows of a group lie together, its generations in order.
-    step, group, generation = (np.diff(table.column(name).to_numpy()) for name in ("step", "group", "generation"))
-    return np.concatenate([[0], np.flatnonzero((step != 0) | (group != 0) | (generation <= 0)) + 1])

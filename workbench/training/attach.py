@@ -23,12 +23,11 @@ from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run.directory import RunDirectory, now
-from workbench.run.versions import versions
+from workbench.run.directory import RunDirectory, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training.background import announce
-from workbench.training.loading import base_parameters, compute_dtype, linear4bit_layers, random_kept
+from workbench.training.loading import measured, random_kept
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
 from workbench.training.resuming import Point, kept_task
@@ -283,14 +282,11 @@ def _policy_of(trainer: Any) -> Policy:
     model, tokenizer = trainer.model, trainer.processing_class
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     name = str(getattr(base.config, "_name_or_path", "") or type(base).__name__)
-    backend, linear4bit = "unsloth" if "unsloth" in sys.modules else "transformers", len(linear4bit_layers(model))
+    backend = "unsloth" if "unsloth" in sys.modules else "transformers"
     longest = getattr(model, "max_seq_length", None) or getattr(base.config, "max_position_embeddings", None) or 0
     return Policy(
         name=name, source=name, model=model, tokenizer=tokenizer, max_seq_length=max(16, int(longest)),
-        device=str(model.device), backend=f"{backend} (your own trainer)",
-        precision="nf4" if linear4bit else str(base.dtype).removeprefix("torch."), compute_dtype=compute_dtype(base),
-        parameters=base_parameters(model), linear4bit=linear4bit, load_s=0.0,
-        trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        device=str(model.device), backend=f"{backend} (your own trainer)", load_s=0.0, **measured(model),
     )  # fmt: skip
 
 

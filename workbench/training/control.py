@@ -19,16 +19,14 @@ from workbench.errors import RequestError, WorkbenchError
 from workbench.health import RunConfig
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run.control_file import ControlReader, Request, check_request, write_request
+from workbench.run.control_file import CHANGES, ControlReader, Request, RunState, check_request, write_request
 from workbench.run.directory import RunDirectory
-from workbench.run.lines import append_line
-from workbench.run.state import CHANGES, RunState
 from workbench.task import load_task
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.sampling import sample
 from workbench.training.stages import AdaptiveWeights, Stage
-from workbench.workspace import resolve, shown
+from workbench.workspace import append_line, resolve, shown
 
 POLL_S = 0.1
 ECHO_S = 1.0  # a launcher (uv, timeout, a scheduler) hands on a signal that its whole group has had, and people click twice
@@ -108,7 +106,7 @@ class RunControl:
         """
         self.step = step
         if file := self._reloaded.get(self.stage.source):
-            self._answer(Request("reload", CARRIED, ""), **self._reload(file))
+            self._answer(Request("reload", CARRIED, "", {}), **self._reload(file))
         self.boundary(step, flags, begins=True)
 
     def boundary(self, step: int, flags: Any, *, begins: bool = False, ends: bool = False) -> None:

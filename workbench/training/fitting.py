@@ -63,18 +63,14 @@ class Fit:
     """
 
     def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+        self.stage, self._measured, self._card = stage, False, memory.card()
         self.estimate: memory.MemoryEstimate | None = None
-        self._measured = False
-        card = memory.card()
-        if card is not None:
+        longest = max(stage.lengths_tokens, default=None)
+        self._how = {"longest_prompt_tokens": longest, "vram_gb": self._card[1] / 1e9 if self._card else None}
+        if self._card:
             # Where the shape of this model is not known, the run is the measurement.
             with contextlib.suppress(WorkbenchError):
-                self.estimate = memory.estimate(stage.recipe, stage.settings, **self._how(card))
-
-    def _how(self, card: tuple[str, int] | None) -> dict[str, Any]:
-        longest = max(self.stage.lengths_tokens, default=None)
-        return {"longest_prompt_tokens": longest, "vram_gb": card[1] / 1e9 if card else None}
+                self.estimate = memory.estimate(stage.recipe, stage.settings, **self._how)
 
     @property
     def note(self) -> str:
@@ -87,12 +83,12 @@ class Fit:
         self._measured = True
         if peak is None or self.estimate is None:
             return
-        calibration, card = None, memory.card()
+        calibration = None
         # vLLM's share is in the same counter, and no part of the step. And where the first completions were short, they
         # needed less than whole ones: a run does not end for that.
         if not self.stage.settings.get("use_vllm"):
             with contextlib.suppress(RecipeError):
-                calibration = asdict(memory.calibrate(self.estimate, peak, card[0] if card else ""))
+                calibration = asdict(memory.calibrate(self.estimate, peak, self._card[0]))
         found = {"estimate": self.estimate.found(), "measured_peak_bytes": peak, "calibration": calibration}
         run.update_manifest(memory=found)
 
@@ -100,4 +96,4 @@ class Fit:
         """The error to raise: one that says what would fit, if memory was the trouble; else the same."""
         if not isinstance(error, Exception) or not memory.is_oom(error):
             return error
-        return memory.explain_oom(error, self.stage.recipe, self.stage.settings, **self._how(memory.card()))
+        return memory.explain_oom(error, self.stage.recipe, self.stage.settings, **self._how)

@@ -21,10 +21,7 @@ SMALL_BYTES = 100 * 2**20
 
 
 def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
-    """Where the weights of a policy are: a folder with a tokenizer, too, or a hub name; nothing heavy is imported to tell.
-
-    Args:
-        ask_hub: False: a name that only the hub can know is taken as it is.
+    """Where the weights of a policy are: a folder, or a name that the hub knows (not `ask_hub`: may know).
 
     Raises:
         PolicyError: for an unknown name, a folder without a model or tokenizer, or a hub that cannot be reached.
@@ -58,11 +55,7 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
 
 
 def find_adapter(adapter: str | Path) -> str:
-    """The folder of a trained adapter.
-
-    Raises:
-        PolicyError: if PEFT saved nothing there.
-    """
+    """The folder of a trained adapter; PolicyError if PEFT saved nothing there."""
     folder = resolve(adapter)
     if not (folder / "adapter_config.json").is_file():
         said, remedy = f"adapter {shown(folder)}: no adapter_config.json", "give a run's checkpoints/final, or train one"
@@ -71,11 +64,7 @@ def find_adapter(adapter: str | Path) -> str:
 
 
 def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, Any] | None = None) -> Any:
-    """Only the tokenizer of a policy, without its weights: enough to measure prompts.
-
-    Args:
-        chat_template_kwargs: what its template is rendered with, as in the recipe; the tokenizer carries them.
-    """
+    """A policy's tokenizer alone, to measure prompts; it carries what its template is rendered with, as in the recipe."""
     source = find_model(name)
     with quiet_imports():
         from transformers import AutoTokenizer
@@ -93,11 +82,7 @@ def linear4bit_layers(model: Any) -> list[Any]:
 
 
 def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
-    """Notes on how the weights are stored, where that differs from what was asked.
-
-    Raises:
-        PolicyError: if 4-bit was asked for and is not what was loaded, or a layer is too narrow for it.
-    """
+    """Notes on how the weights are stored; PolicyError if 4-bit was asked for and not loaded, or a layer is too narrow."""
     layers = linear4bit_layers(model)
     if asked and not layers:
         raise PolicyError(
@@ -115,18 +100,21 @@ def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
     return [already] if layers and not asked else []
 
 
-def compute_dtype(model: Any) -> str:
-    """The type that the layers compute in, without `torch.`."""
-    chosen = [layer.compute_dtype for layer in linear4bit_layers(model) if layer.compute_dtype is not None]
-    return str([*chosen, model.dtype][0]).removeprefix("torch.")
-
-
-def base_parameters(model: Any) -> int:
-    """Parameters of the base model, adapters left out, each 4-bit weight counted as one."""
+def measured(model: Any) -> dict[str, Any]:
+    """What a `Policy` says of a model: how it is kept, what it computes in, and its parameters (a 4-bit weight is one)."""
+    layers = linear4bit_layers(model)
+    computes = [layer.compute_dtype for layer in layers if layer.compute_dtype is not None]
+    stored, computes = (str(dtype).removeprefix("torch.") for dtype in (model.dtype, [*computes, model.dtype][0]))
     # Two NF4 weights are packed into a byte, so numel() of a packed weight is half of what it stands for.
     base = [parameter for name, parameter in model.named_parameters() if "lora_" not in name]
     states = [getattr(parameter, "quant_state", None) for parameter in base]
-    return sum(one.numel() if state is None else state.shape.numel() for one, state in zip(base, states, strict=True))
+    return {
+        "precision": "nf4" if layers else stored,
+        "compute_dtype": computes,
+        "parameters": sum(one.numel() if state is None else state.shape.numel() for one, state in zip(base, states, strict=True)),
+        "trainable": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        "linear4bit": len(layers),
+    }
 
 
 @contextlib.contextmanager

@@ -1,9 +1,8 @@
 """Loading a policy: the only module that imports unsloth.
 
-One call for the embedded policy, a model on the hub and a local folder, on a GPU and on a CPU, through one of two
-backends: Unsloth's `FastLanguageModel`, or plain transformers with PEFT (`plain.py`). unsloth patches trl, transformers and
-peft when it is imported, so with it every module that needs one of them in a training process goes through here first;
-with the plain backend it is not imported at all.
+Through one of two backends: Unsloth's `FastLanguageModel`, or plain transformers with PEFT (`plain.py`). unsloth patches trl,
+transformers and peft when it is imported, so with it every module that needs one of them in a training process goes through
+here first; with the plain backend it is not imported at all.
 """
 
 from __future__ import annotations
@@ -22,19 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import PolicyError, nearest
 from workbench.recipe import LoraPart, Recipe
-from workbench.training import plain
+from workbench.training import loading, plain
 from workbench.training.fast_inference import COST, NOT_IN_FORCE, missing, why_not
-from workbench.training.loading import (
-    bars_for,
-    base_parameters,
-    check_4bit,
-    compute_dtype,
-    find_adapter,
-    find_model,
-    linear4bit_layers,
-    quiet_imports,
-    random_kept,
-)
+from workbench.training.plan.names import as_dtype
 from workbench.training.precision import choose_dtype, device_name, native_bf16
 
 if TYPE_CHECKING:
@@ -133,7 +122,7 @@ def load_policy(
 
     Raises:
         RecipeError: if a field is unknown or its value does not fit.
-        PolicyError: if `fields` are given beside a plan or recipe, the name or `dtype` is unknown, the folder holds no model,
+        PolicyError: if `fields` are given beside a plan or recipe, the name or backend is unknown, the folder holds no model,
             the hub cannot be reached, 4-bit was asked for and is not what was loaded, vLLM does not start, or the plain
             backend is asked for where unsloth has patched the libraries.
     """
@@ -153,8 +142,8 @@ def load_policy(
         fast_inference = bool(source.settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
     asked = recipe.policy
     name, loads = asked.name, _BACKENDS[asked.backend]
-    source = find_model(name)
-    trained = None if adapter is None else find_adapter(adapter)
+    source = loading.find_model(name)
+    trained = None if adapter is None else loading.find_adapter(adapter)
     version = loads.version()  # imports what must come before trl, transformers and peft
     if asked.backend == "transformers":
         _check_not_replaced()
@@ -166,7 +155,7 @@ def load_policy(
         # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
         how |= {"fast_inference": True, "max_lora_rank": recipe.lora.r, "gpu_memory_utilization": asked.gpu_memory_utilization}
     try:
-        with bars_for(source):
+        with loading.bars_for(source):
             model, tokenizer, notes = loads.load_base(source, **how)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         rule = "a policy is a causal language model that transformers can read"
@@ -178,7 +167,7 @@ def load_policy(
         said = f"policy {name!r}{' with fast_inference' * starts_vllm}: {type(error).__name__}: {error}"
         raise PolicyError(said, rule=rule, remedy=remedy) from error
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
-    notes += check_4bit(model, name, asked.load_in_4bit)
+    notes += loading.check_4bit(model, name, asked.load_in_4bit)
     if trained is None:
         model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
     else:
@@ -189,7 +178,6 @@ def load_policy(
     if fast_inference and not generates:
         without = without or "Unsloth loads this model, or on this GPU, without it, and has said why above"
         notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
-    linear4bit = len(linear4bit_layers(model))
     return Policy(
         name=name,
         source=source,
@@ -198,11 +186,7 @@ def load_policy(
         max_seq_length=asked.max_seq_length,
         device=device_name(),
         backend=version,
-        precision="nf4" if linear4bit else str(model.dtype).removeprefix("torch."),
-        compute_dtype=compute_dtype(model),
-        parameters=base_parameters(model),
-        trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        linear4bit=linear4bit,
+        **loading.measured(model),
         load_s=time.perf_counter() - started,
         gradient_checkpointing=gradient_checkpointing,
         fast_inference=generates,
@@ -210,22 +194,11 @@ def load_policy(
     )
 
 
-def _recipe_for(
-    name: str,
-    lora: LoraPart | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
-    seed: int = 0,
-    dtype: Any = None,
-    **policy: Any,
-) -> Recipe:
-    _check_backend(policy.get("backend", "unsloth"))
-    dtype = None if dtype is None else str(dtype).removeprefix("torch.")
-    if dtype not in (None, "float16", "bfloat16", "float32"):
-        remedy = "choose one of them, or None: chosen for the device"
-        raise PolicyError(f"dtype {dtype!r}: unknown", rule="a type is float16, bfloat16 or float32", remedy=remedy)
-    policy = {"name": name, "dtype": dtype, **policy}
-    kwargs = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
-    return Recipe.of({"policy": policy, "lora": lora or LoraPart(), "grpo": kwargs, "seed": seed}, "load_policy")
+def _recipe_for(name: str, *, chat_template_kwargs: dict[str, Any] | None = None, dtype: Any = None, **fields: Any) -> Recipe:
+    _check_backend(fields.get("backend", "unsloth"))
+    whole = {part: value for part in ("lora", "seed") if (value := fields.pop(part, None)) is not None}
+    grpo = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
+    return Recipe.of({"policy": {**fields, "name": name, "dtype": as_dtype(dtype)}, "grpo": grpo, **whole}, "load_policy")
 
 
 def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
@@ -240,7 +213,7 @@ def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
     _check_backend(backend)
     if backend == "unsloth":
         _unsloth()
-    with quiet_imports():
+    with loading.quiet_imports():
         from trl import GRPOConfig, GRPOTrainer
 
     if backend == "transformers":
@@ -299,10 +272,9 @@ def _unsloth() -> Any:
         # Unsloth writes generated Python into the current folder and installs system packages unless it is told not to.
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo-workbench" / "unsloth_compiled"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
-        os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
-        os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
-        with quiet_imports(), _without_noise():
+        told = {"UNSLOTH_COMPILE_LOCATION": str(cache), "UNSLOTH_AUTO_INSTALL": "0", "TORCHAO_LOG_LEVEL": "ERROR"}
+        os.environ.update({name: value for name, value in told.items() if name not in os.environ})
+        with loading.quiet_imports(), _without_noise():
             import unsloth
     import unsloth
 
@@ -316,7 +288,7 @@ def _unsloth_version() -> str:
     return f"Unsloth {unsloth.__version__}" + (" (CPU backend)" if DEVICE_TYPE == "cpu" else "")
 
 
-@random_kept()
+@loading.random_kept()
 def _unsloth_base(source: str, *, dtype: str | None, **how: Any) -> tuple[Any, Any, list[str]]:
     loader = _unsloth().FastLanguageModel
     import torch
@@ -330,7 +302,7 @@ def _unsloth_base(source: str, *, dtype: str | None, **how: Any) -> tuple[Any, A
     return model, tokenizer, notes
 
 
-@random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
+@loading.random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
 def _unsloth_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
     checkpointing = "unsloth" if gradient_checkpointing else False
     told = {**lora.model_dump(), "bias": "none", "use_gradient_checkpointing": checkpointing, "random_state": seed}

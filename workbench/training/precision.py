@@ -45,11 +45,8 @@ def choose_dtype(asked: str | None, backend: str, *, cuda: bool, bf16: bool) -> 
 
 
 def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) -> dict[str, bool]:
-    """`bf16` and `fp16` as Unsloth's trainer puts them in force on a GPU: as asked where one is True, else by the type.
-
-    Args:
-        dtype: what the policy is loaded in; None: Unsloth's choice.
-        settings: what GRPOConfig is built with.
+    """`bf16` and `fp16` as Unsloth's trainer puts them in force on a GPU: as `settings` ask where one is True, else by the
+    type that the policy is loaded in (None: Unsloth's choice).
     """
     asked = {name: bool(settings.get(name)) for name in ("bf16", "fp16")}
     in_bf16 = bf16 and dtype != "float16"
@@ -57,12 +54,7 @@ def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) 
 
 
 def config_overrides(backend: str, compute_dtype: str | None, settings: dict[str, Any], *, cuda: bool) -> dict[str, Any]:
-    """Settings of GRPOConfig that the plain backend and a device need, and that `settings` do not have.
-
-    Args:
-        compute_dtype: what the frozen weights compute in: "bfloat16", "float16" or "float32".
-        settings: what GRPOConfig would be built with.
-    """
+    """Settings of GRPOConfig that the plain backend and a device need, and that `settings` do not have."""
     # Mixed precision in the type that the frozen weights compute in; TRL's own default is bf16 everywhere.
     needed = {
         "bf16": compute_dtype == "bfloat16" and not settings.get("fp16"),

@@ -112,10 +112,9 @@ def prepare(
     """Check everything that can be checked without loading the policy, and say what the run will be.
 
     Args:
-        task: a task object; None: the recipe's is loaded, or that of `run`.
+        task: None: the recipe's is loaded, or that of `run`, which goes on.
         machine: what it trains on; None: this one.
         policy: one that is loaded already, which then decides on backend, context, checkpointing and vLLM.
-        run: the run that goes on.
         memory: decides on gradient checkpointing where nothing else does, and estimates.
         offline: a hub that cannot be reached is a note instead of an error.
         with_task: False: the recipe's task only stands in for one that is not known, so no prompt is looked at.
@@ -160,9 +159,8 @@ def prepare(
         for stage in stages:
             _built(config_class, stage.recipe, stage.settings, machine, policy)
     given, built = _built(config_class, recipe, settings, machine, policy)
-    rows = settings_of.in_force_table(
-        settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {}), built, {**given, "seed": recipe.seed}
-    )
+    said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
+    rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
     warned = []
     if task is not None and task.right_by is None:
         warned.append(
@@ -175,7 +173,7 @@ def prepare(
         )
     words, who = [], []
     for stage in stages:
-        where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
+        where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
         words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
         who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda), stage.planned.num_generations))
     notes += [*_of_stages(stages), *unread, *measured, *chosen, *warned, *one_gpu(backend, machine)]
@@ -243,11 +241,7 @@ def plan(
 def settled(made: Plan, policy: Policy) -> Plan:
     """The plan as this loaded policy trains it, with settings and reward functions that belong to one trainer alone.
 
-    What the policy was loaded with decides on vLLM and gradient checkpointing. Prompts are measured again where its
-    tokenizer or its context is not what they were measured with.
-
-    Raises:
-        RecipeError, DataError: as `prepare`.
+    What the policy was loaded with decides on vLLM and gradient checkpointing; prompts are measured again. Raises as `prepare`.
     """
     stages, notes = _as_loaded([stage.fresh() for stage in made.stages], policy)
     if policy.trained_in:

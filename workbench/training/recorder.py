@@ -14,10 +14,10 @@ import numpy as np
 
 from workbench.health.summary import summarise
 from workbench.run.batch import ScoredBatch
+from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GENERATE_S, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
 from workbench.run.rollouts import columns_of, write_part
-from workbench.run.state import RunState
 from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
 

@@ -13,8 +13,7 @@ from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task
-from workbench.training.generation import Generation
-from workbench.training.generation.hook import UNSLOTH_ON_A_GPU
+from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
 from workbench.training.loading import load_tokenizer
 from workbench.training.policy import Policy, load_policy
 

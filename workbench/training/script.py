@@ -7,6 +7,7 @@ once to literals. Everything else is left out with a note. Reward functions and 
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import re
 import sys
@@ -72,7 +73,6 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
 
     Args:
         text: Python source. A notebook's `!pip` and `%cd`, Markdown fences and `...` among arguments are skipped.
-        source: what errors call it.
         fields: names of the installed GRPOConfig's fields; None: look them up, which imports the libraries.
 
     Raises:
@@ -94,8 +94,7 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         rule = "a script is read by its calls of TRL's GRPOConfig and GRPOTrainer, and of a model's loader"
         remedy = f"{_PASTE}; a task file is named in a recipe, as its `task:`"
         raise RecipeError("".join([source, *others[:1]]), rule=rule, remedy=remedy)
-    reader.read_task()
-    reader.drop_unknown(fields)
+    reader.read_rest(fields)
     recipe, renamed = plan.renamed(Recipe.of(reader.content, source), fields)
     notes = [*reader.notes, *renamed, *reader.fill_in(recipe)]
     return Pasted(recipe, notes, "policy.name" in reader.stated, "task" in reader.content)
@@ -186,9 +185,7 @@ class _Reader:
             return node
 
     def _literal(self, node: ast.AST, depth: int = 0) -> Any:
-        def inner(one: ast.AST) -> Any:
-            return self._literal(one, depth + 1)
-
+        inner = functools.partial(self._literal, depth=depth + 1)
         match node:
             case ast.Constant(value=str() | int() | float() | None as value):
                 return value
@@ -315,8 +312,8 @@ class _Reader:
                 self._note(node.lineno, f"{name} is taken as {where} = {value!r}")
                 self._put(where, value, node.lineno)
 
-    def read_task(self) -> None:
-        """The task, where the dataset is one that ships; else a note."""
+    def read_rest(self, fields: set[str]) -> None:
+        """The task, where the dataset is one that ships; a note for it, and for settings that no field or old name stands for."""
         if "policy.name" not in self.stated:
             self.notes.append(f"no model name could be read in the script: policy.name stays {Recipe().policy.name!r}")
         funcs = [part for name, node in self.given if name.startswith("reward_func") for part in getattr(node, "elts", [node])]
@@ -334,9 +331,6 @@ class _Reader:
                 f"reward functions and data are left out ({', '.join(code)}): they are code; put them into a task file "
                 f"(notebook 02 writes one), and name it in `task:`, now {self.content.get('task', Recipe().task)!r}"
             )
-
-    def drop_unknown(self, fields: set[str]) -> None:
-        """Leave out settings that no GRPOConfig field, old name or recipe field stands for."""
         for name in [*self.content["grpo"]]:
             if name in ELSEWHERE or name not in {*fields, *ALIASES, *MOVED, *LEFT_OUT}:
                 value, near = self.content["grpo"].pop(name), nearest(name, fields)

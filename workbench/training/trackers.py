@@ -4,10 +4,7 @@ has a callback for.
 The run directory is the record, and it is whole without them; so a tracker may fail or hang at any moment. Each runs in a
 thread of its own with a deadline for every event: the first thing that goes wrong is reported once and takes that tracker out.
 What a tracker writes goes to `runs/<run_name>/trackers/<tracker>`, unless the environment says otherwise; nothing is sent
-anywhere that the environment does not ask for.
-
-TRL sends its table of completions to wandb and trackio by itself, and only if they stand in its own `report_to`, which they
-do not here. Every completion of every step is in the run's `rollouts/`.
+anywhere that the environment does not ask for, nor TRL's table of completions, as no tracker stands in its `report_to`.
 """
 
 from __future__ import annotations
@@ -36,13 +33,10 @@ OnFailure = Callable[[str, str], None]
 
 
 def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """(trackers that can be used here, one line for each that is asked for and not installed). Starts nothing.
+    """(trackers that can be used here, one line for each that is asked for and not installed); starts none.
 
     Args:
-        report_to: "none", a name, several names, or "all" that are installed.
-
-    Raises:
-        RecipeError: for a name that transformers knows no tracker by.
+        report_to: "none", a name, several names, or "all" that are installed; RecipeError for an unknown one.
     """
     from transformers.integrations.integration_utils import get_available_reporting_integrations
 
@@ -64,15 +58,8 @@ def tracker_callbacks(
     """(a callback for each tracker, the lines to show). Build GRPOConfig with `report_to="none"` and add these instead.
 
     A run may train in several stages, with a trainer each: the callbacks see the first beginning, every log line, and end
-    at `close()`, which the run calls whatever became of it.
-
-    Args:
-        run_name: the run's name in the trackers.
-        folder: the run directory's folder for trackers; made if a tracker needs it.
-        on_failure: called once with (tracker, what went wrong), in the trainer's own thread, for a tracker that is taken out.
-
-    Raises:
-        RecipeError: for a name that is no tracker.
+    at `close()`, which the run calls whatever became of it. `on_failure` is called once with (tracker, what went wrong), in
+    the trainer's own thread, for a tracker that is taken out.
     """
     names, notes = planned_trackers(report_to)
     if os.environ.get("RANK", "0") != "0":  # of several processes that train together, the first reports
@@ -93,22 +80,21 @@ def _environment(name: str, place: Path) -> tuple[dict[str, str], str]:
     store = f"sqlite:///{place}/mlflow.db" if importlib.util.find_spec("sqlalchemy") else place.as_uri()
     # Without a key wandb asks for one, or waits.
     offline = not os.environ.get("WANDB_API_KEY") and not os.environ.get("WANDB_MODE")
-    folder, look = shown(place), "; to look at it:"
-    wanted, after = {
-        "tensorboard": ({"TENSORBOARD_LOGGING_DIR": str(place)}, f"{look} tensorboard --logdir {folder}"),
-        "trackio": ({"TRACKIO_DIR": str(place)}, f"{look} TRACKIO_DIR={folder} trackio show"),
-        "wandb": (
+    folder, wanted, after = shown(place), {}, ""
+    match name:
+        case "tensorboard":
+            wanted, after = {"TENSORBOARD_LOGGING_DIR": str(place)}, f"; to look at it: tensorboard --logdir {folder}"
+        case "trackio":
+            wanted, after = {"TRACKIO_DIR": str(place)}, f"; to look at it: TRACKIO_DIR={folder} trackio show"
+        case "wandb":
             # Its console would send the notebook's output through itself; 30 s: a network that is not there.
-            {"WANDB_DIR": str(place), "WANDB_PROJECT": PROJECT, "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
-            | {"WANDB_INIT_TIMEOUT": "30"} | ({"WANDB_MODE": "offline"} if offline else {}),
-            f"; offline, as WANDB_API_KEY is not set: wandb sync {folder}/wandb/offline-run-*" * offline,
-        ),
-        "mlflow": (
-            {"MLFLOW_TRACKING_URI": store, "MLFLOW_EXPERIMENT_NAME": PROJECT, "MLFLOW_ALLOW_FILE_STORE": "true"}
-            | {"MLFLOW_DISABLE_TELEMETRY": "true"},
-            f"{look} mlflow ui --backend-store-uri {store}",
-        ),
-    }.get(name, ({}, ""))  # fmt: skip
+            wanted = {"WANDB_DIR": str(place), "WANDB_PROJECT": PROJECT, "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
+            wanted |= {"WANDB_INIT_TIMEOUT": "30"} | ({"WANDB_MODE": "offline"} if offline else {})
+            after = f"; offline, as WANDB_API_KEY is not set: wandb sync {folder}/wandb/offline-run-*" * offline
+        case "mlflow":
+            wanted = {"MLFLOW_TRACKING_URI": store, "MLFLOW_EXPERIMENT_NAME": PROJECT, "MLFLOW_ALLOW_FILE_STORE": "true"}
+            wanted["MLFLOW_DISABLE_TELEMETRY"] = "true"
+            after = f"; to look at it: mlflow ui --backend-store-uri {store}"
     settings = {key: value for key, value in wanted.items() if not os.environ.get(key)}
     if not any(str(place) in value for value in settings.values()):
         return settings, f"{name}: where the environment says"
@@ -160,14 +146,13 @@ def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnF
             self._last = (args, state, control, {key: kwargs.get(key) for key in ("model", "processing_class")})
             if later_stage or not self.works or getattr(type(self._inner), event) is getattr(TrainerCallback, event):
                 return
-            own = copy.copy(args)
+            own, method = copy.copy(args), getattr(self._inner, event)
             own.run_name, own.report_to = run_name, [name]
             if getattr(own, "project", None) == "huggingface":  # the default of transformers
                 own.project = PROJECT
             if kwargs.get("logs"):
                 # A function that scored nothing logs None, which is no number to any of them.
                 kwargs["logs"] = {key: value for key, value in kwargs["logs"].items() if value is not None}
-            method = getattr(self._inner, event)
             # A copy of control: to watch a run is not to steer it.
             self._guard(event.removeprefix("on_"), lambda: method(own, state, copy.copy(control), **kwargs))
 
@@ -209,10 +194,18 @@ def _start(name: str, run_name: str, settings: dict[str, str]) -> Any:
 
 @contextlib.contextmanager
 def _in_environment(settings: dict[str, str]) -> Iterator[None]:
-    """The environment with these settings, put back afterwards."""
     before = {key: os.environ.get(key) for key in (*settings, "MLFLOW_EXPERIMENT_ID")}  # MLflow sets that itself
     os.environ.update(settings)
-    moved = _move_trackio(Path(settings["TRACKIO_DIR"])) if "TRACKIO_DIR" in settings else []
+    moved = []
+    if place := settings.get("TRACKIO_DIR"):
+        # Trackio reads its folder once, when it is imported, and TRL imports it long before there is a run.
+        import trackio.sqlite_storage  # noqa: F401
+
+        folders = {"TRACKIO_DIR": Path(place), "MEDIA_DIR": Path(place) / "media", "ARTIFACTS_DIR": Path(place) / "artifacts"}
+        loaded = [module for module_name, module in list(sys.modules.items()) if module_name.split(".")[0] == "trackio"]
+        moved = [(module, key, vars(module)[key]) for module in loaded for key in folders if key in vars(module)]
+        for module, key, _ in moved:
+            setattr(module, key, folders[key])
     try:
         yield
     finally:
@@ -222,15 +215,3 @@ def _in_environment(settings: dict[str, str]) -> Iterator[None]:
             os.environ.pop(key, None)
             if value is not None:
                 os.environ[key] = value
-
-
-def _move_trackio(place: Path) -> list[tuple[Any, str, Any]]:
-    # Trackio reads its folder once, when it is imported, and TRL imports it long before there is a run.
-    import trackio.sqlite_storage  # noqa: F401
-
-    folders = {"TRACKIO_DIR": place, "MEDIA_DIR": place / "media", "ARTIFACTS_DIR": place / "artifacts"}
-    loaded = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "trackio"]
-    moved = [(module, key, vars(module)[key]) for module in loaded for key in folders if key in vars(module)]
-    for module, key, _ in moved:
-        setattr(module, key, folders[key])
-    return moved

@@ -1,11 +1,145 @@
 """Completions for GRPO, faster than `generate` and the same: each prompt is read once for all its completions.
 
-`decoding.py` is the loop and what it leaves to transformers' own path, `adapters.py` what makes it quick, `hook.py` puts it
+`decoding.py` is the loop and what it leaves to transformers' own path, `adapters.py` what makes it quick; what is here puts it
 where a trainer generates. It enters through `generate(custom_generate=...)`, transformers' own opening for another loop, so
 settings, processors of logits and stopping criteria are the ones that `generate` prepares.
 """
 
-# The hook alone: the others import transformers, which must not come before unsloth.
-from workbench.training.generation.hook import Generation, expected, in_words
+from __future__ import annotations
 
-__all__ = ["Generation", "expected", "in_words"]
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from workbench.recipe import Recipe
+
+SWITCHED_OFF = "generation: trl in the recipe"
+UNSLOTH_ON_A_GPU = "on a GPU it is Unsloth's decoding, with its own kernels"
+VLLM = "vLLM generates"
+CONTINUOUS = "transformers' continuous batching generates"
+# Of `generation_kwargs`; decoding.py knows what they turn into.
+_COVERED = {
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id",
+    "pad_token_id", "bos_token_id",
+}  # fmt: skip
+
+
+def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None:
+    """Why TRL's own path will generate, as far as that can be told before a model is loaded; None: it will not."""
+    dropout, cache = recipe.lora.lora_dropout, settings.get("cache_implementation")
+    others = [name for name in settings.get("generation_kwargs") or {} if name not in _COVERED]
+    reasons = {
+        VLLM: settings.get("use_vllm"),
+        CONTINUOUS: settings.get("use_transformers_continuous_batching"),
+        SWITCHED_OFF: recipe.generation == "trl",
+        UNSLOTH_ON_A_GPU: recipe.policy.backend == "unsloth" and cuda,
+        f"lora_dropout = {dropout:g}: each completion is sampled under a dropout mask of its own, so a prompt cannot be read "
+        "once for all of them": dropout,
+        f"cache_implementation = {cache!r} is not covered by the workbench's loop": cache,
+        f"generation_kwargs.{''.join(others[:1])} is not covered by the workbench's loop": others,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def in_words(why_not: str | None, num_generations: int) -> str:
+    """One line for before a run."""
+    once = f"each prompt is read once for its {num_generations} completions"
+    if why_not is None:
+        return f"The workbench's own loop generates: {once} (`generation: trl` turns it off)"
+    return why_not if why_not in (VLLM, CONTINUOUS) else f"TRL's own path generates: {why_not}"
+
+
+@contextlib.contextmanager
+def _without_unsloths_warning() -> Iterator[None]:
+    # Unsloth's generate adds some to the generation_config that TRL hands over, and transformers calls that deprecated.
+    def others(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Passing `generation_config` together with")
+
+    logger = logging.getLogger("transformers.generation.utils")
+    logger.addFilter(others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(others)
+
+
+class Generation:
+    """While it is entered, `model.generate` runs the workbench's loop, and transformers' own where that does not cover it.
+
+    Args:
+        model: the policy's PEFT model, or a transformers model; its attribute `generate` is replaced and put back.
+        why_not: a reason to leave everything to transformers; afterwards, why the latest call was; None: the loop did it.
+        changed: called with the reason when transformers' path takes over, or with None when the loop is back.
+        before: the run's stage before, whose `calls` of the loop ("workbench") and of transformers' path ("trl") count on.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        why_not: str | None = None,
+        changed: Callable[[str | None], None] = lambda reason: None,
+        before: Generation | None = None,
+    ) -> None:
+        self.model, self.why_not, self._changed = model, why_not, changed
+        self._always = why_not is not None
+        self.calls = before.calls if before else {"workbench": 0, "trl": 0}
+
+    def found(self) -> dict[str, Any]:
+        """For the record: who generated ("both"; None: nothing went through `generate`), how often, and why not the loop."""
+        used = [name for name, count in self.calls.items() if count]
+        by = "both" if len(used) > 1 else next(iter(used), None)
+        return {"by": by, "calls": dict(self.calls), **({"why": self.why_not} if self.why_not else {})}
+
+    def __enter__(self) -> Generation:
+        self._generate, self._had = self.model.generate, "generate" in vars(self.model)
+        self.model.generate = self.generate
+        # Unsloth puts the context's length there, and transformers then warns at every call that max_new_tokens is in force.
+        config = self.model.generation_config
+        self._max_length, config.max_length = config.max_length, None
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.model.generation_config.max_length = self._max_length
+        if self._had:
+            self.model.generate = self._generate
+        else:
+            vars(self.model).pop("generate", None)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `model.generate`."""
+        with _without_unsloths_warning():
+            found = None if self._always else self._loop(args, kwargs)
+            if found is None:
+                self.calls["trl"] += 1
+                found = self._generate(*args, **kwargs)
+            return found
+
+    def _loop(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        import torch
+        from transformers import GenerationConfig
+
+        from workbench.training.generation.decoding import NotNumbers, Unsupported, decoder
+        from workbench.training.loading import put_back, random_states
+
+        states, reason, found = random_states(), None, None
+        other = sorted(kwargs.keys() - {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()})
+        try:
+            if args or other:
+                raise Unsupported(f"inputs other than text: {', '.join(other) or 'by position'}")
+            found = self._generate(**kwargs, custom_generate=decoder())
+            self.calls["workbench"] += 1
+        except Unsupported as error:
+            reason = str(error)
+        except (NotNumbers, torch.OutOfMemoryError):
+            raise  # no other path would do better
+        except Exception as error:
+            # The loop is an improvement and no reason to lose a run: from here on it is left out, and said.
+            self._always = True
+            reason = f"the workbench's loop failed and is left out from here on: {type(error).__name__}: {error}"
+        if found is None:
+            put_back(states)
+        if reason != self.why_not:
+            self.why_not = reason
+            self._changed(reason)
+        return found

@@ -53,10 +53,7 @@ ALL = Optimizations()
 
 
 def decoder(use: Optimizations = ALL) -> Callable[..., Any]:
-    """A function for `generate(custom_generate=...)`.
-
-    It raises `Unsupported` for what it does not do, before a token is drawn or anything is changed.
-    """
+    """A function for `generate(custom_generate=...)`; `Unsupported` for what it does not do, before anything is changed."""
 
     def decode(
         model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
@@ -77,11 +74,7 @@ def _none_of(reasons: dict[str, Any]) -> None:
 
 
 def check_asked(config: Any, processors: Any, criteria: Any, kwargs: dict[str, Any]) -> None:
-    """Check what `generate` prepared.
-
-    Raises:
-        Unsupported: for the first thing that the loop does not do.
-    """
+    """Check what `generate` prepared: `Unsupported` for the first thing that the loop does not do."""
     mode, cache = config.get_generation_mode(), kwargs.get("past_key_values")
     others = [type(each).__name__ for each in [*processors, *criteria] if type(each) not in ROW_BY_ROW]
     inputs = sorted(name for name in kwargs if name not in MODEL_KWARGS)
@@ -103,11 +96,7 @@ def check_asked(config: Any, processors: Any, criteria: Any, kwargs: dict[str, A
 
 
 def check_model(model: Any) -> None:
-    """Check that the model's tokens depend on nothing but the row they stand in.
-
-    Raises:
-        Unsupported: for the first thing that the loop does not do.
-    """
+    """Check that the model's tokens depend on nothing but the row they stand in: `Unsupported` for what says otherwise."""
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
     from transformers.integrations.fsdp import is_fsdp_managed_module
 
@@ -133,11 +122,7 @@ def check_model(model: Any) -> None:
 
 
 def check_cache(cache: Any) -> None:
-    """Check the cache's layers: those that the configuration names, and again those that there are after the prompts.
-
-    Raises:
-        Unsupported: for layers that do not keep every token (a sliding window, a state instead of keys and values).
-    """
+    """Check the cache's layers, as configured and again after the prompts: `Unsupported` where one does not keep every token."""
     _none_of({f"a cache of {type(layer).__name__}": type(layer) is not DynamicLayer for layer in cache.layers})
 
 
@@ -154,7 +139,7 @@ class _Rows:
         self.model, self.processors, self.use, self.sampling = model, processors, use, config.do_sample
         self.most = min(each.max_length for each in criteria if isinstance(each, hf.MaxLengthCriteria))
         ends = [each.eos_token_id.to(prompts.device) for each in criteria if isinstance(each, hf.EosTokenCriteria)]
-        self.eos, pad = next(iter(ends), None), config._pad_token_tensor
+        self.eos, pad = torch.cat([prompts.new_empty(0), *ends]), config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
         self.cache, self.mask, self.position = (kwargs[name] for name in ("past_key_values", "attention_mask", "position_ids"))
         self.asked = {key: kwargs[key] for key in ("use_cache", "logits_to_keep") if key in kwargs}
@@ -170,33 +155,43 @@ class _Rows:
         self.text, self.row = self.out.clone(), torch.arange(self.count, device=self.out.device)
         unfinished = torch.ones_like(self.row, dtype=torch.bool)
         sound = torch.ones((), dtype=torch.bool, device=self.out.device)
-        end = self.prompt_length
-        while True:
-            tokens, fine = self._choose(logits, end)
+        for end in range(self.prompt_length + 1, self.most + 1):
+            tokens, fine = self._choose(logits, end - 1)
             sound &= fine
-            if self.eos is not None:
-                tokens = torch.where(unfinished, tokens, self.pad)
-                unfinished &= ~torch.isin(tokens, self.eos)
-            self.text[:, end] = tokens
-            end += 1
+            tokens = torch.where(unfinished, tokens, self.pad)
+            unfinished &= ~torch.isin(tokens, self.eos)
+            self.text[:, end - 1] = tokens
             if end == self.most:
                 break
-            if self.eos is not None and (end - self.prompt_length) % self.every == 0:
+            if len(self.eos) and (end - self.prompt_length) % self.every == 0:
                 left = int(unfinished.sum())
                 if left == 0:
                     break
                 if self.use.drop_finished and left <= _LEAVE_AT * len(self.row):
-                    tokens, unfinished = self._drop(unfinished, tokens)
+                    self.out[self.row] = self.text
+                    keep = unfinished.nonzero()[:, 0]
+                    kept = (self.text, self.row, self.mask, self.position, tokens, unfinished)
+                    self.text, self.row, self.mask, self.position, tokens, unfinished = (each[keep] for each in kept)
+                    self.cache.batch_select_indices(keep)
             logits = self._read(tokens, end)
         if not sound:
             raise NotNumbers("the probability of a token is no number: the policy's weights or logits are inf or nan")
         self.out[self.row] = self.text
-        return self.out[:, : self._longest(end)]
+        # Between two looks at a GPU every row may have finished: transformers would have stopped there.
+        ended = torch.isin(self.out[:, self.prompt_length : end], self.eos)
+        lengths = torch.where(ended.any(-1), ended.int().argmax(-1) + 1, end - self.prompt_length)
+        return self.out[:, : self.prompt_length + int(lengths.max())]
 
     def _read_prompts(self) -> torch.Tensor:
-        first, owner = _distinct(self.out[:, : self.prompt_length], self.mask, self.use.shared_prefill)
-        mask, positions = self.mask, self.position.expand(self.count, -1)
-        logits = self._forward(self.out[first, : self.prompt_length], mask[first], positions[first])
+        prompts, mask, positions = self.out[:, : self.prompt_length], self.mask, self.position.expand(self.count, -1)
+        first = owner = torch.arange(self.count, device=prompts.device)
+        if self.use.shared_prefill:
+            # Each run of equal prompts is read once; with the mask, because a padding token may also be a token of a prompt.
+            _, owner = torch.unique_consecutive(torch.cat([prompts, mask], dim=1), dim=0, return_inverse=True)
+            new = torch.ones_like(owner, dtype=torch.bool)
+            new[1:] = owner[1:] != owner[:-1]
+            first = first[new]
+        logits = self._forward(prompts[first], mask[first], positions[first])
         check_cache(self.cache)
         if len(first) < self.count:
             self.cache.batch_select_indices(owner)
@@ -221,34 +216,5 @@ class _Rows:
         chances = scores.softmax(-1)
         # What torch.multinomial does for one draw a row, with numbers for the rows that have left, too.
         noise = chances.new_empty((self.count, chances.shape[-1])).exponential_()
-        if len(self.row) < self.count:
-            noise = noise[self.row]
+        noise = noise[self.row] if len(self.row) < self.count else noise
         return (chances / noise).argmax(-1), chances.sum().isfinite()
-
-    def _drop(self, unfinished: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.out[self.row] = self.text
-        keep = unfinished.nonzero()[:, 0]
-        self.text, self.row, self.mask, self.position = (each[keep] for each in (self.text, self.row, self.mask, self.position))
-        self.cache.batch_select_indices(keep)
-        return tokens[keep], unfinished[keep]
-
-    def _longest(self, end: int) -> int:
-        # Between two looks at a GPU every row may have finished: transformers would have stopped there.
-        if self.eos is None or self.every == 1:
-            return end
-        completions = self.out[:, self.prompt_length : end]
-        ended = torch.isin(completions, self.eos)
-        lengths = torch.where(ended.any(-1), ended.int().argmax(-1) + 1, completions.shape[1])
-        return self.prompt_length + int(lengths.max())
-
-
-def _distinct(prompts: torch.Tensor, mask: torch.Tensor, shared: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the first row of each run of equal prompts [U], for every row the place of its prompt among those [B])."""
-    every = torch.arange(len(prompts), device=prompts.device)
-    if not shared:
-        return every, every
-    # With the mask, because a padding token may also be a token of a prompt.
-    _, owner = torch.unique_consecutive(torch.cat([prompts, mask], dim=1), dim=0, return_inverse=True)
-    new = torch.ones_like(owner, dtype=torch.bool)
-    new[1:] = owner[1:] != owner[:-1]
-    return every[new], owner

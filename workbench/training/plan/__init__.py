@@ -1,10 +1,21 @@
-"""What a recipe's settings become: `settings.normalised` is where to begin."""
+"""What a recipe's settings become, checked before anything is loaded: names, values, batch, device.
 
-from workbench.training.plan.batches import Batch, batch, check_prompts, in_words
-from workbench.training.plan.device import Machine
+Every field of the installed `GRPOConfig` is accepted under its own name. Old names are translated, what belongs elsewhere
+in the recipe is moved there, and what this device cannot do is changed, each with a visible line; any other name is an
+error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from workbench.errors import RecipeError
+from workbench.recipe import PolicyPart, Recipe
+from workbench.training.plan.batches import Batch, batch, check_prompts, in_words, whole_groups
+from workbench.training.plan.device import Machine, asks_for_vllm, fitted
 from workbench.training.plan.in_force import asked_of, built, check_in_force, in_force_table
 from workbench.training.plan.names import overridden, renamed
-from workbench.training.plan.settings import check_lengths, field_names, normalised, stages_decide
 from workbench.training.plan.values import DEFAULTS, check_values, field_kinds
 
 __all__ = [
@@ -12,3 +23,128 @@ __all__ = [
     "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised", "overridden", "renamed",
     "stages_decide",
 ]  # fmt: skip
+
+CISPO_EPSILON_HIGH = 5.0  # epsilon_max of the ScaleRL paper
+LEAST_FOR_LORA = 1e-6
+MUCH_BETA = 0.05
+
+
+def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[Recipe, dict[str, Any], list[str]]:
+    """(the recipe under today's names, every value as asked; the settings that GRPOConfig is built from, over the defaults,
+    with whole groups, for this device; a line for each thing that is not as it was asked or is often not meant). Idempotent.
+
+    Args:
+        fields: `field_names(config_class)` of the installed GRPOConfig.
+        machine: what it can do; None: this one.
+
+    Raises:
+        RecipeError: for a name that GRPOConfig does not have, with the nearest one that it has; for names that disagree.
+    """
+    recipe, notes = renamed(recipe, fields)
+    asked = recipe.grpo
+    found = {**DEFAULTS, **asked}
+    if asked.get("num_train_epochs") is not None and "max_steps" not in asked:
+        found["max_steps"] = -1  # the default number of steps would win over the epochs that were asked for
+    if found["max_steps"] == -1 and found.get("num_train_epochs") is None:
+        found["num_train_epochs"] = 1
+    papers = _as_the_paper(found, asked, fields)
+    found, raised = whole_groups(found, asked)
+    found, changed = fitted(found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe)))
+    return recipe, found, [*notes, *papers, *raised, *changed, *_advice(recipe, found)]
+
+
+def _as_the_paper(found: dict[str, Any], asked: dict[str, Any], fields: set[str]) -> list[str]:
+    # Unsloth's GPU class changes other settings when one of these losses is asked for by name, and TRL's does not. Saying
+    # them here makes a recipe train the same on both.
+    match asked.get("loss_type"):
+        case "dr_grpo" if "scale_rewards" not in asked:
+            found["scale_rewards"] = "none"
+            return ["loss_type = 'dr_grpo' goes with scale_rewards = 'none', as in its paper and as Unsloth sets it"]
+        case "cispo" if asked.get("epsilon_high") is None:
+            found["epsilon_high"] = CISPO_EPSILON_HIGH
+            return [
+                "loss_type = 'cispo' caps each weight at epsilon_high itself, not at 1 + epsilon_high; here "
+                f"{CISPO_EPSILON_HIGH:g}, which TRL and Unsloth recommend (TRL's own, epsilon, would cap them all below 1)"
+            ]
+        case "dapo":
+            pinned = {"mask_truncated_completions": False, "epsilon_high": found.get("epsilon") or 0.2}
+            pinned = {name: value for name, value in pinned.items() if name in fields and asked.get(name) is None}
+            found |= pinned
+            values = ", ".join(f"{name} = {value}" for name, value in pinned.items())
+            return [
+                f"loss_type = 'dapo' by name makes Unsloth take its paper's other settings on a GPU; here {values} (as in "
+                "TRL), unless the recipe says otherwise"
+            ] * bool(pinned)
+    return []
+
+
+def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:
+    """RecipeError, with the arithmetic, if the lengths that were asked for do not fit into the context together, in tokens.
+
+    It is checked before a prompt is measured. Unsloth would cut the completions instead.
+    """
+    context, completion = recipe.policy.max_seq_length, settings["max_completion_length"]
+    prompt, longer = recipe.max_prompt_length, "set policy.max_seq_length to"
+    if completion >= context:
+        said = f"max_completion_length = {completion} and policy.max_seq_length = {context}"
+        remedy = f"{longer} {completion + (prompt or 256)} or more, or lower max_completion_length"
+    elif prompt is not None and prompt + completion > context:
+        said = f"max_prompt_length {prompt} + max_completion_length {completion} = {prompt + completion} tokens"
+        said += f", and policy.max_seq_length = {context}"
+        remedy = f"{longer} {prompt + completion}, max_prompt_length to {context - completion}"
+        remedy += f", or max_completion_length to {context - prompt}" * (context > prompt)
+    else:
+        return
+    raise RecipeError(said, rule="prompt and completion fit into max_seq_length together, in tokens", remedy=remedy)
+
+
+def field_names(config_class: type) -> set[str]:
+    """Names that a config class can be built with."""
+    return {field.name for field in dataclasses.fields(config_class) if field.init}
+
+
+def _advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
+    """Lines about settings that were asked for, work, and may do something else than their author thinks."""
+
+    def asked(name: str, otherwise: float = 0) -> Any:
+        value = recipe.grpo.get(name)
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
+
+    rate, beta, logged, cap = map(asked, ("learning_rate", "beta", "logging_steps", "epsilon_high"))
+    steps, accumulated = asked("max_steps", -1), asked("gradient_accumulation_steps")
+    stated = any(settings.get(name) for name in ("steps_per_generation", "generation_batch_size"))
+    share, vllm = recipe.policy.gpu_memory_utilization, settings.get("use_vllm") and recipe.policy.backend == "unsloth"
+    said = {
+        f"learning_rate = {rate:g} is a value for full fine-tuning; an adapter usually takes 5e-6 to 5e-5, and with this one "
+        "may not move": 0 < rate < LEAST_FOR_LORA,
+        f"beta = {beta:g} is far above today's practice (0, or about 0.001): the reference holds the policy back": (
+            beta >= MUCH_BETA
+        ),
+        # With stages neither decides: `stages_decide`.
+        f"max_steps = {steps} decides; num_train_epochs = {asked('num_train_epochs')} does not count beside it": (
+            steps != -1 and asked("num_train_epochs", -1) != -1 and not recipe.stages
+        ),
+        f"gradient_accumulation_steps = {accumulated:g} saves no memory in generation: the completions of all "
+        f"{accumulated:g} passes are generated at once (steps_per_generation says how many)": (
+            accumulated > 1 and accumulated == settings["gradient_accumulation_steps"] and not stated
+        ),
+        f"logging_steps = {logged:g}: metrics are averages over {logged:g} steps; 1 records every step": logged > 1,
+        f"epsilon_high = {cap:g} with loss_type = 'cispo' caps every weight below 1, where an unchanged policy has it, and so "
+        "makes every gradient smaller": recipe.grpo.get("loss_type") == "cispo" and 0 < cap < 1,
+        f"policy.gpu_memory_utilization = {share:g} has an effect only with fast_inference, which is off": (
+            share != PolicyPart().gpu_memory_utilization and not vllm
+        ),
+    }
+    return [line for line, holds in said.items() if holds]
+
+
+def stages_decide(recipe: Recipe) -> list[str]:
+    """One line for a recipe that says how long to train beside its stages, which say it themselves; else none."""
+    asked = {name: recipe.grpo.get(name) for name in ("max_steps", "num_train_epochs")}
+    beside = [f"grpo.{name} = {value}" for name, value in asked.items() if value not in (None, -1)]
+    if not recipe.stages or not beside:
+        return []
+    steps = [stage.steps for stage in recipe.stages]
+    total = " + ".join(map(str, steps)) + f" = {sum(steps)}" * (len(steps) > 1)
+    does = "does" if len(beside) == 1 else "do"
+    return [f"the steps of the stages decide: {total}; {' and '.join(beside)} {does} not count beside them"]

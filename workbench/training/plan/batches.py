@@ -28,25 +28,8 @@ class Batch(NamedTuple):
         return self.completions // self.num_generations
 
 
-class Arithmetic(NamedTuple):
-    """What follows from a generation batch, the settings and the number of prompts."""
-
-    per_forward: int  # completions in one forward pass
-    per_step: int  # completions that go into one update of the weights
-    uses: int  # times that a completion is learnt from: num_iterations
-    steps_per_batch: float  # updates that one generation batch serves; below 1: several batches per update
-    steps_per_epoch: int
-    left_over: int  # prompts that an epoch does not reach: they fill no generation batch
-    steps: int  # of the whole run
-
-
 def batch(settings: dict[str, Any]) -> Batch:
-    """The generation batch that the settings make.
-
-    Raises:
-        RecipeError: if a size is not a positive whole number, if `num_generations` is below 2 or does not divide the
-            batch (with the nearest legal neighbours), or if both ways to set the batch are used.
-    """
+    """The generation batch that the settings make; RecipeError, with the nearest legal sizes, if it cannot be."""
     for name in (*_SUMMED, *_OPTIONAL, "num_iterations", "max_completion_length"):
         value = settings.get(name)
         if name in settings and not _is_size(value) and not (value is None and name in _OPTIONAL):
@@ -109,11 +92,7 @@ def whole_groups(settings: dict[str, Any], asked: dict[str, Any]) -> tuple[dict[
 
 
 def check_prompts(count: int, planned: Batch) -> None:
-    """Check that there are prompts for at least one generation batch.
-
-    Raises:
-        RecipeError: if not. TRL would train zero steps and return as if all were well.
-    """
+    """RecipeError without prompts for one generation batch: TRL would train zero steps and return as if all were well."""
     if count < planned.prompts:
         sizes = f"{planned.completions} completions / {planned.num_generations} num_generations"
         raise RecipeError(
@@ -123,45 +102,41 @@ def check_prompts(count: int, planned: Batch) -> None:
         )
 
 
-def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int) -> Arithmetic:
-    """Passes, steps and epochs."""
+def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int) -> tuple[int, int, int, float, int, int, int]:
+    """Completions per forward pass and per update of the weights; times that a completion is learnt from; updates that one
+    generation batch serves (below 1: an update takes several); steps per epoch; prompts that fill no batch; steps of the run.
+    """
     per_device, accumulated = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     uses, asked = settings.get("num_iterations") or 1, settings.get("max_steps") or -1
     passes = planned.completions // per_device * uses  # forward passes that one generation batch serves
     per_epoch = max(math.ceil(prompts // planned.prompts * passes / accumulated), 1)
-    return Arithmetic(
-        per_forward=per_device,
-        per_step=per_device * accumulated,
-        uses=uses,
-        steps_per_batch=passes / accumulated,
-        steps_per_epoch=per_epoch,
-        left_over=prompts % planned.prompts,
-        steps=asked if asked > 0 else math.ceil((settings.get("num_train_epochs") or 1) * per_epoch),
-    )
+    steps = asked if asked > 0 else math.ceil((settings.get("num_train_epochs") or 1) * per_epoch)
+    left_over = prompts % planned.prompts
+    return per_device, per_device * accumulated, uses, passes / accumulated, per_epoch, left_over, steps
 
 
 def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> str:
     """The batch arithmetic as sentences; without a number of `prompts` nothing is said of epochs."""
     found = arithmetic(planned, settings, prompts or planned.prompts)
-    by_epochs, group, serves = (settings.get("max_steps") or -1) < 0, planned.num_generations, found.steps_per_batch
-    length = steps = _count(found.steps, "step")
+    per_forward, per_step, uses, serves, per_epoch, left_over, steps = found
+    by_epochs, group = (settings.get("max_steps") or -1) < 0, planned.num_generations
+    length = said = _count(steps, "step")
     if by_epochs:
-        length = _count(settings.get("num_train_epochs") or 1, "epoch") + f" = {steps}" * (prompts is not None)
-    groups = f"{_count(found.per_step // group, 'prompt')} x {group}"
-    if found.per_step % group:
-        groups = f"{found.per_step / group:.2g} of a group of {group}"
+        length = _count(settings.get("num_train_epochs") or 1, "epoch") + f" = {said}" * (prompts is not None)
+    groups = f"{_count(per_step // group, 'prompt')} x {group}"
+    if per_step % group:
+        groups = f"{per_step / group:.2g} of a group of {group}"
     every = "" if serves == 1 else f", every {serves:g} steps" if serves > 1 else f", {1 / serves:g} times per step"
-    again = f" and learnt from {found.uses} times" * (found.uses > 1)
+    again = f" and learnt from {uses} times" * (uses > 1)
     sentences = [
-        f"{length}; each learns from {_count(found.per_step, 'completion')} ({groups})",
+        f"{length}; each learns from {_count(per_step, 'completion')} ({groups})",
         f"{planned.completions} completions ({_count(planned.prompts, 'prompt')} x {group}) are generated at once{every}{again}; "
-        f"a forward pass takes {found.per_forward}",
+        f"a forward pass takes {per_forward}",
     ]
     if prompts is not None:
-        left = f" ({found.left_over} fill no batch)" * bool(found.left_over)
-        epochs = _count(found.steps / found.steps_per_epoch, "epoch")
-        share = "" if by_epochs else f": {length} {'is' if found.steps == 1 else 'are'} {epochs}"
-        sentences.append(f"{_count(prompts, 'prompt')} give {_count(found.steps_per_epoch, 'step')} per epoch{left}{share}")
+        left = f" ({left_over} fill no batch)" * bool(left_over)
+        share = "" if by_epochs else f": {length} {'is' if steps == 1 else 'are'} {_count(steps / per_epoch, 'epoch')}"
+        sentences.append(f"{_count(prompts, 'prompt')} give {_count(per_epoch, 'step')} per epoch{left}{share}")
     return ". ".join(sentences)
 
 

@@ -46,11 +46,7 @@ def asks_for_vllm(settings: dict[str, Any], recipe: Recipe) -> bool:
 
 
 def fitted(settings: dict[str, Any], recipe: Recipe, machine: Machine) -> tuple[dict[str, Any], list[str]]:
-    """(settings that this device can train with, a line for each that is not what was asked).
-
-    Raises:
-        RecipeError: if bf16 and fp16 are both asked for, or vLLM by one name and not by the other.
-    """
+    """(settings that this device can train with, a line for each that is not what was asked); RecipeError where they clash."""
     found = dict(settings)
     notes = _precision(found, recipe, machine) + _vllm(found, recipe, machine)
     asked = found.get("optim")

@@ -12,7 +12,7 @@ import inspect
 from typing import Any, NamedTuple
 
 from workbench.recipe import Recipe
-from workbench.training.plan import values
+from workbench.training.plan.values import DEFAULTS as OWN
 
 SHOWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
@@ -23,7 +23,7 @@ SHOWN = (
     "report_to", "seed",
 )  # fmt: skip
 
-DEFAULTS = {**values.DEFAULTS, "seed": Recipe().seed}
+DEFAULTS = {**OWN, "seed": Recipe().seed}
 CHANGED_HERE, CHANGED_THERE = "changed by the workbench", "changed by Unsloth/TRL"
 
 

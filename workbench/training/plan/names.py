@@ -106,14 +106,7 @@ _MEANT = {
 
 def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
     """(the recipe with every name of `grpo`, and of its stages' `grpo`, as the installed libraries have it; a line for each
-    name that was translated, moved or left out).
-
-    Args:
-        fields: names of the installed GRPOConfig's fields.
-
-    Raises:
-        RecipeError: for a name that nothing has, with the nearest right one, and for two names of one setting that
-            disagree.
+    name that was translated, moved or left out); RecipeError for a name that nothing has, and for two that disagree.
     """
     notes: list[str] = []
     content, fresh = recipe.model_dump(), Recipe().model_dump()
@@ -199,16 +192,12 @@ def nearest(name: str, fields: Iterable[str]) -> str | None:
 
 
 def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = None) -> Recipe:
-    """The recipe with other values.
+    """The recipe with other values; RecipeError for what cannot be set. Names of GRPOConfig are checked with the recipe's.
 
     Args:
         said: `key=value`; the key is a dotted field (`policy.load_in_4bit`, `stages.NAME.steps`), or a bare name: a field of
             the recipe, or else a setting of GRPOConfig; the value is YAML.
         steps: train so many; None: as the recipe says.
-
-    Raises:
-        RecipeError: for what is no `key=value`, an unknown field, a wrong value, or `steps` of a recipe with stages. Names of
-            GRPOConfig are checked with the rest of the recipe's.
     """
 
     def refused(rule: str, remedy: str) -> RecipeError:

@@ -73,11 +73,7 @@ _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", 
 
 
 def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
-    """Check each value's type and range, before anything is built from it; `kinds` are `field_kinds(config_class)`.
-
-    Raises:
-        RecipeError: for a value that GRPOConfig would take and that cannot work.
-    """
+    """RecipeError for a value that GRPOConfig would take and that cannot work; `kinds` are `field_kinds(config_class)`."""
     for name, value in settings.items():
         said = f"grpo.{name} = {value!r}"
         default = f"; {DEFAULTS[name]!r} is the default" if name in DEFAULTS else ""
@@ -102,11 +98,7 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
 
 
 def check_trackers(report_to: Any) -> list[str]:
-    """The trackers that `report_to` ("none", a name, several, or "all") names, "all" among them; starts none.
-
-    Raises:
-        RecipeError: for a name that transformers knows no tracker by.
-    """
+    """The trackers that `report_to` names, "all" among them; RecipeError for one that transformers does not know."""
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK as KNOWN
 
     asked = list(report_to) if isinstance(report_to, (list, tuple)) else [] if report_to is None else [report_to]

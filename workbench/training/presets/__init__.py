@@ -13,7 +13,10 @@ from workbench.training.script import read_script
 from workbench.workspace import find, shown, workspace
 
 FOLDER = Path(__file__).parent
-_NO_RECIPE = {".py": "Python"} | dict.fromkeys((".csv", ".tsv", ".json", ".jsonl", ".parquet"), "data")
+_RULE = "a recipe is a YAML file or a preset"
+_SCRIPT = ("Python", "a task file is named in a recipe, as its `task:`; `workbench plan` reads a training script")
+_ROWS = ("data", "rows belong to a task file (notebook 02 writes one), which a recipe names as its `task:`")
+_NO_RECIPE = {".py": _SCRIPT} | dict.fromkeys((".csv", ".tsv", ".json", ".jsonl", ".parquet"), _ROWS)
 
 
 def preset_names() -> list[str]:
@@ -22,47 +25,32 @@ def preset_names() -> list[str]:
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """The recipe file that a word means: a file if there is one, else the preset of that name.
-
-    Raises:
-        RecipeError: if it is neither, with the nearest preset or recipe beside it.
-    """
-    file = find(name_or_path)
-    if file.is_file() and file.suffix not in _NO_RECIPE:
-        return file
+    """The recipe file that a word means: a file if there is one, else the preset of that name; RecipeError with the nearest."""
+    file, name, presets = find(name_or_path), str(name_or_path), preset_names()
     if file.is_file():
-        raise RecipeError(
-            f"{shown(file)}: {_NO_RECIPE[file.suffix]}, not a recipe",
-            rule="a recipe is a YAML file or a preset",
-            remedy="a task file is named in a recipe, as its `task:`; `workbench plan` reads a training script"
-            if file.suffix == ".py"
-            else "rows belong to a task file (notebook 02 writes one), which a recipe names as its `task:`",
-        )
-    name = str(name_or_path)
-    if name in preset_names():
+        if file.suffix not in _NO_RECIPE:
+            return file
+        kind, remedy = _NO_RECIPE[file.suffix]
+        raise RecipeError(f"{shown(file)}: {kind}, not a recipe", rule=_RULE, remedy=remedy)
+    if name in presets:
         return FOLDER / f"{name}.yaml"
     beside = [one.name for folder in {Path.cwd(), workspace()} for one in folder.glob("*.y*ml")]
-    raise RecipeError(
-        f"{name!r}: no such file, and no preset of that name",
-        rule="a recipe is a YAML file or a preset",
-        remedy=nearest(name, [*preset_names(), *beside], f"the presets are {', '.join(preset_names())}"),
-    )
+    remedy = nearest(name, [*presets, *beside], f"the presets are {', '.join(presets)}")
+    raise RecipeError(f"{name!r}: no such file, and no preset of that name", rule=_RULE, remedy=remedy)
 
 
 def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool, bool]:
-    """What a recipe file, a preset's name, a script or a recipe asks for.
-
-    Returns:
-        (what to call it, the recipe, lines about what a script had otherwise, whether policy.name was asked for, and a task).
+    """What a recipe file, a preset's name, a script or a recipe asks for: (what to call it, the recipe, lines about what a
+    script had otherwise, whether policy.name was asked for, and a task).
     """
     if isinstance(source, Recipe):
         return "recipe", source, [], True, True
     if isinstance(source, str) and "\n" in source:
         return "script", *read_script(source)
-    if Path(source).suffix in (".yaml", ".yml") or not find(source).is_file():
+    file = find(source)
+    if file.suffix in (".yaml", ".yml") or not file.is_file():
         file = find_recipe(source)
         return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True, True
-    file = find(source)
     if file.suffix != ".py":
         raise RecipeError(
             f"{shown(file)}: neither YAML nor Python",
@@ -70,7 +58,6 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
             remedy="paste a notebook's cells into one .py file; rows belong to a task, which a recipe names as its `task:`",
         )
     try:
-        text = file.read_text(encoding="utf-8")
+        return shown(file), *read_script(file.read_text(encoding="utf-8"), shown(file))
     except UnicodeDecodeError as error:
         raise RecipeError(f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so") from error
-    return shown(file), *read_script(text, shown(file))
