@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from driving import waited_for
@@ -17,8 +18,8 @@ from running import Running
 from workbench.errors import RequestError
 from workbench.run.directory import open_run
 from workbench.views.run_view import FollowedRun
-from workbench.views.terminal import TerminalWatch
-from workbench.views.watch import answered, control, follow, snapshot, snapshot_text, write_picture
+from workbench.views.terminal import TerminalProgress
+from workbench.views.watch import answered, control, follow, snapshot, snapshot_text
 
 
 @pytest.fixture
@@ -58,9 +59,10 @@ def test_a_snapshot_for_scripts(running):
     assert snapshot(followed("r"))["status"] == "finished"
 
 
-def test_the_picture_is_written(running, tmp_path):
+def test_the_picture_is_written(running, tmp_path, monkeypatch, capfd):
     running.step()
-    write_picture(followed("r"), tmp_path / "run.png")
+    code, out, _ = run_command(monkeypatch, capfd, "watch", "r", "--png", str(tmp_path / "run.png"))
+    assert (code, out) == (0, "")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -196,9 +198,10 @@ def test_a_bars_texts_are_no_markup(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Screen())
     monkeypatch.setattr(sys, "stderr", Screen())
     monkeypatch.setenv("COLUMNS", "400")
-    terminal = TerminalWatch(f"name {HOSTILE}", 4)
+    terminal = TerminalProgress()
+    terminal.begin(SimpleNamespace(name=f"name {HOSTILE}"), 4, {})
     with terminal.bar:
-        terminal.show(1, {}, f"numbers {HOSTILE}")
+        terminal.update(1, {}, f"numbers {HOSTILE}")
         terminal.say(f"said {HOSTILE}")
         print(f"printed {HOSTILE}", end="", flush=True)
     assert obeyed(sys.stderr.getvalue(), bar=True) == []

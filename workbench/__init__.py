@@ -50,7 +50,7 @@ FACE = {
     "train": "training.trainer",
     "continue_run": "training.trainer",
     "start": "training.background",
-    "RunPanel": "views.panel",
+    "RunPanel": "views.live",
     "examine_run": "health.diagnosis",
     # 04: what the run did
     "open_run": "run.directory",
@@ -60,8 +60,8 @@ FACE = {
     "evaluate": "inspection.evaluation",
     # 05: leave with the model
     "export": "exporting",
-    "prove": "exporting.proof",
-    "ask": "exporting.proof",
+    "prove": "exporting",
+    "ask": "exporting",
 }
 __all__ = [*FACE]
 

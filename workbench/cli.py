@@ -240,10 +240,12 @@ def watch(
     """
     from workbench.views import watch as views
     from workbench.views.run_view import FollowedRun
+    from workbench.workspace import replace_file
 
     followed = FollowedRun(_opened(run, "training"))
     if png is not None:
-        views.write_picture(followed, png)
+        with replace_file(png) as beside:  # whole or not at all
+            beside.write_bytes(followed.picture(followed.line())[0])
         print(f"curves written to {png}", file=sys.stderr)
     if as_json:
         print(_json(views.snapshot(followed)))
@@ -285,7 +287,7 @@ def check(
     numbers: Annotated[bool, opt("Leave out rows whose answer is not a number.", "--numbers")] = False,
     other: Annotated[str | None, opt("Rows of the other split: prompts that are also there are left out.")] = None,
     out: Annotated[Path | None, opt("Write the rows that were kept here, as JSON lines.")] = None,
-    policy: Annotated[str | None, opt("Its template and tokenizer measure prompt lengths: tiny, owner/name, a folder.")] = None,
+    policy: Annotated[str | None, opt("Policy whose tokenizer measures prompt lengths: tiny, owner/name, a folder.")] = None,
     chat_template_kwargs: TemplateKwargs = None,
     system: Annotated[str, opt("System message for prompts that are text: tags, think, mark, none, or your text.")] = "none",
 ) -> Result:
@@ -311,7 +313,7 @@ def check(
 @command()
 def probe(
     task: TaskFile,
-    policy: Annotated[str | None, opt("Its template and tokenizer render the reference: tiny, owner/name, a folder.")] = None,
+    policy: Annotated[str | None, opt("Policy whose tokenizer the reference goes through: tiny, owner/name, a folder.")] = None,
     chat_template_kwargs: TemplateKwargs = None,
     prompts: Annotated[int, opt("Prompts to try, spread over the task's.", min=1)] = 6,
     weight: Weight = None,
@@ -399,11 +401,9 @@ def lab(
     from workbench.demo import notebooks_to_edit
 
     if importlib.util.find_spec("jupyterlab") is None:
-        raise WorkbenchError(
-            "lab: JupyterLab is not installed in this environment",
-            rule="`workbench lab` starts the JupyterLab installed beside the workbench",
-            remedy="uv pip install jupyterlab; or open notebooks/ in the Jupyter that you have, with this environment's kernel",
-        )
+        value, rule = "lab: JupyterLab is not installed", "`workbench lab` starts the JupyterLab of this environment"
+        remedy = "uv pip install jupyterlab; or open notebooks/ in the Jupyter that you have, with this environment's kernel"
+        raise WorkbenchError(value, rule=rule, remedy=remedy)
     folder = notebooks_to_edit()
     start = [sys.executable, "-m", "jupyterlab", str(folder / "01_dataset.ipynb"), f"--port={port}"]
     start += [f"--ServerApp.root_dir={folder.parent}"] + ([] if browser else ["--no-browser"])

@@ -25,11 +25,8 @@ NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
 def notebooks_folder() -> Path:
     """The folder of the five notebooks: the repository's, or the copy that an installed package carries."""
     package = Path(__file__).parent
-    for folder in (package.parent / "notebooks", package / "_notebooks"):
-        if (folder / f"{NOTEBOOKS[0]}.ipynb").is_file():
-            return folder
-    remedy = "clone the repository, or install the package again"
-    raise RunError(f"no notebooks beside {shown(package)}", rule="the five notebooks travel with the package", remedy=remedy)
+    folder = package.parent / "notebooks"
+    return folder if (folder / f"{NOTEBOOKS[0]}.ipynb").is_file() else package / "_notebooks"
 
 
 def notebooks_to_edit() -> Path:
@@ -94,7 +91,7 @@ def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, 
             raise RunError(
                 f"--set {text}",
                 rule="a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1, 2], text",
-                remedy=f"for example --set {parameter}={now!r}" if parameter in standing else "for example --set seed=1",
+                remedy=f"for example --set {parameter or 'seed'}={standing.get(parameter, 1)!r}",
             )
         found[parameter] = value
     return found

@@ -14,11 +14,11 @@ from workbench.training import watchers
 # Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its `str()` is its text.
 VIEWS: dict[str, str] = {
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.audit_view",
-    "workbench.data.difficulty.Profile": "workbench.views.dataset.difficulty_picture",
-    "workbench.data.template.PromptLengths": "workbench.views.dataset.lengths_picture",
-    "workbench.data.sources.Rows": "workbench.views.dataset.rows_table",
-    "workbench.data.template.TemplateCard": "workbench.views.dataset.card_view",
-    "workbench.exporting.proof.Proof": "workbench.views.results.proof_table",
+    "workbench.data.difficulty.Profile": "workbench.views.results.difficulty_picture",
+    "workbench.data.template.PromptLengths": "workbench.views.results.lengths_picture",
+    "workbench.data.sources.Rows": "workbench.views.results.rows_table",
+    "workbench.data.template.TemplateCard": "workbench.views.results.card_view",
+    "workbench.exporting.Proof": "workbench.views.results.proof_table",
     "workbench.health.diagnosis.Verdicts": "workbench.views.health.health_view",
     "workbench.inspection.evaluation.Evaluation": "workbench.views.results.evaluation_picture",
     "workbench.inspection.evaluation.Examples": "workbench.views.results.examples_table",

@@ -7,17 +7,11 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.run.directory import versions
 
-
-class Finding(NamedTuple):
-    """What came of one probe."""
-
-    works: bool
-    detail: str
-    remedy: str = ""
+Found = tuple[bool, str, str]  # whether it works, what was found, and what to do if it does not
 
 
 def examine() -> dict[str, Any]:
@@ -28,11 +22,12 @@ def examine() -> dict[str, Any]:
     findings = []
     for name, probe in PROBES.items():
         try:
-            found = probe()
+            works, detail, remedy = probe()
         except Exception as error:  # the one thing that a doctor must not do is fall over
             remedy = getattr(error, "remedy", "install what it names again, at a version that pyproject.toml takes")
-            found = Finding(False, f"{type(error).__name__}: {error}".splitlines()[0], remedy)
-        findings.append({"name": name, **found._asdict(), "needed": probe is _policy})
+            works, detail = False, f"{type(error).__name__}: {error}".splitlines()[0]
+        needed = probe is _policy
+        findings.append({"name": name, "works": works, "detail": detail, "remedy": remedy, "needed": needed})
     return {"versions": versions(), "findings": findings}
 
 
@@ -45,66 +40,63 @@ def tables(found: dict[str, Any]) -> str:
     return f"{versions}\n\n{Table(['', 'works', 'found', 'what to do'], rows)}"
 
 
-def _policy() -> Finding:
+def _policy() -> Found:
     from workbench.training.policy import load_policy
     from workbench.training.sampling import sample
 
     policy = load_policy("tiny")
     [[completion]] = sample(policy, [[{"role": "user", "content": "What is 15 + 27?"}]], max_completion_length=8)
     layers = f"{policy.linear4bit} Linear4bit layers through {policy.backend}"
-    return Finding(True, f"{layers}; {len(completion.ids)} tokens generated")
+    return True, f"{layers}; {len(completion.ids)} tokens generated", ""
 
 
-def _device() -> Finding:
+def _device() -> Found:
     import torch
 
     if not torch.cuda.is_available():
-        remedy = "for models beyond 100 M parameters, use a machine with a GPU"
-        return Finding(False, "none: everything runs on the CPU", remedy)
+        return False, "none: everything runs on the CPU", "for models beyond 100 M parameters, use a machine with a GPU"
     properties = torch.cuda.get_device_properties(0)
-    return Finding(True, f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return True, f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB", ""
 
 
-def _bf16() -> Finding:
+def _bf16() -> Found:
     from workbench.training.precision import native_bf16
 
     if native_bf16():
-        return Finding(True, "native")
-    instead = "not native here; float32 (CPU) or float16 (GPU) is used instead"
-    return Finding(False, instead, "nothing to do: it only costs speed")
+        return True, "native", ""
+    return False, "not native here; float32 (CPU) or float16 (GPU) is used instead", "nothing to do: it only costs speed"
 
 
-def _vllm() -> Finding:
+def _vllm() -> Found:
     import torch
 
     from workbench.training.fast_inference import PUBLISHED, missing
 
     brings = f"policy.fast_inference: true generates with it; {PUBLISHED}"
     if why := missing(imports=True):
-        return Finding(False, why, f"optional, for a GPU: {brings}")
+        return False, why, f"optional, for a GPU: {brings}"
     imports = f"{importlib.metadata.version('vllm')} imports"
     if not torch.cuda.is_available():
-        return Finding(False, f"{imports}, and there is no GPU for it", f"nothing to do: {brings}")
-    return Finding(True, f"{imports}; {brings}")
+        return False, f"{imports}, and there is no GPU for it", f"nothing to do: {brings}"
+    return True, f"{imports}; {brings}", ""
 
 
-def _widgets() -> Finding:
+def _widgets() -> Found:
     import ipywidgets
 
-    return Finding(True, f"ipywidgets {ipywidgets.__version__} imports")
+    return True, f"ipywidgets {ipywidgets.__version__} imports", ""
 
 
-def _jupyter() -> Finding:
+def _jupyter() -> Found:
     if importlib.util.find_spec("jupyterlab") is None:
-        return Finding(False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab")
+        return False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab"
     command = [sys.executable, "-m", "jupyterlab", "--version"]
-    return Finding(True, subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip())
+    return True, subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip(), ""
 
 
-def _chromium() -> Finding:
-    if found := find_chromium():
-        return Finding(True, found)
-    return Finding(False, "not found", "only the browser test needs it: install chromium")
+def _chromium() -> Found:
+    found = find_chromium()
+    return bool(found), found or "not found", "" if found else "only the browser test needs it: install chromium"
 
 
 def find_chromium() -> str | None:
@@ -112,11 +104,11 @@ def find_chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def _disk() -> Finding:
+def _disk() -> Found:
     from workbench.workspace import workspace
 
     free = shutil.disk_usage(workspace()).free / 2**30
-    return Finding(free > 2, f"{free:.0f} GiB free", "" if free > 2 else "make room: a merged 1.5 B model takes 3 GiB")
+    return free > 2, f"{free:.0f} GiB free", "" if free > 2 else "make room: a merged 1.5 B model takes 3 GiB"
 
 
 PROBES = {

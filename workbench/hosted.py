@@ -41,21 +41,17 @@ class HostedError(WorkbenchError, RuntimeError):
 
 def host() -> str:
     """ "Colab", "Kaggle", or "" anywhere else."""
-    # Kaggle's image is made from Colab's, and carries its variables.
-    if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
+    if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:  # its image is made from Colab's, variables included
         return "Kaggle"
     return "Colab" if "COLAB_RELEASE_TAG" in os.environ else ""
 
 
 def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
-    """Make this notebook's host ready for the workbench; where it is neither Colab nor Kaggle, do nothing.
-
-    Run it as often as you like: what is in place is left as it is, within a second.
+    """Make this notebook's host ready for the workbench; do nothing where it is neither Colab nor Kaggle, or is ready.
 
     Args:
         runs_in: Colab: the folder for `tasks/` and `runs/`, with its full path. In a Drive (".../MyDrive/...") it outlives
-            the runtime, and the Drive is mounted first; "": beside the workbench. On Kaggle only /kaggle/working outlives a
-            session, and that is taken.
+            the runtime, and the Drive is mounted first; "": beside the workbench. Kaggle keeps only /kaggle/working.
 
     Raises:
         HostedError: if something cannot be installed beside what the host brings, or was replaced while it was in use.
@@ -76,19 +72,15 @@ def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
 
 def _one_gpu(where: str) -> None:
     query, names = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], []
-    if shutil.which(query[0]):
-        asked = subprocess.run(query, capture_output=True, text=True)
-        names = asked.stdout.split("\n")[:-1] if asked.returncode == 0 else []
+    if shutil.which(query[0]) and (asked := subprocess.run(query, capture_output=True, text=True)).returncode == 0:
+        names = asked.stdout.split("\n")[:-1]
     device = " and ".join(names) or "no GPU: enough for the embedded policy"
     print(f"{where}, Python {sys.version_info.major}.{sys.version_info.minor}, {device}")
     if len(names) < 2 or "CUDA_VISIBLE_DEVICES" in os.environ:
         return
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
-        raise HostedError(
-            f"{len(names)} GPUs, and this session has begun to use them",
-            rule="a run has one GPU (CUDA_VISIBLE_DEVICES=0), chosen before torch starts",
-            remedy=f"restart the session ({_RESTART[where]}), and run this cell first",
-        )
+        value, rule = f"{len(names)} GPUs, and this session uses them", "a run has one GPU, chosen before torch starts"
+        raise HostedError(value, rule=rule, remedy=f"restart the session ({_RESTART[where]}), and run this cell first")
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     print("a run has one GPU: CUDA_VISIBLE_DEVICES=0")
 
@@ -198,7 +190,6 @@ def _run(command: list[str], rule: str) -> None:
         raise HostedError(
             "\n".join(["the workbench cannot be installed here:", *said[-20:]]),
             rule=rule,
-            remedy="if a download failed, switch Internet on (Kaggle: Session options) and run this cell again; if two versions "
-            "clash, choose another environment of the host's (Colab: Runtime > Change runtime type > Runtime version; Kaggle: "
-            "Session options > Environment)",
+            remedy="a download failed: switch Internet on (Kaggle: Session options) and run this cell again; two versions clash: "
+            "choose another environment (Colab: Runtime > Change runtime type > Runtime version; Kaggle: Session options)",
         )

@@ -189,8 +189,7 @@ def largest_differences(whole: list[dict[str, Any]], part: list[dict[str, Any]],
 
 def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
     """The adapter merged to 16 bits by Unsloth and by the workbench; each held against base + adapter."""
-    from workbench.exporting.merge import Exported, merge_16bit, sixteen_bit_base
-    from workbench.exporting.proof import prove
+    from workbench.exporting import Exported, merge_16bit, prove, sixteen_bit_base
     from workbench.run.directory import open_run
     from workbench.tiny.task import task
     from workbench.training.resuming import load_adapter

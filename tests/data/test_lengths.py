@@ -23,8 +23,7 @@ from workbench.data.template import (
     template_notes,
 )
 from workbench.errors import DataError, RecipeError
-from workbench.exporting.merge import Exported, merge_16bit
-from workbench.exporting.proof import prove
+from workbench.exporting import Exported, merge_16bit, prove
 from workbench.inspection.evaluation import measure
 from workbench.recipe import Recipe
 from workbench.rewards.library import think_answer_format_reward

@@ -8,7 +8,7 @@ from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT
 from workbench.data.template import prompt_lengths_tokens, tags_in, template_card
 from workbench.errors import DataError
 from workbench.training.loading import load_tokenizer
-from workbench.views.dataset import card_view
+from workbench.views.results import card_view
 
 PROMPT = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "What is 1 + 1?"}]
 TURN = "{% for m in messages %}<|user|>{{ m.content }}"

@@ -10,9 +10,7 @@ import pytest
 
 from workbench.display import view_of
 from workbench.errors import ExportError, RunError
-from workbench.exporting import Exported, export
-from workbench.exporting.merge import copy_adapter, merge_16bit, sixteen_bit_base
-from workbench.exporting.proof import Proof, ask, prove
+from workbench.exporting import Exported, Proof, ask, copy_adapter, export, merge_16bit, prove, sixteen_bit_base
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.tiny import MODEL_DIR

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.exporting.merge import Exported, sixteen_bit_base
-from workbench.exporting.proof import prove
+from workbench.exporting import Exported, prove, sixteen_bit_base
 from workbench.recipe import Recipe
 from workbench.run.control_file import send
 from workbench.run.rollouts import query

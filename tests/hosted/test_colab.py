@@ -87,7 +87,7 @@ from pathlib import Path
 from IPython.display import display
 from workbench.views.controls import Controls
 from workbench.views.lab import Lab
-from workbench.views.panel import RunPanel
+from workbench.views.live import RunPanel
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.training.background import start

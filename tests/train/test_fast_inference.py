@@ -67,7 +67,7 @@ def test_one_that_can_be_imported(installed):
     installed("__version__ = '0.29.0'")
     assert missing(imports=True) == ""
     found = doctor._vllm()
-    assert (found.works, found.detail) == (False, "0.29.0 imports, and there is no GPU for it")
+    assert found[:2] == (False, "0.29.0 imports, and there is no GPU for it")
 
 
 def test_one_that_unsloth_has_hidden_is_not_called_absent(installed, monkeypatch):
@@ -81,8 +81,8 @@ def test_one_that_unsloth_has_hidden_is_not_called_absent(installed, monkeypatch
 
 def test_the_doctor_says_what_it_would_bring():
     found = doctor._vllm()
-    assert (found.works, found.detail) == (False, NOT_INSTALLED)
-    assert re.search(r"policy.fast_inference: true.*published, and not measured by the workbench: about twice", found.remedy)
+    assert found[:2] == (False, NOT_INSTALLED)
+    assert re.search(r"policy.fast_inference: true.*published, and not measured by the workbench: about twice", found[2])
 
 
 # What is asked for, and what comes of it.

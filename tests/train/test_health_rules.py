@@ -37,7 +37,7 @@ def batch(step: int = 1, **changes) -> StepSummary:
     values = {
         "step": step, "stage": "1", "completions": 64, "group_size": 8,
         "functions": (function("right", 1.0), function("format", 0.5, high=1.0)),
-        "group_std": 1.0, "nonfinite": 0, "mixed": 8, "all_right": 0, "all_wrong": 0,
+        "group_std": 1.0, "nonfinite": 0, "metrics": {},
         "identical_right": 0, "distinct": 60, "distinct_in_groups": 0.95, "commonest": "x", "commonest_count": 3,
         "commonest_right": 1, "length": 40.0, "longest": 90, "unended": 0, "clipped": 0,
         "clipped_right": 0, "right": 32, "formatted": 32, "formatted_right": 30, "length_correlation": 0.1,

@@ -73,7 +73,7 @@ def test_the_numbers_of_a_batch_by_hand(home, live):
     assert (silent.mean, silent.low, silent.high, silent.varies, silent.unscored) == (None, None, None, 0, 8)
     assert right.share + words.share + silent.share == pytest.approx(1)
     assert words.share > right.share > silent.share == 0
-    assert (found.mixed, found.all_right, found.all_wrong) == (1, 0, 1)
+    assert [found.metrics[f"groups/{kind}"] for kind in ("mixed", "all_right", "all_wrong")] == [0.5, 0.0, 0.5]
     assert found.dead == {**dict.fromkeys(DEAD_KINDS, 0), "identical texts": 1}
     assert (found.dead_count, found.identical_right) == (1, 0)
     assert (found.distinct, found.distinct_in_groups) == (5, 5 / 8)

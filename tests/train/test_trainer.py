@@ -303,7 +303,7 @@ LONG_ROWS = [{"prompt": [{"role": "user", "content": "1 + " * 400}], "answer": "
         ({"learning_rate": "fast"}, own_task(fine_reward), RecipeError, "grpo.learning_rate = 'fast'.*a number"),
         ({"learning_rat": 1e-3}, own_task(fine_reward), RecipeError, "grpo.learning_rat = 0.001.*did you mean 'learning_rate'"),
         ({"generation_batch_size": 16, "steps_per_generation": 1}, own_task(fine_reward), RecipeError,
-             "generation_batch_size = 16 and grpo.steps_per_generation = 1.*one of them says both"),
+             "generation_batch_size = 16 and grpo.steps_per_generation = 1.*keep one of them"),
     ],
     ids=["raises", "nan", "short", "column", "prompts", "groups", "long", "text", "zero", "none", "loss",
          "word", "name", "value"],

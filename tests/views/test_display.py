@@ -107,7 +107,7 @@ def steps():
 
 
 def proof():
-    from workbench.exporting.proof import Proof
+    from workbench.exporting import Proof
 
     return Proof(4, 0.001, 3.0, 4, 1.5, [EVIL])
 
@@ -129,7 +129,7 @@ def plan():
 
 SAMPLES = {
     "workbench.training.prepare.Plan": plan,
-    "workbench.exporting.proof.Proof": proof,
+    "workbench.exporting.Proof": proof,
     "workbench.health.diagnosis.Verdicts": verdicts,
     "workbench.inspection.evaluation.Evaluation": evaluation,
     "workbench.inspection.evaluation.Examples": lambda: evaluation().examples(),

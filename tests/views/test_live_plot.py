@@ -12,7 +12,7 @@ from running import HOSTILE, Running
 from workbench.health.verdicts import Verdict
 from workbench.rewards.groups import batch_of
 from workbench.run.metrics import GROUP_STD, REWARD, STEP_S
-from workbench.views import live, run_view
+from workbench.views import live
 from workbench.views.curves import RunFigure
 from workbench.views.group_view import ShownGroup, group_html, group_of, group_text
 from workbench.views.run_view import RunView
@@ -63,8 +63,7 @@ def running(home):
 
 def on_a_clock(monkeypatch, now) -> None:
     """Every picture and word is timed by `now`."""
-    for module in (live, run_view):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now, perf_counter=now))
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=now, perf_counter=now))
 
 
 def watched(running: Running, plot: live.LivePlot) -> None:

@@ -9,7 +9,7 @@ from workbench.memory.parts import GB, PHASES
 from workbench.recipe import Recipe
 from workbench.training.plan.values import DEFAULTS
 from workbench.views.figure import png
-from workbench.views.memory import memory_bars
+from workbench.views.memory import memory_picture
 
 
 def made(vram_gb=16.0, *, calibration=None, name="Qwen/Qwen2.5-1.5B-Instruct", **grpo):
@@ -31,7 +31,7 @@ CASES = [
 
 @pytest.mark.parametrize("estimated", CASES, ids=lambda e: e.verdict[:30])
 def test_the_bars_are_the_estimate(estimated):
-    axis = memory_bars(estimated).axes[0]
+    axis = memory_picture(estimated).figure.axes[0]
     for place, phase in enumerate(PHASES):
         patches = [patch for patch in axis.patches if abs(patch.get_y() + patch.get_height() / 2 - place) < 0.01]
         assert sum(patch.get_width() for patch in patches) == pytest.approx(estimated.total(phase).bytes / GB)
@@ -44,7 +44,7 @@ def test_the_bars_are_the_estimate(estimated):
 
 @pytest.mark.parametrize("estimated", CASES, ids=lambda e: e.verdict[:30])
 def test_no_text_lies_on_another_or_outside(estimated):
-    figure = memory_bars(estimated)
+    figure = memory_picture(estimated).figure
     assert png(figure)
     axis = figure.axes[0]
     texts = [*axis.texts, *axis.get_yticklabels(), *axis.get_legend().get_texts(), axis.xaxis.label, axis._left_title]
@@ -57,13 +57,13 @@ def test_no_text_lies_on_another_or_outside(estimated):
 
 
 def test_the_picture_says_that_it_is_not_calibrated_until_it_is():
-    assert UNCALIBRATED in memory_bars(made()).axes[0].get_xlabel()
+    assert UNCALIBRATED in memory_picture(made()).figure.axes[0].get_xlabel()
     scaled = made(calibration=Calibration("training", 0.8, 10**10, "a card"))
-    assert memory_bars(scaled).axes[0].get_xlabel() == "GB"
+    assert memory_picture(scaled).figure.axes[0].get_xlabel() == "GB"
 
 
 def test_a_phase_is_told_from_the_other_by_its_parts():
-    legend = [text.get_text() for text in memory_bars(made()).axes[0].get_legend().get_texts()]
+    legend = [text.get_text() for text in memory_picture(made()).figure.axes[0].get_legend().get_texts()]
     assert {"weights", "keys and values", "activations", "log-probabilities"} <= set(legend)
     assert len(set(legend)) == len(legend)
-    assert "vLLM" in [text.get_text() for text in memory_bars(made(use_vllm=True)).axes[0].get_legend().get_texts()]
+    assert "vLLM" in [text.get_text() for text in memory_picture(made(use_vllm=True)).figure.axes[0].get_legend().get_texts()]

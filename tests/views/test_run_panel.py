@@ -19,9 +19,9 @@ from workbench.errors import RunError
 from workbench.health import ALARM, Verdict, examine_run, summary
 from workbench.run.control_file import send
 from workbench.run.directory import RunDirectory, open_run
-from workbench.views import panel as panel_module
+from workbench.views import live
 from workbench.views.controls import WIDGETS, Controls, buttons_work
-from workbench.views.panel import RunPanel
+from workbench.views.live import RunPanel
 from workbench.views.run_view import FollowedRun
 
 
@@ -35,7 +35,7 @@ def running(home):
 @pytest.fixture
 def shown(monkeypatch):
     """Shows a panel as a notebook does; returns its places by name."""
-    monkeypatch.setattr(panel_module, "_OPEN", {})
+    monkeypatch.setattr(live, "_OPEN", {})
 
     def show(panel: RunPanel) -> dict[str, Handle]:
         places: list = []

@@ -60,8 +60,7 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
     """What a run was asked to do, from its manifest and recipe.
 
     Args:
-        task: the run's task, which declares the maximum of its functions; None: the recipe's is loaded, if it can be. A
-            function that has been changed since the run says nothing about it.
+        task: the run's, whose functions declare their maximum, if they are as they were; None: the recipe's, if it loads.
         stage: the stage that is looked at; None: a run without stages.
     """
     recipe, known, changed = run.recipe(), stage_in(run.manifest(), stage), RunState.of(run)
@@ -111,8 +110,7 @@ def examine_run(
 class Watchdog:
     """A run's health while it trains: looked at after every step, unless looking would cost too large a share of the run.
 
-    Args:
-        config: gives what the run is asked to do now; asked at each look, as weights and settings may be changed.
+    `config` is asked at each look what the run is asked to do, as weights and settings may be changed.
     """
 
     def __init__(self, config: Callable[[], RunConfig]) -> None:

@@ -54,9 +54,7 @@ class StepSummary:
     functions: tuple[FunctionSummary, ...]
     group_std: float | None  # mean over the groups of the std of the totals
     nonfinite: int  # totals or advantages that are infinite, or advantages that are no number
-    mixed: int  # groups with right and wrong completions
-    all_right: int  # groups
-    all_wrong: int  # groups
+    metrics: dict[str, float]  # what its groups were like, by the run's names: their mean std, and shares of the groups
     dead: dict[str, int]  # groups by kind, all DEAD_KINDS
     identical_right: int  # groups of identical texts that are right
     distinct: int  # texts in the batch
@@ -85,13 +83,6 @@ class StepSummary:
         """Groups from which nothing is learnt."""
         return sum(self.dead.values())
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """What its groups were like, by the names of the run's metrics: the mean std, and shares of the groups."""
-        counts = {MIXED: self.mixed, ALL_RIGHT: self.all_right, ALL_WRONG: self.all_wrong, DEAD: self.dead_count}
-        std = float("nan") if self.group_std is None else self.group_std
-        return {GROUP_STD: std, **{name: count / self.group_count for name, count in counts.items()}}
-
     def function(self, name: str) -> FunctionSummary | None:
         """One function's numbers; None if the batch was scored without it."""
         return next((function for function in self.functions if function.name == name), None)
@@ -104,9 +95,14 @@ def summarise(batch: ScoredBatch) -> StepSummary:
     # A policy with several end tokens may stop by one that is not the tokenizer's; what is cut is cut at one length.
     clipped = unended & (lengths == lengths.max())
     totals, stds = batch.groups.totals, batch.groups.stds[::size]
+    std = float(np.nanmean(stds)) if not np.isnan(stds).all() else None
     right_in, clipped_in = (flags.reshape(-1, size).sum(axis=1) for flags in (right, clipped))
     kinds = dead_kinds(batch)
     by_group = zip(batch.prompt_ids[::size], kinds, right_in.tolist(), clipped_in.tolist(), strict=True)
+    all_right, all_wrong = right_in == size, right_in == 0
+    dead = np.array([kind is not None for kind in kinds])
+    counted = {MIXED: ~(all_right | all_wrong), ALL_RIGHT: all_right, ALL_WRONG: all_wrong, DEAD: dead}
+    shares = {name: int(groups.sum()) / len(kinds) for name, groups in counted.items()}
     commonest, commonest_count = Counter(texts).most_common(1)[0]
     formatted = None
     if batch.format_by in batch.names:
@@ -117,11 +113,9 @@ def summarise(batch: ScoredBatch) -> StepSummary:
         completions=len(texts),
         group_size=size,
         functions=_functions(batch, None in kinds),
-        group_std=float(np.nanmean(stds)) if not np.isnan(stds).all() else None,
+        group_std=std,
         nonfinite=int((np.isinf(totals) | ~np.isfinite(batch.groups.advantages)).sum()),
-        mixed=int(((right_in > 0) & (right_in < size)).sum()),
-        all_right=int((right_in == size).sum()),
-        all_wrong=int((right_in == 0).sum()),
+        metrics={GROUP_STD: np.nan if std is None else std, **shares},
         dead={kind: kinds.count(kind) for kind in DEAD_KINDS},
         identical_right=sum(kind == IDENTICAL and bool(own == size) for kind, own in zip(kinds, right_in, strict=True)),
         distinct=len(set(texts)),

@@ -44,29 +44,20 @@ NAMES = {
 class Verdict:
     """One thing that can go wrong, and whether it has.
 
-    Args:
-        name: the issue, a word for scripts.
-        state: "alarm" (stop and look), "warning", "note" (worth knowing), "ok", or "skipped": not enough is known, and
-            `evidence` has the key that is `missing`, or what it `needs` and `has`.
-        line: one sentence with its numbers.
-        evidence: those numbers, by name.
-        first_step, last_step: the steps that they are of.
-        prompts: ids of prompts that show it, at most `MOST_PROMPTS`.
-        function: the reward function; empty: none in particular.
-        cause: what brings a run into this state.
-        remedy: what to do.
+    Of its states "alarm" says stop and look, "note" is worth knowing, and "skipped" says that not enough is known: `evidence`
+    has the key that is `missing`, or what it `needs` and `has`.
     """
 
-    name: str
-    state: str
-    line: str
-    evidence: dict[str, Any] = field(default_factory=dict)
-    first_step: int | None = None
+    name: str  # the issue, a word for scripts
+    state: str  # one of STATES
+    line: str  # one sentence with its numbers
+    evidence: dict[str, Any] = field(default_factory=dict)  # those numbers, by name
+    first_step: int | None = None  # that they are of
     last_step: int | None = None
-    prompts: tuple[str, ...] = ()
-    function: str = ""
-    cause: str = ""
-    remedy: str = ""
+    prompts: tuple[str, ...] = ()  # ids of prompts that show it, at most MOST_PROMPTS
+    function: str = ""  # the reward function; empty: none in particular
+    cause: str = ""  # what brings a run into this state
+    remedy: str = ""  # what to do
 
     def __str__(self) -> str:
         return f"{self.state}: {self.title}: {self.line}" + (f"\n  -> {self.remedy}" if self.remedy else "")
@@ -135,11 +126,9 @@ class RunView:
         """Of the latest batch, those that have a weight."""
         return [function for function in self.batches[-1].functions if function.weight]
 
-    @cached_property
-    def by_function(self) -> dict[str, list[tuple[StepSummary, FunctionSummary]]]:
-        """Each of `functions` in every batch that it scored."""
-        pairs = {own.name: [(batch, batch.function(own.name)) for batch in self.batches] for own in self.functions}
-        return {name: [(batch, own) for batch, own in found if own is not None] for name, found in pairs.items()}
+    def history(self, function: str) -> list[tuple[StepSummary, FunctionSummary]]:
+        """Every batch that a function scored, with its numbers."""
+        return [(batch, own) for batch in self.batches for own in batch.functions if own.name == function]
 
     @cached_property
     def rewards(self) -> list[float]:
@@ -196,11 +185,9 @@ class RunView:
         over: Sequence[StepSummary] | tuple[int | None, int | None] | None = None,
         **more: Any,
     ) -> Verdict:
-        """A verdict of the rule that asks; what is ok has neither cause nor remedy.
+        """A verdict of the rule that asks, `over` some batches or from a first to a last step; None: the recent batches.
 
-        Args:
-            over: the batches, or first and last step, that it is about; None: the recent batches.
-            more: `prompts`, `function`.
+        What is ok has neither cause nor remedy. `more`: `prompts`, `function`.
         """
         over = self.recent if over is None else over
         steps = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
@@ -217,10 +204,9 @@ class RunView:
 
 
 def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[..., Any]:
-    """Makes a rule of a function that looks at a `RunView`: its verdicts carry its name, and wait until there is enough to see.
+    """Makes a rule of a function that looks at a `RunView`: its verdicts carry its name.
 
-    Args:
-        batches, groups, completions: that the view must hold; 0 batches: the function asks for itself.
+    They wait until the view holds so many batches, groups and completions; 0 batches: the function asks for itself.
     """
 
     def made(looks: Callable[[RunView], Verdict | list[Verdict]]) -> Callable[[RunView], list[Verdict]]:

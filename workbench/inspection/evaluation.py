@@ -7,7 +7,7 @@ distribution, not its single likeliest completion.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,13 +40,9 @@ class Measured:
 
     def shares(self) -> dict[str, float | None]:
         """The shares of all completions: `correct` (strict), `correct_lenient`, `format`, `finished`; mean `reward`."""
-        return {
-            "correct": float(self.correct.mean()),
-            "correct_lenient": float(self.lenient.mean()),
-            "format": None if self.format is None else float(self.format.mean()),
-            "finished": float(self.finished.mean()),
-            "reward": float(np.nanmean(self.total)),
-        }
+        counted = {"correct": self.correct, "correct_lenient": self.lenient, "format": self.format, "finished": self.finished}
+        shares = {name: None if flags is None else float(flags.mean()) for name, flags in counted.items()}
+        return {**shares, "reward": float(np.nanmean(self.total))}
 
 
 class Examples(NamedTuple):
@@ -72,26 +68,18 @@ class Evaluation:
     @property
     def found(self) -> dict[str, Any]:
         """What `evaluation.json` holds: the shares before and after, and the paired gain."""
-        gain = paired_difference(self.before.correct, self.after.correct)
-        return {
-            "before": self.before.shares(),
-            "after": self.after.shares(),
-            "gain": {"correct": gain.mean, "low": gain.low, "high": gain.high},
-            "prompts": gain.prompts,
-            "samples": int(self.before.correct.shape[1]),
-            "right_by": self.right_by,
-        }
+        before, after = self.before.correct, self.after.correct
+        prompts, samples = map(int, before.shape)
+        shares = {"before": self.before.shares(), "after": self.after.shares()}
+        gain = dict(zip(("correct", "low", "high"), paired_difference(before, after), strict=True))
+        return {**shares, "gain": gain, "prompts": prompts, "samples": samples, "right_by": self.right_by}
 
     @property
     def pairs(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
         """(what is counted, before, after), arrays [P, G] of bools."""
-        pairs = [
-            ("correct, strict format", self.before.correct, self.after.correct),
-            ("correct, lenient", self.before.lenient, self.after.lenient),
-        ]
-        if self.before.format is not None and self.after.format is not None:
-            pairs.append(("strict format", self.before.format, self.after.format))
-        return pairs
+        counted = {"correct, strict format": "correct", "correct, lenient": "lenient", "strict format": "format"}
+        pairs = [(label, getattr(self.before, of), getattr(self.after, of)) for label, of in counted.items()]
+        return [pair for pair in pairs if pair[1] is not None and pair[2] is not None]
 
     def examples(self, count: int = 4) -> Examples:
         """The first prompts, each with one completion of the base and one of the trained policy."""
@@ -129,29 +117,20 @@ def evaluate(run: RunDirectory, task: Task | None = None, *, held_out: int = 200
         RunError: if the run has no adapter; or is one of your own trainer, and `task` is None.
         DataError: if the task has no held-out prompts.
     """
-    recipe = run.recipe()
     if task is None and run.manifest().get("attached"):
-        raise RunError(
-            f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it",
-            rule="a run is measured on held-out prompts, with a task's reward functions",
-            remedy="hand them over: wb.evaluate(run, task=wb.Task(..., held_out=rows))",
-        )
+        value = f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
+        remedy = "hand one over: wb.evaluate(run, task=wb.Task(..., held_out=rows))"
+        raise RunError(value, rule="held-out prompts are scored by a task's reward functions", remedy=remedy)
+    recipe, in_force = run.recipe(), run.manifest()["settings"]["in_force"]
     task = task or load_task(recipe.task)
     rows = _held_out(task, task.held_out)[:held_out]
     for line in changed_since(run, task):
         print(f"WARNING: {line}")
     policy = load_policy(recipe, adapter=run.adapter)
     print(policy)
-    in_force = run.manifest()["settings"]["in_force"]
-    asked = {
-        "weights": recipe.reward_weights,
-        "samples": samples,
-        "max_completion_length": in_force["max_completion_length"],
-        "temperature": in_force["temperature"],
-        "seed": seed,
-    }
+    asked = {"samples": samples, "seed": seed, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}
     before, after = (
-        measure(policy, task, rows, base=base, progress=progress_line(name), **asked)
+        measure(policy, task, rows, weights=recipe.reward_weights, base=base, progress=progress_line(name), **asked)
         for name, base in (("base", True), ("trained", False))
     )
     evaluation = Evaluation([row["prompt"] for row in rows], before, after, task.right_function)
@@ -166,42 +145,26 @@ def measure(
     *,
     weights: dict[str, float] | None = None,
     samples: int = 4,
-    max_completion_length: int = 96,
-    temperature: float = 1.0,
-    seed: int = 0,
-    base: bool = False,
-    batch_size: int = 128,
-    progress: Callable[[int, int], None] | None = None,
+    **sampling: Any,
 ) -> Measured:
     """Sample `samples` completions for each held-out prompt and score them with the task's own functions.
 
     Args:
         rows: prompts; None: the task's held-out rows.
         weights: of the reward functions, where they differ from the task's: the recipe's `reward_weights`.
-        base: measure the base model, without the adapter.
-        progress: called with (prompts done, prompts in all).
+        sampling: for `sample`: `max_completion_length`, `temperature`, `seed`, `base`, `batch_size`, `progress`.
 
     Raises:
         DataError: if there are no prompts.
     """
     rows = _held_out(task, task.held_out if rows is None else rows)
-    sampled = sample(
-        policy,
-        [row["prompt"] for row in rows],
-        num_generations=samples,
-        max_completion_length=max_completion_length,
-        temperature=temperature,
-        seed=seed,
-        base=base,
-        batch_size=batch_size,
-        progress=progress,
-    )
+    prompts = [row["prompt"] for row in rows]
+    sampled = sample(policy, prompts, num_generations=samples, **{"batch_size": 128, **sampling})
     suite = RewardSuite(task, samples, weights)
     flat = [completion for group in sampled for completion in group]
     repeated = [row for row in rows for _ in range(samples)]
     scores = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])
-    shape = (len(rows), samples)
-    by_name = dict(zip(suite.names, scores.T, strict=True))
+    shape, by_name = (len(rows), samples), dict(zip(suite.names, scores.T, strict=True))
     return Measured(
         completions=[[completion.text for completion in group] for group in sampled],
         lenient=(by_name[task.right_function] > 0).reshape(shape),
@@ -213,25 +176,13 @@ def measure(
 
 def _held_out(task: Task, rows: Sequence[Row]) -> Sequence[Row]:
     if not len(rows):
-        raise DataError(
-            f"task {task.name!r}: 0 held-out prompts",
-            rule="a policy is measured on prompts that it was not trained on",
-            remedy="give the task held_out rows; notebook 01 splits them off",
-        )
+        value, remedy = f"task {task.name!r}: 0 held-out prompts", "give the task held_out rows; notebook 01 splits them off"
+        raise DataError(value, rule="a policy is measured on prompts that it was not trained on", remedy=remedy)
     return rows
 
 
-class Difference(NamedTuple):
-    """A paired difference with its 95 % interval, and how many prompts it rests on."""
-
-    mean: float
-    low: float
-    high: float
-    prompts: int
-
-
-def paired_difference(before: np.ndarray, after: np.ndarray) -> Difference:
-    """Mean of (after - before) over prompts, with the 95 % interval of Student's t on the per-prompt differences.
+def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
+    """(mean, low, high) of (after - before) over prompts, with Student's 95 % t interval on the per-prompt differences.
 
     The prompts are the sample: completions of one prompt are not independent of one another, so each prompt counts
     once, with the mean of its completions.
@@ -245,7 +196,7 @@ def paired_difference(before: np.ndarray, after: np.ndarray) -> Difference:
     if len(before) != len(after) or len(before) < 2:
         raise ValueError(f"{len(before)} and {len(after)} prompts: give the same prompts to both, at least 2")
     mean, half = _t_interval(after.mean(axis=1) - before.mean(axis=1))
-    return Difference(mean, mean - half, mean + half, len(before))
+    return mean, mean - half, mean + half
 
 
 def share_interval(values: np.ndarray) -> tuple[float, float, float]:

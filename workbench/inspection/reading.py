@@ -59,15 +59,9 @@ def by_step(run: RunDirectory) -> Steps:
     Raises:
         RunError: if the run recorded nothing.
     """
-    return Steps(
-        query(
-            run.rollouts,
-            """select step, avg(total) as reward, avg(cast("right" as double)) as share_right,
-                      avg(length_tokens) as length_tokens, avg(cast(finish_reason = 'length' as double)) as clipped,
-                      count(distinct completion) as distinct_texts
-               from rollouts group by step order by step""",
-        )
-    )
+    columns = """step, avg(total) as reward, avg(cast("right" as double)) as share_right, avg(length_tokens) as length_tokens,
+        avg(cast(finish_reason = 'length' as double)) as clipped, count(distinct completion) as distinct_texts"""
+    return Steps(query(run.rollouts, f"select {columns} from rollouts group by step order by step"))
 
 
 @dataclass(frozen=True)
@@ -117,11 +111,8 @@ def explain_group(
     """
     if isinstance(run, ScoredBatch):
         if labels and len(labels) != run.num_generations:
-            raise RewardError(
-                f"{len(labels)} labels for {run.num_generations} completions",
-                rule="each completion of the group has its label",
-                remedy="give one for each, or none",
-            )
+            value, rule = f"{len(labels)} labels for {run.num_generations} completions", "each completion has its label"
+            raise RewardError(value, rule=rule, remedy="give one for each, or none")
         return dataclasses.replace(explain(run, index or 0), labels=tuple(labels))
     batch, place = batch_and_place(run, step, index)
     first = place * batch.num_generations
@@ -137,15 +128,9 @@ def explain_group(
 def best_first(found: ExplainedGroup) -> ExplainedGroup:
     """The same group, its completions in order of the advantages that it was trained on: every view numbers them alike."""
     order = np.argsort(-found.advantages, kind="stable")
-    return dataclasses.replace(
-        found,
-        texts=[found.texts[place] for place in order],
-        scores=found.scores[order],
-        totals=found.totals[order],
-        advantages=found.advantages[order],
-        by_scale={"as trained": found.advantages[order]},
-        contributions=found.contributions[order],
-    )
+    sorted_ = {name: getattr(found, name)[order] for name in ("scores", "totals", "advantages", "contributions")}
+    texts = [found.texts[place] for place in order]
+    return dataclasses.replace(found, texts=texts, by_scale={"as trained": sorted_["advantages"]}, **sorted_)
 
 
 def question(prompt: Any) -> str:
@@ -157,17 +142,11 @@ def question(prompt: Any) -> str:
 
 
 def changed_since(run: RunDirectory, task: Task) -> list[str]:
-    """What of a task is no longer as it was when the run was trained, one line each; an empty list if nothing is.
-
-    A task is a file that can be edited, and its rows can be split anew: prompts that are held out now may have been
-    trained on then.
-    """
-    manifest, recipe = run.manifest(), run.recipe()
-    changed = []
-    if RewardSuite(task, 2, recipe.reward_weights).hash != manifest["rewards"]["hash"]:
+    """What of a task is no longer as it was when the run was trained, one line each."""
+    manifest, changed = run.manifest(), []
+    if RewardSuite(task, 2, run.recipe().reward_weights).hash != manifest["rewards"]["hash"]:
         changed.append("the reward functions or their weights are not those that this run was trained with")
-    for split, rows in (("rows", task.rows), ("held_out", task.held_out)):
+    for name, split, rows in (("training", "rows", task.rows), ("held-out", "held_out", task.held_out)):
         if fingerprint(rows) != manifest["task"][split]:
-            which = "training prompts" if split == "rows" else "held-out prompts"
-            changed.append(f"the {which} are not those of this run: what is measured on them may have been trained on")
+            changed.append(f"the {name} prompts are not those of this run: what is measured on them may have been trained on")
     return changed

@@ -12,12 +12,7 @@ MOST_PROBES = 12
 
 
 def audit_view(audit: RewardAudit, most: int = MOST_PROBES, chart: bool = True) -> View:
-    """The whole audit.
-
-    Args:
-        most: probes in the table and the chart.
-        chart: with the chart of what they earn.
-    """
+    """The whole audit, with at most `most` probes in the table and the chart."""
     tables = [table for table in (functions_table(audit), probes_table(audit, most)) if table.rows]
     counted = [(audit.rows, "prompt"), (audit.completions, "completion"), (audit.cases, "regression case")]
     counts = ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counted if count)

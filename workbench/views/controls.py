@@ -15,7 +15,7 @@ from typing import Any
 from packaging.version import Version
 
 from workbench.errors import WorkbenchError
-from workbench.run.control_file import RunState, send
+from workbench.run.control_file import ACTIONS, RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.views.history import change_text
 from workbench.views.tables import pre
@@ -23,16 +23,10 @@ from workbench.views.tables import pre
 WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 BY = "panel"
 MOST_ANSWERS = 6  # that are shown, the newest first
-MOST_FUNCTIONS = 24  # that have a line of their own
 _LONGEST_ANSWER = 400  # characters
 GREEN, RED, MUTED = "#1e8449", "#c0392b", "#5d6d7e"
-_BUTTONS = (
-    ("stop", "Stop", "ends after the step in flight, with a checkpoint"),
-    ("pause", "Pause", "waits at the step boundary, holding the GPU memory"),
-    ("checkpoint", "Checkpoint", "saves a checkpoint now"),
-    ("sample", "Sample", "writes completions of a few prompts to samples.jsonl"),
-    ("reload", "Reload rewards", "loads the edited task file's reward functions"),
-)
+_MUTE = {True: "mute", False: "unmute"}
+_BUTTONS = {"stop": "Stop", "pause": "Pause", "checkpoint": "Checkpoint", "sample": "Sample", "reload": "Reload rewards"}
 
 
 def buttons_work(in_cell: bool) -> tuple[bool, str]:
@@ -85,7 +79,6 @@ class Controls:
         self.asked: dict[str, str] = {}  # id of a request without an answer -> what was asked
         self.answers: deque[str] = deque(maxlen=MOST_ANSWERS)
         self._lock = threading.Lock()
-        self._over = ""
         self._functions: dict[str, tuple[Any, Any]] = {}  # function -> (weight field, mute box)
         self._numbers: dict[str, tuple[Any, Any]] = {}  # action -> (field, its button)
         self.buttons: dict[str, Any] = {}
@@ -98,11 +91,11 @@ class Controls:
     def _build(self) -> Any:
         import ipywidgets as kit
 
-        for action, label, tooltip in _BUTTONS:
+        for action, label in _BUTTONS.items():
             layout, style = {"width": "auto", "min_width": "84px"}, "danger" if action == "stop" else ""
-            button = _named(action, kit.Button(description=label, tooltip=tooltip, button_style=style, layout=layout))
-            button.on_click(lambda _, action=action: self._clicked(action))
-            self.buttons[action] = button
+            button = kit.Button(description=label, tooltip=ACTIONS[action][0], button_style=style, layout=layout)
+            button.on_click(lambda _, asked=action: self.ask("resume" if asked == "pause" and self.state.paused else asked))
+            self.buttons[action] = _named(action, button)
         for action in ("beta", "learning_rate"):
             # A text, so that 1e-5 can be typed, and what is no number is answered and not swallowed.
             look = {"style": {"description_width": "initial"}, "layout": {"width": "190px"}}
@@ -116,33 +109,24 @@ class Controls:
         self._fill_functions()
         self._show_state()
         fields = [part for pair in self._numbers.values() for part in pair]
-        buttons, fields = (kit.HBox(list(each), layout={"flex_flow": "row wrap"}) for each in (self.buttons.values(), fields))
-        return kit.VBox([buttons, self._rows, fields, self._answers_widget, self._sentence_widget])
+        rows = [kit.HBox(list(each), layout={"flex_flow": "row wrap"}) for each in (self.buttons.values(), fields)]
+        return kit.VBox([rows[0], self._rows, rows[1], self._answers_widget, self._sentence_widget])
 
     def _fill_functions(self) -> None:
         import ipywidgets as kit
 
         self._functions, self._shown, lines = {}, {}, []
-        for name in list(self.state.weights)[:MOST_FUNCTIONS]:
+        for name in self.state.weights:
             label = kit.HTML(_line(name), layout={"width": "240px", "overflow": "hidden"})
             field = _named(f"weight-{name}", kit.FloatText(step=0.1, layout={"width": "100px"}))
             apply = _named(f"apply-{name}", kit.Button(description="Apply", layout={"width": "auto"}))
             mute = _named(f"mute-{name}", kit.Checkbox(description="mute", indent=False, layout={"width": "90px"}))
             apply.on_click(lambda _, name=name, field=field: self.ask("weight", function=name, value=field.value))
-            mute.observe(lambda change, name=name: self._muted(name, change["new"]), "value")
+            mute.observe(lambda box, name=name: self._quiet or self.ask(_MUTE[box["new"]], function=name), "value")
             self._functions[name] = (field, mute)
             lines.append(kit.HBox([label, field, apply, mute]))
         head = kit.HTML(_line("Weight of each reward function; a muted one is still scored and plotted.", MUTED))
-        more = len(self.state.weights) - len(lines)
-        tail = [kit.HTML(_line(f"{more} more: `workbench control`", MUTED))] if more > 0 else []
-        self._rows.children = [head, *lines, *tail]
-
-    def _clicked(self, action: str) -> None:
-        self.ask("resume" if action == "pause" and self.state.paused else action)
-
-    def _muted(self, name: str, muted: bool) -> None:
-        if not self._quiet:
-            self.ask("mute" if muted else "unmute", function=name)
+        self._rows.children = [head, *lines]
 
     # -- asking and answers ------------------------------------------------------------------------------------------
     def ask(self, action: str, **details: Any) -> str | None:
@@ -173,8 +157,16 @@ class Controls:
 
     def ended(self, message: str) -> None:
         """The run is over: there is nobody left to ask."""
-        self._over = message
+        with self._lock:
+            self.asked.clear()
         self._show_state()
+        if self.works:
+            widgets = [self.widget]
+            for widget in widgets:  # grows as it goes
+                widgets += getattr(widget, "children", ())
+                if hasattr(widget, "disabled"):
+                    widget.disabled = True
+            self._sentence_widget.value = _line(f"{message}: nothing is left to steer.", MUTED)
 
     def _say(self, text: str, colour: str) -> None:
         with self._lock:
@@ -188,19 +180,11 @@ class Controls:
                 self._answers_widget.value = "".join([*waiting, *self.answers])
 
     def _show_state(self) -> None:
-        if not self.works:
-            return
-        if list(self._functions) != list(self.state.weights)[:MOST_FUNCTIONS]:
-            self._fill_functions()
-        self.buttons["pause"].description = "Resume" if self.state.paused else "Pause"
-        self._show_fields()
-        if self._over:
-            with self._lock:
-                self.asked.clear()
-            for widget in _parts(self.widget):
-                if hasattr(widget, "disabled"):
-                    widget.disabled = True
-            self._sentence_widget.value = _line(f"{self._over}: nothing is left to steer.", MUTED)
+        if self.works:
+            if list(self._functions) != list(self.state.weights):
+                self._fill_functions()
+            self.buttons["pause"].description = "Resume" if self.state.paused else "Pause"
+            self._show_fields()
         self._show_answers()
 
     def _show_fields(self) -> None:
@@ -245,10 +229,6 @@ def answer_line(event: dict[str, Any], own: str = BY) -> str:
 def _written(value: Any) -> str:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return f"{value:g}" if number else "" if value is None else str(value)
-
-
-def _parts(widget: Any) -> list[Any]:
-    return [widget, *(part for child in getattr(widget, "children", ()) for part in _parts(child))]
 
 
 def _named(part: str, widget: Any) -> Any:

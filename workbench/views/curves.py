@@ -81,16 +81,15 @@ class RunFigure:
             else:
                 axis.set_xlabel("step", fontsize=8, labelpad=1)
             self.charts[key] = Chart(axis, **settings)
-        self._unmeasured, self._no_entropy = self._words("kl", KL_UNMEASURED), self._words("entropy", NO_ENTROPY)
+        look = {"ha": "center", "va": "center", "fontsize": 8, "color": GREY, "visible": False}
+        self._unmeasured, self._no_entropy = (
+            self.charts[key].axis.text(0.5, 0.5, words, transform=self.charts[key].axis.transAxes, **look)
+            for key, words in (("kl", KL_UNMEASURED), ("entropy", NO_ENTROPY))
+        )
         self._marks = _Marks(self.charts)
         self._shown_frame: dict[str, Any] = {}  # what each chart of the kept frame was drawn for, and the frame
         self._frame: Any = None
         self._named: list[str] = []  # what the legend says
-
-    def _words(self, key: str, text: str) -> Any:
-        axis = self.charts[key].axis
-        look = {"ha": "center", "va": "center", "transform": axis.transAxes, "fontsize": 8, "color": GREY, "visible": False}
-        return axis.text(0.5, 0.5, text, **look)
 
     def draw(self, history: History, title: str = "", note: str = "", marks: Sequence[Mark] = ()) -> bytes:
         """The figure with this history in it, as PNG bytes.
@@ -108,9 +107,10 @@ class RunFigure:
         self._title.set_text(cut(title or self.name, 118 if len(history) <= points else 72))
         self._note.set_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …")))
         steps, limit = np.array(history.steps), self._most_x(history.step)
-        fits = {"kl": self._fit_kl, "time": self._fit_time, "reward": self._fit_legend, "entropy": self._fit_entropy}
-        depends: dict[str, Any] = {key: chart.fill(steps, history, limit) for key, chart in self.charts.items()}
-        depends |= {key: (depends[key], fit(history)) for key, fit in fits.items()}
+        fitted = {"reward": self._fit_legend(history), **self._fit(history)}
+        depends: dict[str, Any] = {
+            key: (chart.fill(steps, history, limit), fitted.get(key)) for key, chart in self.charts.items()
+        }
         if len(steps) == 1:  # one point is no line
             self._mark_points(".")
         self._key.set_text(self._marks.fill(marks, limit))
@@ -134,31 +134,25 @@ class RunFigure:
             limit /= 2
         return limit
 
-    # -- what a chart shows that depends on the run, besides its columns; each returns what the frame depends on ----------
-    def _fit_kl(self, history: History) -> Any:
+    def _fit(self, history: History) -> dict[str, Any]:
+        """Show what depends on more than a chart's columns; returns what the frame of each chart depends on."""
+        missing = {key: bool(np.isnan(history[key]).all()) for key in (metrics.KL, metrics.ENTROPY, metrics.TRAIN_S)}
         # A run may begin without a reference model and get one in a later stage, or the other way about.
-        chart, label = self.charts["kl"], f"per token (beta {self.beta:.3g})" if self.beta else "per token"
-        measured, shown = bool(self.beta) or not np.isnan(history[metrics.KL]).all(), [line.artist for line in chart.lines]
+        kl, measured = self.charts["kl"], bool(self.beta) or not missing[metrics.KL]
         self._unmeasured.set_visible(not measured)
-        chart.axis.tick_params(labelleft=measured)
-        chart.right.tick_params(labelright=measured)
-        if measured and (chart.shown_legend is None or shown[0].get_label() != label):
-            shown[0].set_label(label)
-            chart.legend(shown, columns=1)
-        return measured, label
+        kl.axis.tick_params(labelleft=measured)
+        kl.right.tick_params(labelright=measured)
+        lines, label = [line.artist for line in kl.lines], f"per token (beta {self.beta:.3g})" if self.beta else "per token"
+        if measured and (kl.shown_legend is None or lines[0].get_label() != label):
+            lines[0].set_label(label)
+            kl.legend(lines, columns=1)
+        time, split = self.charts["time"], not missing[metrics.TRAIN_S]
+        if time.shown_legend is None or split != (len(time.shown_legend.get_texts()) > 1):
+            time.legend([*(time.areas if split else []), time.lines[0].artist], columns=2)
+        self._no_entropy.set_visible(len(history) > 0 and missing[metrics.ENTROPY])
+        return {"kl": (measured, label), "time": split, "entropy": self._no_entropy.get_visible()}
 
-    def _fit_entropy(self, history: History) -> Any:
-        missing = len(history) > 0 and bool(np.isnan(history[metrics.ENTROPY]).all())
-        self._no_entropy.set_visible(missing)
-        return missing
-
-    def _fit_time(self, history: History) -> Any:
-        chart, split = self.charts["time"], not np.isnan(history[metrics.TRAIN_S]).all()
-        if chart.shown_legend is None or split != (len(chart.shown_legend.get_texts()) > 1):
-            chart.legend([*(chart.areas if split else []), chart.lines[0].artist], columns=2)
-        return split
-
-    def _fit_legend(self, history: History) -> Any:
+    def _fit_legend(self, history: History) -> int:
         chart, names = self.charts["reward"], []
         for line in chart.lines[1:]:
             weight, short = history.weights.get(line.label, 1.0), cut(short_name(line.label), _LONGEST_NAME)

@@ -61,10 +61,10 @@ def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
     """(step, file) of the newest part of a run's rollouts; None as long as there is none."""
     try:
         # Names are padded with zeros, so the greatest is the newest.
-        name = max((name for name in os.listdir(run.rollouts) if name.startswith("step-")), default=None)
-    except OSError:
+        name = max(name for name in os.listdir(run.rollouts) if name.startswith("step-"))
+    except (OSError, ValueError):  # there is no folder, or nothing in it
         return None
-    return (int(name.split("-")[1]), run.rollouts / name) if name is not None else None
+    return int(name.split("-")[1]), run.rollouts / name
 
 
 def read_batch(part: Path) -> ScoredBatch | None:

@@ -16,19 +16,15 @@ from workbench.views.tables import Table, Verbatim, View, number, short_name
 def explained_view(found: ExplainedGroup) -> View:
     """Rewards and advantages, and what each function adds to them, as bars; and the tables behind them."""
     tables = group_tables(found)
-    labels = found.labels or [f"completion {index}" for index in range(len(found.texts))]
+    labels = list(found.labels) or [f"completion {index}" for index in range(len(found.texts))]
     bars = advantage_bars(labels, np.nan_to_num(found.totals).tolist(), found.advantages.tolist())
     parts = [inline_image(bars, "rewards and advantages of the group")]
-    parts += [inline_image(contribution_bars(found, labels), found.verdict), *(table._repr_html_() for table in tables)]
+    parts += [inline_image(contribution_bars(found), found.verdict), *(table._repr_html_() for table in tables)]
     return View("".join(parts), "\n\n".join(map(str, tables)))
 
 
 def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]:
-    """Three tables: scores and advantages under every scaling, what each function adds, and the functions' shares.
-
-    Args:
-        completions: with their texts.
-    """
+    """Three tables: scores (and texts) with advantages under every scaling, what each function adds, the functions' shares."""
     short, scales = list(map(short_name, found.names)), found.by_scale
     places = list(found.labels) or [*range(len(found.texts))]
     texts = [[Verbatim(text)] if completions else [] for text in found.texts]
@@ -48,27 +44,17 @@ def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]
     return [scored, added, Table(header, rows, found.verdict)]
 
 
-def contribution_bars(found: ExplainedGroup, labels: Sequence[str] | None = None, order: Sequence[int] | None = None) -> Any:
-    """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to the left down.
-
-    Args:
-        labels: [G] of the completions as they stand in `found`; None: their numbers, as in `group_tables`.
-        order: [G] numbers of the completions from the top down, as a table beside it has them; None: as in `found`.
-    """
-    count = len(found.texts)
-    order = list(range(count)) if order is None else list(order)
-    labels = [f"completion {index}" for index in range(count)] if labels is None else labels
-    figure, axis = new_figure(9, 0.42 * count + 1.3)
-    places = np.arange(count)
-    right, left = np.zeros(count), np.zeros(count)
-    for f, (name, colour) in enumerate(zip(found.names, SERIES * 9, strict=False)):
-        added = found.contributions[order, f]
-        start = np.where(added >= 0, right, left)
-        axis.barh(places, added, left=start, color=colour, height=0.7, label=short_name(name))
+def contribution_bars(found: ExplainedGroup) -> Any:
+    """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to the left down."""
+    places = np.arange(len(found.texts))
+    figure, axis = new_figure(9, 0.42 * len(places) + 1.3)
+    right, left = np.zeros(len(places)), np.zeros(len(places))
+    for name, colour, added in zip(found.names, SERIES * 9, found.contributions.T, strict=False):
+        axis.barh(places, added, left=np.where(added >= 0, right, left), color=colour, height=0.7, label=short_name(name))
         right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
-    axis.plot(found.advantages[order], places, "D", color=BLACK, markersize=5, label="advantage")
+    axis.plot(found.advantages, places, "D", color=BLACK, markersize=5, label="advantage")
     axis.axvline(0, color=GREY, linewidth=0.8)
-    lying(axis, places, [labels[index] for index in order])
+    lying(axis, places, found.labels or [f"completion {index}" for index in places])
     axis.set_xlabel("advantage", fontsize=8)
     axis.set_title(textwrap.fill(found.verdict, 110), fontsize=9, loc="left")
     return with_legend(figure, axis)

@@ -11,11 +11,7 @@ _MOST_PROMPTS = 3
 
 
 def verdict_lines(verdicts: Sequence[Verdict], causes: bool = True) -> str:
-    """The verdicts as text for a terminal: alarms, warnings and notes with cause and remedy, the others in a line each.
-
-    Args:
-        causes: with the cause, the remedy and the prompts of what is wrong; without, one line each.
-    """
+    """The verdicts as text for a terminal: alarms, warnings and notes (with `causes` what is known of each), then the rest."""
     lines = []
     for verdict in _wrong(verdicts):
         lines.append(f"{verdict.state}: {_headline(verdict)}")
@@ -50,16 +46,17 @@ def _reasons(verdict: Verdict) -> list[str]:
 
 
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
-    said: dict[str, dict[str, None]] = {"no sign of": {}, "too early to say": {}, "not checked": {}}
+    well, early, blind = [], [], []
     for own in verdicts:
         if own.state == OK:
-            said["no sign of"][own.title] = None
+            well.append(own.title)
         elif own.state == SKIPPED and "missing" not in own.evidence:
-            said["too early to say"][own.title] = None
+            early.append(own.title)
         elif own.state == SKIPPED:
-            why = f"no {own.evidence['missing']}: {own.line.removeprefix('not examined: ')}"
-            said["not checked"][f"{own.title} ({_flat(why)})"] = None
-    return [f"{word}: {', '.join(names)}" for word, names in said.items() if names]
+            blind.append(f"{own.title} (no {own.evidence['missing']}: {own.line.removeprefix('not examined: ')})")
+    said = {"no sign of": well, "too early to say": early, "not checked": map(_flat, blind)}
+    listed = {word: ", ".join(dict.fromkeys(names)) for word, names in said.items()}
+    return [f"{word}: {names}" for word, names in listed.items() if names]
 
 
 def _flat(text: str) -> str:

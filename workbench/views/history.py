@@ -124,29 +124,23 @@ class Mark(NamedTuple):
     after: int = 0  # the event's own step: what is changed after step 5 counts from step 6
 
 
-def _mark_of(event: dict[str, Any]) -> Mark | None:
-    kind, after = event.get("event"), int(event.get("step") or 0)
-    step = int(event.get("from_step") or after)
-    if kind == "checkpoint":
-        return Mark(step, CHECKPOINT, "checkpoint", after)
-    if kind == "continued" or (kind == "stage" and step):  # the stage that a run begins with is no change
-        return Mark(step + 1, STAGE, cut(f"stage {event.get('stage', '')}", _LONGEST) if kind == "stage" else kind, after)
-    text = change_text(event) if kind == "control" and event.get("applied") else None
-    by_itself = str(event.get("by", "")).startswith("adaptive")
-    return Mark(step, ADAPTIVE if by_itself else CHANGE, cut(text, _LONGEST), after) if text else None
-
-
 def add_mark(marks: list[Mark], event: dict[str, Any]) -> None:
     """Append the mark of an event, if it leaves one. A run that is continued goes back to its checkpoint: later ones go.
 
     A change that was made after the checkpoint's own step is in the checkpoint, though it counts from the step after.
     """
-    mark = _mark_of(event)
-    if event.get("event") == "continued":
-        marks[:] = [before for before in marks if before.after <= (event.get("step") or 0)]
-    # A stage that a continued run begins again is one stage.
-    if mark is not None and not (mark.kind == STAGE and mark in marks):
-        marks.append(mark)
+    kind, after = event.get("event"), int(event.get("step") or 0)
+    step = int(event.get("from_step") or after)
+    if kind == "continued":
+        marks[:] = [*(before for before in marks if before.after <= after), Mark(step + 1, STAGE, "continued", after)]
+    elif kind == "checkpoint":
+        marks.append(Mark(step, CHECKPOINT, "checkpoint", after))
+    elif kind == "stage" and step:  # the stage that a run begins with is no change
+        mark = Mark(step + 1, STAGE, cut(f"stage {event.get('stage', '')}", _LONGEST), after)
+        marks += [mark] if mark not in marks else []  # a stage that a continued run begins again is one stage
+    elif kind == "control" and event.get("applied") and (text := change_text(event)):
+        by_itself = str(event.get("by", "")).startswith("adaptive")
+        marks.append(Mark(step, ADAPTIVE if by_itself else CHANGE, cut(text, _LONGEST), after))
 
 
 def change_text(event: dict[str, Any]) -> str | None:

@@ -1,8 +1,7 @@
 """The lab: a group of completions that are scored while one types, beside what reward hacks earn.
 
-`Lab(task)` in a notebook shows the panel; where there are no widgets (a terminal, a saved page) it shows the same as
-tables. A task that came from a file is loaded again whenever the file is saved. What a completion says is only ever
-shown as text: escaped, in `<pre>`.
+Where there are no widgets (a terminal, a saved page) `Lab(task)` shows the same as tables. A task that came from a file is
+loaded again whenever the file is saved.
 
 Everything runs between cells, on the kernel's own event loop: no thread touches a widget, so it works where widgets may
 not be touched from threads. While a cell runs, the panel waits.
@@ -50,11 +49,7 @@ _OPEN: dict[str, asyncio.Task] = {}  # what looks after each task file, for a pa
 
 
 class Bench:
-    """A task and what scores completions of its prompts: what the panel shows, without the panel.
-
-    Args:
-        task: a `Task`, a task file, or the name of a task that ships.
-        scale_rewards: TRL's setting, for the advantages.
+    """A task and what scores completions of its prompts: what the panel shows, without the panel. Arguments as for `Lab`.
 
     Raises:
         TaskError: if the task cannot be loaded, has no prompts, or a function lacks a column.
@@ -91,16 +86,13 @@ class Bench:
         found = {"an honest answer": first, **{f"honest, {name}": text for name, text in others}}
         return found | {probe.name: probe.text for probe in probes(writer, self.task.probes)}
 
-    def group(self, row: Row, texts: Sequence[str]) -> tuple[ExplainedGroup, dict[int, list[str]]]:
-        """(the completions as one group, by completion what functions did instead of scoring it)."""
+    def group(self, row: Row, texts: Sequence[str]) -> tuple[ExplainedGroup, list[tuple[int, str]]]:
+        """(the completions as one group, (completion, what a function did instead of scoring it) for each that failed)."""
         texts = list(texts) or [""]  # nothing written yet
         scored = self.suite.score_each([row] * len(texts), texts, quiet=True)
         scores = np.array([scored[name].scores for name in self.suite.names], dtype=float).T
         right = [score > 0 for score in scored[self.task.right_function].scores]
-        problems: dict[int, list[str]] = {}
-        for name, each in scored.items():
-            for index, what in each.errors.items():
-                problems.setdefault(index, []).append(f"{name} {what}")
+        problems = [(index, f"{name} {what}") for name, each in scored.items() for index, what in each.errors.items()]
         found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
         return explain(found), problems
 
@@ -112,8 +104,8 @@ class Bench:
     def tables(self, row: Row, texts: Sequence[str]) -> list[Any]:
         """The panel as plain tables, the audit last."""
         found, problems = self.group(row, texts)
-        rows = [[index, what] for index, each in sorted(problems.items()) for what in each]
-        failed = [Table(["completion", "what a function did instead of scoring it"], rows)] if rows else []
+        problems.sort(key=lambda each: each[0])
+        failed = [Table(["completion", "what a function did instead of scoring it"], problems)] if problems else []
         return [*group_tables(found), *failed, self.report]
 
     @cached_property
@@ -156,9 +148,8 @@ class Lab:
         self.bench = Bench(task, scale)
         if not 0 <= row < (count := len(self.bench.task.rows)):
             raise IndexError(f"row = {row}: the task has {count} rows")
-        self.number = row
+        self.number, self.problem = row, ""  # the problem: why the file as it is now cannot be used
         self.file = Path(self.bench.task.source) if self.bench.task.source else None
-        self.problem = ""  # why the file as it is now cannot be used
         self._stamp = self._saved()
         starters = self.bench.starters(row)
         first = [starters[name] for name in _STARTERS if name in starters][:4]
@@ -173,20 +164,19 @@ class Lab:
         return self.bench.task.rows[self.number]
 
     def __repr__(self) -> str:
-        return self._text(self.bench.tables(self.row, self.texts))
+        return self._static()["text/plain"]
 
-    def _text(self, parts: Sequence[Any]) -> str:
-        return "\n\n".join([plain(question(self.row["prompt"]).strip()), *map(str, parts)])
+    def _static(self) -> dict[str, str]:
+        asked, (*parts, report) = question(self.row["prompt"]).strip(), self.bench.tables(self.row, self.texts)
+        page = "".join([pre(asked), *(part._repr_html_() for part in parts), _fold(report)])
+        return {"text/html": page, "text/plain": "\n\n".join([plain(asked), *map(str, parts), str(report)])}
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         # The tables go along for readers of the saved notebook, where no kernel answers the widgets.
-        *parts, report = self.bench.tables(self.row, self.texts)
-        static = "".join([pre(question(self.row["prompt"]).strip()), *(part._repr_html_() for part in parts), _fold(report)])
-        bundle = {"text/html": static, "text/plain": self._text([*parts, report])}
         if self.widget is None:
-            return bundle
+            return self._static()
         self._watch()
-        return {**bundle, **widget_view(self.widget)}
+        return {**self._static(), **widget_view(self.widget)}
 
     def close(self) -> None:
         """Stop looking after the task file, and end the functions' process."""
@@ -288,11 +278,7 @@ class Lab:
         self._pending = loop.call_later(_PAUSE_S, self.refresh)
 
     def refresh(self, everything: bool = False) -> None:
-        """Score what stands in the boxes.
-
-        Args:
-            everything: the prompt and the audit too.
-        """
+        """Score what stands in the boxes; with `everything`, show the prompt and the audit anew too."""
         try:
             self._show(everything)
         except Exception as error:  # whatever a task's functions do, the panel stays usable
@@ -310,15 +296,13 @@ class Lab:
         unseen = {}  # functions that paid for something that cannot be shown
         if self.texts:
             found, problems = self.bench.group(row, self.texts)
+            looked_at = [name for name in found.names if self._marks.value in ("", name)]
             for index, (text, (_, seen)) in enumerate(zip(self.texts, self._cells, strict=True)):
-                matched = set()
-                for name, score in zip(found.names, found.scores[index], strict=True):
-                    if self._marks.value in ("", name):
-                        own = self.bench.matched(row, text, name)
-                        matched |= own
-                        if not own and score > 0:
-                            unseen[name] = short_name(name)
-                seen.value = _one(found, index, highlighted(text, matched, asked), problems.get(index, []))
+                matched = {name: self.bench.matched(row, text, name) for name in looked_at}
+                paid = dict(zip(found.names, found.scores[index] > 0, strict=True))
+                unseen |= {name: short_name(name) for name in looked_at if paid[name] and not matched[name]}
+                text = highlighted(text, set().union(*matched.values()), asked)
+                seen.value = _one(found, index, text, [what for place, what in problems if place == index])
             self._verdict.value = f"<b>{html.escape(found.verdict)}</b>"
             scored, added, _ = group_tables(found, completions=False)
             self._scores.value = scored._repr_html_() + added._repr_html_()

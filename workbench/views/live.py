@@ -1,21 +1,101 @@
-"""The live plot: a run in the cell that trains it, updated in place, at a bounded price."""
+"""A run in a notebook cell: the plot in the cell that trains it, and the panel of a run that trains elsewhere.
+
+That run has a process of its own (`start`, `workbench train`, another kernel), and the panel an idle kernel, on whose event
+loop it follows the run's files between cells. Nothing is lost when the kernel restarts.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import html
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
-from workbench.run.directory import RunDirectory
-from workbench.views.controls import Controls, buttons_work
-from workbench.views.curves import RunFigure
-from workbench.views.history import History
-from workbench.views.run_view import RunCell, RunView
+from workbench.run.directory import RunDirectory, open_run
+from workbench.views.controls import WIDGETS, Controls, buttons_work, widget_view
+from workbench.views.figure import image_bundle
+from workbench.views.run_view import GAP, FollowedRun, RunView, oldest_s
+from workbench.views.tables import PRE, plain
 
 BUDGET = 0.008  # share of the run's time that pictures may take, as long as none of them grows older than `oldest_s`
 SHORTEST_WORDS_S = 0.25  # between two status lines
+_LONGEST_MESSAGE = 1200  # characters
+_OPEN: dict[str, RunPanel] = {}  # the panel that shows each run: shown again, it replaces the one before
+
+
+class RunCell:
+    """A `RunView` in a notebook cell: status, picture, controls, health and group, each updated in place when it changes.
+
+    A picture is drawn as often as a share of the time allows, but is never older than `oldest_s` when something new came;
+    a new alarm draws at once. `draws` counts them.
+    """
+
+    share = 0.1  # of the time that pictures may take
+    least_s = 1.0  # between two of them
+    view: Any  # RunView; None as long as there is no run
+    _elapsed_s: Callable[[], float]  # of the run
+    _display_controls: Callable[[], None]
+
+    def __init__(self) -> None:
+        self.draws, self.drawn_at, self._cost_s = 0, float("-inf"), 0.0
+        self.places: dict[str, Any] = {}  # display handles by name; empty outside a notebook
+        self._shown: dict[str, dict[str, str]] = {}
+        self._alarms: set[Any] = set()  # that a picture was drawn for
+
+    def _display(self, line: str) -> None:
+        """Make the places, with the controls below the picture. What the status line says now stays in a saved terminal."""
+        from IPython.display import display
+
+        status = display(_status(line), raw=True, display_id=True)
+        if status is None:  # no notebook: there is nothing to update
+            return
+        picture = display({"text/plain": ""}, raw=True, display_id=True)
+        self._display_controls()
+        below = display({"text/plain": ""}, raw=True, display_id=True)
+        self.places, self._shown = {"status": status, "picture": picture, "below": below}, {"status": _status(line)}
+
+    def _show(self, line: str, draw: bool | None = None) -> None:
+        """Bring the words up to date, and the picture if it is due (`draw` None), or whatever it costs."""
+        if not self.places:
+            return
+        self._put("status", _status(line))
+        if self.view is not None and len(self.view.history):
+            self._put("below", {"text/html": self.view.below(), "text/plain": ""})
+            if draw or (draw is None and self._due()):
+                started = time.perf_counter()
+                self.places["picture"].update(image_bundle(*self.view.picture()), raw=True)
+                # A draw that lays out text anew comes now and then, and is not forgotten at once.
+                self._cost_s = max(time.perf_counter() - started, 0.5 * self._cost_s)
+                self.draws, self.drawn_at = self.draws + 1, time.monotonic()
+
+    def _put(self, place: str, bundle: dict[str, str]) -> None:
+        if self._shown.get(place) != bundle:
+            self._shown[place] = bundle
+            self.places[place].update(bundle, raw=True)
+
+    def _due(self) -> bool:
+        alarms = {verdict.key for verdict in self.view.verdicts if verdict.state == "alarm"} - self._alarms
+        self._alarms |= alarms
+        # One point is no curve: a first picture of it is for a first step that takes long.
+        if alarms or (self.draws == 0 and len(self.view.history) > 1):
+            return True
+        age = time.monotonic() - self.drawn_at
+        if not self.view.fresh or age < self.least_s:
+            return False
+        # Who changed something wants to see it marked.
+        return self.view.steered or age >= min(self._cost_s / self.share, oldest_s(self._elapsed_s()))
+
+
+def _status(line: str) -> dict[str, str]:
+    head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
+    text = f"<pre style='{PRE}'><b>{html.escape(plain(head))}</b>  {html.escape(plain(rest))}</pre>"
+    return {"text/html": text, "text/plain": line}
 
 
 class LivePlot(RunCell):
@@ -39,12 +119,11 @@ class LivePlot(RunCell):
         # second draw says what one costs.
         if controls:
             buttons_work(in_cell=True)
-        figure = RunFigure()
+        self.view = RunView(group_every)
         for _ in range(2):
             started = time.perf_counter()
-            figure.draw(History())
+            self.view.figure.draw(self.view.history)
         self._cost_s = time.perf_counter() - started
-        self.view = RunView(group_every, figure)
 
     @contextlib.contextmanager
     def _paid(self) -> Iterator[None]:
@@ -62,7 +141,7 @@ class LivePlot(RunCell):
                 self.view.row(row["step"], row)
             for event in run.events():
                 self.view.event(event)
-            self._display(f"{run.name}: waiting for the first step", self._display_controls)
+            self._display(f"{run.name}: waiting for the first step")
         self.started = self.drawn_at = time.monotonic()
 
     def _display_controls(self) -> None:
@@ -118,3 +197,185 @@ class LivePlot(RunCell):
         nothing = message is not None and not len(self.view.history)
         line = f"{self.view.name}: {message}" if nothing else self.view.words(self._elapsed_s(), message)
         self._show(line, draw)
+
+
+class RunPanel(RunCell):
+    """A run's picture, health, latest group and controls, kept up to date from its files until it ends.
+
+    Show it by leaving it as the last line of a cell. The saved notebook keeps the last picture.
+
+    >>> panel = wb.RunPanel("latest")
+    >>> panel.wait(timeout_s=60)  # follow it here, in a notebook that is executed as a whole
+    'finished'
+
+    Args:
+        run: a run, its name or path, "latest", or what `start(...)` returned.
+        root: where runs are looked for by name.
+        every_s: seconds between two looks.
+        group_every: steps between two groups.
+        controls: with buttons and fields.
+
+    Raises:
+        RunError: if there is no such run.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory | str | Path | Any = "latest",
+        *,
+        root: str | Path = "runs",
+        every_s: float = 1.0,
+        group_every: int = 1,
+        controls: bool = True,
+    ) -> None:
+        super().__init__()
+        self.every_s, self.group_every, self.least_s = every_s, group_every, every_s
+        works, self._sentence = buttons_work(in_cell=False)
+        self.wants_controls = controls and works
+        self.view: FollowedRun | None = None  # while the policy is loaded
+        self.controls: Controls | None = None
+        self._failed_before = False  # the process ended, and there was no run
+        self._since = time.monotonic()
+        self._box: Any = None  # where the controls appear once there is a run
+        self._task: asyncio.Task | None = None
+        run = open_run(run, root, latest="training") if isinstance(run, (str, os.PathLike)) else run
+        self.started = None if isinstance(run, RunDirectory) else run  # what `start` returned
+        self._follow(run if self.started is None else None)
+
+    @property
+    def run(self) -> RunDirectory | None:
+        """The run; None as long as there is none."""
+        return self.view.run if self.view is not None else None
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to follow."""
+        return self.status not in ("loading", "running")
+
+    @property
+    def status(self) -> str:
+        """ "loading", "running", or how it ended ("not begun": before there was a run)."""
+        if self.view is not None:
+            return self.view.status
+        return "not begun" if self._failed_before else "loading"
+
+    # -- keeping up --------------------------------------------------------------------------------------------------
+    def _follow(self, run: RunDirectory | None) -> None:
+        if run is None:
+            # The process may end before there is a run: a policy that cannot be loaded, a recipe that cannot be right.
+            # It is asked first, so that a run that was begun and ended in between is not missed.
+            code, run = self.started.poll(), self.started.run
+            self._failed_before = run is None and code is not None
+        if run is None:
+            return
+        self.view = FollowedRun(run, self.group_every)
+        if self.wants_controls and not self.over:
+            self.controls = Controls(run, state=self.view.state)
+            if self._box is not None:
+                self._box.children = [self.controls.widget]
+
+    def look(self, health: bool = True) -> None:
+        """Read what is new and show it, with the run's health if it is time to. The panel does this while it is shown."""
+        if self.over:
+            return
+        if self.view is None:
+            self._follow(None)
+        else:
+            events = self.view.look()
+            if self.controls is not None:
+                for event in events:
+                    self.controls.answered(event)
+                if self.over:
+                    self.controls.ended(self.view.message())
+        if health:
+            self._examine()
+        self._refresh()
+
+    def _examine(self) -> None:
+        if self.view is not None and self.view.time_to_examine():
+            self.view.examine()
+
+    def _refresh(self) -> None:
+        if self.places and self.view is not None:
+            self.view.read_group()
+        last = self.over and self.view is not None and self.view.fresh
+        self._show(self.line(), draw=True if last else None)
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Follow the run here and now, until it ends (or `timeout_s` is over): for a notebook that is executed as a whole.
+
+        Returns the run's status. An Interrupt ends the waiting, not the run.
+        """
+        until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        with contextlib.suppress(KeyboardInterrupt):
+            while not self.over and time.monotonic() < until:
+                self.look()
+                if not self.over:
+                    time.sleep(min(self.every_s, max(0.0, until - time.monotonic())))
+        return self.status
+
+    async def _keep_looking(self) -> None:
+        while not self.over:
+            await asyncio.sleep(self.every_s)
+            try:
+                self.look(health=False)
+                # It reads the record, which may take a while: the buttons are answered meanwhile.
+                await asyncio.to_thread(self._examine)
+                self._refresh()
+            except Exception as error:  # the next look may succeed
+                self._show(f"{self.line()}\n{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Follow the run no longer; what is shown stays."""
+        if self._task is not None:
+            self._task.cancel()
+        if self.controls is not None:
+            self.controls.widget.close()
+
+    # -- showing -----------------------------------------------------------------------------------------------------
+    def line(self) -> str:
+        """The status line; while there is no run, what its process printed last."""
+        if self.view is not None:
+            failed = self.started is not None and self.status in ("failed", "killed", "gone") and self.started.error
+            return self.view.line() + (f"\n{failed}" if failed else "")
+        if self._failed_before:
+            return f"the process ended before the run began\n{self.started.error or self.started.log_tail().strip()}"
+        printed = [line.strip() for line in self.started.log_tail().splitlines() if line.strip()]
+        return "\n".join([f"loading the policy ... {clock(time.monotonic() - self._since)}", *printed[-1:]])
+
+    def _elapsed_s(self) -> float:
+        return self.view.elapsed_s() or 0.0
+
+    def _ipython_display_(self) -> None:
+        key = str(self.run.path) if self.run is not None else str(id(self.started))
+        if (before := _OPEN.get(key)) not in (None, self):
+            before.close()
+        _OPEN[key] = self
+        self.look(health=False)
+        self._display(self.line())
+        if not self.places:
+            return
+        self._examine()
+        if self.view is not None:
+            self.view.fresh, self.drawn_at = True, float("-inf")  # these places show no picture yet
+        self._refresh()
+        if not self.over and os.environ.get(WIDGETS) != "0" and (self._task is None or self._task.done()):
+            # Where a notebook is executed and then only read, `wait` follows the run.
+            with contextlib.suppress(RuntimeError):  # without an event loop there is nobody to follow it
+                self._task = asyncio.get_running_loop().create_task(self._keep_looking())
+
+    def _display_controls(self) -> None:
+        from IPython.display import display
+
+        if self.over:
+            return
+        shown: dict[str, Any] = {"text/plain": self._sentence}
+        if self.wants_controls:
+            import ipywidgets
+
+            self._box = self._box or ipywidgets.VBox([self.controls.widget] if self.controls is not None else [])
+            # A saved notebook has no kernel to answer the buttons, and shows the sentence instead.
+            shown |= widget_view(self._box)
+        display(shown, raw=True)
+
+    __repr__ = line

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from workbench.memory import UNCALIBRATED, MemoryEstimate
 from workbench.memory.parts import GB, PHASES, add, in_gb
 from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, new_figure, with_legend
@@ -22,11 +20,6 @@ _GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 
 def memory_picture(estimate: MemoryEstimate) -> Picture:
-    """The bars, with every part and its range as their text."""
-    return Picture(memory_bars(estimate), str(estimate))
-
-
-def memory_bars(estimate: MemoryEstimate) -> Any:
     """One bar per phase, its parts stacked, the whole range from low to high as a whisker, the card's limit as a line."""
     figure, axis = new_figure(9.5, 2.7)
     axis.grid(visible=False, axis="y")
@@ -60,4 +53,4 @@ def memory_bars(estimate: MemoryEstimate) -> Any:
     axis.set_title(f"{estimate.shape.name}: {estimate.verdict}", fontsize=9, loc="left")
     handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     order = [name for name, _, _ in _GROUPS if name in handles]
-    return with_legend(figure, axis, [handles[name] for name in order], order)
+    return Picture(with_legend(figure, axis, [handles[name] for name in order], order), str(estimate))

@@ -18,11 +18,7 @@ _EXAMPLES = ["step/group/generation", "prompt", "completion", "total", "advantag
 
 
 def replay_view(found: Replay, charts: bool = True) -> View:
-    """The two pictures and the text in a notebook, tables and text in a terminal.
-
-    Args:
-        charts: with the pictures.
-    """
+    """The two pictures and the text in a notebook, tables and text in a terminal."""
     text = "\n\n".join(map(str, [*replay_tables(found), found]))
     if not charts:
         return View(pre(text), text)

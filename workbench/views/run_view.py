@@ -1,15 +1,14 @@
 """A run as it is shown: picture, status in words, health, and one group of its latest step.
 
-A `RunView` is fed by the trainer in memory (`live.LivePlot`, in the cell that trains); a `FollowedRun` feeds itself from the
-run's files (the panel of an idle kernel, `workbench watch`). A `RunCell` shows either in a notebook.
+A `RunView` is fed by the trainer in memory (`LivePlot`, in the cell that trains); a `FollowedRun` feeds itself from the
+run's files (`RunPanel`, `workbench watch`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import html
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -24,13 +23,11 @@ from workbench.views.figure import image_bundle
 from workbench.views.group_view import ShownGroup, group_html, group_of, newest_part, read_batch
 from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
-from workbench.views.tables import PRE, plain
 from workbench.workspace import Tail
 
 OLDEST_S, OLDEST_SHARE = 5.0, 0.02
 HEALTH_SHARE = 0.05  # of the time that examining may take, as long as the verdicts are younger than `oldest_s`
 GAP = "   "  # between the parts of a status line
-_LONGEST_MESSAGE = 1200  # characters
 _NUMBERS = (("reward", REWARD, ".2f"), ("group std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead groups", DEAD, ".0%"))
 _CONTINUE = "`workbench continue {name}` resumes from its latest checkpoint"
 _AFTER = {
@@ -49,13 +46,10 @@ def oldest_s(elapsed_s: float) -> float:
 
 
 class RunView:
-    """A run's curves, marks, verdicts and latest group (another one after `group_every` steps), kept by whoever feeds it.
+    """A run's curves, marks, verdicts and latest group (another one after `group_every` steps), kept by whoever feeds it."""
 
-    A figure that was drawn before spares the run the loading of its fonts.
-    """
-
-    def __init__(self, group_every: int = 1, figure: RunFigure | None = None) -> None:
-        self.group_every, self.figure = max(1, group_every), figure or RunFigure()
+    def __init__(self, group_every: int = 1) -> None:
+        self.group_every, self.figure = max(1, group_every), RunFigure()
         self.history, self.state = History(), RunState()
         self.marks: list[Mark] = []
         self.verdicts: list[Any] = []
@@ -242,72 +236,3 @@ class RunCurves:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return image_bundle(*self.view.picture(repr(self)))
-
-
-class RunCell:
-    """A `RunView` in a notebook cell: status, picture, controls, health and group, each updated in place when it changes.
-
-    A picture is drawn as often as a share of the time allows, but is never older than `oldest_s` when something new came;
-    a new alarm draws at once. `draws` counts them.
-    """
-
-    share = 0.1  # of the time that pictures may take
-    least_s = 1.0  # between two of them
-    view: Any  # RunView; None as long as there is no run
-    _elapsed_s: Callable[[], float]  # of the run
-
-    def __init__(self) -> None:
-        self.draws, self.drawn_at, self._cost_s = 0, float("-inf"), 0.0
-        self.places: dict[str, Any] = {}  # display handles by name; empty outside a notebook
-        self._shown: dict[str, str] = {}
-        self._alarms: set[Any] = set()  # that a picture was drawn for
-
-    def _display(self, line: str, controls: Callable[[], None]) -> None:
-        """Make the places, with the controls below the picture. What the status line says now stays in a saved terminal."""
-        from IPython.display import display
-
-        status = display(_status(line), raw=True, display_id=True)
-        if status is None:  # no notebook: there is nothing to update
-            return
-        picture = display({"text/plain": ""}, raw=True, display_id=True)
-        controls()
-        below = display({"text/plain": ""}, raw=True, display_id=True)
-        self.places, self._shown = {"status": status, "picture": picture, "below": below}, {"status": line}
-
-    def _show(self, line: str, draw: bool | None = None) -> None:
-        """Bring the words up to date, and the picture if it is due (`draw` None), or whatever it costs."""
-        if not self.places:
-            return
-        self._put("status", line, _status(line))
-        if self.view is not None and len(self.view.history):
-            below = self.view.below()
-            self._put("below", below, {"text/html": below, "text/plain": ""})
-            if draw or (draw is None and self._due()):
-                started = time.perf_counter()
-                self.places["picture"].update(image_bundle(*self.view.picture()), raw=True)
-                # A draw that lays out text anew comes now and then, and is not forgotten at once.
-                self._cost_s = max(time.perf_counter() - started, 0.5 * self._cost_s)
-                self.draws, self.drawn_at = self.draws + 1, time.monotonic()
-
-    def _put(self, place: str, shown: str, bundle: dict[str, str]) -> None:
-        if self._shown.get(place) != shown:
-            self._shown[place] = shown
-            self.places[place].update(bundle, raw=True)
-
-    def _due(self) -> bool:
-        alarms = {verdict.key for verdict in self.view.verdicts if verdict.state == "alarm"} - self._alarms
-        self._alarms |= alarms
-        # One point is no curve: a first picture of it is for a first step that takes long.
-        if alarms or (self.draws == 0 and len(self.view.history) > 1):
-            return True
-        age = time.monotonic() - self.drawn_at
-        if not self.view.fresh or age < self.least_s:
-            return False
-        # Who changed something wants to see it marked.
-        return self.view.steered or age >= min(self._cost_s / self.share, oldest_s(self._elapsed_s()))
-
-
-def _status(line: str) -> dict[str, str]:
-    head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
-    text = f"<pre style='{PRE}'><b>{html.escape(plain(head))}</b>  {html.escape(plain(rest))}</pre>"
-    return {"text/html": text, "text/plain": line}

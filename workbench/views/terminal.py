@@ -11,7 +11,6 @@ from rich import progress as bars
 from rich.console import Console
 
 from workbench.printable import Guarded, printable, unguarded
-from workbench.run.directory import RunDirectory
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.tables import number, plain
 
@@ -67,18 +66,21 @@ def progress(unit: str, name: str = "") -> Iterator[Callable[..., None]]:
         yield update
 
 
-class TerminalWatch:
-    """A run on standard error: a bar with its numbers (and times, if `remaining`), and above it what happens to it.
+class TerminalProgress:
+    """A run on standard error: a bar with its numbers, and above it what happens to it.
 
-    Where there is no terminal to draw in, there is a line for each step that is a multiple of `every`.
+    Pass it to `train(..., watchers=[TerminalProgress()])`. Where there is no terminal to draw in, there is a line for each
+    step that is a multiple of `every`.
     """
 
-    def __init__(self, name: str, total: int, remaining: bool = False, every: int = 1) -> None:
-        self.bar = Bar("steps", remaining)
-        self.task = self.bar.add_task(name, total=total or None, numbers="")
-        self._step, self._every = 0, every
+    def __init__(self, remaining: bool = True, every: int = 10) -> None:
+        self.bar, self._every, self._step = Bar("steps", remaining), every, 0
 
-    def show(self, step: int, values: dict[str, Any], more: str = "") -> None:
+    def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None:
+        self.task = self.bar.add_task(run.name, total=total_steps or None, numbers="")
+        self.bar.start()
+
+    def update(self, step: int, values: dict[str, Any], more: str = "") -> None:
         """Bring the bar to a step: its reward, within-group std, KL and share of dead groups, and what else is said."""
         text = "  ".join(f"{label} {number(values.get(key), form)}" for label, key, form in _NUMBERS) + more
         self.bar.update(self.task, completed=step, numbers=text)
@@ -90,20 +92,6 @@ class TerminalWatch:
         """A line that stays above the bar."""
         self.bar.console.print(plain(text), soft_wrap=True)
 
-
-class TerminalProgress:
-    """Watches a run in the terminal that trains it; pass it to `train(..., watchers=[TerminalProgress()])`."""
-
-    watch: TerminalWatch | None = None
-
-    def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None:
-        self.watch = TerminalWatch(run.name, total_steps, remaining=True, every=10)
-        self.watch.bar.start()
-
-    def update(self, step: int, values: dict[str, Any]) -> None:
-        self.watch.show(step, values)
-
     def end(self, message: str) -> None:
-        if self.watch is not None:
-            self.watch.bar.stop()
-            print(message, file=sys.stderr)
+        self.bar.stop()
+        print(message, file=sys.stderr)

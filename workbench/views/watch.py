@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from workbench.progress import clock
@@ -15,8 +14,7 @@ from workbench.views.group_view import group_text
 from workbench.views.health import verdict_lines
 from workbench.views.run_view import GAP, FollowedRun
 from workbench.views.tables import plain
-from workbench.views.terminal import TerminalWatch
-from workbench.workspace import replace_file
+from workbench.views.terminal import TerminalProgress
 
 _BY = "command line"
 
@@ -59,19 +57,14 @@ def snapshot_text(run: FollowedRun) -> str:
     return "\n".join(plain(line) for part in parts for line in part.splitlines())
 
 
-def write_picture(run: FollowedRun, file: Path) -> None:
-    """Write the run's curves as a PNG, whole or not at all."""
-    with replace_file(file) as beside:
-        beside.write_bytes(run.picture(run.line())[0])
-
-
 def follow(run: FollowedRun, every_s: float = 1.0) -> str:
     """Show a run in the terminal until it ends; returns its status. An Interrupt ends the watching, not the run."""
-    terminal, marked = TerminalWatch(run.name, run.total), len(run.marks)
+    terminal, marked = TerminalProgress(remaining=False, every=1), len(run.marks)
     states: dict[Any, str] = {}  # of the verdicts that were shown
+    terminal.begin(run, run.total, {})
     with terminal.bar:
         while True:
-            terminal.show(run.history.step, _latest(run), _times(run))
+            terminal.update(run.history.step, _latest(run), _times(run))
             for line in _changed(run.examine(), states) if run.time_to_examine() else ():
                 terminal.say(line)
             if run.over:

@@ -13,21 +13,12 @@ from workbench.run.metrics import STEP_S
 _DEAD = {  # what most dead groups are -> (cause, remedy)
     ALL_WRONG: (
         "the policy solves none of these prompts, or the reward pays for nothing that it writes",
-        "see first whether the rewards can pay at all (`workbench probe`, notebook 02); then take easier prompts (notebook 01 "
-        "measures difficulty) or more completions per prompt",
+        "first see whether the rewards can pay (`workbench probe`, notebook 02); then take easier prompts (notebook 01 measures "
+        "difficulty) or more completions per prompt",
     ),
-    SAME_SCORE: (
-        "the functions pay the same for different completions",
-        "look at one of these groups in notebook 04, and give the reward finer steps",
-    ),
-    IDENTICAL: (
-        "the policy writes the same text each time",
-        "raise the temperature; more completions do not help when all are the same",
-    ),
-    NOT_SCORED: (
-        "no function gave any of their completions a score",
-        "see events.jsonl for functions that fail, or score these prompts too",
-    ),
+    SAME_SCORE: ("different completions are paid the same", "look at one such group in notebook 04; give the reward finer steps"),
+    IDENTICAL: ("the policy writes the same text each time", "raise the temperature; more equal completions do not help"),
+    NOT_SCORED: ("no function scored their completions", "see events.jsonl for functions that fail, or score these prompts too"),
 }
 
 
@@ -73,10 +64,7 @@ def collapse(view: RunView) -> Verdict:
     if everywhere:
         words = f"{percent(one.value)} of the latest completions are one text, whatever the prompt, and not right"
     words += f"; the commonest begins {recent[-1].commonest[:40]!r}"
-    cause = (
-        "the policy has become sure of one text: a reward that it exploits, a learning rate that is too high, "
-        "or a base that was sure from the start"
-    )
+    cause = "the policy is sure of one text: it exploits a reward, learns too fast, or was sure from the start"
     remedy = "go back to a checkpoint from before; then a lower learning rate, a higher beta, or another reward"
     if temperature is not None and temperature < 0.5:
         cause = f"temperature = {temperature:g} leaves sampling no choice"

@@ -31,7 +31,7 @@ def reward_cannot_pay(view: RunView) -> Verdict | list[Verdict]:
 
 def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
     name, best = function.name, view.config.best.get(function.name)
-    batches, history = zip(*view.by_function[name], strict=True)
+    batches, history = zip(*view.history(name), strict=True)
     seen = view.total("completions", batches)
     count = seen - sum(own.unscored for own in history)
     about = {"over": list(batches), "function": name}
@@ -63,10 +63,7 @@ def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
         remedy = "run `workbench probe`; if it is a penalty that has not had to strike, declare it with @max_score(0)"
         return view.verdict(WARNING, line, evidence, cause, remedy, **about)
     evidence["cut"] = cut = view.total("clipped", batches) / seen
-    cause = (
-        "no completion has what it asks for: a pattern that stops at a line break, an answer of another form, or a task "
-        "that this policy cannot do at all"
-    )
+    cause = "none has what it asks for: a pattern that stops at a line break, another form of answer, or too hard a task"
     remedy = "run `workbench probe` on the task: it scores a reference completion and reports what stands in the way"
     if cut > 0.5:
         cause = f"{percent(cut)} of the completions were cut at the limit, perhaps before what it looks for"
@@ -171,7 +168,7 @@ def _left_to_gain(view: RunView) -> float | None:
     for function in view.functions:
         most = view.config.best.get(function.name)
         if most is None:
-            most = max((own.high for _, own in view.by_function[function.name] if own.high is not None), default=None)
+            most = max((own.high for _, own in view.history(function.name) if own.high is not None), default=None)
         if most is None:
             return None
         best += function.weight * most
