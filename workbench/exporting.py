@@ -1,11 +1,8 @@
 """05: a run's policy as files that others can load, with the proof that they hold the trained adapter.
 
-The adapter was trained beside 4-bit weights, but it is merged into the 16-bit ones: merging into 4-bit weights would
-round the sum back to 4 bits, and is refused on a CPU. Plain transformers and PEFT do it, with no unsloth, so the result
-depends on nothing that the reader of the file needs.
-
-Exports that equal the base model are a known failure in this field, so the proof measures both distances: merged to
-adapter, which must be rounding, and merged to base, which must not be.
+The adapter was trained beside 4-bit weights, but is merged into the 16-bit ones: the sum would be rounded back to 4 bits.
+Plain transformers and PEFT do it. Exports that equal the base model are a known failure in this field, so the proof measures
+both distances: merged to adapter, which must be rounding, and merged to base, which must not be.
 """
 
 from __future__ import annotations
@@ -73,11 +70,7 @@ def export(run: RunDirectory) -> Exported:
 
 
 def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
-    """Copy a saved adapter, weights and tokenizer, into an export folder; pickles stay behind.
-
-    Raises:
-        ExportError: if there is no adapter.
-    """
+    """Copy a saved adapter, weights and tokenizer, into an export folder; pickles stay behind. ExportError if there is none."""
     adapter, out = resolve(adapter), resolve(out)
     if not (adapter / "adapter_config.json").is_file():
         value, remedy = f"{shown(adapter)}: no adapter_config.json", "give a run's checkpoints/final; an aborted run has none"
@@ -90,11 +83,7 @@ def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
 
 
 def sixteen_bit_base(source: str | Path) -> str:
-    """The 16-bit model that belongs to a policy's source: the same, without the hub's `-bnb-4bit`.
-
-    Raises:
-        ExportError: if a local folder holds 4-bit weights only.
-    """
+    """The 16-bit model of a policy's source: that, without the hub's `-bnb-4bit`. ExportError for 4-bit folders."""
     folder = Path(source)
     if not folder.is_dir():
         return re.sub(r"-(unsloth-)?bnb-4bit$", "", str(source), flags=re.IGNORECASE)
@@ -115,17 +104,10 @@ def load_base(base: str | Path, dtype: str = "auto") -> tuple[Any, Any]:
 
 
 def merge_16bit(base: str | Path, adapter: str | Path, out: str | Path) -> Path:
-    """Merge an adapter into its 16-bit base and save the whole model, tokenizer included.
+    """Merge the adapter that PEFT saved into its 16-bit base (folder or hub name); the whole model with its tokenizer, in `out`.
 
-    The sum is made in 32 bits and rounded once, to the base's own 16-bit type.
-
-    Args:
-        base: folder or hub name of the 16-bit model.
-        adapter: folder that PEFT saved.
-        out: new folder for the merged model; made whole, or not at all.
-
-    Raises:
-        ExportError: if `out` already holds something.
+    The sum is made in 32 bits and rounded once, to the base's own 16-bit type. `out` is made whole, or not at all: ExportError
+    if it already holds something.
     """
     with quiet_imports():
         import torch
@@ -133,8 +115,7 @@ def merge_16bit(base: str | Path, adapter: str | Path, out: str | Path) -> Path:
 
     out = resolve(out)
     if out.exists() and any(out.iterdir()):
-        rule, remedy = "an export never writes over another", "choose another folder, or delete it"
-        raise ExportError(f"{shown(out)}: not empty", rule=rule, remedy=remedy)
+        raise ExportError(f"{shown(out)}: not empty", rule="an export never writes over another", remedy="delete it, or move it")
     stored, tokenizer = load_base(base)
     dtype = stored.dtype if stored.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
     merged = PeftModel.from_pretrained(stored.float(), str(resolve(adapter))).merge_and_unload()
@@ -172,11 +153,7 @@ class Proof:
         object.__setattr__(self, "agrees", bool(near and moved and self.same_greedy == self.prompts))
 
     def require(self) -> None:
-        """Pass in silence if the merged model is the trained policy.
-
-        Raises:
-            ExportError: if it is not, with the numbers.
-        """
+        """ExportError, with the numbers, if the merged model is not the trained policy."""
         if self.agrees:
             return
         # Another base would write other completions. Rounding is a share of a weight, so it moves large ones far.
@@ -215,8 +192,7 @@ def prove(exported: Exported, prompts: Sequence[Any], max_completion_length: int
     merged_model, merged_tokenizer = load_base(exported.merged, dtype="float32")
     tokenizer.chat_template_kwargs = merged_tokenizer.chat_template_kwargs = dict(exported.chat_template_kwargs)
     with_adapter = PeftModel.from_pretrained(base_model, str(exported.adapter)).eval()
-    largest = to_base = 0.0
-    spreads, answers, same = [], [], 0
+    largest, to_base, same, spreads, answers = 0.0, 0.0, 0, [], []
     with torch.inference_mode():
         for prompt in prompts:
             expected, _ = _greedy(with_adapter, tokenizer, prompt, max_completion_length)

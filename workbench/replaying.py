@@ -151,8 +151,7 @@ def replay(
     for part in parts(run.rollouts):
         with contextlib.suppress(pa.ArrowException, OSError):  # reported when its turn comes
             recorded += pq.read_metadata(part).num_rows
-    left_out: dict[str, str] = {}
-    drift, done, furthest, old_weights, held = 0.0, 0, [], {}, []
+    drift, done, furthest, old_weights, held, left_out = 0.0, 0, [], {}, [], {}
     with contextlib.ExitStack() as stack:
         stack.callback(suite.close)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -186,20 +185,9 @@ def replay(
             writer.write_table(pa.concat_tables(held))
         writer.close()
         counted = _counted(file, rewards["functions"], old_weights, suite)
-    return Replay(
-        run=run.name,
-        task=task.name,
-        old_hash=rewards["hash"],
-        new_hash=suite.hash,
-        settings=settings,
-        recorded=recorded,
-        completions=done,
-        examples=[example for _, example in furthest],
-        notes=[*suite.notes, *_notes(task, counted["functions"], rewards["hash"] == suite.hash, drift)],
-        left_out=left_out,
-        out=out,
-        **counted,
-    )
+    notes = [*suite.notes, *_notes(task, counted["functions"], rewards["hash"] == suite.hash, drift)]
+    counted |= {"examples": [example for _, example in furthest], "notes": notes, "left_out": left_out, "out": out}
+    return Replay(run.name, task.name, rewards["hash"], suite.hash, settings, recorded, done, **counted)
 
 
 def _checked(out: Path, run: RunDirectory) -> Path:
@@ -227,8 +215,7 @@ def _check_columns(suite: RewardSuite, row: Row) -> None:
     try:
         suite.check_signatures([row])
     except TaskError as error:
-        remedy = "read one of the recorded columns, or give the parameter a default"
-        remedy = f"a replay hands on what was recorded: {remedy} (in a new run: {error.remedy})"
+        remedy = f"read one of the recorded columns, or give the parameter a default (in a new run: {error.remedy})"
         raise TaskError(f"the recorded rows: {error.value}", rule=error.rule, remedy=remedy) from None
 
 
@@ -271,10 +258,9 @@ def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, 
 
 
 def _rank_correlations(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation within each of P groups, [P, G] -> [P]; ties share their mean rank, NaN where all are equal."""
+    # Spearman's, within each of P groups, [P, G] -> [P]; NaN where all are equal. Equal but for rounding is equal.
     from scipy.stats import rankdata
 
-    # Equal but for rounding is equal.
     first, second = (rankdata(np.round(values, 9), axis=1) for values in (old, new))
     first, second = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (first, second))
     spread = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
@@ -301,26 +287,19 @@ def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], 
         by_decider = f"select {decided}, count(*) from groups group by 1, 2 order by 3 desc, min(number)"
         deciders = {(was, now): count for was, now, count in connection.sql(by_decider).fetchall()}
         functions = []
+        new_weights = dict(zip(suite.names, suite.weights, strict=True))
         for name in dict.fromkeys([*suite.names, *hashes]):
             old, new, quoted = hashes.get(name), suite.hashes.get(name), name.replace('"', '""')
             was, now = (f'"{side}.{quoted}"' if there else "null::double" for side, there in (("old", old), ("new", new)))
             differs = f"coalesce(abs({was} - {now}) > 1e-9, ({was} is null) <> ({now} is null))"
             counts = f"avg({was}) as old_mean, avg({now}) as new_mean, count(*) filter (where {differs}) as rescored"
             [scored] = ask(f"select {counts} from completions")
-            functions.append(
-                {
-                    "name": name,
-                    "change": "added" if old is None else "removed" if new is None else "same" if old == new else "changed",
-                    "old_hash": old,
-                    "new_hash": new,
-                    "old_weight": old_weights.get(name),
-                    "new_weight": dict(zip(suite.names, suite.weights, strict=True)).get(name),
-                    **scored,
-                    "rescored": scored["rescored"] if old and new else None,
-                    "old_decided": sum(count for (was, _), count in deciders.items() if was == name),
-                    "new_decided": sum(count for (_, now), count in deciders.items() if now == name),
-                }
-            )
+            change = "added" if old is None else "removed" if new is None else "same" if old == new else "changed"
+            known = {"old_hash": old, "new_hash": new, "old_weight": old_weights.get(name), "new_weight": new_weights.get(name)}
+            scored["rescored"] = scored["rescored"] if old and new else None
+            for place, side in enumerate(("old", "new")):
+                scored[f"{side}_decided"] = sum(count for pair, count in deciders.items() if pair[place] == name)
+            functions.append({"name": name, "change": change, **known, **scored})
         [counts] = ask(
             """select count(*) as groups, count(old_dead) filter (new_dead is null) as came_alive,
                       count(new_dead) filter (old_dead is null) as died, count(rank_correlation) as ranked,
@@ -375,12 +354,8 @@ def _notes(task: Task, functions: list[dict], same: bool, drift: float) -> Itera
         yield "the functions and weights are those of the run"
     for row in functions:
         if row["change"] == "same" and row["rescored"]:
-            yield (
-                f"{row['name']} is unchanged and scores {row['rescored']} completions otherwise than in training: "
-                "it draws at random, reads something that was not recorded, or uses a value that the hash does not see"
-            )
+            why = "it draws at random, reads something that was not recorded, or uses a value that the hash does not see"
+            yield f"{row['name']} is unchanged and scores {row['rescored']} completions otherwise than in training: {why}"
     if drift > NO_SIGN:
-        yield (
-            f"the recorded advantages differ by up to {drift:.2g} from those that the recorded scores give: "
-            "what decided a group before is then approximate"
-        )
+        gap = f"the recorded advantages differ by up to {drift:.2g} from those that the recorded scores give"
+        yield f"{gap}: what decided a group before is then approximate"

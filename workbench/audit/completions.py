@@ -44,11 +44,8 @@ class CompletionBuilder:
     """Writes completions for one row: the reference, and others in its format.
 
     Args:
-        ideal: row -> the reference completion, where the task says what it looks like; None: it is read off the prompt.
+        ideal: row -> the reference completion (TaskError if it fails or returns no text); None: it is read off the prompt.
         others: answers of other rows: the best wrong ones.
-
-    Raises:
-        TaskError: if `ideal` raises or returns no text.
     """
 
     def __init__(
@@ -181,19 +178,12 @@ def _other(value: Any) -> Any:
 
 
 def builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
-    """How an honest policy writes for each of these rows of a task; each takes its wrong answers from the other rows.
-
-    Raises:
-        TaskError: if the task's `ideal` fails.
-    """
+    """How an honest policy writes for each row of a task, wrong answers taken from the others. TaskError if its `ideal` fails."""
     column = task.answer_column
     if all(row.get(column) is None for row in rows):
         column = next((name for name in ANSWER_ALIASES if all(row.get(name) is not None for row in rows)), column)
     answers = [answer_of(row, column) for row in rows]
-    return [
-        CompletionBuilder(row, column, task.ideal, [other for other in answers if other != own])
-        for row, own in zip(rows, answers, strict=True)
-    ]
+    return [CompletionBuilder(row, column, task.ideal, answers) for row in rows]
 
 
 class Probe(NamedTuple):
@@ -205,16 +195,14 @@ class Probe(NamedTuple):
     own: bool = False  # added by the user
 
 
-# Right, though not as one would like it.
 AROUND = {"text before the answer", "text after the answer"}
-_RIGHT = {"reasoning repeated", "digits of full width", *AROUND}
+_RIGHT = {"reasoning repeated", "digits of full width", *AROUND}  # though not as one would like it
 
 
 def probes(to: CompletionBuilder, own: Mapping[str, Any] | None = None, max_completion_length: int = 512) -> list[Probe]:
     """The probes for a builder's row, cut at about `max_completion_length` tokens; last the user's, name -> text or function.
 
-    Raises:
-        TaskError: if a probe of the user's fails or is no text.
+    TaskError if one of the user's fails or is no text.
     """
     # What a probe needs to make sense: an answer to be wrong about; a place for it in the reference completion (where there is
     # none, an answer would only be a line more); tags; a format (without one, the answer alone is a reference completion, too).

@@ -1,6 +1,4 @@
-"""The format that a prompt asks for, read as a reader would: tags in their order and with their line breaks, `####`,
-`\\boxed{}`, JSON to a schema, or nothing but words; and which reward functions fit it.
-"""
+"""The format that a prompt asks for, read as a reader would: tags with their line breaks, `####`, `\\boxed{}`, a JSON schema."""
 
 from __future__ import annotations
 
@@ -129,11 +127,7 @@ def _spaces(content: str) -> tuple[str, str]:
 
 
 def grader_for(row: Mapping[str, Any]) -> Callable[..., list[float]]:
-    """The function that says whether a completion of this row is right, for the difficulty profile of 01.
-
-    Raises:
-        DataError: if the row has no answer: nothing then says what is right.
-    """
+    """The function that says whether a completion of this row is right, for the profile of 01; DataError if none can."""
     if "answer" not in row:
         remedy = "measure without one (profile_prompts = 0), or with a reward function of your own"
         raise DataError("the rows have no answer", rule="a pass rate needs a right answer", remedy=remedy)

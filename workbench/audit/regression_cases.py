@@ -91,11 +91,7 @@ def cases_file(task: Task) -> Path | None:
 
 
 def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
-    """A task's cases; `file`: where they are, None: where the task says.
-
-    Raises:
-        TaskError: naming file and line, if one cannot be read or names a function that the task does not have.
-    """
+    """A task's cases, from `file` or from where the task says; TaskError, with file and line, for one that cannot be scored."""
     path = find(file) if file is not None else cases_file(task)
     if path is None:
         return []

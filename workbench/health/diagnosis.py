@@ -36,14 +36,11 @@ class Verdicts(list[Verdict]):
 def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], config: RunConfig) -> Verdicts:
     """What can be said about a run at the end of these batches: a verdict for each issue, in a fixed order.
 
-    It looks at the latest stage; the latest 20 batches say what the run is like now, and trends are looked for in up to
-    100. Given the last 200 batches and rows it takes a few milliseconds, so it can be asked at every step.
+    It looks at the latest stage; the latest 20 batches say what the run is like now, and trends are looked for in up to 100.
+    Given the last 200 batches and rows it takes a few milliseconds, so it can be asked at every step.
 
     Args:
-        summaries: of the batches, in order.
-        rows: of the metrics, in order, as they are logged or as `metrics.jsonl` has them: keys may be absent, values None,
-            "inf" or "-inf".
-        config: what the run was asked to do.
+        rows: of the metrics, in order, as logged or as in `metrics.jsonl`: keys may be absent, values None, "inf" or "-inf".
     """
     view = RunView(summaries, rows, config)
     return Verdicts(verdict for rule in RULES for verdict in rule(view))
@@ -57,11 +54,9 @@ def worsened(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[Verdic
 
 
 def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = None) -> RunConfig:
-    """What a run was asked to do, from its manifest and recipe.
+    """What a run was asked to do in a `stage` (None: there are none), from its manifest and recipe.
 
-    Args:
-        task: the run's, whose functions declare their maximum, if they are as they were; None: the recipe's, if it loads.
-        stage: the stage that is looked at; None: a run without stages.
+    `task` is the run's, whose functions declare their maximum, if they are as they were; None: the recipe's, if it loads.
     """
     recipe, known, changed = run.recipe(), stage_in(run.manifest(), stage), RunState.of(run)
     settings, rewards = {**recipe.grpo, **known["settings"]}, known["rewards"]

@@ -83,10 +83,6 @@ class StepSummary:
         """Groups from which nothing is learnt."""
         return sum(self.dead.values())
 
-    def function(self, name: str) -> FunctionSummary | None:
-        """One function's numbers; None if the batch was scored without it."""
-        return next((function for function in self.functions if function.name == name), None)
-
 
 def summarise(batch: ScoredBatch) -> StepSummary:
     """The summary of a batch, in memory or read from the record, in a fraction of a millisecond."""
@@ -139,9 +135,7 @@ def summarise(batch: ScoredBatch) -> StepSummary:
 def summaries_of(
     run: RunDirectory, last: int | None = None, known: dict[Any, list[StepSummary]] | None = None
 ) -> list[StepSummary]:
-    """A summary of each batch in a run's record, in order, read one part at a time; none if it recorded nothing.
-
-    A part that cannot be read is skipped, with a warning that names it.
+    """A summary of each batch in a run's record, in order; a part that cannot be read is skipped, with a warning that names it.
 
     Args:
         last: only this many of the latest parts; None: all. A part takes about 5 ms.
@@ -172,8 +166,7 @@ def _functions(batch: ScoredBatch, some_alive: bool) -> tuple[FunctionSummary, .
     low, high = np.where(absent, np.inf, grouped), np.where(absent, -np.inf, grouped)
     varies = (high.max(axis=1) > low.min(axis=1)).sum(axis=0)
     with warnings.catch_warnings():
-        # A column without a number has no mean; it becomes None below.
-        warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column without a number has no mean; it becomes None below
         # Within a group shares do not depend on what the advantages are divided by, so each counts the same.
         shares = np.nanmean(attribution(batch, "none").shares, axis=0)
         numbers = np.stack([np.nanmean(scores, axis=0), low.min(axis=(0, 1)), high.max(axis=(0, 1)), shares], axis=1)

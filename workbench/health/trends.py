@@ -49,8 +49,7 @@ def slope(values: Sequence[float]) -> Interval:
     count = len(values)
     if count < 3:
         return Interval(math.nan, -math.inf, math.inf)
-    places = np.arange(count) - (count - 1) / 2
-    numbers = np.asarray(values, dtype=np.float64)
+    places, numbers = np.arange(count) - (count - 1) / 2, np.asarray(values, dtype=np.float64)
     spread = float((places**2).sum())
     value = float((places * numbers).sum()) / spread
     left = numbers - numbers.mean() - value * places

@@ -22,7 +22,8 @@ WINDOW = 20  # batches that say what a run is like now
 LONG_WINDOW = 100  # batches over which a trend is looked for
 MOST_PROMPTS = 8  # ids that a verdict names
 
-# The issues, in words that go both before what is wrong and after "no sign of". The keys are for scripts.
+# The issues in the order of their verdicts, in words that go both before what is wrong and after "no sign of". The keys, which
+# are their rules' names, are for scripts.
 NAMES = {
     "non_finite": "NaN or infinite values",
     "zero_gradient": "vanishing gradients",
@@ -30,13 +31,13 @@ NAMES = {
     "one_function": "one reward dominating",
     "dead_groups": "dead groups",
     "collapse": "identical completions",
-    "wasted": "wasted compute",
-    "slow_learning": "slow learning",
     "truncation": "clipped completions",
     "length_drift": "length drift",
     "format_without_right": "format without correctness",
     "kl_runaway": "runaway KL",
     "kl_not_measured": "unmeasured KL",
+    "slow_learning": "slow learning",
+    "wasted": "wasted compute",
 }
 
 
@@ -44,8 +45,7 @@ NAMES = {
 class Verdict:
     """One thing that can go wrong, and whether it has.
 
-    Of its states "alarm" says stop and look, "note" is worth knowing, and "skipped" says that not enough is known: `evidence`
-    has the key that is `missing`, or what it `needs` and `has`.
+    "alarm" says stop and look, "note" is worth knowing, "skipped" has in `evidence` the key that is `missing`, or what it `needs`.
     """
 
     name: str  # the issue, a word for scripts

@@ -1,7 +1,6 @@
 """Measuring a policy on held-out prompts, and comparing two of them on the same prompts.
 
-Completions are sampled at the training temperature, several per prompt, because that is the policy that GRPO trains: its
-distribution, not its single likeliest completion.
+Several completions per prompt, at the training temperature: GRPO trains a distribution, not its likeliest completion.
 """
 
 from __future__ import annotations
@@ -150,20 +149,14 @@ def measure(
     """Sample `samples` completions for each held-out prompt and score them with the task's own functions.
 
     Args:
-        rows: prompts; None: the task's held-out rows.
+        rows: prompts; None: the task's held-out rows. DataError if there are none.
         weights: of the reward functions, where they differ from the task's: the recipe's `reward_weights`.
         sampling: for `sample`: `max_completion_length`, `temperature`, `seed`, `base`, `batch_size`, `progress`.
-
-    Raises:
-        DataError: if there are no prompts.
     """
     rows = _held_out(task, task.held_out if rows is None else rows)
-    prompts = [row["prompt"] for row in rows]
-    sampled = sample(policy, prompts, num_generations=samples, **{"batch_size": 128, **sampling})
-    suite = RewardSuite(task, samples, weights)
-    flat = [completion for group in sampled for completion in group]
-    repeated = [row for row in rows for _ in range(samples)]
-    scores = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])
+    sampled = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **{"batch_size": 128, **sampling})
+    suite, flat = RewardSuite(task, samples, weights), [completion for group in sampled for completion in group]
+    scores = suite.score([row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat])
     shape, by_name = (len(rows), samples), dict(zip(suite.names, scores.T, strict=True))
     return Measured(
         completions=[[completion.text for completion in group] for group in sampled],
@@ -182,16 +175,10 @@ def _held_out(task: Task, rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
-    """(mean, low, high) of (after - before) over prompts, with Student's 95 % t interval on the per-prompt differences.
+    """(mean, low, high) of after - before, [P, G] on the same prompts in the same order, with Student's 95 % t interval.
 
-    The prompts are the sample: completions of one prompt are not independent of one another, so each prompt counts
-    once, with the mean of its completions.
-
-    Args:
-        before, after: [P, G] on the same prompts in the same order.
-
-    Raises:
-        ValueError: if the prompts differ in number, or there are fewer than 2.
+    The prompts are the sample: completions of one prompt are not independent of one another, so each prompt counts once, with
+    the mean of its completions. ValueError if the prompts differ in number, or there are fewer than 2.
     """
     if len(before) != len(after) or len(before) < 2:
         raise ValueError(f"{len(before)} and {len(after)} prompts: give the same prompts to both, at least 2")

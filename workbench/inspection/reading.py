@@ -21,16 +21,12 @@ from workbench.task import Task
 if TYPE_CHECKING:
     import pandas
 
-_SHOWN = 6  # steps, and the last
-
 
 @dataclass(repr=False)
 class Steps:
     """A run's record step by step; a cell shows some of the steps as a table.
 
-    Args:
-        frame: one row per step: `step`, `reward` (mean total), `share_right`, `length_tokens` (mean), `clipped` (share cut at
-            the limit), `distinct_texts` (their number).
+    `frame`, a row per step: step, reward (mean), share_right, length_tokens (mean), clipped (share), distinct_texts (number).
     """
 
     frame: pandas.DataFrame
@@ -41,7 +37,7 @@ class Steps:
     @property
     def some(self) -> pandas.DataFrame:
         """Steps spread over the run, the first and the last among them."""
-        every = range(0, len(self), max(1, len(self) // _SHOWN))
+        every = range(0, len(self), max(1, len(self) // 6))
         return self.frame.iloc[sorted({*every, len(self) - 1})]
 
     def __str__(self) -> str:
@@ -117,12 +113,8 @@ def explain_group(
     batch, place = batch_and_place(run, step, index)
     first = place * batch.num_generations
     answers = batch.columns.get(answer_column)
-    return RecordedGroup(
-        step=batch.step,
-        prompt=question(batch.prompts[first]),
-        answer=answers[first] if answers else None,
-        explained=best_first(explain(batch, place)),
-    )
+    answer = answers[first] if answers else None
+    return RecordedGroup(batch.step, question(batch.prompts[first]), answer, best_first(explain(batch, place)))
 
 
 def best_first(found: ExplainedGroup) -> ExplainedGroup:

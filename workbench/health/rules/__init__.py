@@ -8,19 +8,7 @@ key where the run's data cannot show it.
 from __future__ import annotations
 
 from workbench.health.rules import completions, numbers, rewards
+from workbench.health.verdicts import NAMES
 
-RULES = (
-    numbers.non_finite,
-    numbers.zero_gradient,
-    rewards.reward_cannot_pay,
-    rewards.one_function,
-    completions.dead_groups,
-    completions.collapse,
-    completions.truncation,
-    completions.length_drift,
-    completions.format_without_right,
-    numbers.kl_runaway,
-    numbers.kl_not_measured,
-    rewards.slow_learning,
-    completions.wasted,
-)
+_ALL = {**vars(numbers), **vars(rewards), **vars(completions)}
+RULES = [_ALL[name] for name in NAMES]

@@ -79,19 +79,16 @@ def one_function(view: RunView) -> Verdict:
     if len(view.functions) < 2:
         return view.verdict(OK, "one reward function has a weight, and decides", {}, over=())
     weights = {function.name: function.weight for function in view.functions}
-    batches = [
-        batch
-        for batch in view.recent
-        if {own.name: own.weight for own in batch.functions if own.weight} == weights and batch.dead_count < batch.group_count
-    ]
+    living = [batch for batch in view.recent if batch.dead_count < batch.group_count]
+    batches = [batch for batch in living if {own.name: own.weight for own in batch.functions if own.weight} == weights]
     groups = view.total("group_count", batches)
     alive = groups - view.total("dead_count", batches)
     if alive < 16:
         return early(16, alive, "groups", "groups that are not dead")
     shares, varies = {}, {}
     for name in weights:
-        own = [(batch.group_count - batch.dead_count, batch.function(name)) for batch in batches]
-        shares[name] = sum(living * (function.share or 0.0) for living, function in own) / alive
+        own = [(batch, function) for batch in batches for function in batch.functions if function.name == name]
+        shares[name] = sum((batch.group_count - batch.dead_count) * (function.share or 0.0) for batch, function in own) / alive
         varies[name] = sum(function.varies for _, function in own) / groups
     decider = max(shares, key=shares.get)
     others = max(share for name, share in varies.items() if name != decider)
