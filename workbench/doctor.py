@@ -70,7 +70,7 @@ def _bf16() -> Found:
 def _vllm() -> Found:
     import torch
 
-    from workbench.training.fast_inference import PUBLISHED, missing
+    from workbench.training.plan.device import PUBLISHED, missing
 
     brings = f"policy.fast_inference: true generates with it; {PUBLISHED}"
     if why := missing(imports=True):

@@ -46,12 +46,9 @@ class Made:
 
 
 class Session:
-    """Trains with a trainer as it is, once, and closes the record, however that ends.
+    """Trains with a trainer as it is, once, through the trainer's `train`, and closes the record, however that ends.
 
-    Args:
-        trainer: its `train` is this session's until it has trained.
-        watchers: what shows the run; None: what is shown unasked.
-        changes_of: as for `RunControl`.
+    `watchers` show the run (None: what is shown unasked); `changes_of` is as for `RunControl`.
     """
 
     policy: Policy | None = None  # None: a trainer of the user's own
@@ -248,11 +245,7 @@ class StagedSession(Session):
             self.at_end.callback(tracker.close)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train the plan's stages, from the start or from the checkpoint that the run goes on from.
-
-        Raises:
-            RunError: for `resume_from_checkpoint` or another argument of the trainer's own `train`.
-        """
+        """Train the plan's stages; RunError for `resume_from_checkpoint` or another argument of the trainer's own `train`."""
         if any([*args, *kwargs.values()]):
             value = f"{self.run.name}: trainer.train({', '.join(kwargs) or 'with an argument'})"
             remedy = "call trainer.train() alone; to go on with an earlier run: wb.continue_run(run)"
@@ -281,8 +274,8 @@ class StagedSession(Session):
             self.restored = Restored(self.point, stage.steps)
             self.restored.prepare(trainer)
         self.fit = Fit(stage)
-        if self.fit.note:
-            print(self.fit.note)
+        if self.fit.estimate and self.fit.estimate.verdict:
+            print(self.fit.estimate.verdict)
         self._begin(stage, adaptive)
         for tracker in self.trackers:
             trainer.add_callback(tracker)
