@@ -71,7 +71,7 @@ class RewardSuite:
             rule = "a reward error stops the run or is skipped"
             raise RecipeError(f"on_error = {on_error!r}", rule=rule, remedy="stop or skip")
         self.num_generations, self.scale_rewards, self.aggregation = num_generations, scale_rewards, aggregation
-        self.on_batch, self.deadline_s = on_batch, deadline_s
+        self.on_batch, self.deadline_s, self.on_error = on_batch, deadline_s, on_error
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
         self.notes: list[str] = []  # what was adapted, in words
         columns = list(task.rows[0]) if len(task.rows) else []
@@ -248,7 +248,8 @@ class RewardSuite:
                     raise TaskError(said, rule=rule, remedy=remedy)
             extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
             if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                rule, remedy = "TRL passes every column by keyword", f"end with **kwargs: def {name}(completions, **kwargs)"
+                rule = "TRL passes every column and a few objects of its own by keyword"
+                remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
                 raise TaskError(f"{name} does not accept {extra[0]!r}", rule=rule, remedy=remedy)
 
 

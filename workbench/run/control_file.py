@@ -131,7 +131,7 @@ class ControlReader:
 def _request(line: bytes) -> Request:
     try:
         content = json.loads(line)
-        action, by, identity = str(content.pop("action")), str(content.pop("by", "?")), str(content.pop("id", ""))
+        action, by, identity = str(content.pop("action")), str(content.pop("by", "") or "?"), str(content.pop("id", ""))
         content.pop("time", None)
         return Request(action, by, identity, content)
     except (ValueError, KeyError, AttributeError, TypeError):

@@ -198,10 +198,10 @@ class RunDirectory:
         own = f"{self.name} ({self.state})"
         if str(asked) != "latest":
             return own
-        others = [f"{run.name} ({run.state})" for run in reversed(_runs_in(self.path.parent)) if run.path != self.path]
-        if len(others) > _MOST_BESIDE:
-            others[_MOST_BESIDE:] = [f"{len(others) - _MOST_BESIDE} more"]
-        return f"latest: {own}" + (f"; beside it: {', '.join(others)}" if others else "")
+        others = [run for run in reversed(_runs_in(self.path.parent)) if run.path != self.path]
+        named = [f"{run.name} ({run.state})" for run in others[:_MOST_BESIDE]]
+        named += [f"{len(others) - _MOST_BESIDE} more"] * (len(others) > _MOST_BESIDE)
+        return f"latest: {own}" + (f"; beside it: {', '.join(named)}" if named else "")
 
     def check_ended(self) -> RunDirectory:
         """The run itself. Raises RunError if it trains, saying how far it is."""

@@ -234,16 +234,17 @@ class StagedSession(Session):
     def __init__(self, run: RunDirectory, trainer: Any, watchers: Watchers, point: Point | None = None, **more: Any) -> None:
         self.made: Made = vars(trainer)[Made.KEY]
         self.policy, self.point, self.begun_at = self.made.policy, point, point.step if point else 0
-        self.generation = Generation(self.policy.model)
-        super().__init__(run, trainer, self.made.plan.stages, watchers, **more)
+        self.generation, stages = Generation(self.policy.model), self.made.plan.stages
 
         def failed(name: str, error: str) -> None:
             run.log_event("tracker_failed", tracker=name, error=error)
             print(f"{name} failed and is left out, training goes on: {error}", flush=True)
 
-        wanted = self.stage.settings["report_to"]
+        # Before the trainer is touched: what fails here leaves it as it was.
+        wanted = stages[0].settings["report_to"]
         self.trackers, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
         print(*lines, sep="\n", end="\n" * bool(lines))
+        super().__init__(run, trainer, stages, watchers, **more)
         for tracker in self.trackers:
             self.at_end.callback(tracker.close)
 
