@@ -66,7 +66,7 @@ TOO_LONG = Reason(f"prompt has more than {LONGEST_CHARACTERS} characters", "shor
 MIXED = Reason("prompt is chat in some rows and text in others", "make all prompts chat messages, or all text")
 DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the first of them was kept")
 CONTRADICTS = Reason(f"{DUPLICATE}, with another answer", "decide which answer is right; the first was kept")
-CONTAMINATED = Reason("prompt is also in the other split", "nothing: in both, the evaluation would test memory")
+CONTAMINATED = Reason("prompt is also in the other split", "nothing: if it stood in both, the evaluation would test memory")
 OWN_SYSTEM = Reason(
     "prompt brings its own system message, which was kept instead of the one given", "check which format it asks for"
 )
@@ -87,7 +87,7 @@ PLACEHOLDER_KEPT = Reason(
     f"fine if it is the right answer; otherwise {FILL_IN}",
 )
 MARKED = Reason(
-    "answer contains ####, and all of it was kept", "is it what follows? say so: --answer-after '####' or answer_after"
+    "answer contains ####, and all of it was kept", "if the answer is what follows, say so: --answer-after '####' or answer_after"
 )
 LEAK = Reason("the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing")
 EARLIER = Reason("an earlier line of the prompt says the answer", "fine for a worked example; else the policy can copy it")
