@@ -66,7 +66,7 @@ def check_source(
     Args:
         other: the other split, anything that can be opened.
         out: where the kept rows go, as JSON lines; whole, or not at all.
-        policy: whose tokenizer (`tokenizer_of`) measures prompt lengths; None: they are not measured.
+        policy: whose tokenizer measures prompt lengths; None: they are not measured.
         system: a name from `workbench.data.prompts`, or a text.
     """
     tokenizer, lengths, found = tokenizer_of(policy, chat_template_kwargs), [], None

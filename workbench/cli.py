@@ -195,7 +195,7 @@ def train(
     from workbench.views.terminal import TerminalProgress
 
     asked = overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
-    asked = asked.model_copy(update={"run_name": run_name} if run_name else {})
+    asked.run_name = run_name or asked.run_name
     again = open_run(changes_of, runs) if changes_of else None
     return _trained(train(asked, watchers=[TerminalProgress()], runs=runs, changes_of=again))
 
@@ -222,8 +222,9 @@ def _trained(run: Any) -> Result:
     from workbench.workspace import shown
 
     found = {"run": str(run.path), "adapter": str(run.adapter), **run.result()}
-    text = f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: notebook 04 on {shown(run.path)}"
-    return Result(found, text)
+    return Result(
+        found, f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: notebook 04 on {shown(run.path)}"
+    )
 
 
 @app.command()
@@ -385,8 +386,7 @@ def doctor() -> Result:
     from workbench.doctor import examine, tables
 
     found = examine()
-    ill = any(finding["needed"] and not finding["works"] for finding in found["findings"])
-    return Result(found, tables(found), int(ill))
+    return Result(found, tables(found), int(any(each["needed"] and not each["works"] for each in found["findings"])))
 
 
 @app.command()

@@ -59,17 +59,14 @@ def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any
     """
     cell = _parameters_cell(notebook, name)
     lines = cell.source.splitlines()
-    names = [line.split("=")[0].strip() for line in lines]
+    places = {line.split("=")[0].strip(): place for place, line in enumerate(lines) if "=" in line}
     for parameter, value in parameters.items():
-        if parameter not in names:
-            known = [name for name, line in zip(names, lines) if "=" in line]
-            raise RunError(
-                f"{name}: no parameter {parameter!r}",
-                rule=f"the cell tagged `parameters` assigns {', '.join(known)}",
-                remedy=nearest(parameter, known, "choose one of those"),
-            )
-        _, hash_, comment = lines[names.index(parameter)].partition("  # ")
-        lines[names.index(parameter)] = f"{parameter} = {value!r}{hash_}{comment}"
+        if parameter not in places:
+            rule = f"the cell tagged `parameters` assigns {', '.join(places)}"
+            remedy = nearest(parameter, list(places), "choose one of those")
+            raise RunError(f"{name}: no parameter {parameter!r}", rule=rule, remedy=remedy)
+        _, hash_, comment = lines[places[parameter]].partition("  # ")
+        lines[places[parameter]] = f"{parameter} = {value!r}{hash_}{comment}"
     cell.source = "\n".join(lines)
     return notebook
 
@@ -88,11 +85,9 @@ def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, 
         if isinstance(now, str) and value is not None and not isinstance(value, str):
             value = written
         if not equals or not parameter or (value is written and now is not None and not isinstance(now, str)):
-            raise RunError(
-                f"--set {text}",
-                rule="a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1, 2], text",
-                remedy=f"for example --set {parameter or 'seed'}={standing.get(parameter, 1)!r}",
-            )
+            rule = "a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1, 2], text"
+            remedy = f"for example --set {parameter or 'seed'}={standing.get(parameter, 1)!r}"
+            raise RunError(f"--set {text}", rule=rule, remedy=remedy)
         found[parameter] = value
     return found
 
@@ -105,11 +100,9 @@ def find_notebook(name: str) -> Path:
     for stem in NOTEBOOKS:
         if name in (stem, stem[:2], stem[1:2], stem[3:]):
             return notebooks_to_edit() / f"{stem}.ipynb"
-    raise RunError(
-        f"notebook {name!r}: there is none",
-        rule=f"a notebook is one of {', '.join(NOTEBOOKS)}, or the path of an .ipynb file",
-        remedy=nearest(name, [word for stem in NOTEBOOKS for word in (stem, stem[3:])], "choose one of them"),
-    )
+    rule = f"a notebook is one of {', '.join(NOTEBOOKS)}, or the path of an .ipynb file"
+    remedy = nearest(name, [word for stem in NOTEBOOKS for word in (stem, stem[3:])], "choose one of them")
+    raise RunError(f"notebook {name!r}: there is none", rule=rule, remedy=remedy)
 
 
 def run_notebook(
@@ -117,15 +110,8 @@ def run_notebook(
 ) -> dict[str, Any]:
     """Execute one notebook (as for `find_notebook`) with other parameters (`read_parameters`); it stays as it is itself.
 
-    Args:
-        out: the executed copy; None: a new file in `runs/notebooks/`.
-        on_cell: called with (cells done, cells in all).
-
-    Returns:
-        {"notebook", "out", "parameters", "minutes"}.
-
-    Raises:
-        RunError: for an unknown notebook or parameter, and if a cell fails.
+    The executed copy is `out`, or a new file in `runs/notebooks/`; `on_cell` is called with (cells done, cells in all). An
+    unknown notebook or parameter, or a cell that fails, is a RunError.
     """
     import nbformat
 
@@ -150,16 +136,11 @@ def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callab
     from nbclient.exceptions import CellExecutionError, DeadKernelError
 
     notebook = with_parameters(nbformat.read(source, as_version=4), parameters, source.name)
-    total = len(notebook.cells)
-    client = NotebookClient(
-        notebook,
-        timeout=1800,
-        kernel_name="python3",
-        # Local kernels talk over the loopback interface, signed; ipykernel warns of that at every start.
-        extra_arguments=["--log-level=ERROR"],
-        resources={"metadata": {"path": str(resolve("."))}},
-        on_cell_executed=lambda cell, cell_index, execute_reply: on_cell(cell_index + 1, total),
-    )
+    total, settings = len(notebook.cells), {"timeout": 1800, "kernel_name": "python3"}
+    settings["resources"] = {"metadata": {"path": str(resolve("."))}}
+    # Local kernels talk over the loopback interface, signed; ipykernel warns of that at every start.
+    client = NotebookClient(notebook, extra_arguments=["--log-level=ERROR"], **settings)
+    client.on_cell_executed = lambda cell_index, **_: on_cell(cell_index + 1, total)
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         # The copy is read, not clicked: without a kernel a panel would be an empty place.
@@ -168,11 +149,9 @@ def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callab
     except (CellExecutionError, DeadKernelError, TimeoutError) as error:
         said = str(getattr(error, "evalue", "") or error).strip().splitlines() or [type(error).__name__]
         remedy = [line.partition("remedy:")[2].strip() + "; " for line in said if line.strip().startswith("remedy:")]
-        raise RunError(
-            f"{source.name}: {getattr(error, 'ename', type(error).__name__)}: {said[0]}",
-            rule="every cell of a notebook runs",
-            remedy=f"{''.join(remedy)}the executed copy shows the cell: {shown(out)}",
-        ) from error
+        value = f"{source.name}: {getattr(error, 'ename', type(error).__name__)}: {said[0]}"
+        remedy = f"{''.join(remedy)}the executed copy shows the cell: {shown(out)}"
+        raise RunError(value, rule="every cell of a notebook runs", remedy=remedy) from error
     finally:
         nbformat.write(notebook, out)
 
@@ -188,27 +167,20 @@ def run_notebooks(
     """Execute the five notebooks in order, all their files under `runs/<name>/`.
 
     Args:
-        name: name of the run; `name-2` and so on if there is one of that name.
-        seed: of the adapter, of training and of sampling.
+        name: of the run; `name-2` and so on if there is one of that name.
         parameters: more of them, by notebook ("03_train": {"max_steps": 3}).
         on_cell: called with (notebook, cells done, cells in all).
         on_step: called with the steps that 03 has trained so far, every second, from another thread.
 
-    Returns:
-        {"before", "after", "gain", "steps", "minutes", "run"}: what `workbench demo --json` prints.
+    Returns what `workbench demo --json` prints.
     """
     began = time.monotonic()
     check_name(name)
     folder = _free(resolve("runs") / name)
     folder.mkdir(parents=True)
-    task_dir, run_name = f"runs/{folder.name}/task", f"runs/{folder.name}"
-    shared = (
-        {"task_dir": task_dir, "seed": seed},
-        {"task_dir": task_dir},
-        {"task_dir": task_dir, "run_name": folder.name, "seed": seed},
-        {"run_name": run_name, "seed": seed},
-        {"run_name": run_name},
-    )
+    made, trained = {"task_dir": f"runs/{folder.name}/task"}, {"run_name": f"runs/{folder.name}"}
+    train = {**made, "run_name": folder.name, "seed": seed}
+    shared = ({**made, "seed": seed}, made, train, {**trained, "seed": seed}, trained)
     minutes: dict[str, float] = {}
     for stem, own in zip(NOTEBOOKS, shared, strict=True):
         before, out = time.monotonic(), folder / "notebooks" / f"{stem}.ipynb"
@@ -221,8 +193,8 @@ def run_notebooks(
     run = open_run(folder)
     measured = run.read_json("evaluation.json")
     result = {when: {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")}
-    result |= {"gain": measured["gain"], "steps": run.result()["steps"]}
-    result |= {"minutes": (time.monotonic() - began) / 60, "run": str(run.path)}
+    result |= {"gain": measured["gain"], "steps": run.result()["steps"], "run": str(run.path)}
+    result["minutes"] = (time.monotonic() - began) / 60
     run.write_json("demo.json", {**result, "seed": seed, "minutes_by_notebook": minutes})
     return result
 
@@ -234,17 +206,9 @@ def result_table(result: dict[str, Any]) -> str:
 
     run, gain = shown(result["run"]), gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
     correct, strict = (f"{result['before'][key]:.0%} -> {result['after'][key]:.0%}" for key in ("correct", "format"))
-    rows = {
-        "correct, in strict format": correct,
-        "": gain.removeprefix("gain "),
-        "strict format": strict,
-        "steps": result["steps"],
-        "minutes": f"{result['minutes']:.1f}",
-        "run": run,
-        "report": f"{run}/report.html",
-        "notebooks": f"{run}/notebooks/",
-        "merged model": f"{run}/export/merged_16bit/",
-    }
+    rows = {"correct, in strict format": correct, "": gain.removeprefix("gain "), "strict format": strict}
+    rows |= {"steps": result["steps"], "minutes": f"{result['minutes']:.1f}", "run": run, "report": f"{run}/report.html"}
+    rows |= {"notebooks": f"{run}/notebooks/", "merged model": f"{run}/export/merged_16bit/"}
     return str(Table(["held-out prompts", "before -> after training"], list(rows.items())))
 
 

@@ -26,8 +26,7 @@ def examine() -> dict[str, Any]:
         except Exception as error:  # the one thing that a doctor must not do is fall over
             remedy = getattr(error, "remedy", "install what it names again, at a version that pyproject.toml takes")
             works, detail = False, f"{type(error).__name__}: {error}".splitlines()[0]
-        needed = probe is _policy
-        findings.append({"name": name, "works": works, "detail": detail, "remedy": remedy, "needed": needed})
+        findings.append({"name": name, "works": works, "detail": detail, "remedy": remedy, "needed": probe is _policy})
     return {"versions": versions(), "findings": findings}
 
 
@@ -62,15 +61,14 @@ def _device() -> Found:
 def _bf16() -> Found:
     from workbench.training.precision import native_bf16
 
-    if native_bf16():
-        return True, "native", ""
-    return False, "not native here; float32 (CPU) or float16 (GPU) is used instead", "nothing to do: it only costs speed"
+    detail = "not native here; float32 (CPU) or float16 (GPU) is used instead"
+    return (True, "native", "") if native_bf16() else (False, detail, "nothing to do: it only costs speed")
 
 
 def _vllm() -> Found:
     import torch
 
-    from workbench.training.fast_inference import PUBLISHED, missing
+    from workbench.training.plan.device import PUBLISHED, missing
 
     brings = f"policy.fast_inference: true generates with it; {PUBLISHED}"
     if why := missing(imports=True):
@@ -79,12 +77,6 @@ def _vllm() -> Found:
     if not torch.cuda.is_available():
         return False, f"{imports}, and there is no GPU for it", f"nothing to do: {brings}"
     return True, f"{imports}; {brings}", ""
-
-
-def _widgets() -> Found:
-    import ipywidgets
-
-    return True, f"ipywidgets {ipywidgets.__version__} imports", ""
 
 
 def _jupyter() -> Found:
@@ -100,7 +92,7 @@ def _chromium() -> Found:
 
 
 def find_chromium() -> str | None:
-    """Path of an installed Chromium or Chrome, None if there is none."""
+    """Path of an installed Chromium or Chrome."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -112,6 +104,7 @@ def _disk() -> Found:
 
 
 PROBES = {
-    "4-bit policy": _policy, "GPU": _device, "bfloat16": _bf16, "vLLM": _vllm, "widgets": _widgets,
+    "4-bit policy": _policy, "GPU": _device, "bfloat16": _bf16, "vLLM": _vllm,
+    "widgets": lambda: (True, f"ipywidgets {importlib.import_module('ipywidgets').__version__} imports", ""),
     "JupyterLab": _jupyter, "Chromium": _chromium, "disk": _disk,
 }  # fmt: skip

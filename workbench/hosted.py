@@ -1,7 +1,6 @@
 """Set-up on Colab and Kaggle: what the host brings stays, what is missing is added, and runs outlive the session.
 
-The first cell of every notebook calls `set_up`. Nothing but the standard library is imported here: when it runs, nothing
-else of ours is there yet.
+Every notebook's first cell calls `set_up`, when nothing else is there yet: only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
         _install(where)
     if _outdated:
         value = f"{', '.join(_outdated)}: replaced, and this session has imported what was there before"
-        remedy = f"restart it once ({_RESTART[where]}), then run this cell again; it finds everything in place"
+        remedy = f"restart it once ({_RESTART[where]}), then run this cell again"
         raise HostedError(value, rule="a session keeps what it has imported", remedy=remedy)
     print(f"ready after {time.monotonic() - began:.0f} s")
 
@@ -187,9 +186,9 @@ def _run(command: list[str], rule: str) -> None:
             if not line.startswith((" - ", " + ", " ~ ")):
                 print(line.rstrip(), flush=True)
     if process.returncode != 0:
-        raise HostedError(
-            "\n".join(["the workbench cannot be installed here:", *said[-20:]]),
-            rule=rule,
-            remedy="a download failed: switch Internet on (Kaggle: Session options) and run this cell again; two versions clash: "
-            "choose another environment (Colab: Runtime > Change runtime type > Runtime version; Kaggle: Session options)",
+        value = "\n".join(["the workbench cannot be installed here:", *said[-20:]])
+        clash = "choose another environment (Colab: Runtime > Change runtime type > Runtime version; Kaggle: Session options)"
+        remedy = (
+            f"a download failed: switch Internet on (Kaggle: Session options), run this cell again; two versions clash: {clash}"
         )
+        raise HostedError(value, rule=rule, remedy=remedy)

@@ -8,11 +8,7 @@ HUB_TIMEOUT_S = 10
 
 
 def check_hub(name: str) -> None:
-    """One question to the hub, without the retries of a download: whether it has a model of this name.
-
-    Raises:
-        PolicyError: if it has not, or wants a token, or cannot be reached (`network` is True then).
-    """
+    """Ask whether the hub has this model: PolicyError if not, if it wants a token, or cannot be reached (`network` is True)."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 

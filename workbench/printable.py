@@ -1,7 +1,6 @@
-"""Text that others wrote (completions, rows, messages of errors), made safe for a terminal.
+"""Text that others wrote (completions, rows, messages of errors), made safe for a terminal, which obeys control sequences.
 
-A terminal obeys control sequences: they clear the screen, write the clipboard, rename the window. `printable` shows them as
-Python writes them; `guard_output` puts it between every print of a process and its terminal, so that none can forget it.
+`printable` shows them as Python writes them; `guard_output` puts it between every print of a process and its terminal.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ def printable(text: str) -> str:
 
 
 class Guarded:
-    """A text stream that passes on printable text only, without libraries' colours.
-
-    A progress bar of tqdm's may move the cursor; the workbench's own write to `unguarded(stream)`.
-    """
+    """A stream that passes on printable text only, without colours. A progress bar of tqdm's may move the cursor."""
 
     def __init__(self, stream: Any) -> None:
         self.unguarded = stream

@@ -152,7 +152,7 @@ def replay(
         with contextlib.suppress(pa.ArrowException, OSError):  # reported when its turn comes
             recorded += pq.read_metadata(part).num_rows
     left_out: dict[str, str] = {}
-    drift, done, furthest, old_weights, held = 0.0, 0, [], {}, []
+    drift, done, furthest, old_weights, held, columns = 0.0, 0, [], {}, [], None
     with contextlib.ExitStack() as stack:
         stack.callback(suite.close)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -161,7 +161,9 @@ def replay(
         writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
         for batch in read_batches(run, left_out=left_out):
             rows = batch.rows
-            _check_columns(suite, rows[0])
+            if rows[0].keys() != columns:
+                columns = rows[0].keys()
+                _check_columns(suite, rows[0])
             # What was recorded of the tokens is their number.
             scores = suite.score(rows, batch.completions, [[0] * length for length in batch.lengths])
             right = scores[:, suite.names.index(task.right_function)] > 0
@@ -205,7 +207,7 @@ def replay(
 def _checked(out: Path, run: RunDirectory) -> Path:
     own = out.resolve().parent == run.rollouts.resolve()
     if own or out.is_dir() or any(folder.is_file() for folder in out.parents):
-        value = f"out = {out}: " + ("among the run's own parts" if own else "it, or its folder, is something else already")
+        value = f"out = {out}: " + ("among the run's own parts" if own else "it is a folder, or lies in a file")
         rule = "a replay is written into a separate file, never into the record"
         raise RunError(value, rule=rule, remedy="choose another file")
     return out

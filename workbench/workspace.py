@@ -14,10 +14,7 @@ from typing import Any
 
 
 def workspace() -> Path:
-    """The folder that relative paths start from: `WORKBENCH_HOME` if set, else the current one (the parent of `notebooks`).
-
-    (A Jupyter kernel starts beside its notebook, and the runs belong beside the notebooks, not among them.)
-    """
+    """The folder that relative paths start from: `WORKBENCH_HOME` if set, else the current one (the parent of `notebooks`)."""
     if home := os.environ.get("WORKBENCH_HOME"):
         return Path(home).expanduser().resolve()
     here = Path.cwd()
@@ -111,8 +108,7 @@ def append_line(file: Path, content: dict[str, Any]) -> None:
 def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, Any]]:
     """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that names it.
 
-    Args:
-        being_written: another process is appending, so a last line without its end is not torn but in flight.
+    Where it is `being_written` by another process, a last line without its end is not torn but in flight.
     """
     if not file.is_file():
         return

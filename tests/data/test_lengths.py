@@ -6,6 +6,7 @@ import ast
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import workbench
@@ -74,7 +75,8 @@ def test_covering_lengths_by_hand():
 
 def test_keep_returns_both_sides():
     a, b, c = chat("a"), chat("b"), chat("c")
-    assert PromptLengths([a, b, c], [5, 6, 7]).keep(6) == ([a, b], [c])
+    for lengths, limit in (([5, 6, 7], 6), ([5, 6, 7], np.percentile([5, 6, 7], 50)), (np.array([5, 6, 7]), 6)):
+        assert PromptLengths([a, b, c], lengths).keep(limit) == ([a, b], [c])
 
 
 def test_a_limit_that_no_prompt_is_within_is_an_error():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from workbench.data.checks import Checked
@@ -54,6 +55,11 @@ def test_asking_for_another_format_does_not_split_anew():
         rows = [{"prompt": [*head, {"role": "user", "content": text}]} for text in questions]
         sides.append([row["prompt"][-1]["content"] for row in split_rows(rows, 20)[1]])
     assert sides[0] == sides[1] == sides[2] != []
+
+
+def test_a_percentage_may_be_numpys():
+    rows = [row(f"What is {number}?") for number in range(50)]
+    assert split_rows(rows, np.int64(20)) == split_rows(rows, 20)
 
 
 @pytest.mark.parametrize("percent", [-5, 0.1, 100, 150])

@@ -308,6 +308,16 @@ def test_a_function_that_fails_only_on_the_whole_batch_is_said_to(suite):
             suite(picky_reward, on_error=on_error).score(ROWS * 3, ["a", "b", "c"])
 
 
+def squeezed_reward(completions, **kwargs):
+    scores = np.array([[1 / len(text_of(completion))] for completion in completions])
+    return scores.squeeze()  # of one completion a bare number
+
+
+def test_what_it_raised_is_said_though_of_one_completion_it_returns_no_list(suite):
+    with pytest.raises(RewardError, match="squeezed_reward raised ZeroDivisionError.* on the completion ''"):
+        suite(squeezed_reward).score(ROWS * 3, ["a", "", "b"])
+
+
 def ending_reward(completions, **kwargs):
     import os
 

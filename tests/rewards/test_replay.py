@@ -134,6 +134,15 @@ def test_what_was_not_recorded_is_named(run):
         replay(run, edited(right_reward))
 
 
+def test_a_column_may_be_empty_in_some_of_the_recorded_rows(home):
+    def right_reward(completions, hint, **kwargs):
+        return [1.0 if text_of(c) == (wanted or "4") else 0.0 for c, wanted in zip(completions, hint)]
+
+    steps = [[({**CHAT, "hint": hint}, ["4", "5"])] for hint in ("5", None)]
+    found = replay(record(TASK, steps), edited(right_reward))
+    assert (found.completions, found.turned_up, found.turned_down) == (4, 1, 1)
+
+
 def test_functions_see_the_columns_the_prompts_and_the_number_of_tokens(run):
     seen = []
 

@@ -150,6 +150,13 @@ def test_a_torn_line_of_a_killed_writer_does_not_swallow_the_next_request(run):
     assert json.loads((run.path / "control.jsonl").read_text().splitlines()[1])["id"] == "2"
 
 
+def test_who_asks_is_never_empty_as_the_run_takes_it_for_nobody(run):
+    mailbox = ControlReader(run)
+    for by in ("", None):
+        append_line(run.path / "control.jsonl", {"action": "stop", "by": by})
+    assert [request.by for request in mailbox.take()] == ["?", "?"]
+
+
 @pytest.mark.parametrize("action", ["learning_rate", "beta"])
 def test_more_than_a_hundred_times_what_is_in_force_is_asked_for_twice(home, action):
     settings = {"in_force": {"beta": 0.01, "learning_rate": 0.01}}

@@ -75,6 +75,16 @@ def test_latest_is_the_one_that_is_needed(home):
     )
 
 
+def test_only_the_runs_that_are_named_are_read(home, monkeypatch):
+    for number in range(8):
+        begun(f"r{number}", number)
+    read = []
+    monkeypatch.setattr(RunDirectory, "state", property(lambda run: read.append(run.name) or "as it is"))
+    beside = ", ".join(f"r{number} (as it is)" for number in (6, 5, 4, 3))
+    assert open_run("r7").describe() == f"latest: r7 (as it is); beside it: {beside}, 3 more"
+    assert read == ["r7", "r6", "r5", "r4", "r3"]
+
+
 def test_latest_for_05_is_the_one_that_04_measured_until_another_is_begun(home):
     begun("a", 100, measured_at=300)
     begun("b", 200)  # it trained while 04 measured a

@@ -245,6 +245,22 @@ def test_what_cannot_be_attached_is_named(home, trainer):
         attach(async_function(run.path), prepare(Recipe(), arithmetic(16, 2)))
 
 
+def test_a_session_that_cannot_begin_leaves_the_trainer_as_it_was(home, monkeypatch):
+    recipe = Recipe.of({"policy": {"load_in_4bit": False}, "grpo": {"num_generations": 4, "max_steps": 1}})
+    plan = prepare(recipe, arithmetic(16, 2))
+    trainer = make_trainer(plan, load_policy("tiny", load_in_4bit=False))
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="disk full"):
+        broken.setattr("workbench.training.session.tracker_callbacks", unwritable)
+        attach(trainer)
+    assert not any((home / "runs").iterdir())
+    assert "train" not in vars(trainer)
+    assert attach(trainer).live
+
+
+def unwritable(*_):
+    raise OSError("disk full")
+
+
 def test_it_is_steered_and_stopped_like_any_run(home, trainer):
     class Asks:
         def begin(self, run, total_steps, settings):

@@ -20,7 +20,7 @@ from workbench.recipe import LoraPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training import plan
 from workbench.training import policy as policies
-from workbench.training.fast_inference import COST, NOT_INSTALLED, missing, why_not
+from workbench.training.plan.device import COST, NOT_INSTALLED, missing, why_not
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.prepare import prepare
 from workbench.training.stages import settled_vllm

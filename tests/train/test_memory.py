@@ -205,9 +205,11 @@ def test_gradients_optimiser_and_reference_of_a_real_step(trained):
     recipe = Recipe(policy={"name": "tiny"}, lora={"r": 8})
     settings = {**DEFAULTS, "beta": 0.01, "per_device_train_batch_size": 4, "num_generations": 4}
     counted = estimate(recipe, settings, device="cpu")
-    assert part(counted, "LoRA").bytes == sum(p.nbytes for p in parameters)
-    assert part(counted, "gradients").bytes == gradient_bytes
-    assert part(counted, "optimiser").bytes == states
+    # TRL alone turns the adapter of a 4-bit model into bfloat16; float32, as Unsloth and PEFT make it, is what is counted.
+    wider, step_counts = 4 // parameters[0].element_size(), 4 * len(parameters)
+    assert part(counted, "LoRA").bytes == wider * sum(p.nbytes for p in parameters)
+    assert part(counted, "gradients").bytes == wider * gradient_bytes
+    assert part(counted, "optimiser").bytes == wider * (states - step_counts) + step_counts
     assert part(counted, "reference adapter").bytes == reference
     assert all(part(counted, name).exact for name in ("LoRA", "gradients", "optimiser", "reference adapter", "weights"))
 

@@ -615,7 +615,7 @@ class UnslothGRPOConfig(trainer_classes()[0]):
         )
 
 
-def rows_of(asked, config, given=None):
+def rows_of(asked, config, given):
     return {row.name: row for row in in_force_table(asked, config, given)}
 
 

@@ -135,6 +135,7 @@ def test_what_stands_in_for_a_scripts_own_is_named_and_measured_nowhere(home):
 
 def test_a_plan_of_the_embedded_policy_knows_everything():
     found = wb.plan("cpu", machine=Machine(cuda=False, bf16=True, vllm=False))
+    assert (found.batch.completions, found.batch.num_generations) == (64, 8)
     assert found.notes == ()
     assert found.words == (
         "45 steps; each learns from 64 completions (8 prompts x 8). 64 completions (8 prompts x 8) are generated at once; a "

@@ -129,7 +129,7 @@ def test_the_group_stays_as_long_as_it_is_asked_to(running, cell, monkeypatch):
     seen = []
     for _ in range(7):
         running.step()
-        seen.append(plot.view.group.step)
+        seen.append(plot.view.group.batch.step)
     assert seen == [1, 1, 1, 4, 4, 4, 7]
 
 

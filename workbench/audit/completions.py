@@ -136,7 +136,7 @@ class CompletionBuilder:
 
 def _text_of(what: str, make: str | Callable[[Row], str], row: Row) -> str:
     # What the task's author gives, or makes from a row.
-    rule = f"{what} is the text of a completion of a row"
+    rule = f"{what} gives the text of a completion of a row"
     try:
         text = make(row) if callable(make) else make
     except Exception as error:

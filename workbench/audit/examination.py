@@ -23,7 +23,7 @@ from workbench.audit.lengths import length_findings, token_findings
 from workbench.audit.prompt_format import advice
 from workbench.audit.regression_cases import failed_cases, load_cases
 from workbench.errors import RewardError, TaskError, WorkbenchError
-from workbench.rewards.chat_or_text import InputFormat, is_chat
+from workbench.rewards.chat_or_text import InputFormat
 from workbench.rewards.execution import OWN, UNJUDGED
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
@@ -341,7 +341,7 @@ class _Audit:
         return FunctionReport(name, weight, *pays, unit, self.suite.hashes[name], self.seconds.get(name, 0.0))
 
     def _look_at_all(self, names: Sequence[str], readings: dict[str, InputFormat]) -> None:
-        fitting = "chat" if is_chat(self.rows[0]["prompt"]) else "text"
+        fitting = "text" if isinstance(self.rows[0]["prompt"], str) else "chat"
         for name in names:
             found = readings[name]
             # Messages for messages: there is nothing to do. One that reads text alone fails once the prompts are chat.

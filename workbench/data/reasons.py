@@ -62,8 +62,10 @@ TOO_LONG = Reason(f"prompt has more than {LONGEST_CHARACTERS} characters", "shor
 MIXED = Reason("prompt is chat in some rows and text in others", "make all prompts chat messages, or all text")
 DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the first of them was kept")
 CONTRADICTS = Reason(f"{DUPLICATE}, with another answer", "decide which answer is right; the first was kept")
-CONTAMINATED = Reason("prompt is also in the other split", "nothing: in both, the evaluation would test memory")
-OWN_SYSTEM = Reason("prompt brings its own system message, which was kept instead of the one given", "check its format")
+CONTAMINATED = Reason("prompt is also in the other split", "nothing: if it stood in both, the evaluation would test memory")
+OWN_SYSTEM = Reason(
+    "prompt brings its own system message, which was kept instead of the one given", "check which format it asks for"
+)
 NO_EXAMPLE = Reason("prompt is chat already: no worked example was added", "write it into those prompts, or give them as text")
 REPLACED = Reason("text holds U+FFFD: letters were lost when it was decoded", FROM_ITS_SOURCE)
 MOJIBAKE = Reason("text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)", f"{FROM_ITS_SOURCE}, and read it as UTF-8")
@@ -74,8 +76,13 @@ EMPTY_ANSWER = Reason("answer is empty", FILL_IN_ANSWER)
 NO_TURN = Reason("the last message is not the assistant's: it holds no answer", "end those chats with the answer, or delete them")
 NO_NUMBER = Reason("answer is not a number", "correct those answers, or allow texts (without --numbers)")
 PLACEHOLDER = Reason("answer is a placeholder (N/A, none, unknown, -), and the others are numbers", FILL_IN)
-PLACEHOLDER_KEPT = Reason("answer looks like a placeholder (N/A, none, unknown, -), and was kept", f"if it is none, {FILL_IN}")
-MARKED = Reason("answer contains ####, and all of it was kept", "only what follows counts? --answer-after '####', answer_after")
+PLACEHOLDER_KEPT = Reason(
+    "answer looks like a placeholder (N/A, none, unknown, -), and was kept as the right answer",
+    f"fine if it is the right answer; otherwise {FILL_IN}",
+)
+MARKED = Reason(
+    "answer contains ####, and all of it was kept", "if the answer is what follows, say so: --answer-after '####' or answer_after"
+)
 LEAK = Reason("the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing")
 EARLIER = Reason("an earlier line of the prompt says the answer", "fine for a worked example; else the policy can copy it")
 VERBATIM = Reason("the prompt contains the answer word for word", "fine for questions about a text; else the policy can copy it")

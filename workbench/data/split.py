@@ -112,7 +112,7 @@ def split_rows(rows: Iterable[Row], held_out_percent: int, key: str | None = Non
             raise DataError(f"row {number} has no column {key!r}", rule=rule, remedy=remedy)
         text = salt + (str(row[key]) if key else prompt_key(comparable(row["prompt"], system=False)))
         digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
-        sides[int.from_bytes(digest[:4], "big") % 100 < held_out_percent].append(row)
+        sides[bool(int.from_bytes(digest[:4], "big") % 100 < held_out_percent)].append(row)
     return sides
 
 

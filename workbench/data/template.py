@@ -104,13 +104,13 @@ class PromptLengths:
     def keep(self, max_tokens: int | None = None) -> tuple[list[Row], list[Row]]:
         """(rows whose prompt has at most `max_tokens` tokens, the others); None: as measured. DataError: all are longer."""
         limit = self.max_tokens if max_tokens is None else max_tokens
-        if limit is not None and self.lengths and min(self.lengths) > limit:
+        if limit is not None and len(self.rows) and min(self.lengths) > limit:
             value = f"max_prompt_length = {limit}: all {len(self.rows)} prompts are longer, the shortest has {min(self.lengths)}"
             remedy = f"raise it to at least {min(self.lengths)}; {max(self.lengths)} keeps all"
             raise DataError(value, rule="some prompts must be within the limit, in tokens", remedy=remedy)
         sides: tuple[list[Row], list[Row]] = [], []
         for row, length in zip(self.rows, self.lengths, strict=True):
-            sides[limit is not None and length > limit].append(row)
+            sides[limit is not None and bool(length > limit)].append(row)
         return sides
 
     def check_budget(self, max_completion_length: int, max_seq_length: int) -> str:

@@ -1,7 +1,6 @@
 """Finding the answer in a completion; `workbench.rewards.compare` says whether it is the right one.
 
-Every parser here is linear in the length of the text: the tag-matching regular expressions that are common in this
-field need seconds for one long looping completion.
+Every parser here is linear in the length of the text, as the usual regular expressions for tags are not.
 """
 
 from __future__ import annotations
@@ -65,16 +64,12 @@ def extract_answer(text: str) -> str | None:
 
 
 def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | None:
-    """The answer in a text, stripped; None when there is none or it is empty.
+    """The answer in a text, stripped; None when there is none or it is empty. RewardError if there is no such place.
 
     Args:
         where: "only": the one `<answer>` block, of several none; "tag": the last `<answer>` block; "mark": the line after
             the last `####`; "boxed": the `\\boxed{}` that opens last; "number": the last number; "plain": the last line
             that is not empty; "any": the first of "tag", "mark", "boxed" and "number" that finds something.
-        tag: the name of the tag.
-
-    Raises:
-        RewardError: if there is no such place.
 
     >>> text = "#### 7\\n<answer>8</answer> so \\\\boxed{\\\\frac{9}{2}} costs $1,000.50."
     >>> [find_answer(text, where) for where in ("tag", "mark", "boxed", "number", "any")]

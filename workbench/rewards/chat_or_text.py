@@ -1,8 +1,7 @@
 """Whether a reward function was written for chat or for text, and how it is given that format.
 
-TRL hands a function messages where the dataset's prompts are chat, and strings where they are text. A function written for
-one reads the other wrongly, and not always with an error: `len(completion)` of a message list is 1, whatever was written.
-So each is tried with the same completions in both formats, and always given the only one that it understands, if it is one.
+TRL hands a function messages or strings, as the dataset's prompts are. A function written for one reads the other wrongly,
+not always with an error. So each is tried with both, and always given the only one that it understands, if it is one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.errors import RewardError
 from workbench.rewards.answers import completion_text
-from workbench.rewards.execution import HOLDS_MODEL, Call, RewardExecutor, RewardFailure, check_scores
+from workbench.rewards.execution import AWAITED, HOLDS_MODEL, Call, RewardExecutor, RewardFailure, check_scores
 
 # Second parameters of the (prompts, responses) style, which TRL's keyword call does not know.
 _RESPONSES = ("responses", "response", "outputs", "generations", "texts", "samples")
@@ -34,18 +33,9 @@ class InputFormat(NamedTuple):
     note: str = ""  # the difference in words; empty: there is none
 
 
-def is_chat(prompt: Any) -> bool:
-    """Whether a prompt is a list of messages."""
-    return not isinstance(prompt, str)
-
-
 def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> InputFormat:
-    """Try one function with the same completions as messages and as text.
-
-    Args:
-        call: a call of one row, for the prompt and the columns.
-    """
-    if executor.is_async(name) or executor.places[name] == HOLDS_MODEL:
+    """Try one function with the same completions as messages and as text, in a call of one row."""
+    if executor.places[name] in (AWAITED, HOLDS_MODEL):
         return InputFormat()  # each call may cost
     chat, text = _both(executor, name, call, _TRIED)
     if isinstance(chat, str) and isinstance(text, str):  # it may be the empty one that it cannot read
@@ -56,8 +46,8 @@ def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> Inpu
         only, reads, did = ("text", "plain text", chat) if isinstance(chat, str) else ("chat", "messages", text)
         return InputFormat(only, f"it reads {reads} only: with the other it {did.partition(' (')[0]}")
     if (len(set(chat)) == 1) != (len(set(text)) == 1):
-        deaf = ("chat", "messages", "plain", text[0]) if len(set(text)) == 1 else ("text", "plain text", "chat", chat[0])
-        only, reads, other, score = deaf
+        deaf_to_text = "chat", "messages", "plain", text[0]
+        only, reads, other, score = deaf_to_text if len(set(text)) == 1 else ("text", "plain text", "chat", chat[0])
         shown = "None" if score is None else f"{score:g}"
         return InputFormat(only, f"it reads {reads} only: every {other} completion scores {shown}, whatever it says")
     same = "the same completions score differently"
@@ -82,10 +72,10 @@ def _both(executor: RewardExecutor, name: str, call: Call, texts: Sequence[str])
 def convert(call: Call, to_chat: bool) -> Call:
     """A call with its prompts and completions as messages, or as text."""
     if to_chat:
-        prompts = [p if is_chat(p) else [{"role": "user", "content": p}] for p in call["prompts"]]
+        prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in call["prompts"]]
         completions = [[{"role": "assistant", "content": completion_text(c)}] for c in call["completions"]]
     else:
-        prompts = [p[-1]["content"] if is_chat(p) else p for p in call["prompts"]]
+        prompts = [p if isinstance(p, str) else p[-1]["content"] for p in call["prompts"]]
         completions = [completion_text(c) for c in call["completions"]]
     return {**call, "prompts": prompts, "completions": completions}
 
@@ -93,13 +83,12 @@ def convert(call: Call, to_chat: bool) -> Call:
 def responses_parameter(function: Callable[..., Any], columns: Sequence[str] = ()) -> str | None:
     """Name of the second parameter, if a function is written as `(prompts, responses)`; None if it is not."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return None
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(named) != 2 or named[0] not in ("prompts", "prompt", "queries") or named[1] not in _RESPONSES:
-        return None
-    return None if named[1] in columns else named[1]
+    fits = len(named) == 2 and named[0] in ("prompts", "prompt", "queries") and named[1] in _RESPONSES
+    return named[1] if fits and named[1] not in columns else None
 
 
 def positional_reward(function: Callable[..., Any]) -> Callable[..., Any]:

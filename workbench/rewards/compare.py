@@ -1,8 +1,7 @@
 """Whether a given answer is the right one: the same words, the same number, or the same formula.
 
-Words and numbers are compared here, exactly. Formulas are left to math-verify, which stops itself by an alarm: that works
-on the main thread only, and a tower of powers such as `9^{9^{9^9}}` does not listen to it even there. So it runs in one
-worker process for the whole program (`judge`), one call per pair, and a pair that takes too long ends that process.
+Words and numbers are compared here, exactly. Formulas are left to math-verify, which a tower of powers (`9^{9^{9^9}}`) hangs.
+So it runs in one worker process for the whole program (`judge`), and a pair that takes too long ends that process.
 """
 
 from __future__ import annotations
@@ -102,15 +101,13 @@ def same_answer(given: Any, right: Any, deadline_s: float = 5.0) -> bool:
 
 
 def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: float | None = None) -> list[bool | None]:
-    """`same_answer` of many pairs at once: [B] True, False, or None for a pair that was not judged in time.
+    """`same_answer` of many pairs at once: [B] True, False (also for None), or None for a pair that was not judged in time.
 
     Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one call. A text without
     math delimiters is read as one formula (`x+1` as `$x+1$`), not searched for a number, unless it is a sum, a number
     with a unit, or a sentence; a right answer that is a sentence has only the same text for its equal. Two different
-    units are different answers, and a right answer `1,3` is two numbers, never 1.3.
-
-    None for an answer that was not found is False. The deadline (None: that of `watched`) is for the whole batch; the start
-    of the worker, once in a program, comes on top.
+    units are different answers, and a right answer `1,3` is two numbers, never 1.3. The deadline (None: that of `watched`)
+    is for the whole batch; the start of the worker, once in a program, comes on top.
     """
     watched_s, late = _watch.get() or (DEADLINE_S, set())
     results = [False if one is None else quick_same(one, other) for one, other in zip(given, right, strict=True)]
@@ -120,11 +117,10 @@ def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: 
             asked[index] = pair
         else:
             results[index] = False
-    if asked:
-        for index, same in zip(asked, verdicts(list(asked.values()), watched_s if deadline_s is None else deadline_s)):
-            results[index] = same
-            if same is None:
-                late.add(index)
+    for index, same in zip(asked, verdicts([*asked.values()], watched_s if deadline_s is None else deadline_s)):
+        results[index] = same
+        if same is None:
+            late.add(index)
     return results
 
 
@@ -283,8 +279,7 @@ def _singular(word: str) -> str:
 def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool | None]:
     """What math-verify says of (given, right) pairs: [B] True, False, or None for one that was not judged: in time, or at all.
 
-    Back within `deadline_s` + 1 s, however hostile the pairs are; those that are not are judged all the same.
-    Verdicts are remembered; a text of more than 2,000 characters is only compared as text.
+    Back within `deadline_s` + 1 s, however hostile some pairs are. A text of more than 2,000 characters is compared as text.
     """
     found = {pair: pair[0] == pair[1] if max(map(len, pair)) > LONGEST else _known.get(pair) for pair in pairs}
     if waiting := [pair for pair, same in found.items() if same is None]:
@@ -334,7 +329,7 @@ def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
 
 def _steepness(pair: Pair) -> int:
     # Long ones as well: an answer of many characters is rarely right, and may take long to read.
-    return sum(len(text) // 50 + sum(text.count(mark) for mark in _STEEP) for text in pair)
+    return sum(len(text) // 50 + sum(map(text.count, _STEEP)) for text in pair)
 
 
 def _shared_worker() -> tuple[Worker, ThreadPoolExecutor]:

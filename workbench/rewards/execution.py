@@ -1,8 +1,7 @@
 """Calling reward functions: each where it can be stopped, with copies of its inputs, and with its errors told apart.
 
 A function that anyone wrote runs in a worker process with a deadline. The workbench's own run here: they are linear in
-the text, and ask a worker of their own where mathematics could hang. So do those that cannot be pickled or must not be
-copied: coroutines (which are awaited with the deadline), objects with a state of their own, and models.
+the text. So do those that cannot be pickled or must not be copied: coroutines (awaited), objects with a state, and models.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Call = dict[str, Any]
 DEADLINE_S = 60.0
 # TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the squares of thousands.
 LARGEST = 1e15
-HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
+HOLDS_MODEL, OWN, AWAITED = "here: it holds a model", "here: the workbench's own", "awaited"
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
 # What TRL passes beside the dataset's columns.
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", *_OF_TRAINER})
@@ -53,7 +52,7 @@ class RewardFailure(Exception):
         """The error that this is where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
         remedy = "handle it in the function, return None where it does not apply, or let on_error be skip"
-        late = "a pattern or a number that explodes? mend the function, or give it longer (deadline_s)"
+        late = "does it hang (a pattern, a number that explodes)? mend it; is it only slow? give it longer (deadline_s)"
         error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=remedy if self.in_time else late)
         error.__cause__ = self.__cause__
         return error
@@ -70,26 +69,20 @@ class RewardExecutor:
     """A suite's functions by name, and where each runs (`places`: "here: why", "worker" or "awaited").
 
     Args:
-        deadline_s: for one function and one batch; None: none.
+        deadline_s: for one function and one batch.
         skip: leave completions on which a function fails without a score and go on; False: the first one is an error.
-        keep_state: objects with a state of their own run here, where it can be reached, and so without a deadline; False:
-            they run in the worker if they can.
+        keep_state: objects with a state of their own run here, within reach and without a deadline; else in the worker.
     """
 
     def __init__(self, functions: dict[str, Callable[..., Any]], deadline_s: float | None, skip: bool, keep_state: bool) -> None:
-        self.deadline_s, self.skip = deadline_s, skip
-        self._functions = functions
+        self.functions, self.deadline_s, self.skip = functions, deadline_s, skip
         self._unjudged: set[int] = set()  # of the latest call: formulas that were not judged in time
         self.places = {name: _place(function, keep_state) for name, function in functions.items()}
         sent = {name: function for name, function in functions.items() if self.places[name] == "worker"}
         self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        return self._functions[name]
-
-    def is_async(self, name: str) -> bool:
-        """Whether the function is a coroutine function."""
-        return self.places[name] == "awaited"
+        return self.functions[name]
 
     def close(self) -> None:
         """End the worker process, if there is one."""
@@ -99,10 +92,9 @@ class RewardExecutor:
     def score(self, name: str, call: Call, quiet: bool = False) -> Scored:
         """One function's scores of a batch. If it fails, it is asked again for each completion alone, to find the culprits.
 
-        Raises:
-            RewardError: naming function, prompt and completion.
+        RewardError names function, prompt and completion.
         """
-        if self.is_async(name):
+        if self.places[name] == AWAITED:
             # A notebook's own event loop is running and cannot be entered again: use a thread's.
             with ThreadPoolExecutor(max_workers=1) as pool:
                 return pool.submit(asyncio.run, self.ascore(name, call)).result()
@@ -124,7 +116,7 @@ class RewardExecutor:
         limit = asyncio.timeout(deadline_s)
         try:
             async with limit:
-                result = plain_result(await self._functions[name](**own))
+                result = plain_result(await self.functions[name](**own))
             if deadline_s is not None and (took := time.monotonic() - started) > deadline_s + _GRACE_S:
                 did = f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting"
                 failure = RewardFailure(did, in_time=False)
@@ -141,9 +133,7 @@ class RewardExecutor:
     def call(self, name: str, call: Call, deadline_s: float | None, quiet: bool = False) -> Any:
         """What a function (no coroutine) returns, tensors and generators as lists.
 
-        Raises:
-            RewardFailure: if it raised, or was not back in time.
-            RewardError: if it changed its inputs.
+        RewardFailure if it raised or was not back in time, RewardError if it changed its inputs.
         """
         self._unjudged = set()
         if self.places[name] == "worker":
@@ -160,7 +150,7 @@ class RewardExecutor:
         with silence, watched(deadline_s) as late:
             try:
                 # Those of the workbench change nothing, and copies of a million completions take their time.
-                result, changed = _run(self._functions[name], call, copied=not own)
+                result, changed = _run(self.functions[name], call, copied=not own)
             except Exception as error:
                 raise _raised(error) from error
         self._unjudged = late if own else set()
@@ -168,20 +158,20 @@ class RewardExecutor:
 
     def trace(self, name: str, call: Call) -> Trace | None:
         """Which parts of the function a call reaches; None if it cannot be followed (a coroutine, a model) or fails."""
-        if self.is_async(name) or self.places[name] == HOLDS_MODEL:
+        if self.places[name] in (AWAITED, HOLDS_MODEL):
             return None
         try:
             if self.places[name] == "worker":
                 return self._worker(name, _picklable(call), True, deadline_s=self.deadline_s, quiet=True)[0]
             with contextlib.redirect_stdout(io.StringIO()):
-                return _run(self._functions[name], call, follow=True)[0]
+                return _run(self.functions[name], call, follow=True)[0]
         except tuple(_DID):
             return None
 
     def _one_by_one(self, name: str, call: Call, whole: RewardFailure, started: float) -> Scored:
         # Each may take twice its share of the time that is left, so that half of them may hang.
         prompts, completions, count = call["prompts"], call["completions"], len(call["completions"])
-        scored, failed = Scored([math.nan] * count, {}), {0: whole} if count == 1 else {}
+        returned, failed = {}, {0: whole} if count == 1 else {}
         for index in range(count if count > 1 else 0):
             left = None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
             if left is not None and left < -_GRACE_S:
@@ -189,17 +179,12 @@ class RewardExecutor:
                 continue
             share_s = None if left is None else max(_SHORTEST_S, 2 * left / (count - index))
             try:
-                result = self.call(name, _single(call, index), share_s, quiet=True)
+                returned[index] = self.call(name, _single(call, index), share_s, quiet=True)
             except RewardFailure as error:
                 late = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
                 failed[index] = error if error.in_time else late
                 if error.in_time and not self.skip:
                     break
-                continue
-            one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
-            scored.scores[index] = one.scores[0]
-            if one.errors:
-                scored.errors[index] = one.errors[0]
         if not failed and whole.in_time:
             raise whole.error(name, f"on a batch of {count} completions")
         if failed and not self.skip:
@@ -212,13 +197,18 @@ class RewardExecutor:
                 where = f"{count} completions; {asked} {where}"
             raise RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
         # Late as a batch with nobody to blame: it was slow, and each completion was scored alone.
-        scored.errors.update({index: failure.value for index, failure in failed.items()})
+        scored = Scored([math.nan] * count, {index: failure.value for index, failure in failed.items()})
+        for index, result in returned.items():
+            one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
+            scored.scores[index] = one.scores[0]
+            if one.errors:
+                scored.errors[index] = one.errors[0]
         return scored
 
 
 def _place(function: Callable[..., Any], keep_state: bool) -> str:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        return "awaited"
+        return AWAITED
     beneath = function
     while isinstance(beneath, functools.partial):
         beneath = beneath.func
@@ -243,11 +233,9 @@ def _model_in(function: Callable[..., Any]) -> str:
     held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
     with contextlib.suppress(ValueError):
         held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    for value in held:
-        of_library = type(value).__module__.partition(".")[0] in _MODELS
-        if of_library and any(hasattr(value, part) for part in ("parameters", "device", "model", "vocab")):
-            return f"a {type(value).__name__}"
-    return ""
+    of_library = [value for value in held if type(value).__module__.partition(".")[0] in _MODELS]
+    parts = ("parameters", "device", "model", "vocab")
+    return next((f"a {type(value).__name__}" for value in of_library if any(hasattr(value, part) for part in parts)), "")
 
 
 def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> tuple:
@@ -311,7 +299,7 @@ def _changed(given: Call, own: Call) -> str:
 def _picklable(call: Call) -> Call:
     found = {key: None if key.startswith("log_") else value for key, value in call.items()}
     if (state := call.get("trainer_state")) is not None:
-        simple = {key: value for key, value in vars(state).items() if isinstance(value, (int, float, str, bool))}
+        simple = {key: value for key, value in vars(state).items() if isinstance(value, (int, float, str))}
         found["trainer_state"] = SimpleNamespace(**simple)
     return found
 
@@ -327,11 +315,8 @@ def _single(call: Call, index: int) -> Call:
 def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
 
-    Args:
-        skip: a score that is no number TRL can compute with is that completion's failure; False: it is an error.
-
-    Raises:
-        RewardError: if it is not one score per completion, naming function, prompt and completion.
+    Raises RewardError, naming function, prompt and completion, if it is not one score per completion, or if one is no number
+    that TRL can compute with; with `skip` that is the completion's failure instead.
     """
     rule = "a reward function returns a list with one number (or None) per completion, in order"
     if result is None or isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):

@@ -17,9 +17,8 @@ from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
 EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
 
-IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED = DEAD_KINDS = (
-    "identical texts", "all right", "all wrong", "same score", "not scored",
-)  # fmt: skip
+DEAD_KINDS = "identical texts", "all right", "all wrong", "same score", "not scored"
+IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED = DEAD_KINDS
 
 
 def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") -> np.ndarray:
@@ -46,17 +45,14 @@ def batch_advantages(
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
 ) -> Groups:
-    """Scores of B completions by F functions -> totals, group statistics and advantages.
+    """Scores of B completions by F functions, [B, F] -> totals, group statistics and advantages.
+
+    ValueError if B is not a multiple of G, or a setting is unknown.
 
     Args:
-        scores: [B, F]; NaN where a function did not apply. In 32 bits everything is computed in 32 bits, as by TRL.
-        weights: [F].
-        num_generations: G; B is a multiple of it.
+        scores: NaN where a function did not apply. In 32 bits everything is computed in 32 bits, as by TRL.
         scale_rewards: "group" (or True) divides by the group's std, "batch" by the batch's, "none" (or False) by nothing.
         aggregation: TRL's `multi_objective_aggregation`.
-
-    Raises:
-        ValueError: if B is not a multiple of G, or a setting is unknown.
     """
     scores, weights, _, sums, size, spread = _weighed(scores, weights, num_generations, scale_rewards, aggregation)
     totals = np.where(np.isnan(scores).all(axis=1), np.nan, np.nansum(scores * weights, axis=1))
@@ -108,26 +104,23 @@ def _std(values: np.ndarray) -> np.ndarray:
 
 def dead_groups(batch: ScoredBatch) -> np.ndarray:
     """Which of the P groups nothing is learnt from: [P] bool."""
-    # When functions are normalised first, equal totals can hide unequal advantages.
-    if batch.aggregation == "normalize_then_sum":
+    if batch.aggregation == "normalize_then_sum":  # equal totals can hide unequal advantages then
         return np.abs(batch.advantages).reshape(-1, batch.num_generations).max(axis=1) < NO_SPREAD
     return np.nan_to_num(batch.groups.stds[:: batch.num_generations]) < NO_SPREAD
 
 
 def dead_kinds(batch: ScoredBatch) -> list[str | None]:
     """Why each of the P groups is dead, one of `DEAD_KINDS` (from the plainest reason on); None for a group that is not."""
-    kinds: list[str | None] = []
-    for group, dead in enumerate(dead_groups(batch)):
-        own = slice(group * batch.num_generations, (group + 1) * batch.num_generations)
-        if not dead:
-            kinds.append(None)
-        elif np.isnan(batch.totals[own]).all():
-            kinds.append(NOT_SCORED)
-        elif len(set(batch.completions[own])) == 1:
-            kinds.append(IDENTICAL)
-        else:
-            kinds.append(ALL_RIGHT if all(batch.right[own]) else SAME_SCORE if any(batch.right[own]) else ALL_WRONG)
-    return kinds
+
+    def kind(own: slice) -> str:
+        if np.isnan(batch.totals[own]).all():
+            return NOT_SCORED
+        if len(set(batch.completions[own])) == 1:
+            return IDENTICAL
+        return ALL_RIGHT if all(batch.right[own]) else SAME_SCORE if any(batch.right[own]) else ALL_WRONG
+
+    size = batch.num_generations
+    return [kind(slice(n * size, (n + 1) * size)) if dead else None for n, dead in enumerate(dead_groups(batch))]
 
 
 class Attribution(NamedTuple):
@@ -179,9 +172,6 @@ class ExplainedGroup:
     dead: str | None  # one of DEAD_KINDS; None if something is learnt from the group
     labels: tuple[str, ...] = ()  # [G] what the views call the completions; empty: their numbers
 
-    def __str__(self) -> str:
-        return self.verdict
-
     @property
     def verdict(self) -> str:
         """One sentence: which function decided the group, or why nothing is learnt from it."""
@@ -191,6 +181,9 @@ class ExplainedGroup:
         others = [f"{self.names[f]} {self.shares[f]:.0%}" for f in order[1:] if abs(self.shares[f]) >= 0.005]
         rest = f" ({', '.join(others)})" if others else ""
         return f"{self.decider} decided this group: {max(self.shares):.0%} of the advantages' variance{rest}"
+
+    def __str__(self) -> str:
+        return self.verdict
 
 
 def batch_of(
@@ -222,11 +215,7 @@ def batch_of(
 
 
 def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
-    """One of a batch's groups: its scores, its advantages under every scaling, and which function decided it.
-
-    Raises:
-        IndexError: if there is no such group.
-    """
+    """One of a batch's groups: its scores, its advantages under every scaling, and who decided it; else IndexError."""
     size, groups = batch.num_generations, batch.groups
     if not 0 <= index < batch.group_count:
         raise IndexError(f"group {index} of {batch.group_count}")

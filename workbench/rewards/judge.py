@@ -1,7 +1,6 @@
 """What runs in the worker of `compare`: math-verify.
 
-Importing it imports sympy and reads one formula of each kind, which takes a second or two: the first of a kind takes
-hundreds of milliseconds, the next ones a few. Every process that is forked after that begins with what was read.
+Importing it imports sympy and reads one formula of each kind, a second or two: every process forked after that begins with it.
 """
 
 from __future__ import annotations

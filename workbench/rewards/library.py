@@ -2,13 +2,11 @@
 
 Each takes chat or plain completions and returns one number per completion, or None where it cannot say. It states the most
 that it pays (`max_score`), and pays nothing for silence, empty tags or tag soup. Everything here is linear in the length of
-a completion. A factory makes a function of your own, and most of the named functions are made by one; it raises TaskError
-for an argument that makes no sense, and without a `name` it makes one of its settings::
+a completion. A factory makes a function of your own, `make_length_reward(200, unit="tokens")`; it raises TaskError for an
+argument that makes no sense, and without a `name` it makes one of its settings.
 
-    short_reward = make_length_reward(200, unit="tokens", maximum=0.3)
-
-Two of them do what functions of `trl.rewards` do. They are here because a task file is imported before the policy is
-loaded, and importing TRL before Unsloth leaves Unsloth's changes out on a GPU. JSON and Countdown are in `verifiers`.
+Two of them do what functions of `trl.rewards` do: a task file is imported before the policy is loaded, and importing TRL
+before Unsloth leaves Unsloth's changes out on a GPU.
 """
 
 from __future__ import annotations
@@ -85,8 +83,7 @@ def keeps_strict_format(text: str, tags: Sequence[str] = TAGS) -> bool:
     """
     marks = _marks(tags)
     pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text)  # outside, mark, inside, mark, outside, ...
-    filled = [bool(piece.strip()) for piece in pieces[::2]]
-    return pieces[1::2] == marks and filled == [False, True] * len(tags) + [False]
+    return pieces[1::2] == marks and [bool(piece.strip()) for piece in pieces[::2]] == [False, True] * len(tags) + [False]
 
 
 def format_share(text: str, tags: Sequence[str] = TAGS) -> float:
@@ -214,17 +211,15 @@ def make_closeness_reward(
     require(fits, f"scale = {scale!r}", "a distance is a positive number")
 
     def closeness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        scores: list[float | None] = []
-        for completion, right in zip(completions, answer, strict=True):
-            wanted, given = number_of(right), number_of(find_answer(completion_text(completion), where))
-            if wanted is None:
-                scores.append(None)
-                continue
-            # In fractions, since neither the difference nor the quotient of two long numbers need be a float.
-            width = Fraction(scale) if scale is not None else max(abs(wanted), Fraction(1))
-            missed = Fraction(1) if given is None else min(Fraction(1), abs(given - wanted) / width)
-            scores.append(maximum * float(1 - missed))
-        return scores
+        given = [number_of(find_answer(completion_text(each), where)) for each in completions]
+        return [closeness(found, number_of(right)) for found, right in zip(given, answer, strict=True)]
+
+    def closeness(given: Fraction | None, wanted: Fraction | None) -> float | None:
+        if given is None or wanted is None:
+            return None if wanted is None else 0.0
+        # In fractions, since neither the difference nor the quotient of two long numbers need be a float.
+        width = max(abs(wanted), Fraction(1)) if scale is None else Fraction(scale)
+        return maximum * float(1 - min(Fraction(1), abs(given - wanted) / width))
 
     away, part = ("as far away as its own size", "") if scale is None else (f"{scale:g} away", f"_{scale:g}")
     says = f"Up to {maximum:g}: all of it for the right number, nothing for one that is {away}."
@@ -320,8 +315,7 @@ def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: s
     free = max_completion_tokens - buffer_tokens
 
     def overlong_reward(completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
-        over = [max(0, len(ids) - free) for ids in completion_ids]
-        return [0.0 - min(1.0, tokens / (buffer_tokens or 1)) for tokens in over]
+        return [0.0 - min(1.0, max(0, len(ids) - free) / (buffer_tokens or 1)) for ids in completion_ids]
 
     says = f"0 up to {free} tokens, falling to -1 at {max_completion_tokens} tokens."
     return named(overlong_reward, name or f"overlong_{max_completion_tokens}_tokens_reward", says, 0.0)

@@ -18,13 +18,11 @@ def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> C
 
     A model scores prompt and completion together, in its own chat template where they are chat, in this process
     (`runs_in_process`), and states no maximum. One given by its id or folder is loaded when the function is first called.
+    TaskError for anything else, and for a model that has more than one output or no name.
 
     Args:
         tokenizer: the model's; None: the one that lies beside its weights.
         name: of the function; None: as TRL calls it, by the last part of the model's id or folder.
-
-    Raises:
-        TaskError: if it is none of these, or a model that has more than one output or no name.
     """
     # A module can only be there where torch has been imported; importing it to ask would cost seconds.
     torch = sys.modules.get("torch")
@@ -93,9 +91,7 @@ class RewardModel:
                 self._model = None
                 said = f"reward model {self.path!r}: {unfit[0]} is not among its weights, or not for one output"
                 rule = "a reward model has one trained output; transformers draws weights that it lacks at random"
-                raise TaskError(
-                    said, rule=rule, remedy="give a model that was trained for sequence classification with one label"
-                )
+                raise TaskError(said, rule=rule, remedy="give a model trained for sequence classification with one label")
             self._check_outputs()
         if self._tokenizer is None:
             self._tokenizer = AutoTokenizer.from_pretrained(self.path)

@@ -1,7 +1,6 @@
-"""The suite: a task's reward functions as the trainer calls them, checked, and joined into one record per batch.
+"""The suite: a task's reward functions as the trainer calls them, in turn, checked before any gradient sees their scores.
 
-TRL calls each function in turn; the suite hands each call on, checks what comes back before any gradient sees it, and, when
-the last function has answered, hands over the batch with its totals and advantages.
+When the last function has answered, it hands over the batch with its totals and advantages.
 """
 
 from __future__ import annotations
@@ -19,15 +18,8 @@ import numpy as np
 
 from workbench.errors import RecipeError, RewardError, TaskError
 from workbench.rewards.answers import completion_text
-from workbench.rewards.chat_or_text import (
-    InputFormat,
-    convert,
-    detect_input_format,
-    is_chat,
-    positional_reward,
-    responses_parameter,
-)
-from workbench.rewards.execution import DEADLINE_S, FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, Scored, quote
+from workbench.rewards.chat_or_text import InputFormat, convert, detect_input_format, positional_reward, responses_parameter
+from workbench.rewards.execution import AWAITED, DEADLINE_S, FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, Scored, quote
 from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
@@ -41,13 +33,12 @@ EXACT = 1e6  # scores up to here are not tried in 32 bits: what is lost there is
 class RewardSuite:
     """A task's functions, ready for the trainer (`funcs`, `weights`) or for scoring by hand (`score`).
 
+    A model among them, or its name, scores as in TRL; a function written as `(prompts, responses)` is adapted.
+
     Args:
-        task: whose functions, weights and `right_by`. A model, or its name, scores as in TRL; a function written as
-            `(prompts, responses)` is adapted.
         num_generations: G, the size of a group.
         weights: by function name, where they differ from the task's.
         aggregation: TRL's `multi_objective_aggregation`.
-        on_batch: called with each complete `ScoredBatch`.
         deadline_s, keep_state: as for `RewardExecutor`.
         on_error: what a function that raises or is late does: "stop" is an error that names the completion; "skip" leaves
             that completion without this function's score, and counts it.
@@ -71,16 +62,16 @@ class RewardSuite:
         self.task, self.names, given = task, task.function_names, weights or {}
         self.weights = [float(given.get(name, own)) for name, own in zip(self.names, task.weights, strict=True)]
         if unknown := sorted(given.keys() - set(self.names)):
-            remedy = f"choose from {', '.join(self.names)}"
-            raise RecipeError(f"reward_weights: {unknown[0]!r}", rule="a weight names one of the task's functions", remedy=remedy)
+            rule, remedy = "a weight names one of the task's functions", f"choose from {', '.join(self.names)}"
+            raise RecipeError(f"reward_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
         if not any(self.weights):
-            rule = "the reward is the weighted sum of the functions"
-            raise RecipeError(f"reward_weights: all {len(self.names)} are 0", rule=rule, remedy="give a function a weight")
+            said, rule = f"reward_weights: all {len(self.names)} are 0", "the reward is the weighted sum of the functions"
+            raise RecipeError(said, rule=rule, remedy="give a function a weight")
         if on_error not in ("stop", "skip"):
             rule = "a reward error stops the run or is skipped"
             raise RecipeError(f"on_error = {on_error!r}", rule=rule, remedy="stop or skip")
         self.num_generations, self.scale_rewards, self.aggregation = num_generations, scale_rewards, aggregation
-        self.on_batch, self.deadline_s = on_batch, deadline_s
+        self.on_batch, self.deadline_s, self.on_error = on_batch, deadline_s, on_error
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
         self.notes: list[str] = []  # what was adapted, in words
         columns = list(task.rows[0]) if len(task.rows) else []
@@ -96,8 +87,7 @@ class RewardSuite:
     @property
     def hash(self) -> str:
         """One hash over all functions and weights, 12 hex digits: which rewards a rollout was scored under."""
-        weighed = zip(self.names, self.weights, strict=True)
-        text = "".join(f"{name}={self.hashes[name]}*{weight};" for name, weight in weighed)
+        text = "".join(f"{name}={self.hashes[name]}*{weight};" for name, weight in zip(self.names, self.weights))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -118,7 +108,7 @@ class RewardSuite:
             started = time.perf_counter()
             return self._take(name, self._score(name, call), call, started)
 
-        scored = awaited if self.functions.is_async(name) else called
+        scored = awaited if self.functions.places[name] == AWAITED else called
         scored.__name__, scored.__doc__ = name, self.functions[name].__doc__
         return scored
 
@@ -137,18 +127,17 @@ class RewardSuite:
 
     def _converted(self, name: str, call: Call) -> Call:
         wanted = self._input_format(name, call).format
-        if wanted != "either" and is_chat(call["prompts"][0]) != (wanted == "chat"):
-            return convert(call, to_chat=wanted == "chat")
-        return call
+        given = "text" if isinstance(call["prompts"][0], str) else "chat"
+        return call if wanted in ("either", given) else convert(call, to_chat=wanted == "chat")
 
     def _input_format(self, name: str, call: Call) -> InputFormat:
         count = len(call["completions"])
         if name not in self._formats and count:
             one = {key: value[:1] if isinstance(value, list) and len(value) == count else value for key, value in call.items()}
             found = self._formats[name] = detect_input_format(self.functions, name, {**one, **_before_training()})
-            wrong = found.format != "either" and is_chat(call["prompts"][0]) != (found.format == "chat")
-            if found.note and (wrong or found.format == "either"):
-                self.notes.append(f"{name}: {found.note}" + ("; it is handed what it reads" if wrong else ""))
+            given = "text" if isinstance(call["prompts"][0], str) else "chat"
+            if found.note and found.format != given:
+                self.notes.append(f"{name}: {found.note}" + "; it is handed what it reads" * (found.format != "either"))
         return self._formats.get(name) or InputFormat()
 
     def input_formats(self, rows: Sequence[Row]) -> dict[str, InputFormat]:
@@ -181,11 +170,10 @@ class RewardSuite:
         return batch
 
     def _check_in_32_bits(self, batch: ScoredBatch) -> None:
-        scores = batch.scores
+        scores, settings = batch.scores, (self.weights, batch.num_generations, self.scale_rewards, self.aggregation)
         size = np.nan_to_num(np.abs(scores)) * np.maximum(np.abs(self.weights), 1.0)  # [B, F]
         if size.max() <= EXACT:
             return
-        settings = (self.weights, batch.num_generations, self.scale_rewards, self.aggregation)
         with np.errstate(all="ignore"):
             single = batch_advantages(scores.astype(np.float32), *settings).advantages
         if np.allclose(single, batch.advantages, rtol=0.01, atol=0.01):
@@ -201,10 +189,7 @@ class RewardSuite:
     def score(
         self, rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None = None
     ) -> np.ndarray:
-        """Score completions by hand as the trainer would, each with its row: [B, F], NaN where a function did not apply.
-
-        Texts become chat messages where the prompt is chat; without tokens a function that counts them is given the bytes.
-        """
+        """Score completions as the trainer would, each with its row: [B, F]. Without tokens a function is given the bytes."""
         scored = self.score_each(rows, completions, completion_ids)
         return np.array([own.scores for own in scored.values()], dtype=np.float64).T.reshape(len(rows), len(scored))
 
@@ -216,22 +201,19 @@ class RewardSuite:
         names: Sequence[str] | None = None,
         quiet: bool = False,
     ) -> dict[str, Scored]:
-        """`score` with each function's errors: function (one of `names`; None: all) -> `Scored`."""
+        """`score` with each function's errors: function (of `names`; None: all) -> `Scored`."""
         call = _call(rows, completions, completion_ids)
         return {name: self._score(name, call, quiet) for name in (self.names if names is None else names)}
 
     def trace(self, name: str, rows: Sequence[Row], completions: Sequence[str]) -> Trace | None:
         """Which parts of a function these completions reach, and what it matched in them; None if that cannot be said."""
-        call = _call(rows, completions, None)
-        return self.functions.trace(name, self._converted(name, call))
+        return self.functions.trace(name, self._converted(name, _call(rows, completions, None)))
 
     def rehearse(self, rows: Sequence[Row]) -> None:
         """Call every function once, on silence, words and an answer, before anything is loaded: what would fail later fails now.
 
-        Raises:
-            TaskError: if a function needs a column that the rows lack.
-            RewardError: if a function raises or returns something other than one finite number per completion, or if
-                none of them returns a number at all.
+        TaskError if a function needs a column that the rows lack; RewardError if it raises or returns something other than
+        one finite number per completion, or if none returns a number at all.
         """
         self.check_signatures(rows)
         answers = [str(row.get(self.task.answer_column, "")) for row in rows[:2]]
@@ -266,7 +248,8 @@ class RewardSuite:
                     raise TaskError(said, rule=rule, remedy=remedy)
             extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
             if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                rule, remedy = "TRL passes every column by keyword", f"end with **kwargs: def {name}(completions, **kwargs)"
+                rule = "TRL passes every column and a few objects of its own by keyword"
+                remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
                 raise TaskError(f"{name} does not accept {extra[0]!r}", rule=rule, remedy=remedy)
 
 
@@ -300,10 +283,9 @@ def score(
         raise RewardError(f"completions = {completions!r}", rule=rule, remedy="put it in a list")
     # One prompt as chat messages stands where several rows could stand as well.
     chat = bool(len(row)) and all(isinstance(each, dict) and "role" in each and "prompt" not in each for each in row)
-    rows, groups = (
-        ([row], [completions]) if chat or isinstance(row, (str, dict)) else (row, [list(group) for group in completions])
-    )
-    rows = [each if isinstance(each, dict) else {"prompt": each} for each in rows]
+    one = chat or isinstance(row, (str, dict))
+    groups = [completions] if one else [list(group) for group in completions]
+    rows = [each if isinstance(each, dict) else {"prompt": each} for each in ([row] if one else row)]
     sizes = sorted({len(group) for group in groups})
     if len(rows) != len(groups) or len(sizes) != 1 or not sizes[0]:
         said = f"{len(rows)} rows with completions for {len(groups)}, {' or '.join(map(str, sizes)) or 'none'} each"
@@ -312,8 +294,7 @@ def score(
     if isinstance(task, (str, Path)):
         task = load_task(task)
     elif not isinstance(task, Task):
-        functions: list[Any] = list(task) if isinstance(task, (list, tuple)) else [task]
-        task = Task("by hand", rows=rows, reward_funcs=functions)
+        task = Task("by hand", rows=rows, reward_funcs=list(task) if isinstance(task, (list, tuple)) else [task])
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
     flat = [each for group in groups for each in group]
@@ -327,21 +308,13 @@ def score(
 def _call(rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None) -> dict[str, Any]:
     prompts = [row["prompt"] for row in rows]
     both = zip(prompts, completions, strict=True)
-    written = [[{"role": "assistant", "content": text}] if is_chat(prompt) else text for prompt, text in both]
+    written = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for prompt, text in both]
     columns = {key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"} if len(rows) else {}
-    return {
-        "prompts": prompts,
-        "completions": written,
-        "completion_ids": list(completion_ids or [list(text.encode("utf-8", "replace")) for text in completions]),
-        **columns,
-        **_before_training(),
-    }
+    ids = list(completion_ids or [list(text.encode("utf-8", "replace")) for text in completions])
+    return {"prompts": prompts, "completions": written, "completion_ids": ids, **columns, **_before_training()}
 
 
 def _before_training() -> Call:
     # What a function may ask of these before there is a trainer: the step, and two calls that go nowhere.
-    return {
-        "trainer_state": SimpleNamespace(global_step=0, max_steps=1, epoch=0.0),
-        "log_extra": lambda *_, **__: None,
-        "log_metric": lambda *_, **__: None,
-    }
+    state = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
+    return {"trainer_state": state, **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None)}

@@ -53,8 +53,7 @@ class Unreached(NamedTuple):
 def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwargs: Any) -> Trace:
     """Call a function and trace it, with those of its files that it calls; `texts`: where to find again what was matched."""
     codes = code_objects(function)
-    files = {code.co_filename for code in codes}
-    reached: dict[str, set[Position]] = {file: set() for file in files}
+    reached: dict[str, set[Position]] = {code.co_filename: set() for code in codes}
     matched: dict[str, set[tuple[int, int]]] = {text: set() for text in texts}
     places = {code: list(code.co_positions()) for code in codes}
 
@@ -87,7 +86,7 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
         if frame.f_code in _OF_RE and frame.f_back is not None and frame.f_back.f_code in places:
             return matching
         if frame.f_code not in places:
-            if frame.f_code.co_filename not in files:
+            if frame.f_code.co_filename not in reached:
                 return None
             places[frame.f_code] = list(frame.f_code.co_positions())
         frame.f_trace_opcodes = True
@@ -150,8 +149,7 @@ def code_objects(function: Callable[..., Any]) -> list[CodeType]:
         with contextlib.suppress(ValueError):  # not assigned yet
             cells[name] = cell.cell_contents
     while waiting:
-        code = waiting.pop()
-        if code in found:
+        if (code := waiting.pop()) in found:
             continue
         found.append(code)
         waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
@@ -215,12 +213,8 @@ def _definition(code: CodeType, lines: list[str]) -> ast.AST | None:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
         return None
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if code.co_firstlineno in (first, node.lineno):
-                return node
-    return None
+    named = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.name == code.co_name]
+    return next((n for n in named if code.co_firstlineno in [n.lineno, *(each.lineno for each in n.decorator_list)]), None)
 
 
 def _branches(function: ast.AST) -> Iterator[list[ast.AST]]:

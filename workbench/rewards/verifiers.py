@@ -24,10 +24,7 @@ _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 
 
 def json_of(completion: Any) -> Any:
-    """The JSON value of a completion, or of its answer block if there is one, without a code fence around it.
-
-    Returns None if it is not JSON, and for a bare `null`, which no schema here asks for.
-    """
+    """The JSON value of a completion, or of its answer block if it has one, without a code fence; None: no JSON, or `null`."""
     text = completion_text(completion)
     body = ((extract_answer(text) if "<answer>" in text else text) or "").strip()
     if body.startswith(_FENCE) and body.endswith(_FENCE) and "\n" in body:
@@ -63,11 +60,9 @@ def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwar
     """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against."""
     scores = []
     for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True):
-        if isinstance(found, dict):
-            same = sum(name in found and found[name] == value for name, value in wanted.items())
-            scores.append(2.0 * same / len({*wanted, *found}) if wanted or found else 2.0)
-        else:
-            scores.append(0.0)
+        own = found if isinstance(found, dict) else {}
+        same = sum(name in own and own[name] == value for name, value in wanted.items())
+        scores.append(2.0 * same / len({*wanted, *own}) if wanted or own else 2.0 * (own == found))
     return scores
 
 
@@ -78,14 +73,7 @@ def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwarg
 
 
 def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: str = "json_reward") -> Callable[..., list[float]]:
-    """A reward of `maximum` for JSON that keeps to one schema, else 0, without a `schema` column.
-
-    Args:
-        schema: JSON Schema, as an object or as text.
-
-    Raises:
-        TaskError: if it is no JSON Schema.
-    """
+    """A reward of `maximum` for JSON that keeps to one JSON Schema, an object or text, else 0. TaskError if it is none."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
 
@@ -93,11 +81,9 @@ def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: s
         wanted = json.loads(schema) if isinstance(schema, str) else schema
         Draft202012Validator.check_schema(wanted)
     except (ValueError, SchemaError) as error:
-        value, rule = (
-            f"schema = {str(schema)[:80]!r}: {str(error).splitlines()[0]}",
-            "a schema keeps to JSON Schema, draft 2020-12",
-        )
-        raise TaskError(value, rule=rule, remedy="correct it, or write it as a Python dict") from error
+        value = f"schema = {str(schema)[:80]!r}: {str(error).splitlines()[0]}"
+        remedy = "correct it, or write it as a Python dict"
+        raise TaskError(value, rule="a schema keeps to JSON Schema, draft 2020-12", remedy=remedy) from error
     text = json.dumps(wanted, sort_keys=True)
 
     def json_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
@@ -157,6 +143,5 @@ def countdown_reward(
 @max_score(0.5)
 def numbers_used_reward(completions: Sequence[Any], numbers: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
     """0.5 if the answer block holds an expression that uses each number once, whatever it comes to; else 0.0."""
-    answers = [extract_answer(completion_text(completion)) or "" for completion in completions]
-    found = [evaluate(answer.partition("=")[0]) for answer in answers]
+    found = [evaluate((extract_answer(completion_text(each)) or "").partition("=")[0]) for each in completions]
     return [0.5 if own and Counter(own[1]) == Counter(some) else 0.0 for own, some in zip(found, numbers, strict=True)]

@@ -1,8 +1,7 @@
 """A callable in a process of its own, which can be killed.
 
-A pattern that backtracks or a tower of powers holds Python's lock, so neither a thread nor a signal can end it; only the
-end of its process can. So a server process imports once and forks the worker, each over a separate connection:
-the next one after a kill is there in milliseconds, and never sees what the killed one left unread.
+A pattern that backtracks holds Python's lock, so only the end of its process can end it. A server process imports once and
+forks the worker, each over a separate connection: the next one is there in milliseconds, and sees nothing of the killed one.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ START_S = 60.0  # for the imports of a fresh process
 MEMORY_GB = 8  # of data that a worker may hold, at most half of the machine's: a runaway number must not take it all
 LONGEST_OUTPUT = 20_000  # characters of printed text that are passed on from one call
 _WORKER_MARK = "_WORKBENCH_WORKER"
-_SERVER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import workbench.rewards.worker as w; w._serve(int(sys.argv[2]))"
-)
+_SERVER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from workbench.rewards import worker; worker._serve()"
 
 
 class DeadlineError(TimeoutError):
@@ -56,12 +53,9 @@ def inside_worker() -> bool:
 class Worker:
     """`target` in a process of its own. Calls from several threads wait for each other.
 
-    What the target keeps between calls (globals, closures) stays in that process, and is lost when it is killed. What
-    it prints is printed here when the call is back. It is pickled by cloudpickle, so functions of a notebook and closures
-    will do. The modules of `preload` are imported before the first fork.
-
-    Raises:
-        TypeError: if the target cannot be pickled (it holds a lock, a file, a generator).
+    What the target keeps between calls stays in that process, and is lost when it is killed; what it prints is printed here
+    when the call is back. The modules of `preload` are imported before the first fork. TypeError if cloudpickle cannot
+    pickle the target (it holds a lock, a file, a generator).
     """
 
     def __init__(self, target: Callable[..., Any], preload: Sequence[str] = ()) -> None:
@@ -77,10 +71,7 @@ class Worker:
     def __call__(self, *args: Any, deadline_s: float | None = None, quiet: bool = False) -> Any:
         """Call the target with picklable arguments. The deadline counts from the moment when the process is ready.
 
-        Raises:
-            DeadlineError: if the answer was not there in time.
-            WorkerDied: if the process ended.
-            RemoteError: if the target raised.
+        Raises DeadlineError, WorkerDied, or RemoteError if the target raised.
         """
         message = pickle.dumps(args, protocol=pickle.HIGHEST_PROTOCOL)
         with self._lock:
@@ -192,9 +183,9 @@ def packed(target: Any) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _serve(number: int) -> None:
+def _serve() -> None:
     # In the server, and from the fork on in the worker.
-    control, pids = Connection(number), []
+    control, pids = Connection(int(sys.argv[2])), []
     os.dup2(2, 1)
     try:
         target, sources, preload = control.recv()

@@ -49,13 +49,10 @@ class Request(NamedTuple):
 
 
 def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
-    """The details of a request, with numbers as numbers.
-
-    Raises RequestError for an unknown action, a detail that is missing or too much, or a value that cannot be.
-    """
+    """A request's details, numbers as numbers. RequestError for an unknown action, wrong details, or a value that cannot be."""
     if action not in ACTIONS:
-        remedy = nearest(action, ACTIONS, "choose one of them")
-        raise RequestError(f"action {action!r}", rule=f"a run can be asked to {', '.join(ACTIONS)}", remedy=remedy)
+        rule, remedy = f"a run can be asked to {', '.join(ACTIONS)}", nearest(action, ACTIONS, "choose one of them")
+        raise RequestError(f"action {action!r}", rule=rule, remedy=remedy)
     wanted = ACTIONS[action][1]
     if set(details) != set(wanted):
         given = ", ".join(f"{key} = {value!r}" for key, value in details.items()) or "nothing"
@@ -83,8 +80,7 @@ def send(run: RunDirectory, action: str, by: str = "python", force: bool = False
     Args:
         action: a key of `ACTIONS`.
         by: who asks, for the record.
-        force: also a learning rate or beta of more than 100 times what is in force, which looks like a slip: one step under
-            it can end a policy, and nothing brings it back.
+        force: also a learning rate or beta of more than 100 times what is in force, which looks like a slip.
         details: `function` and `value`, where the action takes them.
     """
     checked = check_request(action, details)
@@ -135,7 +131,7 @@ class ControlReader:
 def _request(line: bytes) -> Request:
     try:
         content = json.loads(line)
-        action, by, identity = str(content.pop("action")), str(content.pop("by", "?")), str(content.pop("id", ""))
+        action, by, identity = str(content.pop("action")), str(content.pop("by", "") or "?"), str(content.pop("id", ""))
         content.pop("time", None)
         return Request(action, by, identity, content)
     except (ValueError, KeyError, AttributeError, TypeError):

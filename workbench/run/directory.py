@@ -1,8 +1,7 @@
 """The run directory: `recipe.yaml`, `manifest.json`, `metrics.jsonl`, `events.jsonl`, `rollouts/`, `checkpoints/`, `export/`.
 
 Lines are appended and flushed, whole files are renamed into place, nothing is a pickle or a database: a kill at any
-moment loses at most the step in flight of the record, and a network mount is as good as a disk. The weights are as
-old as the latest checkpoint.
+moment loses at most the step in flight of the record, and a network mount is as good as a disk.
 """
 
 from __future__ import annotations
@@ -69,8 +68,7 @@ class RunDirectory:
         return sorted(found, key=lambda folder: -int(folder.name[11:]))
 
     def _saved_adapter(self) -> Path | None:
-        folders = [self.final, *self.saved()]
-        return next((folder for folder in folders if (folder / "adapter_config.json").is_file()), None)
+        return next((each for each in [self.final, *self.saved()] if (each / "adapter_config.json").is_file()), None)
 
     @property
     def has_adapter(self) -> bool:
@@ -178,9 +176,8 @@ class RunDirectory:
         """
         if (ended := self.manifest().get("result")) is not None:
             return ended
-        steps = self.metrics()
+        steps, status = self.metrics(), "running" if self.live else "killed"
         minutes = sum(row.get("step_time") or 0.0 for row in steps) / 60
-        status = "running" if self.live else "killed"
         return {"status": status, "steps": steps[-1]["step"] if steps else 0, "minutes": minutes}
 
     @property
@@ -201,19 +198,18 @@ class RunDirectory:
         own = f"{self.name} ({self.state})"
         if str(asked) != "latest":
             return own
-        others = [f"{run.name} ({run.state})" for run in reversed(_runs_in(self.path.parent)) if run.path != self.path]
-        if len(others) > _MOST_BESIDE:
-            others[_MOST_BESIDE:] = [f"{len(others) - _MOST_BESIDE} more"]
-        return f"latest: {own}" + (f"; beside it: {', '.join(others)}" if others else "")
+        others = [run for run in reversed(_runs_in(self.path.parent)) if run.path != self.path]
+        named = [f"{run.name} ({run.state})" for run in others[:_MOST_BESIDE]]
+        named += [f"{len(others) - _MOST_BESIDE} more"] * (len(others) > _MOST_BESIDE)
+        return f"latest: {own}" + (f"; beside it: {', '.join(named)}" if named else "")
 
     def check_ended(self) -> RunDirectory:
         """The run itself. Raises RunError if it trains, saying how far it is."""
         if self.live:
             rule = "a run saves its adapter when it ends or is stopped"
+            found = self._finished_one()
             remedy = f"wait; or stop it, which saves: `workbench control {self.name} stop`"
-            if found := self._finished_one():
-                remedy += f"; or choose another run{found}"
-            raise RunError(f"{self.name}: {self.state}", rule=rule, remedy=remedy)
+            raise RunError(f"{self.name}: {self.state}", rule=rule, remedy=remedy + (found and f"; or choose another run{found}"))
         return self
 
     def _finished_one(self) -> str:
@@ -271,7 +267,7 @@ class RunDirectory:
 
 
 def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str = "begun") -> RunDirectory:
-    """Open a run by name, by path, or the latest one.
+    """Open a run by name, by path, or the latest one. Raises RunError if there is none, naming the runs there are.
 
     >>> run = wb.open_run("latest", latest="trained")
     >>> run.result()["status"]
@@ -283,9 +279,6 @@ def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str
             begun last. "resting": the one begun last of those that do not train; "recorded": of those with completions on
             record; "trained": of those that have ended with an adapter. "measured": as "trained", but the one that notebook
             04 has measured since the last of them was begun goes first.
-
-    Raises:
-        RunError: if there is none, naming the runs there are.
     """
     folder = resolve(root)
     known = _runs_in(folder)

@@ -1,8 +1,7 @@
 """The rollout record: every completion of every group, with what the rewards saw and what they said.
 
-One row per completion, in immutable Parquet parts (one per step), each written beside its place and renamed into it.
-`read_batches` reads parts back as the batches that were scored; `query` asks DuckDB, so a question over millions of rows
-needs no more memory than its answer.
+One row per completion, in immutable Parquet parts, one per step. `read_batches` reads them back as the batches that were
+scored; `query` asks DuckDB, so a question over millions of rows needs no more memory than its answer.
 """
 
 from __future__ import annotations
@@ -53,13 +52,6 @@ _FIXED = {
 _PER_FUNCTION = {"score": "float64", "weight": "float64", "error": "string"}
 
 
-def _schema(functions: Sequence[str]) -> pyarrow.Schema:
-    import pyarrow as pa
-
-    own = [(f"{kind}.{name}", type_) for name in functions for kind, type_ in _PER_FUNCTION.items()]
-    return pa.schema([*_FIXED.items(), *own])
-
-
 def columns_of(batch: ScoredBatch) -> dict[str, Any]:
     """A batch as the columns of its part."""
     total, size = len(batch.completions), batch.num_generations
@@ -101,10 +93,9 @@ def _each_once(values: Sequence[Any], made: Callable[[Any], Any]) -> list[Any]:
 
 
 def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], functions: list[str]) -> Path:
-    """Write one step's completions as one immutable part, whole or not at all.
+    """Write one step's completions, column by column, as one immutable part, whole or not at all.
 
-    Args:
-        columns: by name, one value per completion; NaN in a column of numbers means no value. A column left out is empty.
+    NaN in a column of numbers means no value; a column left out is empty.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -112,7 +103,8 @@ def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], fu
     # Several processes may generate for one step (one part a rank), and one step may be generated more than once.
     names = (folder / f"step-{step:07d}-{number:02d}.parquet" for number in itertools.count())
     part = next(name for name in names if not name.exists())
-    schema, count = _schema(functions), len(next(iter(columns.values())))
+    own = [(f"{kind}.{name}", type_) for name in functions for kind, type_ in _PER_FUNCTION.items()]
+    schema, count = pa.schema([*_FIXED.items(), *own]), len(next(iter(columns.values())))
     # A part has a few dozen rows, and a run thousands of parts: what pays in large files costs here.
     table = pa.Table.from_arrays([_array(columns.get(field.name), field.type, count) for field in schema], schema=schema)
     with replace_file(part) as beside:
@@ -137,8 +129,7 @@ def query(
 ) -> pandas.DataFrame:
     """Ask the record: the table is called `rollouts`, the answer is a pandas frame. Raises RunError if nothing was recorded.
 
-    Args:
-        step: the only step that the question is about: a record of thousands of parts need not be opened for one.
+    `step` is the only one that the question is about: a record of thousands of parts need not be opened for one.
     """
     import duckdb
 
@@ -154,8 +145,8 @@ def parts(folder: Path, steps: Container[int] | None = None) -> list[Path]:
     """The record's parts, in the order of their steps; of `steps` alone, or all. Raises RunError if nothing was recorded."""
     found = {part: [int(number) for number in _NUMBER.findall(part.stem)] for part in folder.glob("step-*.parquet")}
     if not found:
-        rule, remedy = "a run records a part per step", "train for at least one step"
-        raise RunError(f"{shown(folder)}: no rollouts", rule=rule, remedy=remedy)
+        remedy = "train for at least one step"
+        raise RunError(f"{shown(folder)}: no rollouts", rule="a run records a part per step", remedy=remedy)
     return sorted((part for part, numbers in found.items() if steps is None or numbers[0] in steps), key=found.__getitem__)
 
 
@@ -164,12 +155,8 @@ def read_batches(
 ) -> Iterator[ScoredBatch]:
     """A run's batches in order, read part by part; only the parts of `steps` are opened (None: all).
 
-    Args:
-        bare: as for `read_part`.
-        left_out: what cannot be used is left out and noted here, part by part; None: a part that cannot be read is an error.
-
-    Raises:
-        RunError: if the run recorded nothing, or a part cannot be read and `left_out` is None.
+    `left_out` notes by part what cannot be used; without it a part that cannot be read is a RunError, as an empty record is.
+    `bare` is as for `read_part`.
     """
     manifest = run.manifest()
     for part in parts(run.rollouts, steps):
@@ -206,9 +193,7 @@ def batch_and_place(run: RunDirectory, step: int | None = None, index: int | Non
 def read_part(
     part: Path, manifest: dict[str, Any] | None = None, *, bare: bool = False, left_out: dict[str, str] | None = None
 ) -> Iterator[ScoredBatch]:
-    """The batch of one part of the record; nothing if the part is empty.
-
-    Raises RunError if it is not a whole Parquet file, or lacks a column.
+    """The batch of one part, or nothing if it is empty. RunError if it is no whole Parquet file, or lacks a column.
 
     Args:
         manifest: of the run, for the settings of the part's stage; without it, G is the usual size of the part's groups.

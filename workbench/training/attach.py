@@ -28,6 +28,7 @@ from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training.background import announce
 from workbench.training.loading import measured, random_kept
+from workbench.training.plan.in_force import SHOWN
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
 from workbench.training.resuming import Point, kept_task
@@ -37,14 +38,8 @@ from workbench.training.watchers import Watchers
 from workbench.workspace import shown
 
 # Settings whose values in force the manifest keeps: those that libraries change, or that decide what a run costs.
-_IN_FORCE = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
-    "num_generations", "max_completion_length", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type",
-    "warmup_steps", "optim", "weight_decay", "max_grad_norm", "beta", "loss_type", "scale_rewards",
-    "multi_objective_aggregation", "epsilon",
-    "epsilon_high", "mask_truncated_completions", "num_iterations", "temperature", "top_p", "top_k", "min_p",
-    "repetition_penalty", "bf16", "fp16", "gradient_checkpointing", "seed", "use_vllm",
-)  # fmt: skip
+_IN_FORCE = [name for name in SHOWN if name not in ("logging_steps", "save_steps", "report_to")]
+_IN_FORCE.append("multi_objective_aggregation")
 
 
 @random_kept()

@@ -38,8 +38,7 @@ _ON_REWARDS = ("weight", "mute", "unmute", "reload")
 class RunControl:
     """Reads a run's requests between two steps, applies them to the stage that trains, and answers each with an event.
 
-    Args:
-        changes_of: an earlier run: its changes are made again after the same steps.
+    The changes of an earlier run (`changes_of`) are made again after the same steps.
     """
 
     def __init__(self, run: RunDirectory, recorder: Recorder, changes_of: RunDirectory | None = None) -> None:
@@ -110,13 +109,9 @@ class RunControl:
         self.boundary(step, flags, begins=True)
 
     def boundary(self, step: int, flags: Any, *, begins: bool = False, ends: bool = False) -> None:
-        """Apply what was asked for since the last boundary.
+        """Apply what was asked for since the last boundary, `step` steps being done; `flags` are the trainer's, to save or stop.
 
-        Args:
-            step: steps that are done.
-            flags: the trainer's: asked to save, asked to stop.
-            begins: no step of the stage is done; there is nothing to save yet.
-            ends: all are, and another stage follows: a change is meant for that one.
+        When a stage `begins` there is nothing to save yet; when it `ends` and another follows, a change is meant for that one.
         """
         self.step, self.flags = step, flags
         with self.recorder.timed():

@@ -22,9 +22,7 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
     """For `prepare(memory=...)`: what follows from the memory of a card, of so many GB or that of the machine.
 
     On a machine without a GPU the estimate is of a card all the same, and the settings are taken as it would run them.
-
-    Args:
-        estimates: return the estimate, too; False: only the choice of gradient checkpointing, and nothing without a card.
+    Without `estimates`, only gradient checkpointing is chosen, and nothing without a card.
     """
 
     def look(parts: Sequence[Part], machine: Machine, on: bool | None) -> tuple[bool, list[str], Any]:
@@ -71,11 +69,6 @@ class Fit:
             # Where the shape of this model is not known, the run is the measurement.
             with contextlib.suppress(WorkbenchError):
                 self.estimate = memory.estimate(stage.recipe, stage.settings, **self._how)
-
-    @property
-    def note(self) -> str:
-        """One line for before the run; empty if there is nothing to say."""
-        return self.estimate.verdict if self.estimate else ""
 
     def first_step_done(self, run: RunDirectory) -> None:
         """Keep what the first whole step needed beside the estimate, for the next estimate on this card."""

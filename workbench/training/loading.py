@@ -21,10 +21,8 @@ SMALL_BYTES = 100 * 2**20
 
 
 def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
-    """Where the weights of a policy are: a folder, or a name that the hub knows (not `ask_hub`: may know).
-
-    Raises:
-        PolicyError: for an unknown name, a folder without a model or tokenizer, or a hub that cannot be reached.
+    """Where the weights of a policy are: a folder, or a name that the hub knows (not `ask_hub`: may know); PolicyError for an
+    unknown name, a folder without a model or tokenizer, or a hub that cannot be reached.
     """
     text, folder = str(name), find(name)
     if text == "tiny":
@@ -35,20 +33,16 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
             remedy = "point at the folder that holds config.json and the weights"
             raise PolicyError(f"policy {text!r}: the folder has no config.json", rule=rule, remedy=remedy)
         if not any(any(folder.glob(file)) for file in TOKENIZER_FILES):  # transformers would make up an empty one
-            raise PolicyError(
-                f"policy {text!r}: no tokenizer in {shown(folder)}",
-                rule=f"a model's folder holds its tokenizer, too: one of {', '.join(TOKENIZER_FILES)}",
-                remedy="copy the tokenizer's files into it, or save it there: tokenizer.save_pretrained(folder)",
-            )
+            rule = f"a model's folder holds its tokenizer, too: one of {', '.join(TOKENIZER_FILES)}"
+            remedy = "copy the tokenizer's files into it, or save it there: tokenizer.save_pretrained(folder)"
+            raise PolicyError(f"policy {text!r}: no tokenizer in {shown(folder)}", rule=rule, remedy=remedy)
         return str(folder)
     local = text.startswith((".", "/", "~")) or text.count("/") > 1
     if local or "/" not in text:
-        remedy = "check the path" if local else 'write the hub name with its owner, or use "tiny"'
-        raise PolicyError(
-            f"policy {text!r}: {'no such folder' if local else 'unknown'}",
-            rule='a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder',
-            remedy=remedy if Path(text).is_absolute() else f"{remedy}; {looked_in()}",
-        )
+        what, remedy = ("no such folder", "check the path") if local else ("unknown", 'name its owner, too, or use "tiny"')
+        rule = 'a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder'
+        remedy += "" if Path(text).is_absolute() else f"; {looked_in()}"
+        raise PolicyError(f"policy {text!r}: {what}", rule=rule, remedy=remedy)
     if ask_hub:
         check_hub(text)
     return text
@@ -85,17 +79,13 @@ def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
     """Notes on how the weights are stored; PolicyError if 4-bit was asked for and not loaded, or a layer is too narrow."""
     layers = linear4bit_layers(model)
     if asked and not layers:
-        raise PolicyError(
-            f"policy {name!r}: load_in_4bit = True, but no layer was quantised",
-            rule="4-bit needs bitsandbytes to work on this device, and layers at least 64 wide",
-            remedy="set load_in_4bit = False, or see what `workbench doctor` says of bitsandbytes",
-        )
+        rule = f"4-bit needs bitsandbytes to work on this device, and layers at least {NF4_BLOCK} wide"
+        remedy = "set load_in_4bit = False, or see what `workbench doctor` says of bitsandbytes"
+        raise PolicyError(f"policy {name!r}: load_in_4bit = True, but no layer was quantised", rule=rule, remedy=remedy)
     if narrow := [layer.in_features for layer in layers if layer.in_features < NF4_BLOCK]:
-        raise PolicyError(
-            f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs",
-            rule=f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one",
-            remedy="set load_in_4bit = False for a model this narrow",
-        )
+        rule = f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one"
+        remedy = "set load_in_4bit = False for a model this narrow"
+        raise PolicyError(f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs", rule=rule, remedy=remedy)
     already = f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"
     return [already] if layers and not asked else []
 

@@ -6,6 +6,7 @@ It is slower on a GPU than Unsloth and patches nothing: it computes what the lib
 from __future__ import annotations
 
 import os
+from operator import methodcaller
 from typing import Any
 
 from workbench.recipe import LoraPart
@@ -45,7 +46,7 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
-    model.config.use_cache = False  # a training forward never reads one; `for_inference` turns it on
+    model.config.use_cache = False  # a training forward never reads one; sampling turns it on
     for layer in linear4bit_layers(model):
         # bitsandbytes repacks a weight for its AVX512 kernel when a model is first evaluated on a CPU, and never back:
         # gradients through the packed weight are wrong from then on, without a word.
@@ -71,13 +72,5 @@ def add_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: 
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", bias="none", **lora.model_dump()))
 
 
-def for_inference(model: Any) -> None:
-    """Ready to generate."""
-    model.eval()
-    model.config.use_cache = True
-
-
-def for_training(model: Any) -> None:
-    """Ready to train again."""
-    model.train()
-    model.config.use_cache = False
+# Around sampling; whoever samples sees to the cache.
+for_inference, for_training = methodcaller("eval"), methodcaller("train")

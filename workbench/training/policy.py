@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import PolicyError, nearest
 from workbench.recipe import LoraPart, Recipe
 from workbench.training import loading, plain
-from workbench.training.fast_inference import COST, NOT_IN_FORCE, missing, why_not
+from workbench.training.plan.device import COST, NOT_IN_FORCE, missing, why_not
 from workbench.training.plan.names import as_dtype
-from workbench.training.precision import choose_dtype, device_name, native_bf16
+from workbench.training.precision import choose_dtype, native_bf16
 
 if TYPE_CHECKING:
     from workbench.training.prepare import Plan
@@ -147,6 +147,8 @@ def load_policy(
     version = loads.version()  # imports what must come before trl, transformers and peft
     if asked.backend == "transformers":
         _check_not_replaced()
+    import torch
+
     started = time.perf_counter()
     without = _without_vllm(asked.backend) if fast_inference else ""
     how: dict[str, Any] = {"load_in_4bit": asked.load_in_4bit, "max_seq_length": asked.max_seq_length, "dtype": asked.dtype}
@@ -184,7 +186,7 @@ def load_policy(
         model=model,
         tokenizer=tokenizer,
         max_seq_length=asked.max_seq_length,
-        device=device_name(),
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"the CPU ({torch.get_num_threads()} threads)",
         backend=version,
         **loading.measured(model),
         load_s=time.perf_counter() - started,
@@ -202,13 +204,9 @@ def _recipe_for(name: str, *, chat_template_kwargs: dict[str, Any] | None = None
 
 
 def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
-    """(GRPOConfig, GRPOTrainer) for a backend.
+    """(GRPOConfig, GRPOTrainer): with "unsloth" TRL's own on a CPU, Unsloth's on a GPU; with "transformers" always TRL's own.
 
-    With "unsloth" as they are once it has been imported: TRL's own on a CPU, Unsloth's on a GPU. With "transformers"
-    always TRL's own.
-
-    Raises:
-        PolicyError: for an unknown backend, or if unsloth has put its own trainer in TRL's place in this process.
+    PolicyError for an unknown backend, or if unsloth has put its own trainer in TRL's place in this process.
     """
     _check_backend(backend)
     if backend == "unsloth":
@@ -233,11 +231,10 @@ def _check_not_replaced() -> None:
         import trl
 
         if not trl.GRPOTrainer.__module__.startswith("trl."):
-            raise PolicyError(
-                f"backend 'transformers': unsloth has put {trl.GRPOTrainer.__name__} in TRL's place in this process",
-                rule="the plain backend trains with TRL's own trainer, and unsloth's patches cannot be undone",
-                remedy="restart the kernel, and choose backend transformers before anything is loaded",
-            )
+            said = f"backend 'transformers': unsloth has put {trl.GRPOTrainer.__name__} in TRL's place in this process"
+            rule = "the plain backend trains with TRL's own trainer, and unsloth's patches cannot be undone"
+            remedy = "restart the kernel, and choose backend transformers before anything is loaded"
+            raise PolicyError(said, rule=rule, remedy=remedy)
 
 
 def _without_vllm(backend: str) -> str:

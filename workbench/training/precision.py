@@ -9,15 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def device_name() -> str:
-    """The GPU's name, or the CPU with its threads."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name(torch.cuda.current_device())
-    return f"the CPU ({torch.get_num_threads()} threads)"
-
-
 def native_bf16() -> bool:
     """Whether this device computes in bfloat16 by itself, without emulation."""
     import torch

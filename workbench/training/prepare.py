@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,6 @@ from workbench.workspace import to_json
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
 
-REFUSALS = (TypeError, ValueError, ImportError, NotImplementedError)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -53,6 +52,11 @@ class Plan:
     stand_ins: tuple[str, ...] = ()  # "task", "policy": not read from a script, so the workbench's own are named
 
     HEADER = ("setting", "requested", "default", "effective", "set by")
+
+    @property
+    def batch(self) -> settings_of.Batch:
+        """The generation batch, in the first stage."""
+        return self.stages[0].planned
 
     @property
     def prompts(self) -> int | None:
@@ -109,18 +113,14 @@ def prepare(
     offline: bool = False,
     with_task: bool = True,
 ) -> Plan:
-    """Check everything that can be checked without loading the policy, and say what the run will be.
+    """Check everything that can be checked without loading the policy, and say what the run will be. Raises as `plan`.
 
     Args:
         task: None: the recipe's is loaded, or that of `run`, which goes on.
-        machine: what it trains on; None: this one.
         policy: one that is loaded already, which then decides on backend, context, checkpointing and vLLM.
         memory: decides on gradient checkpointing where nothing else does, and estimates.
         offline: a hub that cannot be reached is a note instead of an error.
         with_task: False: the recipe's task only stands in for one that is not known, so no prompt is looked at.
-
-    Raises:
-        RecipeError, TaskError, DataError, PolicyError, RewardError: what would stop the training, with the remedy.
     """
 
     def asked(call: Callable[[], Any], missed: str) -> tuple[Any, list[str]]:
@@ -168,9 +168,7 @@ def prepare(
             "(the first function); this decides nothing but the groups panel and the measurement in 04"
         )
     if task is not None and not len(task.held_out):
-        warned.append(
-            "WARNING: the task has no held_out prompts: what training gained cannot be measured afterwards (notebook 04)"
-        )
+        warned.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
     words, who = [], []
     for stage in stages:
         where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
@@ -288,20 +286,21 @@ def _built(
     backend = policy.backend_name if policy else asked.backend
     computes, _ = choose_dtype(asked.dtype, backend, cuda=machine.cuda, bf16=machine.bf16)
     given = {**settings, **config_overrides(backend, computes, settings, cuda=machine.cuda)}
-    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
-        try:
-            built = settings_of.built(config_class, given, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
-        except REFUSALS as error:
-            raise refused(error) from error
+    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch, taken_together():
+        built = settings_of.built(config_class, given, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
     if machine.cuda and backend == "unsloth":  # its trainer decides, when it is made
         vars(built).update(unsloths_choice(asked.dtype, given, bf16=machine.bf16))
     return given, built
 
 
-def refused(error: Exception) -> RecipeError:
-    """The error for settings that the libraries refuse together."""
-    rule = "GRPOConfig and GRPOTrainer accept these settings together"
-    return RecipeError(f"grpo: {error}", rule=rule, remedy="change the setting that it names")
+@contextlib.contextmanager
+def taken_together() -> Generator[None, None, None]:
+    """RecipeError for settings that the libraries refuse together."""
+    try:
+        yield
+    except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+        rule = "GRPOConfig and GRPOTrainer accept these settings together"
+        raise RecipeError(f"grpo: {error}", rule=rule, remedy="change the setting that it names") from error
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:

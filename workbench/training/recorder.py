@@ -25,28 +25,20 @@ from workbench.workspace import to_json
 class Recorder:
     """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
 
-    Parts are written on a thread of their own while the step goes on, and are there when it ends.
-
-    Args:
-        eos_token_id: what a completion ends with when it was not cut.
-
-    Attributes:
-        state: what is in force in the run; every event that is recorded here has been applied to it.
-        seconds: wall time spent in here, watchers included: the price of watching.
-        watchdog: looks at the health of the stage that trains; None: nobody does.
-        steps_before: the next row of metrics is about the steps after this one.
-        generated_s: that sampling took since the latest row.
+    Parts are written on a thread of their own while the step goes on, and are there when it ends. `eos_token_id` is what a
+    completion ends with when it was not cut.
     """
 
     def __init__(self, run: RunDirectory, eos_token_id: int | None, watchers: Sequence[Watcher] = ()) -> None:
         self.run, self.eos_token_id, self.watchers = run, eos_token_id, list(watchers)
-        self.state = RunState.of(run)
+        self.state = RunState.of(run)  # what is in force: every event that is recorded here has been applied to it
         self.stage, self.measures_kl = "1", True
-        self.seconds = self.generated_s = 0.0
-        self.steps_before = 0
+        self.seconds = 0.0  # spent in here, watchers included: the price of watching
+        self.generated_s = 0.0  # that sampling took since the latest row of metrics
+        self.steps_before = 0  # the next row is about the steps after this one
         self.reward_s: Counter[str] = Counter()  # by function
         self.reward_errors: Counter[str] = Counter()  # by function: completions that it gave no score because it failed
-        self.watchdog: Any = None
+        self.watchdog: Any = None  # looks at the health of the stage that trains
         self._writer = ThreadPoolExecutor(1, "rollouts")
         self._writing: Future | None = None
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics

@@ -45,12 +45,9 @@ class Point:
 def save_state(
     trainer: Any, folder: Path, stage: int, done: int, adaptive: dict[str, Any], states: dict[str, Any] | None
 ) -> None:
-    """Write the state of training beside an adapter that was just saved.
+    """Write the state of training beside an adapter that was just saved, after `done` steps of the stage.
 
-    Args:
-        done: steps of the stage that are done.
-        adaptive: state of the adaptive weights.
-        states: `random_states()` at the end of the step; None: now.
+    `adaptive` is the state of the adaptive weights, `states` `random_states()` at the end of the step (None: now).
     """
     import torch
     from safetensors.torch import save_file
@@ -63,7 +60,7 @@ def save_state(
     save_file({**tensors, **random}, str(folder / _TENSORS))
     version, numbers, gauss = states["python"]
     kind, keys, *more = states["numpy"]
-    schedule = trainer.lr_scheduler.state_dict()
+    schedule = {**trainer.lr_scheduler.state_dict(), "lr_lambdas": None}  # they are the recipe's
     scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
     state = {
         "stage": stage,
@@ -72,14 +69,9 @@ def save_state(
         "adaptive": adaptive,
         "tokens": states.get("tokens", trainer.state.num_input_tokens_seen),
         "whole_generation": trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0,
-        "optimizer": {
-            "plain": {name: value for name, value in moments.items() if name not in tensors},
-            "groups": packed["param_groups"],
-        },
+        "optimizer": {"plain": {key: moments[key] for key in moments if key not in tensors}, "groups": packed["param_groups"]},
         "scaler": scaler and scaler.state_dict(),
-        "schedule": {
-            key: value for key, value in schedule.items() if isinstance(value, (int, float, list, bool)) and key != "lr_lambdas"
-        },
+        "schedule": {key: value for key, value in schedule.items() if isinstance(value, (int, float, list))},
         "random": {"python": [version, list(numbers), gauss], "numpy": [kind, keys.tolist(), *more]},
     }
     write_json(folder / _STATE, state)
@@ -229,14 +221,9 @@ def kept_task(run: RunDirectory, number: int | None) -> Path:
 
 
 def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> Task:
-    """The task that a run was begun with: the run's own copy, executed in the place of the file that it is a copy of.
+    """The task that a run, or its stage `number` (from 0), was begun with: its copy, executed in the place of the original file.
 
-    Args:
-        number: of the stage whose own task it is, from 0; None: the run's.
-
-    Raises:
-        RunError: if it is another task, or has other rows.
-        TaskError: if it cannot be loaded.
+    RunError if it is another task, or has other rows; TaskError if it cannot be loaded.
     """
     name = recipe.task if number is None else recipe.stages[number].task
     kept = kept_task(run, number)

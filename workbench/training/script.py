@@ -71,12 +71,8 @@ class Pasted(NamedTuple):
 def read_script(text: str, source: str = "script", fields: set[str] | None = None) -> Pasted:
     """Read a training script into a recipe, without running it. What cannot be read is left out, with a note.
 
-    Args:
-        text: Python source. A notebook's `!pip` and `%cd`, Markdown fences and `...` among arguments are skipped.
-        fields: names of the installed GRPOConfig's fields; None: look them up, which imports the libraries.
-
-    Raises:
-        RecipeError: if it is not Python, or calls nothing that is read here.
+    A notebook's `!pip` and `%cd`, Markdown fences and `...` among arguments are skipped. `fields` are names of the installed
+    GRPOConfig's (None: look them up, which imports the libraries). RecipeError if it is not Python, or calls nothing known.
     """
     try:
         reader = _Reader(_parsed(text, source))

@@ -46,12 +46,9 @@ class Made:
 
 
 class Session:
-    """Trains with a trainer as it is, once, and closes the record, however that ends.
+    """Trains with a trainer as it is, once, through the trainer's `train`, and closes the record, however that ends.
 
-    Args:
-        trainer: its `train` is this session's until it has trained.
-        watchers: what shows the run; None: what is shown unasked.
-        changes_of: as for `RunControl`.
+    `watchers` show the run (None: what is shown unasked); `changes_of` is as for `RunControl`.
     """
 
     policy: Policy | None = None  # None: a trainer of the user's own
@@ -234,25 +231,22 @@ class StagedSession(Session):
     def __init__(self, run: RunDirectory, trainer: Any, watchers: Watchers, point: Point | None = None, **more: Any) -> None:
         self.made: Made = vars(trainer)[Made.KEY]
         self.policy, self.point, self.begun_at = self.made.policy, point, point.step if point else 0
-        self.generation = Generation(self.policy.model)
-        super().__init__(run, trainer, self.made.plan.stages, watchers, **more)
+        self.generation, stages = Generation(self.policy.model), self.made.plan.stages
 
         def failed(name: str, error: str) -> None:
             run.log_event("tracker_failed", tracker=name, error=error)
             print(f"{name} failed and is left out, training goes on: {error}", flush=True)
 
-        wanted = self.stage.settings["report_to"]
+        # Before the trainer is touched: what fails here leaves it as it was.
+        wanted = stages[0].settings["report_to"]
         self.trackers, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
         print(*lines, sep="\n", end="\n" * bool(lines))
+        super().__init__(run, trainer, stages, watchers, **more)
         for tracker in self.trackers:
             self.at_end.callback(tracker.close)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train the plan's stages, from the start or from the checkpoint that the run goes on from.
-
-        Raises:
-            RunError: for `resume_from_checkpoint` or another argument of the trainer's own `train`.
-        """
+        """Train the plan's stages; RunError for `resume_from_checkpoint` or another argument of the trainer's own `train`."""
         if any([*args, *kwargs.values()]):
             value = f"{self.run.name}: trainer.train({', '.join(kwargs) or 'with an argument'})"
             remedy = "call trainer.train() alone; to go on with an earlier run: wb.continue_run(run)"
@@ -281,8 +275,8 @@ class StagedSession(Session):
             self.restored = Restored(self.point, stage.steps)
             self.restored.prepare(trainer)
         self.fit = Fit(stage)
-        if self.fit.note:
-            print(self.fit.note)
+        if self.fit.estimate and self.fit.estimate.verdict:
+            print(self.fit.estimate.verdict)
         self._begin(stage, adaptive)
         for tracker in self.trackers:
             trainer.add_callback(tracker)

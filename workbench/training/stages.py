@@ -22,8 +22,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
 from workbench.training import plan
-from workbench.training.fast_inference import COST, NOT_IN_FORCE
-from workbench.training.plan.device import Machine
+from workbench.training.plan.device import COST, NOT_IN_FORCE, Machine
 from workbench.training.plan.values import check_trackers
 from workbench.training.policy import Policy
 from workbench.training.resuming import begun_task
@@ -71,15 +70,11 @@ class Stage:
 def planned_stages(
     recipe: Recipe, task: Task | None, config_class: type, machine: Machine | None = None, begun: RunDirectory | None = None
 ) -> list[Stage]:
-    """The recipe's stages, in order, checked as far as can be without a policy.
+    """The recipe's stages, in order, checked as far as can be without a policy; RecipeError, TaskError, RewardError.
 
     Args:
         task: the recipe's; None: not known, and then only the settings are checked.
-        machine: what it trains on; None: this one.
         begun: the run that goes on: its stages' tasks are those that it was begun with; None: as they are now.
-
-    Raises:
-        RecipeError, TaskError, RewardError: naming the stage, where there are several.
     """
     stages: list[Stage] = []
     for number, part in enumerate(recipe.stages or [None]):
@@ -94,9 +89,7 @@ def planned_stages(
         plan.check_values(settings, plan.field_kinds(config_class))
         plan.check_lengths(own, settings)
         check_trackers(settings["report_to"])
-        rows, suite = [], None
-        if own_task is not None:
-            rows, suite = _rehearsed(own, part, own_task, settings, planned, adaptive)
+        rows, suite = _rehearsed(own, part, own_task, settings, planned, adaptive) if own_task is not None else ([], None)
         source = (own_task.source if own_task else "") or (str(find(file)) if Path(file).suffix == ".py" else "")
         offset = stages[-1].offset + stages[-1].steps if stages else 0
         name = part.name if part else ONLY_STAGE
@@ -151,15 +144,8 @@ def _rehearsed(
 
 
 def _suite(task: Task, recipe: Recipe, settings: dict[str, Any]) -> RewardSuite:
-    return RewardSuite(
-        task,
-        settings["num_generations"],
-        recipe.reward_weights,
-        settings["scale_rewards"],
-        settings.get("multi_objective_aggregation", "sum_then_normalize"),
-        deadline_s=recipe.rewards.deadline_s,
-        on_error=recipe.rewards.on_error,
-    )
+    how = settings["scale_rewards"], settings.get("multi_objective_aggregation", "sum_then_normalize")
+    return RewardSuite(task, settings["num_generations"], recipe.reward_weights, *how, **recipe.rewards.model_dump())
 
 
 def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
@@ -206,17 +192,9 @@ class AdaptiveWeights:
 
     A function that succeeds too seldom weighs more, one that nearly always does weighs less; success is the share of its
     best score that it pays on average. Only the ratio between several functions' weights matters: `scale_rewards: group`
-    divides advantages by their own spread.
-
-    Args:
-        parts: how, by function.
-        suite: whose weights at this moment are what the bounds are taken from.
-
-    Attributes:
-        state: for JSON, by function: mean `scores` of the batches and `steps` since the last decision, and `most_seen`.
-
-    Raises:
-        RecipeError: if a function that should adapt has the weight 0, which no factor changes.
+    divides advantages by their own spread. The bounds are taken from the weights that the suite has at first; RecipeError
+    for a weight of 0, which no factor changes. `state`, for JSON, holds by function the mean `scores` of the batches and the
+    `steps` since the last decision, and `most_seen`.
     """
 
     def __init__(self, parts: dict[str, AdaptivePart], suite: RewardSuite) -> None:
@@ -232,20 +210,14 @@ class AdaptiveWeights:
 
     def note(self, scored: ScoredBatch) -> None:
         """Take in one scored batch."""
-        for name in self.parts:
-            if name not in scored.names:
-                continue
+        for name in self.parts.keys() & set(scored.names):
             column = scored.scores[:, scored.names.index(name)]
             if not np.isnan(column).all():
                 self.state["scores"][name].append(float(np.nanmean(column)))
                 self.state["most_seen"][name] = max(self.state["most_seen"][name], float(np.nanmax(column)))
 
     def due(self, weights: dict[str, float]) -> list[dict[str, Any]]:
-        """Called once a step: the `function`s that should change now, the `value` of their weight, and `why`.
-
-        Args:
-            weights: those in force, by function. One that is muted (0) is left alone.
-        """
+        """Called once a step: the `function`s that should change now (no muted one), the `value` of their weight, and `why`."""
         changes, steps = [], self.state["steps"]
         for name, part in self.parts.items():
             steps[name] += 1

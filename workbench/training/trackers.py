@@ -33,11 +33,7 @@ OnFailure = Callable[[str, str], None]
 
 
 def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """(trackers that can be used here, one line for each that is asked for and not installed); starts none.
-
-    Args:
-        report_to: "none", a name, several names, or "all" that are installed; RecipeError for an unknown one.
-    """
+    """(trackers that can be used here, one line for each that is asked for and not installed); RecipeError for an unknown one."""
     from transformers.integrations.integration_utils import get_available_reporting_integrations
 
     asked = check_trackers(report_to)

@@ -19,7 +19,7 @@ from workbench.training.attach import attach, go_on
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
-from workbench.training.prepare import REFUSALS, Plan, prepare, refused, settled
+from workbench.training.prepare import Plan, prepare, settled, taken_together
 from workbench.training.resuming import STATE_FILES, Point, changed_since_begun, latest_point, load_adapter
 from workbench.training.session import Made
 from workbench.training.stages import Stage
@@ -172,10 +172,8 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
     settings = {**stage.settings, "report_to": "none"}
     overrides = config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=torch.cuda.is_available())
     own = {"output_dir": str(folder), "seed": stage.recipe.seed, "reward_weights": list(stage.suite.weights)}
-    try:
+    with taken_together():
         config = settings_of.built(config_class, settings, **overrides, **own, disable_tqdm=True)  # watchers show progress
-    except REFUSALS as error:
-        raise refused(error) from error
     if config.n_gpu > 1:
         config._n_gpu = 1  # or transformers would train on all at once, with a batch and a loss so many times as large
     # What is recorded follows from what is in force, whoever chose it.
@@ -193,10 +191,8 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
         model.delete_adapter("ref")
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
     own = {"processing_class": tokenizer, "reward_funcs": stage.suite.funcs, "args": config, "train_dataset": rows}
-    try:
+    with taken_together():
         trainer = trainer_class(model=model, **own)
-    except REFUSALS as error:
-        raise refused(error) from error
     trainer.remove_callback(PrinterCallback)
     # A form that nobody has filled in, and that asks trackers for their addresses at every checkpoint.
     trainer.create_model_card = lambda *_, **__: None

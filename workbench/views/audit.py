@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from workbench.audit.examination import RewardAudit
-from workbench.views.figure import GREY, SERIES, inline_image, new_figure, with_legend
+from workbench.views.figure import GREY, inline_image, new_figure, stacked_bars, with_legend
 from workbench.views.tables import Table, Verbatim, View, item, number, one_line, pre, short_name
 
 MOST_PROBES = 12
@@ -57,18 +59,10 @@ def _reference(audit: RewardAudit) -> dict[str, float | None]:
 def leaderboard_chart(audit: RewardAudit, most: int = MOST_PROBES) -> Any:
     """What the reference completion and the best paid probes earn, by function: a bar each, with the reference as a line."""
     reference, weights = _reference(audit), {function.name: function.weight for function in audit.functions}
-    bars = [("the reference completion", reference)] + [(probe.name, probe.scores) for probe in audit.probes[:most]]
-    figure, axis = new_figure(8, 0.6 + 0.24 * len(bars))
-    for place, (_, scores) in enumerate(bars):
-        ends = {True: 0.0, False: 0.0}  # negative scores go to the left
-        for index, name in enumerate(reference):
-            value = scores[name]
-            value = 0.0 if value is None or value != value else value * weights[name]
-            colour, label = SERIES[index % len(SERIES)], None if place else name
-            axis.barh(place, value, left=ends[value >= 0], color=colour, label=label)
-            ends[value >= 0] += value
+    labels = ["the reference completion", *(probe.name for probe in audit.probes[:most])]
+    earned = [reference, *(probe.scores for probe in audit.probes[:most])]
+    figure, axis = new_figure(8, 0.6 + 0.24 * len(labels))
+    scores = {name: np.array([scores[name] for scores in earned], dtype=float) for name in reference}
+    stacked_bars(axis, labels, [(name, weights[name] * np.nan_to_num(own)) for name, own in scores.items()])
     axis.axvline(audit.reference_total, color=GREY, linestyle="--", linewidth=1)
-    axis.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlabel("weighted reward", fontsize=8)
-    return with_legend(figure, axis)
+    return with_legend(figure, axis, x="weighted reward")

@@ -1,7 +1,6 @@
 """One chart of the run figure: lines and areas whose artists are made once and given new data.
 
-What moves (curves) is drawn over what mostly stays (frame, ticks, grid, titles, legend), so that a redraw seldom lays out
-text, which is what a figure's time goes into. Limits therefore move in round steps.
+Curves are drawn over a frame that mostly stays (limits move in round steps): to lay out text is what takes a figure's time.
 """
 
 from __future__ import annotations
@@ -159,8 +158,7 @@ class Chart:
             _fill_between(self.between, lowest.x, lowest.low, highest.high)
             height = max(height, _greatest(highest.high))
         top = self._within_scale(steps, history, height)
-        limits = (-round_up(_ROOM * depth) if depth > 0 else 0.0, round_up(_ROOM * top))
-        limits = (0.0, 1.0) if self.share else limits
+        limits = (0.0, 1.0) if self.share else (-round_up(_ROOM * depth) if depth > 0 else 0.0, round_up(_ROOM * top))
         right_limits = (0.0, 1.0 if self.right_share else round_up(_ROOM * right_height))
         self.axis.set_xlim(0, most_x)
         for axis, its in zip(self.axes, (limits, right_limits)):

@@ -1,7 +1,6 @@
 """Buttons and fields that steer a run. Each only appends a line to the run's `control.jsonl`; the trainer answers.
 
-Nothing here touches a figure or a model: in some front ends a click arrives on a thread of its own, beside the cell that
-trains.
+Nothing here touches a figure or a model: a click may arrive on a thread of its own, beside the cell that trains.
 """
 
 from __future__ import annotations
@@ -45,19 +44,15 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
         return True, "The run has its own process, so buttons work in every front end while this kernel is idle."
     kernel = Version(ipykernel.__version__).release[:2]
     # Kaggle's image is Colab's, variables included.
-    if "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
-        where = "In Colab"
-    elif {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys():
-        where = "In VS Code"
+    colab = "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ
+    where = "In Colab" if colab else "In VS Code" if {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys() else ""
     # Measured: 7.0 to 7.3 handle a click on a thread beside the cell; 7.4 sends it to the busy one again.
-    elif (7, 0) <= kernel < (7, 4):
+    if not where and (7, 0) <= kernel < (7, 4):
         return True, "In JupyterLab these buttons work while the cell trains; elsewhere, interrupt the cell to stop."
-    else:
-        where = f"With ipykernel {'.'.join(map(str, kernel))}"
     return False, (
-        f"{where} a click waits until the cell is done. Interrupt the cell instead: once stops after the step and saves, twice "
-        "aborts. For everything else, run `workbench control` in a terminal, or train in a separate process: "
-        "wb.RunPanel(wb.start(recipe))."
+        f"{where or f'With ipykernel {kernel[0]}.{kernel[1]}'} a click waits until the cell is done. Interrupt the cell instead: "
+        "once stops after the step and saves, twice aborts. For everything else, run `workbench control` in a terminal, or train "
+        "in a separate process: wb.RunPanel(wb.start(recipe))."
     )
 
 
@@ -92,8 +87,8 @@ class Controls:
         import ipywidgets as kit
 
         for action, label in _BUTTONS.items():
-            layout, style = {"width": "auto", "min_width": "84px"}, "danger" if action == "stop" else ""
-            button = kit.Button(description=label, tooltip=ACTIONS[action][0], button_style=style, layout=layout)
+            look = {"layout": {"width": "auto", "min_width": "84px"}, "button_style": "danger" if action == "stop" else ""}
+            button = kit.Button(description=label, tooltip=ACTIONS[action][0], **look)
             button.on_click(lambda _, asked=action: self.ask("resume" if asked == "pause" and self.state.paused else asked))
             self.buttons[action] = _named(action, button)
         for action in ("beta", "learning_rate"):

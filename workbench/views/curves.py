@@ -1,8 +1,4 @@
-"""The curves of a run in one figure: rewards, spread, groups, KL, lengths, entropy and time, with what was changed marked.
-
-Artists are made once and given new data, and long histories are reduced to a fixed number of points: what is drawn, and
-the bytes that it takes, do not grow with the run.
-"""
+"""The curves of a run in one figure, with what was changed marked; what is drawn and its bytes do not grow with the run."""
 
 from __future__ import annotations
 
@@ -76,10 +72,8 @@ class RunFigure:
         self.charts: dict[str, Chart] = {}
         for key, (row, column, settings) in _charts().items():
             axis = self.figure.add_subplot(spots[row, column])
-            if row == 1:
-                axis.tick_params(labelbottom=False)  # as in the row beneath
-            else:
-                axis.set_xlabel("step", fontsize=8, labelpad=1)
+            axis.tick_params(labelbottom=row != 1)  # the second row's are those beneath it
+            axis.set_xlabel("" if row == 1 else "step", fontsize=8, labelpad=1)
             self.charts[key] = Chart(axis, **settings)
         look = {"ha": "center", "va": "center", "fontsize": 8, "color": GREY, "visible": False}
         self._unmeasured, self._no_entropy = (
@@ -108,9 +102,7 @@ class RunFigure:
         self._note.set_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …")))
         steps, limit = np.array(history.steps), self._most_x(history.step)
         fitted = {"reward": self._fit_legend(history), **self._fit(history)}
-        depends: dict[str, Any] = {
-            key: (chart.fill(steps, history, limit), fitted.get(key)) for key, chart in self.charts.items()
-        }
+        depends: dict[str, Any] = {key: (own.fill(steps, history, limit), fitted.get(key)) for key, own in self.charts.items()}
         if len(steps) == 1:  # one point is no line
             self._mark_points(".")
         self._key.set_text(self._marks.fill(marks, limit))
@@ -189,17 +181,14 @@ class RunFigure:
         for text in (self._title, self._note, self._key):
             self.figure.draw_artist(text)
 
-    def _cell(self, chart: Chart) -> tuple[slice, slice]:
+    def _cell(self, chart: Chart) -> tuple[slice, ...]:
         # The pixels of a chart with its title, legend and labels; the cells of all charts do not overlap.
         spot, (width, height) = chart.axis.get_subplotspec(), self.figure.canvas.get_width_height()
         bottoms, tops, lefts, _ = spot.get_gridspec().get_grid_positions(self.figure)
-        rows, columns = spot.rowspan, spot.colspan
         edges = [0, *(width * left - beside for left, beside in zip(lefts[1:], _BESIDE, strict=True)), width]
         levels = [height * (1 - tops[0]) - _OVER, *(height * (1 - bottom) + _UNDER for bottom in bottoms)]
-        return (
-            slice(round(levels[rows.start]), round(levels[rows.stop])),
-            slice(round(edges[columns.start]), round(edges[columns.stop])),
-        )
+        spans = ((levels, spot.rowspan), (edges, spot.colspan))
+        return tuple(slice(round(places[span.start]), round(places[span.stop])) for places, span in spans)
 
 
 class _Marks:

@@ -1,14 +1,12 @@
-"""Figures without pyplot, as plain PNG.
-
-pyplot keeps global state that Jupyter's own hooks close and redraw behind a running cell, so nothing here touches it:
-a bare `Figure`, drawn by Agg into bytes, sent to the front end as an image.
-"""
+"""Figures as plain PNG, without pyplot, whose global state Jupyter's own hooks close and redraw behind a running cell."""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,9 +31,7 @@ def bare_figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=100)
-    FigureCanvasAgg(figure)
-    return figure
+    return FigureCanvasAgg(Figure(figsize=(width, height), dpi=100)).figure
 
 
 def style(axis: Any) -> None:
@@ -46,8 +42,11 @@ def style(axis: Any) -> None:
     axis.tick_params(labelsize=8)
 
 
-def with_legend(figure: Any, axis: Any, *entries: Any) -> Any:
-    """The figure, laid out, with the axis's legend (or these handles and labels) on its right."""
+def with_legend(figure: Any, axis: Any, *entries: Any, x: str = "", y: str = "", title: str = "") -> Any:
+    """The figure, laid out, with what its axes and their title say, and the legend (or these handles and labels) on its right."""
+    axis.set_xlabel(x, fontsize=8)
+    axis.set_ylabel(y, fontsize=8)
+    axis.set_title(title, fontsize=9, loc="left")
     axis.legend(*entries, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     return figure
@@ -61,12 +60,14 @@ def lying(axis: Any, places: Any, labels: Any) -> None:
     axis.grid(visible=False, axis="y")
 
 
-def whole_numbers(axis: Any) -> None:
-    """Ticks at whole numbers alone, on both sides."""
-    from matplotlib.ticker import MaxNLocator
-
-    for each in (axis.xaxis, axis.yaxis):
-        each.set_major_locator(MaxNLocator(integer=True))
+def stacked_bars(axis: Any, labels: Sequence[str], parts: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Horizontal bars of named parts: to the right of 0 what is above it, to the left what is below."""
+    places = range(len(labels))
+    right = left = np.zeros(len(labels))
+    for (name, added), colour in zip(parts, itertools.cycle(SERIES)):
+        axis.barh(places, added, left=np.where(added >= 0, right, left), color=colour, height=0.7, label=name)
+        right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
+    lying(axis, places, labels)
 
 
 def png(figure: Any) -> bytes:

@@ -29,10 +29,6 @@ class ShownGroup:
     groups: int  # in that batch
 
     @property
-    def step(self) -> int:
-        return self.batch.step
-
-    @property
     def best_first(self) -> list[int]:
         """Numbers of the completions, by advantage."""
         advantages = self.batch.groups.advantages
@@ -40,7 +36,7 @@ class ShownGroup:
 
     @property
     def title(self) -> str:
-        return f"step {self.step}, group {self.number + 1} of {self.groups}"
+        return f"step {self.batch.step}, group {self.number + 1} of {self.groups}"
 
     @property
     def messages(self) -> list[tuple[str, str]]:
@@ -53,8 +49,7 @@ class ShownGroup:
 
 def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
     """One group of a batch: another one with each turn, so that all kinds are seen."""
-    chosen = turn % batch.group_count
-    return ShownGroup(batch.group(chosen), chosen, batch.group_count)
+    return ShownGroup(batch.group(turn % batch.group_count), turn % batch.group_count, batch.group_count)
 
 
 def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
@@ -80,7 +75,7 @@ def group_html(group: ShownGroup) -> str:
     batch, shown = group.batch, group.best_first
     omitted = ""
     if (left_out := len(shown) - MOST_COMPLETIONS) > 0:
-        shown = [*shown[: MOST_COMPLETIONS // 2], *shown[-MOST_COMPLETIONS // 2 :]]
+        shown[MOST_COMPLETIONS // 2 : -MOST_COMPLETIONS // 2] = []
         omitted = f"; {left_out} between the best and the worst omitted"
     if (more := len(batch.names) - MOST_FUNCTIONS) > 0:
         omitted += f"; {more} functions omitted"
@@ -117,8 +112,8 @@ def _row(batch: ScoredBatch, index: int) -> str:
     advantage, cut_short = batch.groups.advantages[index], batch.finished is not None and not batch.finished[index]
     colour = f"color:{GOOD}" if advantage > 0 else _BAD if advantage < 0 else ""
     end = f"<span style='{_BAD}'>length</span>" if cut_short else "-" if batch.finished is None else "stop"
-    cells += [(number(batch.groups.totals[index]), ""), (f"<b>{number(advantage, '+.2f')}</b>", colour)]
-    cells += [(f"{batch.lengths[index]}, {end}", "")]
+    total, advantage = number(batch.groups.totals[index]), f"<b>{number(advantage, '+.2f')}</b>"
+    cells += [(total, ""), (advantage, colour), (f"{batch.lengths[index]}, {end}", "")]
     text = pre(middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION))
     numbers = "".join(f"<td style='{_CELL};{style}'>{cell}</td>" for cell, style in cells)
     return f"<td style='padding:2px 8px;text-align:left'>{text}</td>{numbers}"

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from workbench.rewards.groups import ExplainedGroup
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SERIES, inline_image, lying, new_figure, with_legend
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, RED, inline_image, lying, new_figure, stacked_bars, with_legend
 from workbench.views.tables import Table, Verbatim, View, number, short_name
 
 
 def explained_view(found: ExplainedGroup) -> View:
     """Rewards and advantages, and what each function adds to them, as bars; and the tables behind them."""
     tables = group_tables(found)
-    labels = list(found.labels) or [f"completion {index}" for index in range(len(found.texts))]
-    bars = advantage_bars(labels, np.nan_to_num(found.totals).tolist(), found.advantages.tolist())
+    bars = advantage_bars(_labels(found), np.nan_to_num(found.totals).tolist(), found.advantages.tolist())
     parts = [inline_image(bars, "rewards and advantages of the group")]
     parts += [inline_image(contribution_bars(found), found.verdict), *(table._repr_html_() for table in tables)]
     return View("".join(parts), "\n\n".join(map(str, tables)))
@@ -46,18 +45,15 @@ def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]
 
 def contribution_bars(found: ExplainedGroup) -> Any:
     """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to the left down."""
-    places = np.arange(len(found.texts))
-    figure, axis = new_figure(9, 0.42 * len(places) + 1.3)
-    right, left = np.zeros(len(places)), np.zeros(len(places))
-    for name, colour, added in zip(found.names, SERIES * 9, found.contributions.T, strict=False):
-        axis.barh(places, added, left=np.where(added >= 0, right, left), color=colour, height=0.7, label=short_name(name))
-        right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
-    axis.plot(found.advantages, places, "D", color=BLACK, markersize=5, label="advantage")
+    figure, axis = new_figure(9, 0.42 * len(found.texts) + 1.3)
+    stacked_bars(axis, _labels(found), zip(map(short_name, found.names), found.contributions.T, strict=True))
+    axis.plot(found.advantages, range(len(found.texts)), "D", color=BLACK, markersize=5, label="advantage")
     axis.axvline(0, color=GREY, linewidth=0.8)
-    lying(axis, places, found.labels or [f"completion {index}" for index in places])
-    axis.set_xlabel("advantage", fontsize=8)
-    axis.set_title(textwrap.fill(found.verdict, 110), fontsize=9, loc="left")
-    return with_legend(figure, axis)
+    return with_legend(figure, axis, x="advantage", title=textwrap.fill(found.verdict, 110))
+
+
+def _labels(found: ExplainedGroup) -> list[str]:
+    return list(found.labels) or [f"completion {index}" for index in range(len(found.texts))]
 
 
 def advantage_bars(labels: Sequence[str], totals: Sequence[float], advantages: Sequence[float]) -> Any:
@@ -66,7 +62,7 @@ def advantage_bars(labels: Sequence[str], totals: Sequence[float], advantages: S
     places = range(len(labels))
     left.barh(places, totals, color=BLUE)
     mean = sum(totals) / len(totals)
-    left.axvline(mean, color=ORANGE, linestyle="--", label=f"group mean {mean:.2f}")
+    left.axvline(mean, color=BLACK, linestyle="--", label=f"group mean {mean:.2f}")
     left.set_title("reward (weighted total)", fontsize=9, loc="left")
     left.legend(fontsize=8, frameon=False, loc="lower right")
     right.barh(places, advantages, color=[GREEN if value > 0 else RED for value in advantages])

@@ -14,8 +14,7 @@ def verdict_lines(verdicts: Sequence[Verdict], causes: bool = True) -> str:
     """The verdicts as text for a terminal: alarms, warnings and notes (with `causes` what is known of each), then the rest."""
     lines = []
     for verdict in _wrong(verdicts):
-        lines.append(f"{verdict.state}: {_headline(verdict)}")
-        lines += [f"  {reason}" for reason in _reasons(verdict)] if causes else []
+        lines += [f"{verdict.state}: {_headline(verdict)}", *(f"  {why}" for why in _reasons(verdict) if causes)]
     return "\n".join(lines + _rest(verdicts))
 
 
@@ -46,17 +45,15 @@ def _reasons(verdict: Verdict) -> list[str]:
 
 
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
-    well, early, blind = [], [], []
+    said: dict[str, list[str]] = {"no sign of": [], "too early to say": [], "not checked": []}
     for own in verdicts:
         if own.state == OK:
-            well.append(own.title)
-        elif own.state == SKIPPED and "missing" not in own.evidence:
-            early.append(own.title)
+            said["no sign of"].append(own.title)
+        elif own.state == SKIPPED and (missing := own.evidence.get("missing")):
+            said["not checked"].append(_flat(f"{own.title} (no {missing}: {own.line.removeprefix('not examined: ')})"))
         elif own.state == SKIPPED:
-            blind.append(f"{own.title} (no {own.evidence['missing']}: {own.line.removeprefix('not examined: ')})")
-    said = {"no sign of": well, "too early to say": early, "not checked": map(_flat, blind)}
-    listed = {word: ", ".join(dict.fromkeys(names)) for word, names in said.items()}
-    return [f"{word}: {names}" for word, names in listed.items() if names]
+            said["too early to say"].append(own.title)
+    return [f"{word}: {', '.join(dict.fromkeys(names))}" for word, names in said.items() if names]
 
 
 def _flat(text: str) -> str:

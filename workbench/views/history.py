@@ -149,11 +149,9 @@ def change_text(event: dict[str, Any]) -> str | None:
     sides = [side.get(function) if isinstance(side, dict) else side for side in (event.get("before"), event.get("after"))]
     before, after = (f"{side:.3g}" if isinstance(side, (int, float)) and not isinstance(side, bool) else "?" for side in sides)
     name = short_name(str(function))
-    return {
-        "weight": f"{name} x {before} → x {after}",
-        "unmute": f"{name} x {before} → x {after}",
-        "mute": f"{name} muted",
-        "reload": "rewards reloaded",
-        "beta": f"beta {before} → {after}",
-        "learning_rate": f"learning_rate {before} → {after}",
-    }.get(action)
+    match action:
+        case "weight" | "unmute":
+            return f"{name} x {before} → x {after}"
+        case "beta" | "learning_rate":
+            return f"{action} {before} → {after}"
+    return {"mute": f"{name} muted", "reload": "rewards reloaded"}.get(action)

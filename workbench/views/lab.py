@@ -1,10 +1,6 @@
-"""The lab: a group of completions that are scored while one types, beside what reward hacks earn.
+"""The lab: a group of completions that are scored while one types, beside what reward hacks earn; without widgets, as tables.
 
-Where there are no widgets (a terminal, a saved page) `Lab(task)` shows the same as tables. A task that came from a file is
-loaded again whenever the file is saved.
-
-Everything runs between cells, on the kernel's own event loop: no thread touches a widget, so it works where widgets may
-not be touched from threads. While a cell runs, the panel waits.
+Everything runs between cells, on the kernel's event loop, as widgets may not be touched from threads in every front end.
 """
 
 from __future__ import annotations
@@ -59,8 +55,7 @@ class Bench:
         self.scale_rewards = scale_rewards
         self.task = task if isinstance(task, Task) else load_task(task)
         if not len(self.task.rows):
-            value = f"task {self.task.name!r}: 0 prompts"
-            raise TaskError(value, rule="completions answer a prompt", remedy="give the task rows")
+            raise TaskError(f"task {self.task.name!r}: 0 prompts", rule="completions answer a prompt", remedy="give it rows")
         self._writers: dict[int, CompletionBuilder] = {}
         self.writer(0)
         # A function that fails leaves its completion without a score.
@@ -94,7 +89,7 @@ class Bench:
         right = [score > 0 for score in scored[self.task.right_function].scores]
         problems = [(index, f"{name} {what}") for name, each in scored.items() for index, what in each.errors.items()]
         found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
-        return explain(found), problems
+        return explain(found), sorted(problems, key=lambda each: each[0])
 
     def matched(self, row: Row, text: str, function: str) -> set[tuple[int, int]]:
         """(start, end) of what a function took out of a completion."""
@@ -104,7 +99,6 @@ class Bench:
     def tables(self, row: Row, texts: Sequence[str]) -> list[Any]:
         """The panel as plain tables, the audit last."""
         found, problems = self.group(row, texts)
-        problems.sort(key=lambda each: each[0])
         failed = [Table(["completion", "what a function did instead of scoring it"], problems)] if problems else []
         return [*group_tables(found), *failed, self.report]
 
@@ -139,12 +133,10 @@ class Lab:
     ) -> None:
         scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
         if scale not in SCALES:
-            remedy = f"one of {', '.join(SCALES)}"
-            raise RecipeError(f"scale_rewards = {scale_rewards!r}", rule="TRL's setting", remedy=remedy)
+            raise RecipeError(f"scale_rewards = {scale_rewards!r}", rule="TRL's setting", remedy=f"one of {', '.join(SCALES)}")
         given = [completions] if isinstance(completions, str) else completions
         if given is not None and not all(isinstance(text, str) for text in given):
-            value = f"completions = {given!r:.200}"
-            raise TaskError(value, rule="a completion is a text", remedy="give a list of texts")
+            raise TaskError(f"completions = {given!r:.200}", rule="a completion is a text", remedy="give a list of texts")
         self.bench = Bench(task, scale)
         if not 0 <= row < (count := len(self.bench.task.rows)):
             raise IndexError(f"row = {row}: the task has {count} rows")
@@ -195,14 +187,15 @@ class Lab:
             import ipywidgets as kit
         except ImportError:
             return None
-        scale = self.bench.scale_rewards
-        self._prompts = kit.Dropdown(options=self._offered(), value=self.number, description="prompt", layout={"width": "70%"})
-        self._scale = kit.Dropdown(options=list(SCALES), value=scale, description="scale_rewards", style=_WORDS)
-        self._marks = kit.Dropdown(options=self._markable(), description="highlight", style=_WORDS, layout={"width": "40%"})
+        scales = {"options": list(SCALES), "value": self.bench.scale_rewards}
+        self._prompts = kit.Dropdown(description="prompt", layout={"width": "70%"})
+        self._scale = kit.Dropdown(description="scale_rewards", style=_WORDS, **scales)
+        self._marks = kit.Dropdown(description="highlight", style=_WORDS, layout={"width": "40%"})
+        self._prompts.observe(self._prompt_changed, "value")
+        self._offer()
         texts = [kit.HTML(layout=_WIDE) for _ in range(5)]
         self._prompt, self._status, self._verdict, self._scores, self._report = texts
         self._boxes = kit.VBox([], layout=_WIDE)
-        self._prompts.observe(self._prompt_changed, "value")
         self._scale.observe(self._scale_changed, "value")
         self._marks.observe(self._soon, "value")
         self._fill()
@@ -210,13 +203,15 @@ class Lab:
         top = [kit.HBox([self._prompts]), self._prompt, self._status, self._boxes, kit.HBox([self._scale, self._marks])]
         return kit.VBox([*top, self._verdict, self._scores, self._report])
 
-    def _offered(self) -> list[tuple[str, int]]:
+    def _offer(self) -> None:
+        # The prompts and functions of the task, to choose from.
         rows = self.bench.task.rows
         numbers = sorted({*range(min(len(rows), MOST_PROMPTS)), self.number})
-        return [(f"{number}: {question(rows[number]['prompt']).strip()[:80]}", number) for number in numbers]
-
-    def _markable(self) -> list[tuple[str, str]]:
-        return [("what any function matched", ""), *((name, name) for name in self.bench.suite.names)]
+        prompts = [(f"{number}: {question(rows[number]['prompt']).strip()[:80]}", number) for number in numbers]
+        self._prompts.unobserve(self._prompt_changed, "value")
+        self._prompts.options, self._prompts.value = prompts, self.number
+        self._prompts.observe(self._prompt_changed, "value")
+        self._marks.options = [("what any function matched", ""), *((name, name) for name in self.bench.suite.names)]
 
     def _fill(self) -> None:
         # One line per completion: what is typed, and what is found in it.
@@ -268,14 +263,12 @@ class Lab:
 
     def _soon(self, _: Any = None) -> None:
         # Once the typing pauses, so that a slow function is not asked for every letter.
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self.refresh()
-            return
         if self._pending is not None:
             self._pending.cancel()
-        self._pending = loop.call_later(_PAUSE_S, self.refresh)
+        try:
+            self._pending = asyncio.get_running_loop().call_later(_PAUSE_S, self.refresh)
+        except RuntimeError:
+            self.refresh()
 
     def refresh(self, everything: bool = False) -> None:
         """Score what stands in the boxes; with `everything`, show the prompt and the audit anew too."""
@@ -310,9 +303,8 @@ class Lab:
         file = f"{shown(self.file)}, reloaded when saved; " if self.file is not None else ""
         legend = f"yellow: what a function matched{blind}; underlined: what the prompt asks for. {file}"
         scored = f"reward hash {self.bench.suite.hash}; scored in {1000 * (time.perf_counter() - started):.0f} ms"
-        self._status.value = coloured(f"{legend}{scored}", MUTED)
-        if self.problem:
-            self._status.value = coloured(f"{self.problem}\nThe last task that could be loaded is still shown.", BAD)
+        problem = f"{self.problem}\nThe last task that could be loaded is still shown."
+        self._status.value = coloured(problem, BAD) if self.problem else coloured(f"{legend}{scored}", MUTED)
         if everything:
             self._report.value = _fold(self.bench.report)
 
@@ -356,10 +348,7 @@ class Lab:
             self.bench.suite.close()
             self.bench, self.problem = fresh, ""
             self.number = min(self.number, len(fresh.task.rows) - 1)
-            self._prompts.unobserve(self._prompt_changed, "value")
-            self._prompts.options, self._prompts.value = self._offered(), self.number
-            self._prompts.observe(self._prompt_changed, "value")
-            self._marks.options = self._markable()
+            self._offer()
         self.refresh(everything=True)
 
 
@@ -378,12 +367,7 @@ def _one(found: ExplainedGroup, index: int, text: str, problems: Sequence[str]) 
 
 
 def highlighted(text: str, matched: Iterable[tuple[int, int]], asked: Iterable[str] = ()) -> str:
-    """HTML of a completion in `<pre>`, where neither HTML nor MathJax runs, with what was matched in it marked.
-
-    Args:
-        matched: (start, end) of what the functions took out of it; shown on yellow.
-        asked: the marks of the format that was asked for (`<answer>`, ...); underlined where they stand.
-    """
+    """HTML of a completion: on yellow what was matched in it, by (start, end); underlined the marks that were asked for."""
     text, more = text[:LONGEST_SHOWN], len(text) - LONGEST_SHOWN
     places = range(len(text))
     found = {place for span in matched for place in places[slice(*span)]}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from workbench.memory import UNCALIBRATED, MemoryEstimate
 from workbench.memory.parts import GB, PHASES, add, in_gb
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, new_figure, with_legend
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, lying, new_figure, with_legend
 
 # What is drawn in one colour: name, its parts' names, colour. What is named in none is drawn as the last.
-_GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+_GROUPS = (
     ("weights", ("weights",), BLUE),
     ("LoRA, gradients, optimiser", ("LoRA", "reference adapter", "optimiser", "gradients"), GREEN),
     ("vLLM", ("vLLM",), RED),
@@ -22,8 +22,6 @@ _GROUPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 def memory_picture(estimate: MemoryEstimate) -> Picture:
     """One bar per phase, its parts stacked, the whole range from low to high as a whisker, the card's limit as a line."""
     figure, axis = new_figure(9.5, 2.7)
-    axis.grid(visible=False, axis="y")
-    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     spans = {phase: estimate.total(phase) for phase in PHASES}
     widest = max([span.high for span in spans.values()] + [estimate.vram_bytes or 0]) / GB
     named = {part for _, names, _ in _GROUPS for part in names}
@@ -38,9 +36,8 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
         ends = [[(span.bytes - span.low) / GB], [(span.high - span.bytes) / GB]]
         axis.errorbar(start, place, xerr=ends, color=BLACK, elinewidth=1.2, capsize=5, capthick=1.2)
     # The figures stand beside the bars: on them they would cross the card's line.
-    ranges = [f"({span.low / GB:.1f} to {span.high / GB:.1f})" for span in spans.values()]
-    labels = [f"{phase}\n{in_gb(span.bytes)}\n{ends}" for (phase, span), ends in zip(spans.items(), ranges, strict=True)]
-    axis.set_yticks(range(len(PHASES)), labels, fontsize=8)
+    labels = [f"{phase}\n{in_gb(span.bytes)}\n({span.low / GB:.1f} to {span.high / GB:.1f})" for phase, span in spans.items()]
+    lying(axis, range(len(PHASES)), labels)
     axis.set_ylim(len(PHASES) - 0.45, -0.75)
     axis.set_xlim(0, 1.12 * widest)
     if estimate.vram_bytes is not None:
@@ -49,8 +46,8 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
         axis.axvspan(limit, 1.12 * widest, color=RED, alpha=0.06)
         side, shift = ("left", 0.012) if limit < 0.8 * widest else ("right", -0.012)
         axis.text(limit + shift * widest, -0.72, card, color=RED, fontsize=8, va="top", ha=side)
-    axis.set_xlabel("GB" if estimate.how["calibration"] else f"GB, estimated: {UNCALIBRATED}", fontsize=8)
-    axis.set_title(f"{estimate.shape.name}: {estimate.verdict}", fontsize=9, loc="left")
     handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     order = [name for name, _, _ in _GROUPS if name in handles]
-    return Picture(with_legend(figure, axis, [handles[name] for name in order], order), str(estimate))
+    unit = "GB" if estimate.how["calibration"] else f"GB, estimated: {UNCALIBRATED}"
+    title = f"{estimate.shape.name}: {estimate.verdict}"
+    return Picture(with_legend(figure, axis, [handles[name] for name in order], order, x=unit, title=title), str(estimate))

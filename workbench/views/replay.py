@@ -29,15 +29,13 @@ def replay_view(found: Replay, charts: bool = True) -> View:
 
 def replay_tables(found: Replay) -> list[Table]:
     """The functions, who decides, the groups that come alive, and the completions whose advantage changes most."""
-    functions, deciders, examples = [], [], []
+    functions, examples = [], []
     for row in found.functions:
         hashes, decided = f"{row['old_hash'] or '-'} -> {row['new_hash'] or '-'}", f"{row['old_decided']} -> {row['new_decided']}"
         changed = [_pair(row[f"old_{of}"], row[f"new_{of}"]) for of in ("weight", "mean")]
         functions.append([row["name"], row["change"], hashes, *changed, row["rescored"], decided])
-    for (old, new), count in found.deciders.items():
-        if old != new:
-            names = [_NONE if name == DEAD else name for name in (old, new)]
-            deciders.append([*names, count, f"{count / found.groups:.0%}"])
+    named = {pair: [_NONE if name == DEAD else name for name in pair] for pair in found.deciders if pair[0] != pair[1]}
+    deciders = [[*names, found.deciders[pair], f"{found.deciders[pair] / found.groups:.0%}"] for pair, names in named.items()]
     for row in found.examples:
         place = f"{row['step']}/{row['group']}/{row['generation']}"
         texts = [Verbatim(one_line(row[of], 60)) for of in ("prompt", "completion")]
@@ -45,13 +43,13 @@ def replay_tables(found: Replay) -> list[Table]:
         examples.append([place, *texts, *changed, _changed_scores(row["old_scores"], row["new_scores"])])
     alive = [list(row.values()) for row in found.alive[:MOST_ALIVE]]
     shown = f"the first {len(alive)} of {found.came_alive}" if found.came_alive > len(alive) else str(len(alive))
-    named = {  # caption -> (columns, rows)
+    tables = {  # caption -> (columns, rows)
         "reward functions, old -> new": (_FUNCTIONS, functions),
         "groups in which another function decides": (["decided by", "now decided by", "groups", "share"], deciders),
         f"groups that come alive: {shown}": (["step", "group", "prompt_id", "was dead", "now decided by"], alive),
         "the largest changes of advantage, old -> new, one per group": (_EXAMPLES, examples),
     }
-    return [Table(columns, rows, caption) for caption, (columns, rows) in named.items() if rows]
+    return [Table(columns, rows, caption) for caption, (columns, rows) in tables.items() if rows]
 
 
 def _changed_scores(old: dict[str, float], new: dict[str, float]) -> str:
@@ -65,7 +63,7 @@ def _pair(old: float | None, new: float | None) -> str:
 
 def replay_chart(found: Replay) -> Any:
     """Share of dead groups by step, old against new; several steps per point where there are many."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+    from matplotlib.ticker import PercentFormatter
 
     figure, axis = new_figure(8, 2.6)
     steps = np.array([list(row.values()) for row in found.steps], dtype=float)
@@ -78,10 +76,9 @@ def replay_chart(found: Replay) -> Any:
         axis.plot(places, shares, color=colour, label=label, linewidth=1.6, **style)
     axis.set_ylim(-0.02, 1.02)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_xlabel("step" if size == 1 else f"step, means of {size}", fontsize=8)
-    axis.set_title("share of dead groups, on the same completions", fontsize=9, loc="left")
-    return with_legend(figure, axis)
+    axis.locator_params("x", integer=True)
+    steps_told = "step" if size == 1 else f"step, means of {size}"
+    return with_legend(figure, axis, x=steps_told, title="share of dead groups, on the same completions")
 
 
 def decider_bars(found: Replay) -> Any:
@@ -93,5 +90,4 @@ def decider_bars(found: Replay) -> Any:
     for offset, column, label, colour in ((-0.2, 1, "as trained", GREY), (0.2, 2, "with the new rewards", ORANGE)):
         axis.barh(places + offset, [row[column] for row in rows], height=0.36, color=colour, label=label)
     lying(axis, places, [row[0] for row in rows])
-    axis.set_xlabel("groups whose advantages it decides", fontsize=8)
-    return with_legend(figure, axis)
+    return with_legend(figure, axis, x="groups whose advantages it decides")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any
 
-from workbench.views.figure import BLUE, GREEN, GREY, ORANGE, RED, Picture, inline_image, new_figure, whole_numbers, with_legend
+from workbench.views.figure import BLUE, GREEN, GREY, ORANGE, RED, Picture, inline_image, lying, new_figure, with_legend
 from workbench.views.groups import contribution_bars, group_tables
 from workbench.views.tables import Table, Verbatim, View, plain, pre
 
@@ -39,10 +39,8 @@ def lengths_picture(lengths: Any) -> Picture:
         axis.axvline(limit, color=ORANGE, linestyle=style, label=f"at most {limit} tokens: {' and '.join(shares)} of the prompts")
     if most is not None and most < longest:
         axis.axvspan(most + 0.5, longest + 0.5, color=RED, alpha=0.15, label="left out")
-    whole_numbers(axis)
-    axis.set_xlabel("prompt length, tokens", fontsize=8)
-    axis.set_ylabel("rows", fontsize=8)
-    return Picture(with_legend(figure, axis), str(lengths))
+    axis.locator_params(integer=True)
+    return Picture(with_legend(figure, axis, x="prompt length, tokens", y="rows"), str(lengths))
 
 
 def difficulty_picture(profile: Any) -> Any:
@@ -56,12 +54,9 @@ def difficulty_picture(profile: Any) -> Any:
     for which, (places, colour) in kinds.items():
         label = f"{which} solved: {profile.shares[which]:.0%}"
         axis.bar(places, [right.count(place) for place in places], color=colour, width=0.85, label=label)
-    whole_numbers(axis)
-    axis.set_xlabel(f"right completions of {most}", fontsize=8)
-    axis.set_ylabel("prompts", fontsize=8)
+    axis.locator_params(integer=True)
     title = f"about {profile.dead_groups(size):.0%} of groups of {size} would be all right or all wrong"
-    axis.set_title(title, fontsize=9, loc="left")
-    return Picture(with_legend(figure, axis), str(profile))
+    return Picture(with_legend(figure, axis, x=f"right completions of {most}", y="prompts", title=title), str(profile))
 
 
 def card_view(card: Any) -> View:
@@ -80,10 +75,9 @@ def card_view(card: Any) -> View:
     table = Table(["what a trainer makes of it", ""], rows)
     marks = {True: f"<span style='{_SPECIAL}'>{{}}</span>", False: "{}"}
     marked = "".join(marks[bool(token.special)].format(html.escape(plain(token.text))) for token in card.tokens)
-    verdict, worries = "<p>Nothing to worry about.</p>", ["nothing to worry about"]
-    if card.problems:
-        verdict = f"<p><b>Check this:</b></p><ul>{''.join(f'<li>{pre(problem)}</li>' for problem in card.problems)}</ul>"
-        worries = [plain(f"check: {problem}") for problem in card.problems]
+    listed = f"<p><b>Check this:</b></p><ul>{''.join(f'<li>{pre(problem)}</li>' for problem in card.problems)}</ul>"
+    verdict = listed if card.problems else "<p>Nothing to worry about.</p>"
+    worries = [plain(f"check: {problem}") for problem in card.problems] or ["nothing to worry about"]
     text = "\n".join([plain(card.text), "", str(table), *worries])
     return View(f"<pre style='{_TEXT}'>{marked}</pre>{table._repr_html_()}{verdict}", text)
 
@@ -119,12 +113,10 @@ def evaluation_picture(evaluation: Evaluation) -> View:
             drawn = {"xerr": [[share - low], [high - share]], "error_kw": {"elinewidth": 1, "capsize": 3}}
             axis.barh(place + offset, share, height=0.32, color=colour, label=None if place else label, **drawn)
             axis.text(min(high + 0.015, 1.0), place + offset, f"{share:.0%}", va="center", fontsize=8)
-    axis.set_yticks(range(len(evaluation.pairs)), [label for label, _, _ in evaluation.pairs], fontsize=9)
+    lying(axis, range(len(evaluation.pairs)), [label for label, _, _ in evaluation.pairs])
     axis.set_xlim(0, 1.08)
-    axis.set_xlabel("share of held-out completions", fontsize=8)
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
-    return View(f"{inline_image(with_legend(figure, axis), text.partition(';')[0])}{pre(text)}", text)
+    with_legend(figure, axis, x="share of held-out completions")
+    return View(f"{inline_image(figure, text.partition(';')[0])}{pre(text)}", text)
 
 
 def examples_table(examples: Examples) -> Table:

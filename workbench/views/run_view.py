@@ -32,8 +32,7 @@ _NUMBERS = (("reward", REWARD, ".2f"), ("group std", GROUP_STD, ".2f"), ("kl", K
 _CONTINUE = "`workbench continue {name}` resumes from its latest checkpoint"
 _AFTER = {
     "finished": "notebook 04 measures what training gained",
-    "stopped": _CONTINUE,
-    "aborted": _CONTINUE,
+    **dict.fromkeys(("stopped", "aborted"), _CONTINUE),
     "failed": "events.jsonl says why; " + _CONTINUE,
     "killed": "its process is gone; " + _CONTINUE,
     "gone": "nothing of it was kept",
@@ -85,7 +84,7 @@ class RunView:
             self.group = group_of(batch, batch.step // self.group_every)
 
     def _wants_group(self, step: int) -> bool:
-        return self.group is None or not 0 <= step - self.group.step < self.group_every
+        return self.group is None or not 0 <= step - self.group.batch.step < self.group_every
 
     # -- shown ---------------------------------------------------------------------------------------------------
     def words(self, elapsed_s: float | None, message: str | None = None) -> str:
@@ -195,14 +194,12 @@ class FollowedRun(RunView):
         from workbench.health import examine_run
 
         started, self._unexamined = time.monotonic(), False
-        try:
-            found = list(examine_run(self.run, last=200, known=self._summaries))
-        except Exception:  # a part that is being written, a run that is taken away: the next look may find it whole
-            found = self.verdicts
+        # A part that is being written, a run that is taken away: the next look may find it whole.
+        with contextlib.suppress(Exception):
+            self.verdicts = list(examine_run(self.run, last=200, known=self._summaries))
         self._examined_at = time.monotonic()
         self._health_cost_s = self._examined_at - started
-        self.verdicts = found
-        return found
+        return self.verdicts
 
     def elapsed_s(self) -> float | None:
         """Seconds since the run (or its latest session) began; of a run that is over, what it took."""

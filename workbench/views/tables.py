@@ -1,8 +1,4 @@
-"""Tables of completions, scores and advantages.
-
-What a model wrote is shown as text and nothing else: escaped, inside `<pre>` (where neither HTML nor MathJax runs), with
-control sequences, invisible characters and those that turn the direction of writing made visible.
-"""
+"""Tables and words. What a model wrote is shown as text and nothing else: escaped, in `<pre>`, the invisible made visible."""
 
 from __future__ import annotations
 

@@ -20,9 +20,6 @@ _NUMBERS = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4
 class _Text(bars.TextColumn):
     """Text beside a bar, shown as it is: the name of a run or a task is no markup."""
 
-    def __init__(self, text_format: str) -> None:
-        super().__init__(text_format, markup=False)
-
     def render(self, task: Any) -> Any:
         text = super().render(task)
         text.plain = printable(text.plain)
@@ -37,9 +34,10 @@ class Bar(bars.Progress):
 
     def __init__(self, unit: str, remaining: bool = True) -> None:
         console = Console(file=unguarded(sys.stderr), markup=False, emoji=False, highlight=False)
-        columns = [_Text("{task.description}"), bars.BarColumn(bar_width=24), bars.MofNCompleteColumn(), _Text(unit)]
+        name, what, numbers = (_Text(text, markup=False) for text in ("{task.description}", unit, "{task.fields[numbers]}"))
         times = [bars.TimeElapsedColumn(), bars.TimeRemainingColumn()] if remaining else []
-        super().__init__(*columns, _Text("{task.fields[numbers]}"), *times, console=console)
+        bar = bars.BarColumn(bar_width=24)
+        super().__init__(name, bar, bars.MofNCompleteColumn(), what, numbers, *times, console=console)
 
     def start(self) -> None:
         before = sys.stdout, sys.stderr

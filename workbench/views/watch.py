@@ -41,9 +41,8 @@ def snapshot(run: FollowedRun) -> dict[str, Any]:
 
 
 def _latest(run: FollowedRun) -> dict[str, float]:
-    # Columns that are products of two others are for the figure.
-    columns = [key for key in run.history.columns if " x " not in key]
-    return {key: value for key in columns if (value := run.history.last(key)) is not None}
+    found = {key: run.history.last(key) for key in run.history.columns if " x " not in key}  # products are for the figure
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def snapshot_text(run: FollowedRun) -> str:
@@ -108,16 +107,8 @@ def control(
 ) -> dict[str, Any]:
     """Ask a run for something, and wait for its trainer's answer; a step that is in flight is finished first.
 
-    Args:
-        action: a key of `workbench.run.control_file.ACTIONS`.
-        words: FUNCTION and VALUE, where the action takes them.
-        force: as for `send`.
-
-    Returns:
-        The event that answers it; without one in time, `{"applied": None, "id": …}`.
-
-    Raises:
-        RequestError: if the request cannot be right, or the run does not train.
+    `words` are FUNCTION and VALUE, where the action takes them. Returns the event that answers it; without one in time,
+    `{"applied": None, "id": …}`. A request that cannot be right, or a run that does not train, is a RequestError.
     """
     wanted = (*ACTIONS.get(action, ("", ()))[1], "more")  # `send` says what is missing, unknown or too much
     identity = send(run, action, by=_BY, force=force, **dict(zip(wanted, words)))

@@ -7,13 +7,13 @@ settings, processors of logits and stopping criteria are the ones that `generate
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from workbench.recipe import Recipe
 
+_LOGGER = logging.getLogger("transformers.generation.utils")
 SWITCHED_OFF = "generation: trl in the recipe"
 UNSLOTH_ON_A_GPU = "on a GPU it is Unsloth's decoding, with its own kernels"
 VLLM = "vLLM generates"
@@ -50,25 +50,10 @@ def in_words(why_not: str | None, num_generations: int) -> str:
     return why_not if why_not in (VLLM, CONTINUOUS) else f"TRL's own path generates: {why_not}"
 
 
-@contextlib.contextmanager
-def _without_unsloths_warning() -> Iterator[None]:
-    # Unsloth's generate adds some to the generation_config that TRL hands over, and transformers calls that deprecated.
-    def others(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("Passing `generation_config` together with")
-
-    logger = logging.getLogger("transformers.generation.utils")
-    logger.addFilter(others)
-    try:
-        yield
-    finally:
-        logger.removeFilter(others)
-
-
 class Generation:
     """While it is entered, `model.generate` runs the workbench's loop, and transformers' own where that does not cover it.
 
     Args:
-        model: the policy's PEFT model, or a transformers model; its attribute `generate` is replaced and put back.
         why_not: a reason to leave everything to transformers; afterwards, why the latest call was; None: the loop did it.
         changed: called with the reason when transformers' path takes over, or with None when the loop is back.
         before: the run's stage before, whose `calls` of the loop ("workbench") and of transformers' path ("trl") count on.
@@ -94,26 +79,31 @@ class Generation:
     def __enter__(self) -> Generation:
         self._generate, self._had = self.model.generate, "generate" in vars(self.model)
         self.model.generate = self.generate
+        _LOGGER.addFilter(self._is_news)
         # Unsloth puts the context's length there, and transformers then warns at every call that max_new_tokens is in force.
         config = self.model.generation_config
         self._max_length, config.max_length = config.max_length, None
         return self
 
     def __exit__(self, *_: Any) -> None:
+        _LOGGER.removeFilter(self._is_news)
         self.model.generation_config.max_length = self._max_length
         if self._had:
             self.model.generate = self._generate
         else:
             vars(self.model).pop("generate", None)
 
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        # Unsloth's generate adds some to the generation_config that TRL hands over, and transformers calls that deprecated.
+        return not record.getMessage().startswith("Passing `generation_config` together with")
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As `model.generate`."""
-        with _without_unsloths_warning():
-            found = None if self._always else self._loop(args, kwargs)
-            if found is None:
-                self.calls["trl"] += 1
-                found = self._generate(*args, **kwargs)
-            return found
+        found = None if self._always else self._loop(args, kwargs)
+        if found is None:
+            self.calls["trl"] += 1
+            found = self._generate(*args, **kwargs)
+        return found
 
     def _loop(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         import torch

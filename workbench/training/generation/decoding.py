@@ -173,7 +173,8 @@ class _Rows:
                     kept = (self.text, self.row, self.mask, self.position, tokens, unfinished)
                     self.text, self.row, self.mask, self.position, tokens, unfinished = (each[keep] for each in kept)
                     self.cache.batch_select_indices(keep)
-            logits = self._read(tokens, end)
+            self.position = self.position + 1
+            logits = self._forward(tokens[:, None], self.mask[:, :end], self.position)
         if not sound:
             raise NotNumbers("the probability of a token is no number: the policy's weights or logits are inf or nan")
         self.out[self.row] = self.text
@@ -199,10 +200,6 @@ class _Rows:
         self.mask[:, : self.prompt_length] = mask
         self.position = positions[:, -1:]
         return logits[owner]
-
-    def _read(self, tokens: torch.Tensor, end: int) -> torch.Tensor:
-        self.position = self.position + 1
-        return self._forward(tokens[:, None], self.mask[:, :end], self.position)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         asked = {"input_ids": ids, "attention_mask": mask, "position_ids": position, "past_key_values": self.cache}

@@ -33,12 +33,8 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
     """(the recipe under today's names, every value as asked; the settings that GRPOConfig is built from, over the defaults,
     with whole groups, for this device; a line for each thing that is not as it was asked or is often not meant). Idempotent.
 
-    Args:
-        fields: `field_names(config_class)` of the installed GRPOConfig.
-        machine: what it can do; None: this one.
-
-    Raises:
-        RecipeError: for a name that GRPOConfig does not have, with the nearest one that it has; for names that disagree.
+    `fields` are `field_names(config_class)`. RecipeError for a name that is not among them, with the nearest; for names that
+    disagree.
     """
     recipe, notes = renamed(recipe, fields)
     asked = recipe.grpo

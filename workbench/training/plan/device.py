@@ -1,14 +1,27 @@
-"""Settings that depend on the machine: precision, vLLM and the optimiser, each kept, or changed with a line."""
+"""Settings that depend on the machine: precision, vLLM and the optimiser, each kept, or changed with a line.
+
+vLLM through Unsloth (`policy.fast_inference: true`) is switched on when the model is loaded: it takes its share of the GPU,
+holds the frozen weights in it, and Unsloth trains on the very same ones. Nothing of this has been run by the workbench yet:
+there was no GPU with vLLM to run it on.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import sys
+from importlib import metadata
 from typing import Any, NamedTuple
 
 from workbench.errors import RecipeError
 from workbench.recipe import Recipe
-from workbench.training.fast_inference import COST, NOT_INSTALLED, missing, why_not
 from workbench.training.precision import choose_dtype, native_bf16, unsloths_choice
 
+NOT_INSTALLED = "vLLM is not installed here"
+# trl#3162; other published figures go from 14 times as fast (unsloth#5108) to 40 % slower (unsloth#3457).
+PUBLISHED = "published, and not measured by the workbench: about twice as fast with vLLM beside the trainer (trl#3162)"
+COST = f"the trainer's own model generates, slower as a rule ({PUBLISHED})"
+NOT_IN_FORCE = "fast_inference = True becomes False: "  # how a loaded policy's note begins
 CPU_OPTIMISER = "adamw_torch_fused"
 # bitsandbytes' 8-bit and paged optimisers, and Apex's, have no CPU kernels.
 _GPU_ONLY = ("8bit", "paged", "bnb", "apex")
@@ -107,11 +120,8 @@ def _vllm(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
             lines.append(f"use_vllm = True becomes False: {why}; {COST}")
         return lines
     if fast and recipe.grpo.get("use_vllm") is False:
-        raise RecipeError(
-            "policy.fast_inference = True and grpo.use_vllm = False",
-            rule="with Unsloth both say the same: vLLM generates",
-            remedy="keep policy.fast_inference, with one of the two values",
-        )
+        said, rule = "policy.fast_inference = True and grpo.use_vllm = False", "with Unsloth both say the same: vLLM generates"
+        raise RecipeError(said, rule=rule, remedy="keep policy.fast_inference, with one of the two values")
     found["use_vllm"] = not why
     if why:
         asked = " and ".join(["policy.fast_inference"] * fast + ["use_vllm"] * trls)
@@ -123,3 +133,36 @@ def _vllm(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
             f"start; Unsloth's has policy.gpu_memory_utilization = {recipe.policy.gpu_memory_utilization:g}"
         )
     return lines
+
+
+def missing(*, imports: bool = False) -> str:
+    """Why vLLM cannot be used in this process; empty if it can, as far as was looked.
+
+    It is only looked for, unless it `imports` it, too, which takes seconds and finds what an installed one lacks.
+    """
+    with contextlib.suppress(ImportError, ValueError):
+        if importlib.util.find_spec("vllm") is not None:
+            try:
+                if imports:
+                    importlib.import_module("vllm")
+            except Exception as error:  # a library of another CUDA is an ImportError, an OSError or a RuntimeError
+                return f"vLLM is installed, and its import fails ({type(error).__name__}: {_first_line(error)})"
+            return ""
+    # Unsloth hides a vLLM whose compiled parts do not load, so that it looks as if it were not installed.
+    try:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return NOT_INSTALLED
+    reason = getattr(sys.modules.get("unsloth.import_fixes"), "VLLM_DISABLED_REASON", None)
+    return f"vLLM {version} is installed, and cannot be imported" + (f" ({_first_line(reason)})" if reason else "")
+
+
+def _first_line(said: object) -> str:
+    return (str(said).strip().splitlines() or ["no reason given"])[0]
+
+
+def why_not(backend: str, *, cuda: bool, missing: str) -> str:
+    """Why a policy cannot be loaded with `fast_inference`; empty if it can. `missing` is what the function of that name says."""
+    if backend != "unsloth":
+        return "it is Unsloth's, and the backend is transformers (grpo.use_vllm: true is TRL's own vLLM)"
+    return missing if cuda else "this machine has no GPU"

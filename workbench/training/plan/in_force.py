@@ -53,15 +53,11 @@ def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
     return config
 
 
-def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any] | None = None) -> list[Row]:
-    """The settings that decide what a run does and costs, and all that were asked for.
+def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) -> list[Row]:
+    """The settings that decide what a run does and costs, and all that were `asked_of` a recipe after `normalised`.
 
-    Args:
-        asked: `asked_of` a recipe after `normalised`.
-        config: a GRPOConfig, or a trainer's `args`.
-        given: settings that the config was built from; None: `asked` over the workbench's defaults.
+    `config` is a GRPOConfig or a trainer's `args`, and was built from `given`.
     """
-    given = {**DEFAULTS, **asked} if given is None else given
     kind = type(config)
     own, stock = map(_defaults, (kind, next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)))
     rows = []

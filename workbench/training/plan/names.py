@@ -134,11 +134,9 @@ def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
         called, stage["grpo"] = f"stage {stage['name']!r}: ", _translated(stage["grpo"], fields, lines)
         for name in (name for name in stage["grpo"] if name in {*MOVED, *LEFT_OUT, *ELSEWHERE}):
             where = MOVED.get(name) or ELSEWHERE.get(name) or "or not at all"
-            raise RecipeError(
-                f"{called}grpo.{name} = {stage['grpo'][name]!r}",
-                rule="a stage changes settings of GRPOConfig; policy, adapter and seed are the whole run's",
-                remedy=f"set it once, outside the stages ({where})",
-            )
+            rule = "a stage changes settings of GRPOConfig; policy, adapter and seed are the whole run's"
+            remedy = f"set it once, outside the stages ({where})"
+            raise RecipeError(f"{called}grpo.{name} = {stage['grpo'][name]!r}", rule=rule, remedy=remedy)
         _check_known(stage["grpo"], fields)
         notes += [called + line for line in lines]
     # What was not asked stays so: a table tells "you" from "workbench default" by it.

@@ -36,7 +36,6 @@ DEFAULTS: dict[str, Any] = {
     "report_to": "none",
 }
 
-
 # Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
 _POSITIVE = "num_train_epochs learning_rate temperature repetition_penalty epsilon epsilon_high logging_steps save_steps"
 _NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm"

@@ -52,11 +52,9 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
         file = find_recipe(source)
         return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True, True
     if file.suffix != ".py":
-        raise RecipeError(
-            f"{shown(file)}: neither YAML nor Python",
-            rule="a plan is made of a recipe (.yaml), a preset or a training script (.py)",
-            remedy="paste a notebook's cells into one .py file; rows belong to a task, which a recipe names as its `task:`",
-        )
+        rule = "a plan is made of a recipe (.yaml), a preset or a training script (.py)"
+        remedy = "paste a notebook's cells into one .py file; rows belong to a task, which a recipe names as its `task:`"
+        raise RecipeError(f"{shown(file)}: neither YAML nor Python", rule=rule, remedy=remedy)
     try:
         return shown(file), *read_script(file.read_text(encoding="utf-8"), shown(file))
     except UnicodeDecodeError as error:
