@@ -34,16 +34,11 @@ EMBEDDED = {
 }
 
 _OWN_MODULE = "workbench_task_"
-# Modules that the task file which was loaded last brought from its own folder, by name.
-_brought: set[str] = set()
+_brought: set[str] = set()  # names of the modules that the last task file brought from its own folder
 
 # Names that TRL hands to a reward function itself or overwrites: a dataset column of that name breaks or vanishes.
-RESERVED_COLUMNS = frozenset(
-    {
-        "prompts", "completions", "completion", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments",
-        "image", "images",  # these two would switch TRL to vision mode
-    }
-)  # fmt: skip
+_ARGUMENTS = "prompts completions completion completion_ids trainer_state log_extra log_metric environments"
+RESERVED_COLUMNS = frozenset([*_ARGUMENTS.split(), "image", "images"])  # the last two would switch TRL to vision mode
 
 
 @dataclass(frozen=True)
@@ -92,19 +87,22 @@ class Task:
 
     def _misfits(self) -> Iterator[tuple[str, str, str]]:
         names, weights = self.function_names, self.reward_weights
+        there = ", ".join(names)
         if not names:
-            remedy = "give reward_funcs=[...]; notebook 02 shows how to write one"
-            yield "no reward functions", "GRPO learns from one score per completion", remedy
+            yield (
+                "no reward functions",
+                "GRPO learns from one score per completion",
+                "give reward_funcs=[...], as notebook 02 does",
+            )
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            rule = "a function's name is its curve's label and its column in the record"
-            yield f"two reward functions are called {twice[0]!r}", rule, "give each its own __name__"
+            value, rule = f"two reward functions are called {twice[0]!r}", "a function's name labels its curve and column"
+            yield value, rule, "give each its own __name__"
         if weights is not None and len(weights) != len(names):
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
-            yield value, "one weight per function", f"give {len(names)} weights, in the order {', '.join(names)}"
+            yield value, "one weight per function", f"give {len(names)} weights, in the order {there}"
         for which in ("right_by", "format_by"):
             if (named := getattr(self, which)) not in (None, *names):
-                rule = f"{which} names one of the task's reward functions"
-                yield f"{which} = {named!r}", rule, f"choose from {', '.join(names)}"
+                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", f"choose from {there}"
         for split in ("rows", "held_out"):
             for number, row in enumerate(getattr(self, split)):
                 if "prompt" not in row:
@@ -112,8 +110,7 @@ class Task:
                     remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
                     yield value, "the prompt is the column named `prompt`", remedy
         if len(self.rows) and (reserved := sorted(RESERVED_COLUMNS.intersection(self.rows[0]))):
-            rule = "TRL hands its own argument of that name to every reward function"
-            yield f"the rows have a column {reserved[0]!r}", rule, "rename the column"
+            yield f"the rows have a column {reserved[0]!r}", "TRL hands its own argument of that name to rewards", "rename it"
 
     @property
     def function_names(self) -> list[str]:
@@ -201,14 +198,11 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
         return importlib.import_module(EMBEDDED[str(name)]).task()
     path = find(name)
     text = kept or path
+    rule = f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`"
     if not text.is_file():
-        raise TaskError(
-            f"task {str(name)!r}: no task of that name and no such file",
-            rule=f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`",
-            remedy=nearest(str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}"),
-        )
+        remedy = nearest(str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}")
+        raise TaskError(f"task {str(name)!r}: no task of that name and no such file", rule=rule, remedy=remedy)
     if path.suffix != ".py":
-        rule = "a task file is Python and binds `task`"
         raise TaskError(f"{shown(path)}: not a Python file", rule=rule, remedy="notebook 02 writes one")
     place = _executed_as(path)
     spec = importlib.util.spec_from_file_location(f"{_OWN_MODULE}{place.stem}", place)
@@ -225,13 +219,13 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     except TaskError:
         raise
     except (Exception, SystemExit) as error:
-        value, folder = shown(text), place.parent
-        missing = isinstance(error, ModuleNotFoundError)
-        remedy = "put that module beside the task file, or install it" if missing else "correct that line"
+        value, folder, remedy = shown(text), place.parent, "correct that line"
         if text != place:
             value += f", executed as {shown(place)}"
             what = f"put back what it reads from {shown(folder)}" if folder.is_dir() else f"{shown(folder)} is gone: put it back"
             remedy = f"{what}, or hand the task over in Python: continue_run(run, task=...)"
+        elif isinstance(error, ModuleNotFoundError):
+            remedy = "put that module beside the task file, or install it"
         value += f": {type(error).__name__}: {error}{fault_line(error, place)}"
         raise TaskError(value, rule="a task file runs when it is imported", remedy=remedy) from error
     task = getattr(module, "task", None)

@@ -12,7 +12,7 @@ CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
 def choose(names, chats=(), **asked):
-    return choose_columns([{name: CHAT if name in chats else "x" for name in names}], **asked)
+    return choose_columns([{name: CHAT if name in chats else "x" for name in names}], asked.get("prompt"), asked.get("answer"))
 
 
 def test_their_own_names_need_no_note():

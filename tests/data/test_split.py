@@ -70,7 +70,7 @@ def test_percentages_that_are_none(percent):
 
 def test_a_key_that_a_row_lacks():
     with pytest.raises(DataError, match="row 1 has no column 'pair'"):
-        split_rows([row(pair=1), row()], key="pair")
+        split_rows([row(pair=1), row()], 10, key="pair")
 
 
 def test_questions_that_differ_in_case_and_closing_marks_are_shared():

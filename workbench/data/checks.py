@@ -16,17 +16,15 @@ from workbench.data import prompts, reasons
 from workbench.data.answer_column import LAST_TURN, MARK, PLACEHOLDERS, as_text, extract_answer, is_number, says
 from workbench.data.prompts import comparable, last_turn
 from workbench.data.reasons import LeftOut, Reason, Report
-from workbench.data.sources import Source, Unreadable, open_source
+from workbench.data.sources import Unreadable, open_source
 from workbench.errors import DataError
 from workbench.progress import count_line
 from workbench.task import RESERVED_COLUMNS, Row
 
-SHORTEST_COPY = 20  # characters: shorter answers stand in many a question by chance
 # Whole numbers and fractions are one kind, as they are for Arrow.
 _KINDS = {
     str: "text", int: "a number", float: "a number", bool: "true or false", list: "a list", tuple: "a list", dict: "an object",
 }  # fmt: skip
-_LARGEST = 2**63
 
 
 def check(
@@ -90,8 +88,7 @@ class Checked:
         if not self.chat and (self.system or self.examples):
             rule, remedy = "only chats have a system message", "leave chat as it is, or write both into the prompts yourself"
             raise DataError("chat = False, and a system message or examples", rule=rule, remedy=remedy)
-        if not isinstance(self.source, Source):
-            self.source = open_source(self.source)
+        self.source = open_source(self.source)
         first = self.source.first()
         taken = {name for row in first for name in row}
         if not first and next(iter(self.source), self) is self:
@@ -116,17 +113,13 @@ class Checked:
             if self.mark is not None:
                 self.notes.append(f"answer: what stands after {MARK}; the whole text is kept as {self.names['']!r}")
         self.numeric = _numeric(answers, self.mark)
-        self.elsewhere = self._questions()
+        self.elsewhere: set[int] = set()  # hashes of what the other split asks, without system messages
+        other = open_source(() if self.other is None else self.other)
+        if other.first(1):
+            rows = Checked(other, answer_column="none")
+            rows.last_turn = self.last_turn  # its chats may end with an answer, too
+            self.elsewhere = {hash(comparable(row["prompt"], system=False)) for row in rows}
         self.begin()
-
-    def _questions(self) -> set[int]:
-        # Hashes of what the other split asks, without system messages.
-        source = open_source(() if self.other is None else self.other)
-        if not source.first(1):
-            return set()
-        rows = Checked(source, answer_column="none")
-        rows.last_turn = self.last_turn  # its chats may end with an answer, too
-        return {hash(comparable(row["prompt"], system=False)) for row in rows}
 
     def collect(self) -> Report:
         """Go through all rows and keep them in the report."""
@@ -199,8 +192,7 @@ class Checked:
         return row
 
     def _prompt(self, value: Any) -> Any:
-        if hasattr(value, "tolist"):  # a frame's array of messages
-            value = value.tolist()
+        value = value.tolist() if hasattr(value, "tolist") else value  # a frame's array of messages
         if isinstance(value, str):
             prompt: Any = prompts.clean(value, self._found)
             size = len(prompt)
@@ -252,7 +244,7 @@ class Checked:
                 raise LeftOut(reasons.LEAK)
             if any(says(line, answer) for line in earlier):
                 self._found.append(reasons.EARLIER)
-            elif len(answer) >= SHORTEST_COPY:
+            elif len(answer) >= 20:  # characters: shorter ones stand in many a question by chance
                 self._found.append(reasons.VERBATIM)
 
     def _one_kind(self, column: str, value: Any, found: list[str]) -> None:
@@ -263,7 +255,7 @@ class Checked:
             known = self._kinds.get(place) or self._met.setdefault(place, kind)
             if known != kind:
                 raise LeftOut(reasons.column_is(place, f"is {kind}, and {known} in earlier rows"))
-            if type(inner) is int and not -_LARGEST <= inner < _LARGEST:
+            if type(inner) is int and not -(2**63) <= inner < 2**63:
                 raise LeftOut(reasons.column_is(place, "holds a whole number beyond 64 bits"))
 
 

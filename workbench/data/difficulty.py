@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +45,9 @@ class Profile:
     rows: Sequence[Row] = ()
 
     def within(self, low: float = 0.0, high: float = 1.0) -> Band:
-        """The rows whose pass rate lies in a band, both ends included; rows that were not measured are kept, and counted.
+        """The rows whose pass rate lies in a band, both ends included, those not measured, and what was filtered out.
 
-        Nothing is lost: what is filtered out is returned too. DataError: the band is empty, or not within 0 to 1.
+        DataError: the band is empty, or not within 0 to 1.
         """
         if not 0 <= low <= high <= 1:
             remedy = "use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved"
@@ -61,10 +62,8 @@ class Profile:
     @property
     def shares(self) -> dict[str, float]:
         """Shares of the prompts that were solved `never`, `sometimes` and `always`."""
-        rates = [solved.rate for solved in self.solved.values()]
-        count = max(1, len(rates))
-        never, always = sum(rate == 0 for rate in rates), sum(rate == 1 for rate in rates)
-        return {"never": never / count, "sometimes": (len(rates) - never - always) / count, "always": always / count}
+        found = Counter({0: "never", 1: "always"}.get(one.rate, "sometimes") for one in self.solved.values())
+        return {which: found[which] / max(1, found.total()) for which in ("never", "sometimes", "always")}
 
     @property
     def finished(self) -> float:
@@ -108,9 +107,7 @@ def measure(
     batch: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> Profile:
-    """Measure the prompts that the file does not hold yet, and append each batch to it.
-
-    An Interrupt loses the batch in flight and ends it; what was measured stays, and the next call goes on from there.
+    """Measure the prompts that the file does not hold yet, and append each batch to it; an Interrupt loses the one in flight.
 
     Args:
         attempt: samples and scores completions: rows -> one `Solved` a row.
@@ -155,8 +152,8 @@ def load_profile(file: str | Path) -> Profile:
     path = resolve(file)
     first, *lines = [*read_lines(path)] or [{}]
     if "settings" not in first:
-        rule, remedy = "its first line holds the settings", "measure one with notebook 01"
-        raise DataError(f"{shown(path)}: no difficulty profile", rule=rule, remedy=remedy)
+        remedy = "measure one with notebook 01"
+        raise DataError(f"{shown(path)}: no difficulty profile", rule="its first line holds the settings", remedy=remedy)
     return Profile(first["settings"], {line["row"]: Solved(line["right"], line["of"], line["finished"]) for line in lines})
 
 

@@ -19,8 +19,6 @@ from workbench.errors import DataError
 from workbench.workspace import shown
 
 BOM = b"\xef\xbb\xbf"
-LONGEST_FIELD = 64 * 2**20  # characters; Python's csv stops at 128 Ki
-_BLOCK = 2**20
 
 
 class Unreadable(NamedTuple):
@@ -51,8 +49,7 @@ def json_lines(path: Path) -> Opened:
     def rows() -> Iterator[Any]:
         with path.open("rb") if encoding != "utf-16" else path.open(encoding=encoding, errors="replace", newline="\n") as lines:
             for number, line in enumerate(lines, start=1):
-                if isinstance(line, str):
-                    line = line.encode()
+                line = line.encode() if isinstance(line, str) else line
                 if number == 1:
                     line = line.removeprefix(BOM)
                 if not line.strip():
@@ -120,7 +117,7 @@ def no_splits(name: str, split: str) -> DataError:
 def csv_file(path: Path) -> Opened:
     """Comma-, semicolon- or tab-separated text; DataError where a header line is missing or names two columns alike."""
     encoding, notes = _encoding(path)
-    csv.field_size_limit(LONGEST_FIELD)
+    csv.field_size_limit(64 * 2**20)  # characters; Python's csv stops at 128 Ki
     open_text = partial(path.open, encoding=encoding, errors="replace", newline="")
     with open_text() as text:
         first = next(filter(str.strip, text), "")
@@ -134,14 +131,13 @@ def csv_file(path: Path) -> Opened:
             while True:
                 began = reader.line_num + 1
                 try:
-                    values = next(reader)
-                except StopIteration:
-                    return
+                    values = next(reader, None)
                 except csv.Error as error:
-                    yield began, reasons.OPEN_QUOTE if "end of data" in str(error) else Reason(f"not CSV ({error})")
-                else:
-                    if any(values) or len(values) > 1:
-                        yield began, values
+                    values = reasons.OPEN_QUOTE if "end of data" in str(error) else Reason(f"not CSV ({error})")
+                if values is None:
+                    return
+                if any(values) or len(values) > 1:
+                    yield began, values
 
     _, header = next(records(), (0, []))
     names = [] if isinstance(header, str) else [name.strip() or f"unnamed_{n}" for n, name in enumerate(header)]
@@ -155,8 +151,7 @@ def csv_file(path: Path) -> Opened:
             if isinstance(values, str):
                 yield Unreadable(f"line {began}", values)
             elif len(values) != len(names):
-                fewer = len(values) < len(names)
-                yield Unreadable(f"line {began}", reasons.FEWER_FIELDS if fewer else reasons.MORE_FIELDS)
+                yield Unreadable(f"line {began}", reasons.FEWER_FIELDS if len(values) < len(names) else reasons.MORE_FIELDS)
             else:
                 # CSV has no other way to write that there is no value.
                 yield {name: value if value != "" else None for name, value in zip(names, values, strict=True)}
@@ -171,7 +166,7 @@ def _encoding(path: Path) -> tuple[str, list[str]]:
     # Windows-1252 is the only other encoding that spreadsheets commonly write; every byte means something in Latin-1.
     for encoding in ("utf-8-sig", "cp1252"):
         with contextlib.suppress(UnicodeDecodeError), path.open(encoding=encoding) as text:
-            deque(iter(partial(text.read, _BLOCK), ""), maxlen=0)
+            deque(iter(partial(text.read, 2**20), ""), maxlen=0)
             break
     else:
         encoding = "latin-1"

@@ -14,16 +14,12 @@ from workbench.errors import DataError
 from workbench.workspace import shown
 
 MOVED = {"gsm8k": "openai/gsm8k"}  # names from before the hub asked for an owner
-TIMEOUT_S = 10
 
 
 def load(name: str, called: str, subset: str | None = None) -> tuple[Any, list[str]]:
-    """(the dataset with all its splits, notes on what was chosen).
+    """(the dataset with all its splits, notes on what was chosen); DataError: not there, out of reach, or several subsets.
 
-    Args:
-        name: `owner/name`, or the path of a folder; DataError if it is not there, or cannot be reached.
-        called: what to call it in messages.
-        subset: None: "main" where there is one, else the only one; DataError if there are several.
+    `name` is `owner/name`, or the path of a folder; `called`, what messages call it. `subset` None: "main", or the only one.
     """
     import datasets
 
@@ -54,7 +50,7 @@ def _data_files(folder: Path) -> list[Path]:
 def _which(folder: Path, read: set[Path]) -> str:
     # `datasets` takes the files of one kind that are named after a split, and says nothing of the others.
     def named(files: list[Path]) -> str:
-        return ", ".join(str(file.relative_to(folder)) for file in files[:5]) + (", …" if len(files) > 5 else "")
+        return ", ".join(str(file.relative_to(folder)) for file in files[:5]) + ", …" * (len(files) > 5)
 
     left = [file for file in _data_files(folder) if file not in read]
     return f"read from {named(sorted(read))}" + (f"; not from {named(left)}: to read one of those, name it" if left else "")
@@ -71,7 +67,7 @@ def _own_cache(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _quietly(datasets: Any) -> Iterator[None]:
-    # A bar for files that are read in a moment is a widget, and a widget in a saved notebook is an empty place.
+    # A bar is a widget, and a widget in a saved notebook is an empty place.
     shown_before = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
@@ -90,7 +86,7 @@ def without_waiting() -> Iterator[None]:
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     try:
-        HfApi(endpoint=constants.ENDPOINT).dataset_info("openai/gsm8k", timeout=TIMEOUT_S)
+        HfApi(endpoint=constants.ENDPOINT).dataset_info("openai/gsm8k", timeout=10)
     except HfHubHTTPError:
         pass  # it answered, whatever it said
     except Exception:
@@ -110,9 +106,8 @@ def _explained(called: str, folder: Path | None, error: Exception) -> DataError:
         cause, files = error.__cause__, _data_files(folder)
         value += f" ({type(cause).__name__}: {cause})".splitlines()[0][:300] if cause else ""
         rule = "a folder holds whole data files in the hub's layout (csv, json lines, parquet)"
-        remedy = "put the files there, or name one file instead of the folder"
-        if files:
-            remedy = f"check its files one by one: `workbench check {shown(files[0])}` lists what is wrong row by row"
+        check = f"check its files one by one: `workbench check {shown(files[0])}` lists what is wrong" if files else ""
+        remedy = check or "put the files there, or name one file instead of the folder"
     elif kind in ("DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"):
         rule = "a hub name is owner/name, exactly as on its page"
         remedy = "check the spelling; a private or gated dataset needs HF_TOKEN"

@@ -32,7 +32,7 @@ MARK_PROMPT = "Solve the problem step by step and write the final answer on a la
 
 SYSTEM_PROMPTS = {"tags": SYSTEM_PROMPT, "think": THINK_PROMPT, "mark": MARK_PROMPT, "none": ""}
 
-# One worked example for each format, in the user's and the assistant's words: small models copy what they are shown.
+# One worked example for each format: small models copy what they are shown.
 _ASKED = "Tom has 3 boxes with 4 pens each and gives 2 pens away. How many pens has he left?"
 _WORKED = "3 boxes with 4 pens are 3 * 4 = 12 pens. 12 - 2 = 10."
 EXAMPLES: dict[str, tuple[str, str]] = {
@@ -42,7 +42,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 }
 
 ROLES = ("system", "user", "assistant", "tool")
-# As other chat formats call them.
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
 _MISREAD = "Ã[\x80-\xbf‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€"
 _ODD = re.compile(f"[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]|{_MISREAD}")
@@ -90,20 +89,14 @@ def clean(text: str, found: list[str]) -> str:
     """`text` without what no tokenizer should meet; each repair and each suspicion is added to `found`."""
     if _ODD.search(text) is None:
         return text
-    text = _repaired(text, _REPAIRS, found)
-    if "\ufffd" in text:
-        found.append(reasons.REPLACED)
-    if re.search(_MISREAD, text):
-        found.append(reasons.MOJIBAKE)
+    text = whole(text, found, _REPAIRS)
+    found += [reasons.REPLACED] if "\ufffd" in text else []
+    found += [reasons.MOJIBAKE] if re.search(_MISREAD, text) else []
     return text
 
 
-def whole(text: str, found: list[str]) -> str:
-    """`text` without half surrogate pairs, which neither UTF-8 nor Arrow can hold."""
-    return _repaired(text, _REPAIRS[-1:], found)
-
-
-def _repaired(text: str, repairs: tuple, found: list[str]) -> str:
+def whole(text: str, found: list[str], repairs: tuple = _REPAIRS[-1:]) -> str:
+    """`text` without half surrogate pairs, which neither UTF-8 nor Arrow can hold, or with all of `_REPAIRS`."""
     for pattern, instead, rule in repairs:
         text, count = pattern.subn(instead, text)
         if count:
@@ -116,11 +109,9 @@ def plain(column: str, value: Any, found: list[str]) -> Any:
     kind = type(value)
     if kind is str:
         return whole(value, found)
-    if value is None or kind is int or kind is bool:
-        return value
-    if kind is float:
+    if value is None or kind in (int, bool, float):
         return value if value == value else None  # NaN: there is no value
-    if kind is list or kind is tuple:
+    if kind in (list, tuple):
         return [plain(column, inner, found) for inner in value]
     if kind is dict:
         return {str(key): plain(column, inner, found) for key, inner in value.items()}
@@ -187,10 +178,7 @@ def _message(raw: Any, found: list[str]) -> dict[str, str]:
 
 
 def comparable(prompt: Any, system: bool = True) -> str:
-    """What two prompts are compared by: their messages, with every run of white space as one space.
-
-    Without `system` messages, a single question reads the same as chat and as text.
-    """
+    """What two prompts are compared by: any white space is one space; a lone question, without `system`, is its text."""
     if isinstance(prompt, str):
         return " ".join(prompt.split())
     told = [(message["role"], " ".join(message["content"].split())) for message in prompt]

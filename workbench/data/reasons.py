@@ -10,8 +10,6 @@ from typing import Any
 from workbench.errors import DataError
 from workbench.task import Row
 
-EXCERPTS = 3  # kept of each reason
-_EXCERPT_CHARACTERS = 100
 LONGEST_CHARACTERS = 100_000  # of one prompt; no context of a single GPU's policy holds more
 
 FILL_IN = "fill it in, or delete those rows"
@@ -58,10 +56,8 @@ NO_TEXT = Reason("a message's content is not text", AS_MESSAGES)
 NOT_ONLY_TEXT = Reason("a message holds something other than text", AS_MESSAGES)
 LATE_SYSTEM = Reason("a system message stands after the first", "move it to the front")
 NO_USER = Reason("no message is the user's", "end the prompt with what the user asks")
-ANSWERED = Reason(
-    "the last message is the assistant's: nothing is left to generate",
-    "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off",
-)
+AS_ANSWER = "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off"
+ANSWERED = Reason("the last message is the assistant's: nothing is left to generate", AS_ANSWER)
 TOO_LONG = Reason(f"prompt has more than {LONGEST_CHARACTERS} characters", "shorten it: no policy on one GPU reads so much")
 MIXED = Reason("prompt is chat in some rows and text in others", "make all prompts chat messages, or all text")
 DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the first of them was kept")
@@ -77,9 +73,7 @@ MOJIBAKE = Reason("text looks like UTF-8 that was read as Windows-1252 (Ã©, â
 # Answers.
 NO_ANSWER = Reason("no answer", FILL_IN_ANSWER)
 EMPTY_ANSWER = Reason("answer is empty", FILL_IN_ANSWER)
-NO_TURN = Reason(
-    "the last message is not the assistant's: there is no answer in it", "end those chats with the answer, or delete them"
-)
+NO_TURN = Reason("the last message is not the assistant's: it holds no answer", "end those chats with the answer, or delete them")
 NO_NUMBER = Reason("answer is not a number", "correct those answers, or allow texts (without --numbers)")
 PLACEHOLDER = Reason("answer is a placeholder (N/A, none, unknown, -), and the others are numbers", FILL_IN)
 PLACEHOLDER_KEPT = Reason(
@@ -151,13 +145,12 @@ class Report:
             group.setdefault(what, array("Q")).append(number)
 
     def leave_out(self, number: int, reason: Reason, row: Any) -> None:
-        """Count a row as left out; the first few of each reason are shown."""
+        """Count a row as left out; the first three of each reason are shown, cut after 100 characters."""
         self._left_out.setdefault(reason, array("Q")).append(number)
         excerpts = self._excerpts.setdefault(reason, [])
-        if len(excerpts) < EXCERPTS:
+        if len(excerpts) < 3:
             where, text = getattr(row, "where", None), repr(row)
-            cut = text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
-            excerpts.append(f"{where} of the file" if isinstance(where, str) else cut)
+            excerpts.append(f"{where} of the file" if isinstance(where, str) else text[:100] + "…" * (len(text) > 100))
 
     def require(self) -> list[Row]:
         """The rows that were kept; DataError, with the commonest reason, if there are none."""
@@ -169,25 +162,16 @@ class Report:
 
     def found(self) -> dict[str, Any]:
         """For `workbench check --json` and the dataset's record: every number, every row."""
-        reasons, repairs, warnings = (
-            [
-                {key: why, "count": len(rows)} | ({} if key == "rule" else {"do": why.remedy}) | {"rows": rows.tolist()}
-                for why, rows in _ordered(group)
-            ]
-            for key, group in (("reason", self._left_out), ("rule", self._repaired), ("warning", self._warned))
-        )
-        return {
-            "source": self.source,
-            "read": self.read,
-            "kept": self.kept_rows,
-            "repaired": self.repaired_rows,
-            "left_out": self.read - self.kept_rows,
-            "columns": self.columns,
-            "notes": self.notes,
-            "reasons": [{**one, "examples": self._excerpts[one["reason"]]} for one in reasons],
-            "repairs": repairs,
-            "warnings": warnings,
-        }
+        counts = dict(read=self.read, kept=self.kept_rows, repaired=self.repaired_rows, left_out=self.read - self.kept_rows)
+        found = {"source": self.source, **counts, "columns": self.columns, "notes": self.notes}
+        groups = {"reason": self._left_out, "repair": self._repaired, "warning": self._warned}
+        for kind, group in groups.items():
+            found[f"{kind}s"] = ones = []
+            for why, rows in _ordered(group):
+                ones.append({"rule" if kind == "repair" else kind: why, "count": len(rows)})
+                ones[-1] |= {"do": why.remedy} if isinstance(why, Reason) else {}
+                ones[-1] |= {"rows": rows.tolist()} | ({"examples": self._excerpts[why]} if kind == "reason" else {})
+        return found
 
     def __repr__(self) -> str:
         left = self.read - self.kept_rows
@@ -195,8 +179,8 @@ class Report:
         lines = [f"{self.read} rows read, {self.kept_rows} kept{repaired}, {left} left out"]
         lines[0] += "; rows are counted from 0" if left or self.repaired_rows or self._warned else ""
         lines += [f"  note: {note}" for note in self.notes]
-        groups = (("left out", self._left_out), ("repaired and kept", self._repaired), ("kept, but look", self._warned))
-        for title, group in groups:
+        groups = {"left out": self._left_out, "repaired and kept": self._repaired, "kept, but look": self._warned}
+        for title, group in groups.items():
             lines += [f"{title}:"] if group else []
             for why, rows in _ordered(group):
                 some = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")

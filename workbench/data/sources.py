@@ -93,14 +93,13 @@ def open_source(
     Raises:
         DataError: if there is no such source, or it is of a kind that cannot be read.
     """
-    if isinstance(source, (str, Path)) and str(source) not in SHIPPED:
+    named = isinstance(source, (str, Path))
+    if named and str(source) not in SHIPPED:
         opened = _from_path(str(source), subset, split)
-    elif isinstance(source, (str, Path)):
-        if split or subset:
-            raise files.no_splits(str(source), split or subset)
+    elif subset is not None or (named and split is not None):
+        raise files.no_splits(str(source) if named else f"a {type(source).__name__}", subset or split)
+    elif named:
         opened = importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
-    elif subset is not None:
-        raise files.no_splits(f"a {type(source).__name__}", subset)
     else:
         opened = _from_object(source, split)
     return opened if limit is None else replace(opened, open=lambda: itertools.islice(opened.open(), limit))
@@ -117,7 +116,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
             raise DataError(f"{name}: a {kind or 'nameless'} file", rule=f"rows come from {KINDS}", remedy=remedy)
         if subset is not None or (split is not None and kind != ".json"):
             raise files.no_splits(name, split or subset)
-        return Source(name, *(files.json_file(path, split) if kind == ".json" else _READERS[kind](path)))
+        return Source(name, *_READERS[kind](path, *([split] if kind == ".json" else [])))
     folder = path.is_dir()
     on_hub = text if folder else hub.MOVED.get(text, text)
     if not folder and (on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}):
@@ -161,7 +160,7 @@ def _from_object(found: Any, split: str | None, name: str = "") -> Source:
 
 
 def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
-    # Whole batches, because a row alone costs `datasets` 20 times as much.
+    # A row alone costs `datasets` 20 times as much.
     return itertools.chain.from_iterable(map(files.by_row, dataset.iter(batch_size=size)))
 
 

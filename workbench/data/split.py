@@ -45,10 +45,8 @@ class Split:
 
     def __repr__(self) -> str:
         by = self.by.get("held_out_split") or self.by.get("key") or "the question"
-        return (
-            f"{len(self.train)} rows to train on, {len(self.held_out)} held out, by {by}\n"
-            f"{len(self.shared)} held-out questions are also training questions (ignoring case, spaces and closing marks)"
-        )
+        also = f"{len(self.shared)} held-out questions are also training questions (ignoring case, spaces and closing marks)"
+        return f"{len(self.train)} rows to train on, {len(self.held_out)} held out, by {by}\n{also}"
 
 
 def split(
@@ -99,25 +97,19 @@ def step_of(prompts: int, completions_per_step: int, num_generations: int) -> st
     raise DataError(value, rule=rule, remedy=remedy)
 
 
-def split_rows(
-    rows: Iterable[Row], held_out_percent: int = 10, key: str | None = None, salt: str = ""
-) -> tuple[list[Row], list[Row]]:
-    """Split rows with a `prompt` into (train, held out).
+def split_rows(rows: Iterable[Row], held_out_percent: int, key: str | None = None, salt: str = "") -> tuple[list[Row], list[Row]]:
+    """Split rows with a `prompt` into (train, held out); DataError: no percentage, or a row lacks the column `key`.
 
-    Args:
-        held_out_percent: of the keys, on average; DataError if it is no percentage.
-        key: column by which rows stay together (DataError if a row lacks it); None: the prompt without its system message,
-            so that asking for another format does not split anew.
-        salt: makes this split another one than other splits by the same keys.
+    `key`: column by which rows stay together; None: the prompt without its system message, so that asking for another
+    format does not split anew. `salt` makes this split another one than other splits by the same keys.
     """
     if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
-        rule = "a percentage lies between 0 and 100"
-        raise DataError(f"held_out_percent = {held_out_percent}", rule=rule, remedy="10 is a good one")
+        raise DataError(f"held_out_percent = {held_out_percent}", rule="a percentage lies between 0 and 100", remedy="take 10")
     sides: tuple[list[Row], list[Row]] = [], []
     for number, row in enumerate(rows):
         if key is not None and key not in row:
-            value, remedy = f"row {number} has no column {key!r}", "split by another column"
-            raise DataError(value, rule="rows stay together by a column", remedy=remedy)
+            rule, remedy = "rows stay together by a column", "split by another column"
+            raise DataError(f"row {number} has no column {key!r}", rule=rule, remedy=remedy)
         text = salt + (str(row[key]) if key else prompt_key(comparable(row["prompt"], system=False)))
         digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
         sides[bool(int.from_bytes(digest[:4], "big") % 100 < held_out_percent)].append(row)
@@ -176,17 +168,15 @@ def write_dataset(
         (folder / "filtered_out.jsonl").unlink(missing_ok=True)
     found = report.found()
     write_json(folder / "checks.json", found)
-    whole = DatasetCard(
-        {
-            "source": report.source,
-            **{name: value.record() if hasattr(value, "record") else value for name, value in card.items()},
-            "checked": {key: found[key] for key in ("read", "kept", "repaired", "left_out", "columns", "notes")},
-            "left_out": dict(report.reasons),
-            "repairs": dict(report.repairs),
-            "rows": {"train": len(train), "held_out": len(held_out), "filtered_out": len(aside)},
-            "fingerprint": {"train": fingerprint(train), "held_out": fingerprint(held_out)},
-        }
-    )
+    whole = DatasetCard(source=report.source)
+    whole |= {name: value.record() if hasattr(value, "record") else value for name, value in card.items()}
+    whole |= {
+        "checked": {key: found[key] for key in ("read", "kept", "repaired", "left_out", "columns", "notes")},
+        "left_out": dict(report.reasons),
+        "repairs": dict(report.repairs),
+        "rows": {"train": len(train), "held_out": len(held_out), "filtered_out": len(aside)},
+        "fingerprint": {"train": fingerprint(train), "held_out": fingerprint(held_out)},
+    }
     whole.folder = folder
     write_json(folder / "card.json", whole)
     return whole

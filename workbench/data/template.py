@@ -10,16 +10,14 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from workbench.errors import DataError
 from workbench.task import Row
 
-_BATCH = 1000  # prompts tokenised together
 _TAG = re.compile(r"<([A-Za-z_]\w*)>")
-# Tags that templates of reasoning models write by themselves.
-_KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}
+_KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}  # tags that templates of reasoning models write by themselves
 
 
 def prompt_text(prompt: Any, tokenizer: Any) -> str:
@@ -66,7 +64,7 @@ def stream_lengths(
 ) -> Iterator[tuple[Row, int]]:
     """Each row with its prompt's length in tokens, a thousand rows at a time; `progress` is called with the number done."""
     rows, done = iter(rows), 0
-    while batch := list(itertools.islice(rows, _BATCH)):
+    while batch := list(itertools.islice(rows, 1000)):
         # The template writes the special tokens itself; a plain prompt gets those that the tokenizer adds, as in TRL.
         plain = isinstance(batch[0]["prompt"], str)
         found = tokenizer([prompt_text(row["prompt"], tokenizer) for row in batch], add_special_tokens=plain)
@@ -157,7 +155,7 @@ class TemplateCard:
     prefilled: str | None  # tag that the generation prompt writes by itself
     keeps_system: bool | None  # the system message is in the text; None: there is none
     doubled_bos: bool
-    problems: list[str] = field(default_factory=list)
+    problems: list[str]
 
 
 def tags_in(prompt: Any) -> tuple[str, ...]:
@@ -188,23 +186,11 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
         wanted = _KNOWN | {tag.strip("</>") for tag in tags}
         prefilled = next((name for name in _TAG.findall(opening) if name in wanted), None)
 
-    def survives(tag: str) -> bool:
-        ids = tokenizer(f"x{tag}y", add_special_tokens=False)["input_ids"]
-        return tag in tokenizer.decode(ids, skip_special_tokens=True)
-
-    card = TemplateCard(
-        text=text,
-        tokens=tokens,
-        chat=chat,
-        survives={tag: survives(tag) for tag in tags},
-        eos_token=eos,
-        pad_token=tokenizer.pad_token,
-        ends_turns=ends_turns,
-        prefilled=prefilled,
-        keeps_system=system.strip() in text if system else None,
-        doubled_bos=bos is not None and [token.id for token in tokens[:2]] == [bos, bos],
-    )
-    lost = " ".join(tag for tag, there in card.survives.items() if not there)
+    ids = {tag: tokenizer(f"x{tag}y", add_special_tokens=False)["input_ids"] for tag in tags}
+    survives = {tag: tag in tokenizer.decode(ids[tag], skip_special_tokens=True) for tag in tags}
+    lost = " ".join(tag for tag in tags if not survives[tag])
+    pad, keeps_system = tokenizer.pad_token, system.strip() in text if system else None
+    doubled_bos = bos is not None and [token.id for token in tokens[:2]] == [bos, bos]
     problems = {
         f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
         "never pay; use tags that are plain text": lost,
@@ -213,13 +199,13 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
         "another token, and its completions then run to the limit": eos and ends_turns is False,
         f"the template writes <{prefilled}> by itself: completions begin after it, so a reward that wants to see "
         f"<{prefilled}> in the completion can never pay": prefilled,
-        "the system message is not in the text: the template drops or changes it, and the format asked for with "
-        "it": card.keeps_system is False,
-        "the text begins with two BOS tokens": card.doubled_bos,
-        "the tokenizer has no padding token; trainers then pad with EOS": card.pad_token is None,
+        "the system message is not in the text: the template drops or changes it, and the format asked for": keeps_system
+        is False,
+        "the text begins with two BOS tokens": doubled_bos,
+        "the tokenizer has no padding token; trainers then pad with EOS": pad is None,
     }
-    card.problems.extend(problem for problem, there in problems.items() if there)
-    return card
+    said = [problem for problem, there in problems.items() if there]
+    return TemplateCard(text, tokens, chat, survives, eos, pad, ends_turns, prefilled, keeps_system, doubled_bos, said)
 
 
 def _tokens(tokenizer: Any, text: str, chat: bool) -> list[Token]:

@@ -16,7 +16,6 @@ from workbench.memory.parts import GB, Span, in_gb
 from workbench.recipe import Recipe
 
 _LEAST = 0.02  # of the peak: what a change saves at least
-_NEAR = 0.9  # of the card: from here on the choice of no checkpointing comes with a warning
 _OOM_TEXTS = ("cuda out of memory", "cuda error: out of memory", "hip out of memory", "cublas_status_alloc_failed")
 
 
@@ -43,14 +42,12 @@ def _changes(recipe: Recipe, settings: dict[str, Any]) -> Iterator[tuple[int, di
     """(rank, what it sets, cost) of each change that this recipe leaves open."""
     policy = recipe.policy
     rows, group, length = (settings[name] for name in ("per_device_train_batch_size", "num_generations", "max_completion_length"))
-    batch, steps, accumulated = (
-        settings.get(name) for name in ("generation_batch_size", "steps_per_generation", "gradient_accumulation_steps")
-    )
+    batch, steps = settings.get("generation_batch_size"), settings.get("steps_per_generation")
+    accumulated = settings.get("gradient_accumulation_steps")
     generated = steps or accumulated
     half = {"grpo.per_device_train_batch_size": rows // 2, "grpo.gradient_accumulation_steps": 2 * accumulated}
     if not settings.get("gradient_checkpointing"):
-        cost = "activations are computed a second time, so training is slower; nothing else changes"
-        yield 1, {"grpo.gradient_checkpointing": True}, cost
+        yield 1, {"grpo.gradient_checkpointing": True}, "activations are computed a second time: slower, else the same"
     if rows % 2 == 0:
         more = {"grpo.steps_per_generation": 2 * steps} if steps else {}
         yield 1, half | more, "the same batch in smaller steps; a little slower"
@@ -90,13 +87,11 @@ def cheapest(made: MemoryEstimate, count: int = 3) -> list[Change]:
         after = changed(made, sets)
         if after is not None and (saving := made.peak.bytes - after.peak.bytes) >= least:
             possible.append(Change(sets, cost, rank, saving, after.peak))
-    # Not one that asks for all that another does, and more, without saving more.
-    idle = {
-        one.cost
-        for one in possible
-        if any(one.sets.items() > own.sets.items() and one.saving_bytes < own.saving_bytes + least for own in possible)
-    }
-    found = sorted((one for one in possible if one.cost not in idle), key=lambda one: (one.rank, -one.saving_bytes))
+
+    def idle(one: Change) -> bool:  # it asks for all that another does, and more, without saving more
+        return any(one.sets.items() > own.sets.items() and one.saving_bytes < own.saving_bytes + least for own in possible)
+
+    found = sorted((one for one in possible if not idle(one)), key=lambda one: (one.rank, -one.saving_bytes))
     if card is not None and len(found) > count and combined(made, found[:count]).peak.bytes > card:
         largest = sorted(found, key=lambda change: -change.saving_bytes)[:count]
         return [change for change in found if change in largest]
@@ -144,12 +139,9 @@ def is_oom(error: BaseException | None) -> bool:
 
 
 def explain_oom(error: BaseException, recipe: Recipe, settings: dict[str, Any], **how: Any) -> OutOfMemory:
-    """The error to raise (`raise explain_oom(...) from error`): what did not fit, and the three cheapest changes.
+    """The error to raise: what did not fit, and the three cheapest changes, without savings where no estimate can be made.
 
-    Never raises: where no estimate can be made, the changes are named without savings.
-
-    Args:
-        how: what `estimate` takes beside recipe and settings (`shape`, `longest_prompt_tokens`, `vram_gb`, ...).
+    `how`: what `estimate` takes beside recipe and settings.
     """
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     value = first.split(". GPU ")[0].rstrip(".")
@@ -157,12 +149,10 @@ def explain_oom(error: BaseException, recipe: Recipe, settings: dict[str, Any], 
         made = estimate(recipe, settings, **how)
         changes = cheapest(made)
     except WorkbenchError:
-        return OutOfMemory(
-            value,
-            rule="weights, optimiser and the larger of generation and training fit into the card's memory",
-            remedy="set grpo.gradient_checkpointing: true; halve per_device_train_batch_size and double "
-            "gradient_accumulation_steps; shorten max_completion_length",
-        )
+        remedy = "set grpo.gradient_checkpointing: true; halve per_device_train_batch_size and double "
+        remedy += "gradient_accumulation_steps; shorten max_completion_length"
+        rule = "weights, optimiser and the larger of generation and training fit into the card's memory"
+        return OutOfMemory(value, rule=rule, remedy=remedy)
     parts = sorted(made.of(made.peak_phase), key=lambda part: -part.bytes)[:3]
     largest = ", ".join(f"{part.name} {in_gb(part.bytes)}" for part in parts)
     room = "" if made.vram_bytes is None else f" of the card's {in_gb(made.vram_bytes)}"
@@ -198,7 +188,7 @@ def choose_checkpointing(trained: Sequence[Trained], vram_gb: float) -> tuple[bo
             f"gradient_checkpointing = True, by the memory estimate: training takes {without} without it, and the card has "
             f"{in_gb(room)}; with it {checkpointed}{both}. It is slower; grpo.gradient_checkpointing overrides this"
         )
-    if without.high <= _NEAR * room:
+    if without.high <= 0.9 * room:
         return False, ""
     return False, (
         f"gradient_checkpointing stays off: training takes {without} of the card's {in_gb(room)} by the estimate, which "
@@ -212,10 +202,8 @@ def idle_checkpointing(trained: Sequence[Trained], vram_gb: float) -> str:
     found, room = _largest(trained, vram_gb) if asked else None, round(vram_gb * GB)
     if found is None or found[0].high > room:
         return ""
-    return (
-        f"gradient_checkpointing = True, and by the estimate training fits without it ({found[0]} of {in_gb(room)}); off is "
-        "faster (benchmarks/README.md says by how much on a CPU; it was measured on no GPU)"
-    )
+    line = f"gradient_checkpointing = True, and by the estimate training fits without it ({found[0]} of {in_gb(room)}); "
+    return f"{line}off is faster (benchmarks/README.md says by how much on a CPU; it was measured on no GPU)"
 
 
 def _largest(trained: Sequence[Trained], vram_gb: float) -> tuple[Span, Span] | None:

@@ -27,7 +27,7 @@ UNCALIBRATED = "what is not counted exactly is not calibrated against any GPU ye
 
 @dataclass(frozen=True)
 class Calibration:
-    """What one measured step says about the parts of its phase that are not exact. JSON: `dataclasses.asdict`."""
+    """What one measured step says about the parts of its phase that are not exact."""
 
     phase: Phase
     factor: float  # measured / estimated
@@ -36,10 +36,9 @@ class Calibration:
 
 
 class MemoryEstimate:
-    """What a recipe needs, by part and phase, against the card.
+    """What a recipe needs, by part and phase, against the card; `how` holds the other arguments of `estimate`.
 
-    `peak_phase` is the phase that decides. `fits` is True or False where both ends of the `peak` agree; None where they do
-    not, or no card is known. `how` holds the other arguments of `estimate`.
+    `fits` is True or False where both ends of the `peak` agree; None where they do not, or no card is known.
     """
 
     def __init__(self, inputs: Inputs, parts: Sequence[Part], how: dict[str, Any]) -> None:
@@ -55,7 +54,7 @@ class MemoryEstimate:
         return [part for part in self.parts if part.phase in ("always", phase)]
 
     def total(self, phase: Phase) -> Span:
-        """Bytes of a phase. Low and high are sums too: every part at its end at once."""
+        """Bytes of a phase, every part at the same end at once."""
         return add(self.of(phase))
 
     @property
@@ -74,10 +73,7 @@ class MemoryEstimate:
         return {
             "policy": self.shape.name,
             "parameters": self.shape.parameters,
-            "verdict": self.verdict,
-            "fits": self.fits,
-            "vram_bytes": self.vram_bytes,
-            "peak_phase": self.peak_phase,
+            **{name: getattr(self, name) for name in ("verdict", "fits", "vram_bytes", "peak_phase")},
             "phases": {phase: self.total(phase)._asdict() for phase in PHASES},
             "parts": [dataclasses.asdict(part) for part in self.parts],
             "sequences": inputs.sequences,
@@ -95,10 +91,9 @@ class MemoryEstimate:
             mark, ends = (" ", "exact") if part.exact else ("~", f"{in_gb(part.low)} to {in_gb(part.high)}")
             lines.append(f"  {mark}{in_gb(part.bytes).rjust(9)}  {part.name.ljust(width)}  {part.phase}, {ends}")
         lines += [f"  {phase}: {self.total(phase)}" for phase in PHASES]
-        said, note = self.how["calibration"], UNCALIBRATED
-        if said is not None:
-            on = f" on {said.card}" if said.card else ""
-            note = f"of the {said.phase} phase: scaled by {said.factor:.2f}, as measured{on}"
+        note = UNCALIBRATED
+        if (said := self.how["calibration"]) is not None:
+            note = f"of the {said.phase} phase: scaled by {said.factor:.2f}, as measured{said.card and f' on {said.card}'}"
         return "\n".join([*lines, f"  ~ {note}"])
 
 
@@ -113,8 +108,6 @@ def estimate(
     device: str = "cuda",
 ) -> MemoryEstimate:
     """Memory that a recipe needs on one device, by part and phase.
-
-    Parts that are not exact are not calibrated against any GPU yet, unless `calibration` is given.
 
     Args:
         settings: what GRPOConfig is built from (of a stage: with the stage's own over it).
@@ -133,12 +126,11 @@ def estimate(
     inputs = Inputs(recipe, settings, how)
     parts = [*static_parts(inputs), *generation(inputs), *training(inputs)]
     if calibration is not None:
-        phase, factor = calibration.phase, calibration.factor
         for place, part in enumerate(parts):
-            if _is_scaled(part, phase):
+            if _is_scaled(part, calibration.phase):
                 # One step of one recipe: what it says of another is still a tenth off either way.
-                ends = {end: round(part.bytes * factor * off) for end, off in (("bytes", 1), ("low", 0.9), ("high", 1.1))}
-                parts[place] = dataclasses.replace(part, **ends)
+                size = part.bytes * calibration.factor
+                parts[place] = dataclasses.replace(part, bytes=round(size), low=round(size * 0.9), high=round(size * 1.1))
     return MemoryEstimate(inputs, parts + overhead(parts) if device == "cuda" else parts, how)
 
 
@@ -152,10 +144,8 @@ def card() -> tuple[str, int] | None:
     """(name, total bytes) of this machine's GPU; None without one. Imports torch."""
     import torch
 
-    if not torch.cuda.is_available():
-        return None
-    found = torch.cuda.get_device_properties(0)
-    return found.name, found.total_memory
+    found = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    return found and (found.name, found.total_memory)
 
 
 def calibrate(made: MemoryEstimate, measured_peak_bytes: int, card: str = "") -> Calibration:

@@ -19,10 +19,8 @@ from workbench.recipe import Recipe
 GB = 10**9
 ADAPTER_BYTES = 4  # of a trained parameter, and so of its gradient and moments: float32, as Unsloth and PEFT make them
 
-_NF4_BLOCK, _NESTED_BLOCK = 64, 256  # weights that share a scale, and scales that share one
+_NF4_BLOCK, _NESTED_BLOCK = 64, 256  # weights that share a scale of 8 bits, and scales that share one of 32
 _CODES = 16 * 4 + 256 * 4 + 4  # of each layer: both code tables and the offset, float32
-_SMALL_STATE = 4096  # bitsandbytes keeps the states of smaller tensors in 32 bits
-_MAPS = 2 * 256 * 4  # its two 8-bit maps, shared by all tensors
 _UNSLOTH_ROWS = 512  # by so many tokens Unsloth's decoding buffer grows
 # Models whose decoding step Unsloth captures in CUDA graphs, and the rows by which it rounds their buffer up.
 GRAPHED, _GRAPH_ROWS = {"llama", "qwen3"}, 256
@@ -75,7 +73,6 @@ class Inputs:
             raise RecipeError(value, rule=rule, remedy=remedy)
         if vram_gb is not None and not vram_gb > 0:
             raise RecipeError(f"vram_gb = {vram_gb}", rule="a card has more than 0 GB", remedy="give what it has, or nothing")
-        # Completions of the generation batch: whole groups, cut into whole forward passes. (Planning explains what is not.)
         rows, group = settings["per_device_train_batch_size"], settings["num_generations"]
         steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
         sequences = settings.get("generation_batch_size") or rows * steps
@@ -86,11 +83,10 @@ class Inputs:
         self.recipe, self.settings, self.shape = recipe, settings, how["shape"]
         self.prompt: int = how["longest_prompt_tokens"] or min(recipe.max_prompt_length or room, room)
         self.completion: int = most
-        self.sequences, self.rows = sequences, rows  # of the generation batch; of a forward pass
+        self.sequences, self.rows = sequences, rows  # of the generation batch: whole groups; of a forward pass
         self.four_bit = policy.load_in_4bit or self.shape.quantised
         self.kernels = "unsloth" if policy.backend == "unsloth" and how["device"] == "cuda" else "torch"
-        # Of a weight that is not quantised, and of an activation. The plain backend computes in float32 on a CPU, unless it
-        # is told otherwise.
+        # Of a weight that is not quantised, and of an activation. On a CPU the plain backend's default is float32.
         wide = policy.dtype is None and policy.backend == "transformers" and how["device"] == "cpu"
         self.element = 4 if wide or policy.dtype == "float32" else 2
         self.lora_tensors = lora_sizes(self.shape, recipe.lora.r, recipe.lora.target_modules)  # elements of each
@@ -102,10 +98,7 @@ class Inputs:
 
 
 def nf4_bytes(weights: int) -> int:
-    """Bytes of one `Linear4bit` weight with double quantisation, as bitsandbytes stores it.
-
-    Two weights a byte, 8 bits for each 64 weights, 32 bits for each 256 of those, two code tables and an offset.
-    """
+    """Bytes of one `Linear4bit` weight with double quantisation, as bitsandbytes stores it."""
     scales = math.ceil(weights / _NF4_BLOCK)
     return math.ceil(weights / 2) + scales + 4 * math.ceil(scales / _NESTED_BLOCK) + _CODES
 
@@ -131,9 +124,9 @@ def optimizer_bytes(sizes: Sequence[int], optim: str) -> int | None:
     if optim in ("adamw_torch", "adamw_torch_fused"):
         return 2 * total * ADAPTER_BYTES + 4 * len(sizes)  # and a step count each
     if optim in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"):
-        large = [size for size in sizes if size >= _SMALL_STATE]
-        scales = sum(math.ceil(size / 256) for size in large)
-        return 8 * (total - sum(large)) + 2 * sum(large) + 8 * scales + (_MAPS if large else 0)
+        large = [size for size in sizes if size >= 4096]  # of smaller tensors bitsandbytes keeps the states in 32 bits
+        maps = 2 * 256 * 4 if large else 0  # shared by all tensors
+        return 8 * (total - sum(large)) + 2 * sum(large) + 8 * sum(math.ceil(size / 256) for size in large) + maps
     return {"paged_adamw_32bit": 8 * total, "sgd": 0}.get(optim)
 
 
@@ -270,9 +263,9 @@ def _decode_graphs(inputs: Inputs, rows: int) -> Part:
     size = inputs.sequences * one + inputs.largest * element + _WORKSPACE
     rounded = kv_bytes(shape, inputs.sequences, -rows % _GRAPH_ROWS, element)
     formula = (
-        f"Unsloth's captured step: attention's output of {shape.layers} layers, one layer's values and logits of "
-        f"{inputs.sequences} sequences; twice that with its buffer's rounding and the driver; or no graphs; confirmed by no GPU"
+        f"Unsloth's captured step: attention's output of {shape.layers} layers, a layer's values, logits of {inputs.sequences} "
     )
+    formula += "sequences; at most twice that, its buffer's rounding and the driver; or no graphs; confirmed by no GPU"
     return _part("decode graphs", "generation", size, formula, 0, 2, more=rounded + (shape.layers + 1) * _A_GRAPH)
 
 
@@ -295,10 +288,9 @@ def _activations(inputs: Inputs) -> Part:
     layer = tokens * activation_bytes_per_token(shape, kernels=inputs.kernels, r=r, element_bytes=element)
     ends = tokens * shape.hidden_size * 8  # the embedding's output and the last norm
     one, more = tokens * shape.hidden_size * element, 0  # a layer's input
-    # Unsloth leaves out padding, and a group's prompt it may compute once.
     if not inputs.settings.get("gradient_checkpointing"):
         size, said = shape.layers * layer + ends, "every layer's values"
-        low, high = (0.4, 1.5) if unsloth else (0.85, 1.3)
+        low, high = (0.4, 1.5) if unsloth else (0.85, 1.3)  # Unsloth leaves out padding, and may compute a group's prompt once
     elif unsloth:
         size, said = 2 * one + layer + ends, "one layer's values; Unsloth keeps the layers' inputs in the host's memory"
         low, high, more = 0.4, 1.5, shape.layers * one
@@ -323,8 +315,7 @@ def _logprobs(inputs: Inputs) -> Part:
         formula = f"tiles of {rows:,} x {columns:,} logits"
     else:
         size, low, high = scored * vocab * 10, 0.6, 1.6
-        formula = f"TRL's logits: {inputs.rows} x {inputs.completion + 1} x vocabulary {vocab:,} x 10 bytes "
-        formula += "(float32, their gradient, and it in 16 bits)"
+        formula = f"TRL's logits: {inputs.rows} x {inputs.completion + 1} x vocabulary {vocab:,} x 10 bytes (with gradients)"
     return _part("log-probabilities", "training", size, formula, low, high)
 
 
@@ -355,5 +346,5 @@ def in_gb(size: float) -> str:
         return f"{size:.0f} B"
     for unit, scale in (("GB", GB), ("MB", 10**6)):
         if size >= 0.1 * scale:
-            return f"{size / scale:.2f} {unit}" if size < 10 * scale else f"{size / scale:.1f} {unit}"
+            return f"{size / scale:.{2 if size < 10 * scale else 1}f} {unit}"
     return f"{size / 1000:.0f} kB"

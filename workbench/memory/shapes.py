@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.errors import PolicyError
 from workbench.hub import check_hub
@@ -21,17 +21,13 @@ from workbench.workspace import resolve
 KNOWN_FILE = Path(__file__).with_name("shapes.json")  # configurations of models on the hub, for use without it
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """One linear layer: weights [outputs, inputs]."""
 
     path: str  # "layers.0.self_attn.q_proj"
     outputs: int
     inputs: int
-
-    @property
-    def weights(self) -> int:
-        return self.outputs * self.inputs
+    weights = property(lambda self: self.outputs * self.inputs)
 
 
 @dataclass(frozen=True)
@@ -65,10 +61,9 @@ class ModelShape:
 
 
 def shape_of(name: str | Path = "tiny") -> ModelShape:
-    """The shape of a policy by the name that a recipe gives it.
+    """The shape of a policy by the name that a recipe gives it; PolicyError as `from_config`, or if nothing has it.
 
-    Looked for in this order: the embedded policy, a local folder, the hub's cache on this machine, the configurations
-    that come with the workbench, the hub. Raises PolicyError if none has it, or transformers builds no language model from it.
+    Looked for in this order: the embedded policy, a local folder, the hub's cache, the configurations that ship, the hub.
     """
     text = str(name)
     folder = MODEL_DIR if text == "tiny" else resolve(text)
@@ -78,19 +73,15 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
         rule = 'a policy is "tiny", a hub name (owner/model) or a folder with a config.json'
         remedy = "check the path, or write the hub name with its owner"
         raise PolicyError(f"policy {text!r}: no such folder", rule=rule, remedy=remedy)
-    cached = _cached(text)
-    if cached is None and (known := _known(text)) is not None:
-        return from_config(known, text)
-    if cached is None:
+    if (cached := _cached(text)) is not None:
+        return from_config(_read(cached.parent, text), text)
+    if (known := _known(text)) is None:
         check_hub(text)  # a download tries five times over half a minute, and writes a line each time
-    return from_config(_read(cached.parent if cached else text, text), text)
+    return from_config(known or _read(text, text), text)
 
 
 def from_config(config: Mapping[str, Any], name: str = "model", *, local: bool = False) -> ModelShape:
-    """The shape of the model that a configuration, the content of a config.json, describes; `name` is for errors.
-
-    Raises PolicyError if transformers builds no language model from it.
-    """
+    """The shape of the model that the content of a config.json describes; PolicyError if transformers builds none from it."""
     return _built(json.dumps(dict(config), sort_keys=True), name, local)
 
 
@@ -107,16 +98,11 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(full)
         text = full.get_text_config()
-        heads = text.num_attention_heads
-        sizes = {
-            "hidden_size": text.hidden_size,
-            "layers": text.num_hidden_layers,
-            "heads": heads,
-            "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
-            "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
-            "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-            "vocab_size": text.vocab_size,
-        }
+        hidden, heads = text.hidden_size, text.num_attention_heads
+        sizes = dict(hidden_size=hidden, layers=text.num_hidden_layers, heads=heads, vocab_size=text.vocab_size)
+        sizes["kv_heads"] = getattr(text, "num_key_value_heads", None) or heads
+        sizes["head_dim"] = getattr(text, "head_dim", None) or hidden // heads
+        sizes["intermediate_size"] = getattr(text, "intermediate_size", None) or 4 * hidden
         if wrong := [key for key, size in sizes.items() if not isinstance(size, int) or size < 1]:
             raise ValueError(f"{wrong[0]} = {sizes[wrong[0]]!r}")
         windows = tuple(getattr(layer, "sliding_window", None) for layer in DynamicCache(config=full).layers)

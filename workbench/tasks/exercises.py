@@ -1,8 +1,7 @@
 """Hack this reward: reward functions as well-known recipes have them, each with its flaws left in.
 
-They are written the way their recipes write them, down to the numbers, the patterns and the way a completion is read.
-Find out what each pays for that nobody wanted, or never pays, before reading `workbench.rewards.library`, which has
-their corrected counterparts. None of them belongs in a run.
+They are written as their recipes write them, numbers and patterns included. Find out what each pays for that nobody wanted, or
+never pays, before reading their corrected counterparts in `workbench.rewards.library`. None of them belongs in a run.
 """
 
 from __future__ import annotations
@@ -37,13 +36,11 @@ class Exercise:
 
     def rows(self, questions: Iterable[tuple[str, str]] = QUESTIONS) -> list[Row]:
         """(question, right answer) pairs as the rows that its functions were written for."""
-        return [
-            {
-                "prompt": to_messages(question, self.prompt) if self.chat else self.prompt.format(question=question),
-                **dict.fromkeys(("answer", *self.columns), answer),
-            }
-            for question, answer in questions
-        ]
+        rows = []
+        for question, answer in questions:
+            prompt = to_messages(question, self.prompt) if self.chat else self.prompt.format(question=question)
+            rows.append({"prompt": prompt, **dict.fromkeys(("answer", *self.columns), answer)})
+        return rows
 
     def task(self) -> Task:
         """Its rows and functions as a task, for the lab and the audit; a TaskError says why they are not even one."""

@@ -26,12 +26,5 @@ def rows(source: str | Path = NAME, split: str = "train", limit: int | None = No
 def task(source: str | Path = NAME, limit: int | None = None, held_out: int = 200) -> Task:
     """GSM8K with the five reward functions; the test split's first problems are held out."""
     train = rows(source, "train", limit)
-    return Task(
-        name="gsm8k",
-        rows=train,
-        held_out=rows(source, "test", held_out, other=train),
-        reward_funcs=REWARD_FUNCS,
-        right_by="correctness_reward",
-        format_by="strict_format_reward",
-        cases=CASES,
-    )
+    named = {"right_by": "correctness_reward", "format_by": "strict_format_reward", "cases": CASES}
+    return Task("gsm8k", train, REWARD_FUNCS, held_out=rows(source, "test", held_out, other=train), **named)
