@@ -249,9 +249,10 @@ def test_a_session_that_cannot_begin_leaves_the_trainer_as_it_was(home, monkeypa
     recipe = Recipe.of({"policy": {"load_in_4bit": False}, "grpo": {"num_generations": 4, "max_steps": 1}})
     plan = prepare(recipe, arithmetic(16, 2))
     trainer = make_trainer(plan, load_policy("tiny", load_in_4bit=False))
-    with monkeypatch.context() as broken, pytest.raises(OSError, match="disk full"):
+    with monkeypatch.context() as broken:
         broken.setattr("workbench.training.session.tracker_callbacks", unwritable)
-        attach(trainer)
+        with pytest.raises(OSError, match="disk full"):
+            attach(trainer)
     assert not any((home / "runs").iterdir())
     assert "train" not in vars(trainer)
     assert attach(trainer).live

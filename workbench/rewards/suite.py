@@ -294,7 +294,7 @@ def score(
     if isinstance(task, (str, Path)):
         task = load_task(task)
     elif not isinstance(task, Task):
-        task = Task("by hand", rows=rows, reward_funcs=list(task) if isinstance(task, (list, tuple)) else [task])
+        task = Task("by hand", rows=rows, reward_funcs=[task] if callable(task) else list(task))
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
     flat = [each for group in groups for each in group]
