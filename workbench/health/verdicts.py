@@ -45,7 +45,7 @@ NAMES = {
 class Verdict:
     """One thing that can go wrong, and whether it has.
 
-    "alarm" says stop and look, "note" is worth knowing, "skipped" has in `evidence` the key that is `missing`, or what it `needs`.
+    "alarm" says stop and look, "note" is worth knowing; "skipped" has in `evidence` the key `missing`, or what it `needs`.
     """
 
     name: str  # the issue, a word for scripts

@@ -53,7 +53,7 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
         layer.support_avx512bf16_for_cpu = False
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions and max_seq_length > positions:
-        notes.append(f"WARNING: max_seq_length = {max_seq_length}, and the model was made for {positions} tokens: it is not stretched")
+        notes.append(f"WARNING: max_seq_length = {max_seq_length}, and the model was made for {positions} tokens: not stretched")
     return model, tokenizer, notes
 
 
