@@ -200,8 +200,8 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
         "another token, and its completions then run to the limit": eos and ends_turns is False,
         f"the template writes <{prefilled}> by itself: completions begin after it, so a reward that wants to see "
         f"<{prefilled}> in the completion can never pay": prefilled,
-        "the system message is not in the text: the template drops or changes it, and the format asked for with "
-        "it": keeps_system is False,
+        "the system message is not in the text: the template drops or changes it, and the format asked for with it": keeps_system
+        is False,
         "the text begins with two BOS tokens": doubled_bos,
         "the tokenizer has no padding token; trainers then pad with EOS": pad is None,
     }
