@@ -182,7 +182,7 @@ def _beside(folder: Path) -> Generator[None, None, None]:
                 _brought.add(name)
 
 
-def load_task(name: str | Path, kept: Path | None = None) -> Task:
+def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
 
     >>> wb.load_task("arithmetic").right_function
@@ -194,11 +194,16 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     Raises:
         TaskError: if there is no such task, if the file fails, or if it binds no `task`.
     """
+    if isinstance(name, Task):
+        return name
+    rule = f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`"
+    if not isinstance(name, (str, Path)):
+        remedy = 'a task also needs rows: wb.Task("mine", rows=[...], reward_funcs=[...])'
+        raise TaskError(f"task = {name!r:.200}", rule=rule, remedy=remedy)
     if str(name) in EMBEDDED:
         return importlib.import_module(EMBEDDED[str(name)]).task()
     path = find(name)
     text = kept or path
-    rule = f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`"
     if not text.is_file():
         remedy = nearest(str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}")
         raise TaskError(f"task {str(name)!r}: no task of that name and no such file", rule=rule, remedy=remedy)
