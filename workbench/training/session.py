@@ -182,6 +182,11 @@ class Session:
             }
             run.update_manifest(result=result | ({"generation": self.generation.found()} if self.generation else {}))
             run.log_event(status, step, **details)
+            if not self.policy:
+                print(
+                    f"{run.name}: {status} after {step} steps{recorder.verdict}; to record another train(), attach again",
+                    flush=True,
+                )
         else:
             run.discard()
             print(f"{run.name}: ended before its first step, so nothing of it is kept", flush=True)
