@@ -45,7 +45,7 @@ def batch_advantages(
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
 ) -> Groups:
-    """Scores of B completions by F functions, [B, F] -> totals, group statistics and advantages.
+    """Scores [B, F] of B completions, in groups of G, by F functions -> totals, group statistics and advantages.
 
     ValueError if B is not a multiple of G, or a setting is unknown.
 
@@ -215,7 +215,7 @@ def batch_of(
 
 
 def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
-    """One of a batch's groups: its scores, its advantages under every scaling, and who decided it; else IndexError."""
+    """A group's scores, its advantages under every scaling, and the function that decided it; IndexError if there is none."""
     size, groups = batch.num_generations, batch.groups
     if not 0 <= index < batch.group_count:
         raise IndexError(f"group {index} of {batch.group_count}")
