@@ -26,13 +26,13 @@ SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 
 def _settings(grpo: dict[str, Any]) -> dict[str, Any]:
     # YAML 1.1 reads 1e-5 as text, because it lacks a dot or a sign, and `no` as false; everyone means the number, the word.
-    numbers = {name: float(own) for name, own in grpo.items() if isinstance(own, str) and _EXPONENT.fullmatch(own)}
-    words = {name: "no" for name, own in grpo.items() if own is False and name.endswith("_strategy")}
+    numbers = {name: float(value) for name, value in grpo.items() if isinstance(value, str) and _EXPONENT.fullmatch(value)}
+    words = {name: "no" for name, value in grpo.items() if value is False and name.endswith("_strategy")}
     return grpo | numbers | words
 
 
 def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict[str, Any]:
-    """Arguments for a chat template: a mapping, also as JSON text, or None. RecipeError if one is no name, or TRL's own."""
+    """Arguments for a chat template: a mapping, or one as JSON text, or None; RecipeError for others, and for TRL's own."""
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
     if not (value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))):
@@ -164,8 +164,16 @@ class Recipe(_Part):
             raise RecipeError(value, rule="a recipe is a mapping of field to value", remedy=remedy)
         return cls.of(_beside(content, path.parent), source=str(path))
 
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise _explain(error, "recipe") from None
+
+    __init__.__dict__["__pydantic_base_init__"] = True  # pydantic validates without it, so that `of` can name its source
+
     @classmethod
-    def of(cls, content: dict[str, Any], source: str = "recipe") -> Recipe:
+    def of(cls, content: dict[str, Any] | Recipe, source: str = "recipe") -> Recipe:
         """Build a recipe from a mapping, with an error that names the field and the nearest right one."""
         try:
             return cls.model_validate(content)
@@ -196,8 +204,10 @@ _PARTS: dict[Any, type[BaseModel]] = {
 
 def _explain(error: ValidationError, source: str) -> RecipeError:
     first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
+    where = ".".join(map(str, first["loc"])) or "content"
     rule, remedy = first["msg"], f"correct {where}"
+    if first["type"] == "model_type" and not first["loc"]:
+        rule, remedy = "a recipe is a Recipe, or a mapping of field to value", "wb.Recipe(...), or wb.Recipe.load(file)"
     if first["type"] == "extra_forbidden":
         part = next((_PARTS[place] for place in reversed(first["loc"][:-1]) if place in _PARTS), Recipe)
         fields = f"the fields are {', '.join(part.model_fields)}"
