@@ -26,13 +26,13 @@ SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 
 def _settings(grpo: dict[str, Any]) -> dict[str, Any]:
     # YAML 1.1 reads 1e-5 as text, because it lacks a dot or a sign, and `no` as false; everyone means the number, the word.
-    numbers = {name: float(own) for name, own in grpo.items() if isinstance(own, str) and _EXPONENT.fullmatch(own)}
-    words = {name: "no" for name, own in grpo.items() if own is False and name.endswith("_strategy")}
+    numbers = {name: float(value) for name, value in grpo.items() if isinstance(value, str) and _EXPONENT.fullmatch(value)}
+    words = {name: "no" for name, value in grpo.items() if value is False and name.endswith("_strategy")}
     return grpo | numbers | words
 
 
 def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict[str, Any]:
-    """Arguments for a chat template: a mapping, also as JSON text, or None. RecipeError if one is no name, or TRL's own."""
+    """Arguments for a chat template: a mapping, JSON text of one, or None; RecipeError for others, and for one of TRL's own."""
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
     if not (value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))):

@@ -87,22 +87,19 @@ class Task:
 
     def _misfits(self) -> Iterator[tuple[str, str, str]]:
         names, weights = self.function_names, self.reward_weights
-        there = ", ".join(names)
+        choices = ", ".join(names)
         if not names:
-            yield (
-                "no reward functions",
-                "GRPO learns from one score per completion",
-                "give reward_funcs=[...], as notebook 02 does",
-            )
+            remedy = "give reward_funcs=[...]; notebook 02 shows how to write one"
+            yield "no reward functions", "GRPO learns from one score per completion", remedy
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            value, rule = f"two reward functions are called {twice[0]!r}", "a function's name labels its curve and column"
-            yield value, rule, "give each its own __name__"
+            rule = "a function's name is its curve's label and its column in the record"
+            yield f"two reward functions are called {twice[0]!r}", rule, "give each its own __name__"
         if weights is not None and len(weights) != len(names):
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
-            yield value, "one weight per function", f"give {len(names)} weights, in the order {there}"
+            yield value, "one weight per function", f"give {len(names)} weights, in the order {choices}"
         for which in ("right_by", "format_by"):
             if (named := getattr(self, which)) not in (None, *names):
-                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", f"choose from {there}"
+                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", f"choose from {choices}"
         for split in ("rows", "held_out"):
             for number, row in enumerate(getattr(self, split)):
                 if "prompt" not in row:
@@ -110,7 +107,8 @@ class Task:
                     remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
                     yield value, "the prompt is the column named `prompt`", remedy
         if len(self.rows) and (reserved := sorted(RESERVED_COLUMNS.intersection(self.rows[0]))):
-            yield f"the rows have a column {reserved[0]!r}", "TRL hands its own argument of that name to rewards", "rename it"
+            rule = "TRL hands its own argument of that name to every reward function"
+            yield f"the rows have a column {reserved[0]!r}", rule, "rename the column"
 
     @property
     def function_names(self) -> list[str]:
