@@ -37,8 +37,8 @@ _OWN_MODULE = "workbench_task_"
 _brought: set[str] = set()  # names of the modules that the last task file brought from its own folder
 
 # Names that TRL hands to a reward function itself or overwrites: a dataset column of that name breaks or vanishes.
-_ARGUMENTS = "prompts completions completion completion_ids trainer_state log_extra log_metric environments"
-RESERVED_COLUMNS = frozenset([*_ARGUMENTS.split(), "image", "images"])  # the last two would switch TRL to vision mode
+_OF_TRL = "prompts completions completion completion_ids trainer_state log_extra log_metric environments"
+RESERVED_COLUMNS = frozenset([*_OF_TRL.split(), "image", "images"])  # the last two would switch TRL to vision mode
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _beside(folder: Path) -> Generator[None, None, None]:
                 _brought.add(name)
 
 
-def load_task(name: str | Path, kept: Path | None = None) -> Task:
+def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
 
     >>> wb.load_task("arithmetic").right_function
@@ -192,11 +192,16 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     Raises:
         TaskError: if there is no such task, if the file fails, or if it binds no `task`.
     """
+    if isinstance(name, Task):
+        return name
+    rule = f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`"
+    if not isinstance(name, (str, Path)):
+        remedy = 'a task also needs rows: wb.Task("mine", rows=[...], reward_funcs=[...])'
+        raise TaskError(f"task = {name!r:.200}", rule=rule, remedy=remedy)
     if str(name) in EMBEDDED:
         return importlib.import_module(EMBEDDED[str(name)]).task()
     path = find(name)
     text = kept or path
-    rule = f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`"
     if not text.is_file():
         remedy = nearest(str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}")
         raise TaskError(f"task {str(name)!r}: no task of that name and no such file", rule=rule, remedy=remedy)
@@ -217,7 +222,7 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     except TaskError:
         raise
     except (Exception, SystemExit) as error:
-        value, folder, remedy = shown(text), place.parent, "correct that line"
+        value, remedy, folder = shown(text), "correct that line", place.parent
         if text != place:
             value += f", executed as {shown(place)}"
             what = f"put back what it reads from {shown(folder)}" if folder.is_dir() else f"{shown(folder)} is gone: put it back"

@@ -127,7 +127,7 @@ def audit_rewards(
     'the best reward hack (a wrong answer, in few words) earns 58% of the reference completion; nothing is wrong'
     """
     started = time.monotonic()
-    task = task if isinstance(task, Task) else load_task(task)
+    task = load_task(task)
     if not len(task.rows):
         raise TaskError(f"task {task.name!r}: 0 prompts", rule="probes are made from prompts", remedy="give the task rows")
     suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip", keep_state=False)

@@ -26,6 +26,7 @@ _NUMBER = re.compile(r"[+-]?\$?[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?(/\d+)?%?", r
 PROMPT_ALIASES = ("query", "question", "problem", "instruction", "input", "messages", "conversations")
 ANSWER_ALIASES = ("ground_truth", "solution", "answers", "expert_answer", "raw_answer", "target", "output")
 LAST_TURN = "assistant"  # the answer is what the assistant says last in the prompt's chat
+_NO_ANSWER = "none"
 _LIKELY = {
     "prompt": re.compile("prompt|question|problem|instruction|query|task|input|text", re.I),
     "answer": re.compile("answer|solution|label|target|expected", re.I),
@@ -46,7 +47,7 @@ def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None)
     chats = {name for row in first for name in row if last_turn(row[name], [])[1] is not None}
     there = ", ".join(map(str, names)) or "no columns"
     prompt, notes = _one("prompt", prompt, names, there, PROMPT_ALIASES, chats)
-    if answer == "none":
+    if answer == _NO_ANSWER:
         return prompt, None, notes
     if answer == LAST_TURN and prompt in chats and LAST_TURN not in names:
         return prompt, LAST_TURN, [*notes, f"answer: the assistant's last turn in {prompt!r}"]
@@ -58,13 +59,12 @@ def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None)
 def _one(
     role: str, asked: str | None, names: Sequence[str], there: str, aliases: tuple[str, ...], chats: set[str], turns=False
 ) -> tuple[str, list[str]]:
-    if (wanted := role if asked is None else asked) in names:
+    wanted = role if asked is None else asked
+    if wanted in names:
         return wanted, []
     if asked is not None:
-        value, remedy = (
-            f"{role}_column = {asked!r}; the rows have {there}",
-            nearest(asked, map(str, names), "choose one of those"),
-        )
+        value = f"{role}_column = {asked!r}; the rows have {there}"
+        remedy = nearest(asked, map(str, names), "choose one of those")
         raise DataError(value, rule=f"the {role} is a column of the rows", remedy=remedy)
     found = [name for name in names if str(name).strip().casefold() in (role, *aliases)]
     if len(found) == 1:
@@ -72,7 +72,7 @@ def _one(
     likely = found or [name for name in names if name in chats or _LIKELY[role].search(str(name))]
     choices = {str(name): "" for name in (likely if turns else [*likely, *names])[:1]}
     choices |= {LAST_TURN: " for what the assistant says last"} if turns else {}
-    choices |= {"none": " if no reward needs one"} if role == "answer" else {}
+    choices |= {_NO_ANSWER: " if no reward needs one"} if role == "answer" else {}
     # Each as it is typed in a terminal, and in Python.
     quoted = {name: name if re.fullmatch(r"[\w.-]+", name) else json.dumps(name, ensure_ascii=False) for name in choices}
     typed = ", or ".join(f"--{role} {quoted[name]} ({role}_column={name!r}){when}" for name, when in choices.items())
@@ -154,7 +154,7 @@ def _bare(text: str) -> str:
 
 
 def as_text(answer: Any, found: list[str]) -> str:
-    """The answer as text, or LeftOut; how it was made text is added to `found`."""
+    """The answer as text, which rewards compare and Arrow takes in every row, or LeftOut; how is added to `found`."""
     if hasattr(answer, "tolist"):  # numpy's numbers and arrays
         answer = answer.tolist()
     match answer:
@@ -178,8 +178,8 @@ def as_text(answer: Any, found: list[str]) -> str:
         case list() | tuple() if len(answer) == 1 and isinstance(answer[0], (str, int, float)):
             text, repair = as_text(answer[0], []), "taken out of a list of one"
         case list() | tuple():
-            what = "a list of several" if len(answer) > 1 else "a list without a text in it" if answer else "an empty list"
-            raise LeftOut(answer_is(what))
+            several = "a list of several" if len(answer) > 1 else "a list without a text in it"
+            raise LeftOut(answer_is(several if answer else "an empty list"))
         case bytes() | bytearray():
             try:
                 text, repair = as_text(bytes(answer).decode("utf-8"), []), "bytes read as UTF-8"

@@ -22,16 +22,19 @@ from workbench.progress import count_line
 from workbench.task import RESERVED_COLUMNS, Row
 
 # Whole numbers and fractions are one kind, as they are for Arrow.
-_KINDS = {
-    str: "text", int: "a number", float: "a number", bool: "true or false", list: "a list", tuple: "a list", dict: "an object",
-}  # fmt: skip
+_KINDS = {str: "text", int: "a number", float: "a number", bool: "true or false"}
+_KINDS |= {list: "a list", tuple: "a list", dict: "an object"}
 
 
 def check(
     source: Any,
     *,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+    answer_after: str | None = "auto",
     system: str = "none",
     worked_example: bool = False,
+    other: Any = None,
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Report:
@@ -45,21 +48,21 @@ def check(
 
     Args:
         source: anything that `wb.open_source` takes, or what it returned.
-        system: the format that the system message asks for: "tags", "think", "mark", "none", or a text.
-        worked_example: show one worked example ("tags", "think" and "mark" have one).
-        progress: called with the number of rows read, now and then; None: a count in the cell.
         prompt_column: None: "prompt", or a well-known other name such as "question", which the report then states.
         answer_column: likewise; "assistant": the last turn of a chat; "none": the task has no answers.
-        answer_after: mark that the answer stands after; "auto" (default): GSM8K's `####`, where most have it; None: none.
+        answer_after: mark that the answer stands after; "auto": GSM8K's `####`, where most answers have it; None: none.
+        system: the format that the system message asks for: "tags", "think", "mark", "none", or a text.
+        worked_example: show one worked example ("tags", "think" and "mark" have one).
         other: the other split, anything that can be opened: a prompt that stands there too is contamination.
-        numbers: leave out rows whose answer is no number.
-        options: these, and `examples`, `as_turns` and `chat` of `Checked`.
+        progress: called with the number of rows read, now and then; None: a count in the cell.
+        options: `numbers`, `examples`, `as_turns` and `chat`, as for `Checked`.
 
     Raises:
         DataError: if the source cannot be opened, is empty, or its columns are ambiguous.
     """
     if worked_example:
         options["examples"] = prompts.examples_for(system)
+    options |= {"prompt_column": prompt_column, "answer_column": answer_column, "answer_after": answer_after, "other": other}
     return Checked(source, system=prompts.system_prompt(system), progress=progress or count_line("rows"), **options).collect()
 
 
@@ -192,7 +195,8 @@ class Checked:
         return row
 
     def _prompt(self, value: Any) -> Any:
-        value = value.tolist() if hasattr(value, "tolist") else value  # a frame's array of messages
+        if hasattr(value, "tolist"):  # a frame's array of messages
+            value = value.tolist()
         if isinstance(value, str):
             prompt: Any = prompts.clean(value, self._found)
             size = len(prompt)

@@ -45,9 +45,9 @@ class Profile:
     rows: Sequence[Row] = ()
 
     def within(self, low: float = 0.0, high: float = 1.0) -> Band:
-        """The rows whose pass rate lies in a band, both ends included, those not measured, and what was filtered out.
+        """The rows whose pass rate lies in a band, both ends included; rows that were not measured are kept, and counted.
 
-        DataError: the band is empty, or not within 0 to 1.
+        What is filtered out is returned too. DataError: the band is empty, or not within 0 to 1.
         """
         if not 0 <= low <= high <= 1:
             remedy = "use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved"
@@ -107,7 +107,7 @@ def measure(
     batch: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> Profile:
-    """Measure the prompts that the file does not hold yet, and append each batch to it; an Interrupt loses the one in flight.
+    """Measure the prompts that the file does not hold yet, and append each batch; after an Interrupt the next call goes on.
 
     Args:
         attempt: samples and scores completions: rows -> one `Solved` a row.

@@ -49,7 +49,8 @@ def json_lines(path: Path) -> Opened:
     def rows() -> Iterator[Any]:
         with path.open("rb") if encoding != "utf-16" else path.open(encoding=encoding, errors="replace", newline="\n") as lines:
             for number, line in enumerate(lines, start=1):
-                line = line.encode() if isinstance(line, str) else line
+                if isinstance(line, str):
+                    line = line.encode()
                 if number == 1:
                     line = line.removeprefix(BOM)
                 if not line.strip():

@@ -50,7 +50,7 @@ def _data_files(folder: Path) -> list[Path]:
 def _which(folder: Path, read: set[Path]) -> str:
     # `datasets` takes the files of one kind that are named after a split, and says nothing of the others.
     def named(files: list[Path]) -> str:
-        return ", ".join(str(file.relative_to(folder)) for file in files[:5]) + ", …" * (len(files) > 5)
+        return ", ".join(str(file.relative_to(folder)) for file in files[:5]) + (", …" if len(files) > 5 else "")
 
     left = [file for file in _data_files(folder) if file not in read]
     return f"read from {named(sorted(read))}" + (f"; not from {named(left)}: to read one of those, name it" if left else "")
@@ -106,8 +106,9 @@ def _explained(called: str, folder: Path | None, error: Exception) -> DataError:
         cause, files = error.__cause__, _data_files(folder)
         value += f" ({type(cause).__name__}: {cause})".splitlines()[0][:300] if cause else ""
         rule = "a folder holds whole data files in the hub's layout (csv, json lines, parquet)"
-        check = f"check its files one by one: `workbench check {shown(files[0])}` lists what is wrong" if files else ""
-        remedy = check or "put the files there, or name one file instead of the folder"
+        remedy = "put the files there, or name one file instead of the folder"
+        if files:
+            remedy = f"check its files one by one: `workbench check {shown(files[0])}` lists what is wrong row by row"
     elif kind in ("DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"):
         rule = "a hub name is owner/name, exactly as on its page"
         remedy = "check the spelling; a private or gated dataset needs HF_TOKEN"

@@ -90,13 +90,15 @@ def clean(text: str, found: list[str]) -> str:
     if _ODD.search(text) is None:
         return text
     text = whole(text, found, _REPAIRS)
-    found += [reasons.REPLACED] if "\ufffd" in text else []
-    found += [reasons.MOJIBAKE] if re.search(_MISREAD, text) else []
+    if "\ufffd" in text:
+        found.append(reasons.REPLACED)
+    if re.search(_MISREAD, text):
+        found.append(reasons.MOJIBAKE)
     return text
 
 
 def whole(text: str, found: list[str], repairs: tuple = _REPAIRS[-1:]) -> str:
-    """`text` without half surrogate pairs, which neither UTF-8 nor Arrow can hold, or with all of `_REPAIRS`."""
+    """`text` after these repairs: without half surrogate pairs, which neither UTF-8 nor Arrow can hold, if none are named."""
     for pattern, instead, rule in repairs:
         text, count = pattern.subn(instead, text)
         if count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,7 +151,8 @@ class Report:
         excerpts = self._excerpts.setdefault(reason, [])
         if len(excerpts) < 3:
             where, text = getattr(row, "where", None), repr(row)
-            excerpts.append(f"{where} of the file" if isinstance(where, str) else text[:100] + "…" * (len(text) > 100))
+            cut = text if len(text) <= 100 else f"{text[:100]}…"
+            excerpts.append(f"{where} of the file" if isinstance(where, str) else cut)
 
     def require(self) -> list[Row]:
         """The rows that were kept; DataError, with the commonest reason, if there are none."""
@@ -162,15 +164,17 @@ class Report:
 
     def found(self) -> dict[str, Any]:
         """For `workbench check --json` and the dataset's record: every number, every row."""
+
+        def listed(called: str, group: dict[Any, array]) -> Iterator[dict[str, Any]]:
+            for why, rows in _ordered(group):
+                remedy = {"do": why.remedy} if isinstance(why, Reason) else {}
+                yield {called: why, "count": len(rows), **remedy, "rows": rows.tolist()}
+
         counts = dict(read=self.read, kept=self.kept_rows, repaired=self.repaired_rows, left_out=self.read - self.kept_rows)
         found = {"source": self.source, **counts, "columns": self.columns, "notes": self.notes}
-        groups = {"reason": self._left_out, "repair": self._repaired, "warning": self._warned}
-        for kind, group in groups.items():
-            found[f"{kind}s"] = ones = []
-            for why, rows in _ordered(group):
-                ones.append({"rule" if kind == "repair" else kind: why, "count": len(rows)})
-                ones[-1] |= {"do": why.remedy} if isinstance(why, Reason) else {}
-                ones[-1] |= {"rows": rows.tolist()} | ({"examples": self._excerpts[why]} if kind == "reason" else {})
+        found["reasons"] = [{**one, "examples": self._excerpts[one["reason"]]} for one in listed("reason", self._left_out)]
+        found["repairs"] = [*listed("rule", self._repaired)]
+        found["warnings"] = [*listed("warning", self._warned)]
         return found
 
     def __repr__(self) -> str:

@@ -116,7 +116,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
             raise DataError(f"{name}: a {kind or 'nameless'} file", rule=f"rows come from {KINDS}", remedy=remedy)
         if subset is not None or (split is not None and kind != ".json"):
             raise files.no_splits(name, split or subset)
-        return Source(name, *_READERS[kind](path, *([split] if kind == ".json" else [])))
+        return Source(name, *(files.json_file(path, split) if kind == ".json" else _READERS[kind](path)))
     folder = path.is_dir()
     on_hub = text if folder else hub.MOVED.get(text, text)
     if not folder and (on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}):
@@ -160,7 +160,7 @@ def _from_object(found: Any, split: str | None, name: str = "") -> Source:
 
 
 def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
-    # A row alone costs `datasets` 20 times as much.
+    # Whole batches: a row alone costs `datasets` 20 times as much.
     return itertools.chain.from_iterable(map(files.by_row, dataset.iter(batch_size=size)))
 
 

@@ -189,7 +189,8 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
     ids = {tag: tokenizer(f"x{tag}y", add_special_tokens=False)["input_ids"] for tag in tags}
     survives = {tag: tag in tokenizer.decode(ids[tag], skip_special_tokens=True) for tag in tags}
     lost = " ".join(tag for tag in tags if not survives[tag])
-    pad, keeps_system = tokenizer.pad_token, system.strip() in text if system else None
+    pad = tokenizer.pad_token
+    keeps_system = system.strip() in text if system else None
     doubled_bos = bos is not None and [token.id for token in tokens[:2]] == [bos, bos]
     problems = {
         f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
@@ -199,7 +200,7 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
         "another token, and its completions then run to the limit": eos and ends_turns is False,
         f"the template writes <{prefilled}> by itself: completions begin after it, so a reward that wants to see "
         f"<{prefilled}> in the completion can never pay": prefilled,
-        "the system message is not in the text: the template drops or changes it, and the format asked for": keeps_system
+        "the system message is not in the text: the template drops or changes it, and the format asked for with it": keeps_system
         is False,
         "the text begins with two BOS tokens": doubled_bos,
         "the tokenizer has no padding token; trainers then pad with EOS": pad is None,

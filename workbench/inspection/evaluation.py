@@ -155,7 +155,8 @@ def measure(
     """
     rows = _held_out(task, task.held_out if rows is None else rows)
     sampled = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **{"batch_size": 128, **sampling})
-    suite, flat = RewardSuite(task, samples, weights), [completion for group in sampled for completion in group]
+    suite = RewardSuite(task, samples, weights)
+    flat = [completion for group in sampled for completion in group]
     scores = suite.score([row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat])
     shape, by_name = (len(rows), samples), dict(zip(suite.names, scores.T, strict=True))
     return Measured(

@@ -47,7 +47,7 @@ def _changes(recipe: Recipe, settings: dict[str, Any]) -> Iterator[tuple[int, di
     generated = steps or accumulated
     half = {"grpo.per_device_train_batch_size": rows // 2, "grpo.gradient_accumulation_steps": 2 * accumulated}
     if not settings.get("gradient_checkpointing"):
-        yield 1, {"grpo.gradient_checkpointing": True}, "activations are computed a second time: slower, else the same"
+        yield 1, {"grpo.gradient_checkpointing": True}, "activations are computed a second time: slower, and nothing else changes"
     if rows % 2 == 0:
         more = {"grpo.steps_per_generation": 2 * steps} if steps else {}
         yield 1, half | more, "the same batch in smaller steps; a little slower"
@@ -139,9 +139,9 @@ def is_oom(error: BaseException | None) -> bool:
 
 
 def explain_oom(error: BaseException, recipe: Recipe, settings: dict[str, Any], **how: Any) -> OutOfMemory:
-    """The error to raise: what did not fit, and the three cheapest changes, without savings where no estimate can be made.
+    """The error to raise (`raise explain_oom(...) from error`): what did not fit, and the three cheapest changes.
 
-    `how`: what `estimate` takes beside recipe and settings.
+    Never raises: where no estimate can be made, the changes are named without savings. `how`: the other arguments of `estimate`.
     """
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     value = first.split(". GPU ")[0].rstrip(".")
@@ -149,9 +149,11 @@ def explain_oom(error: BaseException, recipe: Recipe, settings: dict[str, Any], 
         made = estimate(recipe, settings, **how)
         changes = cheapest(made)
     except WorkbenchError:
-        remedy = "set grpo.gradient_checkpointing: true; halve per_device_train_batch_size and double "
-        remedy += "gradient_accumulation_steps; shorten max_completion_length"
         rule = "weights, optimiser and the larger of generation and training fit into the card's memory"
+        remedy = (
+            "set grpo.gradient_checkpointing: true; halve per_device_train_batch_size and double "
+            "gradient_accumulation_steps; shorten max_completion_length"
+        )
         return OutOfMemory(value, rule=rule, remedy=remedy)
     parts = sorted(made.of(made.peak_phase), key=lambda part: -part.bytes)[:3]
     largest = ", ".join(f"{part.name} {in_gb(part.bytes)}" for part in parts)
@@ -188,7 +190,7 @@ def choose_checkpointing(trained: Sequence[Trained], vram_gb: float) -> tuple[bo
             f"gradient_checkpointing = True, by the memory estimate: training takes {without} without it, and the card has "
             f"{in_gb(room)}; with it {checkpointed}{both}. It is slower; grpo.gradient_checkpointing overrides this"
         )
-    if without.high <= 0.9 * room:
+    if without.high <= 0.9 * room:  # nearer to the card's limit, the choice comes with a warning
         return False, ""
     return False, (
         f"gradient_checkpointing stays off: training takes {without} of the card's {in_gb(room)} by the estimate, which "
@@ -202,8 +204,10 @@ def idle_checkpointing(trained: Sequence[Trained], vram_gb: float) -> str:
     found, room = _largest(trained, vram_gb) if asked else None, round(vram_gb * GB)
     if found is None or found[0].high > room:
         return ""
-    line = f"gradient_checkpointing = True, and by the estimate training fits without it ({found[0]} of {in_gb(room)}); "
-    return f"{line}off is faster (benchmarks/README.md says by how much on a CPU; it was measured on no GPU)"
+    return (
+        f"gradient_checkpointing = True, and by the estimate training fits without it ({found[0]} of {in_gb(room)}); off is "
+        "faster (benchmarks/README.md says by how much on a CPU; it was measured on no GPU)"
+    )
 
 
 def _largest(trained: Sequence[Trained], vram_gb: float) -> tuple[Span, Span] | None:

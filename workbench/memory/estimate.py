@@ -38,7 +38,8 @@ class Calibration:
 class MemoryEstimate:
     """What a recipe needs, by part and phase, against the card; `how` holds the other arguments of `estimate`.
 
-    `fits` is True or False where both ends of the `peak` agree; None where they do not, or no card is known.
+    `peak_phase` decides. `fits` is True or False where both ends of the `peak` agree; None where they do not, or no card is
+    known.
     """
 
     def __init__(self, inputs: Inputs, parts: Sequence[Part], how: dict[str, Any]) -> None:
@@ -92,8 +93,9 @@ class MemoryEstimate:
             lines.append(f"  {mark}{in_gb(part.bytes).rjust(9)}  {part.name.ljust(width)}  {part.phase}, {ends}")
         lines += [f"  {phase}: {self.total(phase)}" for phase in PHASES]
         note = UNCALIBRATED
-        if (said := self.how["calibration"]) is not None:
-            note = f"of the {said.phase} phase: scaled by {said.factor:.2f}, as measured{said.card and f' on {said.card}'}"
+        if (measured := self.how["calibration"]) is not None:
+            on = f" on {measured.card}" if measured.card else ""
+            note = f"of the {measured.phase} phase: scaled by {measured.factor:.2f}, as measured{on}"
         return "\n".join([*lines, f"  ~ {note}"])
 
 
@@ -114,7 +116,7 @@ def estimate(
         shape: the policy's; None: read from its config.json, which may need the hub.
         longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that `max_seq_length` leaves.
         vram_gb: of the card, in 10^9 bytes (`card()` knows that of this machine); None: no verdict.
-        calibration: from `calibrate`.
+        calibration: from `calibrate`; None: what is not counted exactly is not calibrated against any GPU yet.
         device: "cuda", or "cpu", where Unsloth's kernels do not run and no CUDA context is needed.
 
     Raises:
@@ -144,8 +146,10 @@ def card() -> tuple[str, int] | None:
     """(name, total bytes) of this machine's GPU; None without one. Imports torch."""
     import torch
 
-    found = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
-    return found and (found.name, found.total_memory)
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return found.name, found.total_memory
 
 
 def calibrate(made: MemoryEstimate, measured_peak_bytes: int, card: str = "") -> Calibration:

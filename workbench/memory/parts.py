@@ -263,9 +263,9 @@ def _decode_graphs(inputs: Inputs, rows: int) -> Part:
     size = inputs.sequences * one + inputs.largest * element + _WORKSPACE
     rounded = kv_bytes(shape, inputs.sequences, -rows % _GRAPH_ROWS, element)
     formula = (
-        f"Unsloth's captured step: attention's output of {shape.layers} layers, a layer's values, logits of {inputs.sequences} "
+        f"Unsloth's captured step: attention's output of {shape.layers} layers, one layer's values and logits of "
+        f"{inputs.sequences} sequences; twice that with its buffer's rounding and the driver; or no graphs; confirmed by no GPU"
     )
-    formula += "sequences; at most twice that, its buffer's rounding and the driver; or no graphs; confirmed by no GPU"
     return _part("decode graphs", "generation", size, formula, 0, 2, more=rounded + (shape.layers + 1) * _A_GRAPH)
 
 
@@ -315,7 +315,8 @@ def _logprobs(inputs: Inputs) -> Part:
         formula = f"tiles of {rows:,} x {columns:,} logits"
     else:
         size, low, high = scored * vocab * 10, 0.6, 1.6
-        formula = f"TRL's logits: {inputs.rows} x {inputs.completion + 1} x vocabulary {vocab:,} x 10 bytes (with gradients)"
+        formula = f"TRL's logits: {inputs.rows} x {inputs.completion + 1} x vocabulary {vocab:,} x 10 bytes "
+        formula += "(float32, their gradient, and it in 16 bits)"
     return _part("log-probabilities", "training", size, formula, low, high)
 
 
@@ -346,5 +347,5 @@ def in_gb(size: float) -> str:
         return f"{size:.0f} B"
     for unit, scale in (("GB", GB), ("MB", 10**6)):
         if size >= 0.1 * scale:
-            return f"{size / scale:.{2 if size < 10 * scale else 1}f} {unit}"
+            return f"{size / scale:.2f} {unit}" if size < 10 * scale else f"{size / scale:.1f} {unit}"
     return f"{size / 1000:.0f} kB"

@@ -27,7 +27,10 @@ class Matrix(NamedTuple):
     path: str  # "layers.0.self_attn.q_proj"
     outputs: int
     inputs: int
-    weights = property(lambda self: self.outputs * self.inputs)
+
+    @property
+    def weights(self) -> int:
+        return self.outputs * self.inputs
 
 
 @dataclass(frozen=True)

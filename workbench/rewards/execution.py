@@ -69,7 +69,7 @@ class RewardExecutor:
     """A suite's functions by name, and where each runs (`places`: "here: why", "worker" or "awaited").
 
     Args:
-        deadline_s: for one function and one batch.
+        deadline_s: for one function and one batch; None: none.
         skip: leave completions on which a function fails without a score and go on; False: the first one is an error.
         keep_state: objects with a state of their own run here, within reach and without a deadline; else in the worker.
     """
@@ -171,7 +171,7 @@ class RewardExecutor:
     def _one_by_one(self, name: str, call: Call, whole: RewardFailure, started: float) -> Scored:
         # Each may take twice its share of the time that is left, so that half of them may hang.
         prompts, completions, count = call["prompts"], call["completions"], len(call["completions"])
-        returned, failed = {}, {0: whole} if count == 1 else {}
+        scored, failed = Scored([math.nan] * count, {}), {0: whole} if count == 1 else {}
         for index in range(count if count > 1 else 0):
             left = None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
             if left is not None and left < -_GRACE_S:
@@ -179,12 +179,17 @@ class RewardExecutor:
                 continue
             share_s = None if left is None else max(_SHORTEST_S, 2 * left / (count - index))
             try:
-                returned[index] = self.call(name, _single(call, index), share_s, quiet=True)
+                result = self.call(name, _single(call, index), share_s, quiet=True)
             except RewardFailure as error:
                 late = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
                 failed[index] = error if error.in_time else late
                 if error.in_time and not self.skip:
                     break
+                continue
+            one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
+            scored.scores[index] = one.scores[0]
+            if one.errors:
+                scored.errors[index] = one.errors[0]
         if not failed and whole.in_time:
             raise whole.error(name, f"on a batch of {count} completions")
         if failed and not self.skip:
@@ -197,12 +202,7 @@ class RewardExecutor:
                 where = f"{count} completions; {asked} {where}"
             raise RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
         # Late as a batch with nobody to blame: it was slow, and each completion was scored alone.
-        scored = Scored([math.nan] * count, {index: failure.value for index, failure in failed.items()})
-        for index, result in returned.items():
-            one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
-            scored.scores[index] = one.scores[0]
-            if one.errors:
-                scored.errors[index] = one.errors[0]
+        scored.errors.update({index: failure.value for index, failure in failed.items()})
         return scored
 
 
@@ -233,9 +233,11 @@ def _model_in(function: Callable[..., Any]) -> str:
     held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
     with contextlib.suppress(ValueError):
         held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    of_library = [value for value in held if type(value).__module__.partition(".")[0] in _MODELS]
-    parts = ("parameters", "device", "model", "vocab")
-    return next((f"a {type(value).__name__}" for value in of_library if any(hasattr(value, part) for part in parts)), "")
+    for value in held:
+        of_library = type(value).__module__.partition(".")[0] in _MODELS
+        if of_library and any(hasattr(value, part) for part in ("parameters", "device", "model", "vocab")):
+            return f"a {type(value).__name__}"
+    return ""
 
 
 def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> tuple:

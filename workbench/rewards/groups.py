@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.errors import RewardError
 from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
@@ -35,7 +36,11 @@ def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") ->
     >>> wb.advantages([1.0, 1.0, 1.0, 1.0]).tolist()  # a dead group
     [0.0, 0.0, 0.0, 0.0]
     """
-    return batch_advantages(np.asarray(rewards, dtype=float)[:, None], [1.0], len(rewards), scale_rewards).advantages
+    scores = np.asarray(rewards, dtype=float)
+    if scores.ndim != 1 or not len(scores):
+        rule, remedy = "the rewards of one group are a list of numbers", "call it once for each group, or score(...).advantages"
+        raise RewardError(f"rewards of shape {list(scores.shape)}", rule=rule, remedy=remedy)
+    return batch_advantages(scores[:, None], [1.0], len(scores), scale_rewards).advantages
 
 
 def batch_advantages(
@@ -45,7 +50,7 @@ def batch_advantages(
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
 ) -> Groups:
-    """Scores of B completions by F functions, [B, F] -> totals, group statistics and advantages.
+    """Scores [B, F] of B completions, in groups of G, by F functions -> totals, group statistics and advantages.
 
     ValueError if B is not a multiple of G, or a setting is unknown.
 
@@ -215,7 +220,7 @@ def batch_of(
 
 
 def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
-    """One of a batch's groups: its scores, its advantages under every scaling, and who decided it; else IndexError."""
+    """A group's scores, its advantages under every scaling, and the function that decided it; IndexError if there is none."""
     size, groups = batch.num_generations, batch.groups
     if not 0 <= index < batch.group_count:
         raise IndexError(f"group {index} of {batch.group_count}")

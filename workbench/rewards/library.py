@@ -5,8 +5,8 @@ that it pays (`max_score`), and pays nothing for silence, empty tags or tag soup
 a completion. A factory makes a function of your own, `make_length_reward(200, unit="tokens")`; it raises TaskError for an
 argument that makes no sense, and without a `name` it makes one of its settings.
 
-Two of them do what functions of `trl.rewards` do: a task file is imported before the policy is loaded, and importing TRL
-before Unsloth leaves Unsloth's changes out on a GPU.
+Two of them do what functions of `trl.rewards` do. They are here because a task file is imported before the policy is loaded,
+and importing TRL before Unsloth leaves Unsloth's changes out on a GPU. JSON and Countdown are in `verifiers`.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ class RewardSuite:
         num_generations: G, the size of a group.
         weights: by function name, where they differ from the task's.
         aggregation: TRL's `multi_objective_aggregation`.
+        on_batch: called with each complete `ScoredBatch`.
         deadline_s, keep_state: as for `RewardExecutor`.
         on_error: what a function that raises or is late does: "stop" is an error that names the completion; "skip" leaves
             that completion without this function's score, and counts it.
@@ -137,7 +138,8 @@ class RewardSuite:
             found = self._formats[name] = detect_input_format(self.functions, name, {**one, **_before_training()})
             given = "text" if isinstance(call["prompts"][0], str) else "chat"
             if found.note and found.format != given:
-                self.notes.append(f"{name}: {found.note}" + "; it is handed what it reads" * (found.format != "either"))
+                handed = "" if found.format == "either" else "; it is handed what it reads"
+                self.notes.append(f"{name}: {found.note}{handed}")
         return self._formats.get(name) or InputFormat()
 
     def input_formats(self, rows: Sequence[Row]) -> dict[str, InputFormat]:
@@ -189,7 +191,7 @@ class RewardSuite:
     def score(
         self, rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None = None
     ) -> np.ndarray:
-        """Score completions as the trainer would, each with its row: [B, F]. Without tokens a function is given the bytes."""
+        """The scores that the trainer would see: [B, F], NaN where a function did not apply; without ids, bytes are tokens."""
         scored = self.score_each(rows, completions, completion_ids)
         return np.array([own.scores for own in scored.values()], dtype=np.float64).T.reshape(len(rows), len(scored))
 
@@ -248,7 +250,7 @@ class RewardSuite:
                     raise TaskError(said, rule=rule, remedy=remedy)
             extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
             if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                rule = "TRL passes every column and a few objects of its own by keyword"
+                rule = "TRL passes every column, and a few objects of its own, by keyword"
                 remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
                 raise TaskError(f"{name} does not accept {extra[0]!r}", rule=rule, remedy=remedy)
 
@@ -291,10 +293,9 @@ def score(
         said = f"{len(rows)} rows with completions for {len(groups)}, {' or '.join(map(str, sizes)) or 'none'} each"
         rule = "each row has its list of completions, all equally long and none empty"
         raise RewardError(said, rule=rule, remedy="give as many completions for each prompt")
-    if isinstance(task, (str, Path)):
-        task = load_task(task)
-    elif not isinstance(task, Task):
-        task = Task("by hand", rows=rows, reward_funcs=[task] if callable(task) else list(task))
+    if not isinstance(task, (str, Path, Task)):
+        task = Task("by hand", rows=rows, reward_funcs=list(task) if isinstance(task, Sequence) else [task])
+    task = load_task(task)
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
     flat = [each for group in groups for each in group]

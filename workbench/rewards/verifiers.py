@@ -60,9 +60,11 @@ def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwar
     """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against."""
     scores = []
     for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True):
-        own = found if isinstance(found, dict) else {}
-        same = sum(name in own and own[name] == value for name, value in wanted.items())
-        scores.append(2.0 * same / len({*wanted, *own}) if wanted or own else 2.0 * (own == found))
+        if isinstance(found, dict):
+            same = sum(name in found and found[name] == value for name, value in wanted.items())
+            scores.append(2.0 * same / len({*wanted, *found}) if wanted or found else 2.0)
+        else:
+            scores.append(0.0)
     return scores
 
 

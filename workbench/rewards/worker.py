@@ -71,7 +71,7 @@ class Worker:
     def __call__(self, *args: Any, deadline_s: float | None = None, quiet: bool = False) -> Any:
         """Call the target with picklable arguments. The deadline counts from the moment when the process is ready.
 
-        Raises DeadlineError, WorkerDied, or RemoteError if the target raised.
+        DeadlineError if the answer was not there in time, WorkerDied if the process ended, RemoteError if the target raised.
         """
         message = pickle.dumps(args, protocol=pickle.HIGHEST_PROTOCOL)
         with self._lock:

@@ -1,7 +1,8 @@
 """The run directory: `recipe.yaml`, `manifest.json`, `metrics.jsonl`, `events.jsonl`, `rollouts/`, `checkpoints/`, `export/`.
 
 Lines are appended and flushed, whole files are renamed into place, nothing is a pickle or a database: a kill at any
-moment loses at most the step in flight of the record, and a network mount is as good as a disk.
+moment loses at most the step in flight of the record, and a network mount is as good as a disk. The weights are as
+old as the latest checkpoint.
 """
 
 from __future__ import annotations
@@ -200,16 +201,18 @@ class RunDirectory:
             return own
         others = [run for run in reversed(_runs_in(self.path.parent)) if run.path != self.path]
         named = [f"{run.name} ({run.state})" for run in others[:_MOST_BESIDE]]
-        named += [f"{len(others) - _MOST_BESIDE} more"] * (len(others) > _MOST_BESIDE)
+        if len(others) > _MOST_BESIDE:
+            named.append(f"{len(others) - _MOST_BESIDE} more")
         return f"latest: {own}" + (f"; beside it: {', '.join(named)}" if named else "")
 
     def check_ended(self) -> RunDirectory:
         """The run itself. Raises RunError if it trains, saying how far it is."""
         if self.live:
             rule = "a run saves its adapter when it ends or is stopped"
-            found = self._finished_one()
             remedy = f"wait; or stop it, which saves: `workbench control {self.name} stop`"
-            raise RunError(f"{self.name}: {self.state}", rule=rule, remedy=remedy + (found and f"; or choose another run{found}"))
+            if found := self._finished_one():
+                remedy += f"; or choose another run{found}"
+            raise RunError(f"{self.name}: {self.state}", rule=rule, remedy=remedy)
         return self
 
     def _finished_one(self) -> str:

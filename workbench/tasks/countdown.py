@@ -24,9 +24,10 @@ def puzzle(random_source: random.Random, count: int) -> Row:
     while True:
         numbers = [random_source.randint(1, 99) for _ in range(count)]
         if (found := _combined(numbers, random_source)) is not None:
+            value, text = found
             listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-            question = f"Reach {found[0]} from the numbers {listed}: use each once, with + - * / and parentheses."
-            return {"question": question, "answer": found[1], "numbers": numbers, "target": found[0]}
+            question = f"Reach {value} from the numbers {listed}: use each once, with + - * / and parentheses."
+            return {"question": question, "answer": text, "numbers": numbers, "target": value}
 
 
 def _combined(numbers: list[int], random_source: random.Random) -> tuple[int, str] | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from workbench.errors import RequestError, WorkbenchError
 from workbench.health import RunConfig
+from workbench.rewards.execution import AWAITED
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import CHANGES, ControlReader, Request, RunState, check_request, write_request
@@ -109,9 +110,9 @@ class RunControl:
         self.boundary(step, flags, begins=True)
 
     def boundary(self, step: int, flags: Any, *, begins: bool = False, ends: bool = False) -> None:
-        """Apply what was asked for since the last boundary, `step` steps being done; `flags` are the trainer's, to save or stop.
+        """After `step` steps, apply what was asked for since the last boundary; `flags` are the trainer's, to save or to stop.
 
-        When a stage `begins` there is nothing to save yet; when it `ends` and another follows, a change is meant for that one.
+        When a stage `begins`, there is nothing to save yet; when it `ends` and another follows, a change is meant for that one.
         """
         self.step, self.flags = step, flags
         with self.recorder.timed():
@@ -265,7 +266,7 @@ class RunControl:
         )  # fmt: skip
         try:
             suite.rehearse(self.stage.rows)  # the prompts stay those of the run
-            if any(map(suite.functions.is_async, suite.names)) and not trainer._has_async_funcs:
+            if AWAITED in suite.functions.places.values() and not trainer._has_async_funcs:
                 rule = "TRL starts the loop that coroutines run in when a run begins, and only if it has one"
                 raise RequestError("reload: a reward function is a coroutine now", rule=rule, remedy="start a new run")
             # Kept, so that the run can be replayed, and go on, although the file is edited again.

@@ -54,7 +54,7 @@ class Bench:
 
     def __init__(self, task: Task | str | Path, scale_rewards: str = "group") -> None:
         self.scale_rewards = scale_rewards
-        self.task = task if isinstance(task, Task) else load_task(task)
+        self.task = load_task(task)
         if not len(self.task.rows):
             raise TaskError(f"task {self.task.name!r}: 0 prompts", rule="completions answer a prompt", remedy="give it rows")
         self._writers: dict[int, CompletionBuilder] = {}
