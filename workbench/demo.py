@@ -136,6 +136,7 @@ def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callab
     from nbclient.exceptions import CellExecutionError, DeadKernelError
 
     notebook = with_parameters(nbformat.read(source, as_version=4), parameters, source.name)
+    total = len(notebook.cells)
     client = NotebookClient(
         notebook,
         timeout=1800,
@@ -143,7 +144,7 @@ def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callab
         # Local kernels talk over the loopback interface, signed; ipykernel warns of that at every start.
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(resolve("."))}},
-        on_cell_executed=lambda cell_index, **_: on_cell(cell_index + 1, len(notebook.cells)),
+        on_cell_executed=lambda cell_index, **_: on_cell(cell_index + 1, total),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
