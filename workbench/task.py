@@ -87,7 +87,7 @@ class Task:
 
     def _misfits(self) -> Iterator[tuple[str, str, str]]:
         names, weights = self.function_names, self.reward_weights
-        there = ", ".join(names)
+        choices = ", ".join(names)
         if not names:
             remedy = "give reward_funcs=[...]; notebook 02 shows how to write one"
             yield "no reward functions", "GRPO learns from one score per completion", remedy
@@ -96,10 +96,10 @@ class Task:
             yield f"two reward functions are called {twice[0]!r}", rule, "give each its own __name__"
         if weights is not None and len(weights) != len(names):
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
-            yield value, "one weight per function", f"give {len(names)} weights, in the order {there}"
+            yield value, "one weight per function", f"give {len(names)} weights, in the order {choices}"
         for which in ("right_by", "format_by"):
             if (named := getattr(self, which)) not in (None, *names):
-                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", f"choose from {there}"
+                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", f"choose from {choices}"
         for split in ("rows", "held_out"):
             for number, row in enumerate(getattr(self, split)):
                 if "prompt" not in row:

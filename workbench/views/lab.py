@@ -1,6 +1,7 @@
 """The lab: a group of completions that are scored while one types, beside what reward hacks earn; without widgets, as tables.
 
-Everything runs between cells, on the kernel's event loop, as widgets may not be touched from threads in every front end.
+A task that came from a file is loaded again whenever the file is saved. Everything runs between cells, on the kernel's own
+event loop: no thread touches a widget, which some front ends forbid. While a cell runs, the panel waits.
 """
 
 from __future__ import annotations
