@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
+from workbench.errors import WorkbenchError
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -111,6 +112,35 @@ def anyones_trainer(policy) -> dict[str, object]:
 
     rows = datasets.Dataset.from_list([{"prompt": f"What is {n} + 1?"} for n in range(16)])
     return {"GRPOTrainer": GRPOTrainer, "model": policy.model, "my_reward": my_reward, "config": config, "rows": rows}
+
+
+def one_reward(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: wb.Recipe(run_nme="x"), "run_nme = 'x'.*did you mean 'run_name'"),
+        (lambda: wb.Recipe(policy={"nam": "tiny"}), "policy.nam = 'tiny'.*did you mean 'name'"),
+        (lambda: wb.plan({"gpro": {"max_steps": 3}}), "gpro = .*did you mean 'grpo'"),
+        (lambda: wb.plan(None), "content = None.*a recipe is"),
+        (lambda: wb.train("cpu"), "content = 'cpu'.*wb.Recipe.load"),
+        (lambda: wb.audit_rewards([one_reward]), "task = .*one_reward.*wb.Task"),
+        (lambda: wb.Lab(one_reward), "task = .*one_reward.*wb.Task"),
+        (lambda: wb.replay("nowhere", 3), "no run 'nowhere'"),
+        (lambda: wb.advantages([]), r"rewards of shape \[0\]"),
+        (lambda: wb.advantages([[1, 0], [0, 1]]), r"rewards of shape \[2, 2\].*each group"),
+    ],
+)
+def test_what_is_given_by_mistake_is_named_with_a_remedy(call, said, home):
+    with pytest.raises(WorkbenchError, match=f"(?s){said}"):
+        call()
+
+
+def test_a_recipe_may_be_a_mapping_wherever_one_is_planned():
+    content = {"run_name": "small", "grpo": {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}}
+    assert wb.plan(content).words == wb.plan(wb.Recipe(**content)).words
 
 
 def test_importing_the_face_imports_no_library():

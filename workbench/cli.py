@@ -143,7 +143,7 @@ def notebook(
 
 @command()
 def plan(
-    source: Annotated[str, arg("A recipe (.yaml), a preset, a training script (.py; read, never run), or -: standard input.")],
+    source: Annotated[str, arg("A recipe (.yaml), a preset, a script (.py; read, never run), or - for standard input.")],
     vram: Annotated[float | None, opt("GPU memory in GB to plan for, instead of that of this machine's card.", min=1)] = None,
     out: Annotated[Path | None, opt("Write the recipe under today's names here (YAML).")] = None,
     steps: Steps = None,
@@ -204,7 +204,7 @@ def train(
 def continue_(
     run: Annotated[str, arg("A run by name or path; latest: the last that does not train.")] = "latest",
     steps: Annotated[int | None, opt("Train so many steps more than its recipe says.", min=1)] = None,
-    take_over: Annotated[bool, opt("Begun on another machine, which is gone (a lost Colab runtime).", "--take-over")] = False,
+    take_over: Annotated[bool, opt("The run began on another machine, now gone (a lost Colab runtime).", "--take-over")] = False,
 ) -> Result:
     """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
 
@@ -222,9 +222,8 @@ def _trained(run: Any) -> Result:
     from workbench.workspace import shown
 
     found = {"run": str(run.path), "adapter": str(run.adapter), **run.result()}
-    return Result(
-        found, f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: notebook 04 on {shown(run.path)}"
-    )
+    text = f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: notebook 04 on {shown(run.path)}"
+    return Result(found, text)
 
 
 @app.command()
@@ -288,7 +287,7 @@ def check(
     numbers: Annotated[bool, opt("Leave out rows whose answer is not a number.", "--numbers")] = False,
     other: Annotated[str | None, opt("Rows of the other split: prompts that are also there are left out.")] = None,
     out: Annotated[Path | None, opt("Write the rows that were kept here, as JSON lines.")] = None,
-    policy: Annotated[str | None, opt("Policy whose tokenizer measures prompt lengths: tiny, owner/name, a folder.")] = None,
+    policy: Annotated[str | None, opt("Measure prompts with its template and tokenizer: tiny, owner/name, a folder.")] = None,
     chat_template_kwargs: TemplateKwargs = None,
     system: Annotated[str, opt("System message for prompts that are text: tags, think, mark, none, or your text.")] = "none",
 ) -> Result:
@@ -306,7 +305,8 @@ def check(
     columns = {"prompt_column": prompt, "answer_column": answer, "numbers": numbers, "subset": subset, "split": split}
     template = {"policy": policy, "chat_template_kwargs": chat_template_kwargs, "system": system}
     mark = None if answer_after == "none" else answer_after
-    with progress("rows") as bar:
+    # How many rows there are is not known, so a count is of use only to someone who watches it.
+    with progress("rows") if sys.stderr.isatty() else contextlib.nullcontext() as bar:
         found = check_source(source, other=other, out=out, progress=bar, answer_after=mark, **template, **columns)
     return Result(found.found(), found, 0 if found.report.kept_rows else 1)
 
@@ -314,7 +314,7 @@ def check(
 @command()
 def probe(
     task: TaskFile,
-    policy: Annotated[str | None, opt("Policy whose tokenizer the reference goes through: tiny, owner/name, a folder.")] = None,
+    policy: Annotated[str | None, opt("Send the reference through its template, tokenizer: tiny, owner/name, a folder.")] = None,
     chat_template_kwargs: TemplateKwargs = None,
     prompts: Annotated[int, opt("Prompts to try, spread over the task's.", min=1)] = 6,
     weight: Weight = None,
@@ -386,7 +386,8 @@ def doctor() -> Result:
     from workbench.doctor import examine, tables
 
     found = examine()
-    return Result(found, tables(found), int(any(each["needed"] and not each["works"] for each in found["findings"])))
+    broken = any(each["needed"] and not each["works"] for each in found["findings"])
+    return Result(found, tables(found), int(broken))
 
 
 @app.command()

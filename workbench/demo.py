@@ -110,8 +110,8 @@ def run_notebook(
 ) -> dict[str, Any]:
     """Execute one notebook (as for `find_notebook`) with other parameters (`read_parameters`); it stays as it is itself.
 
-    The executed copy is `out`, or a new file in `runs/notebooks/`; `on_cell` is called with (cells done, cells in all). An
-    unknown notebook or parameter, or a cell that fails, is a RunError.
+    The executed copy is `out`, or a new file in `runs/notebooks/`; `on_cell` is called with (cells done, cells in all).
+    Returns {"notebook", "out", "parameters", "minutes"}; RunError for an unknown notebook or parameter, or a cell that fails.
     """
     import nbformat
 
@@ -136,11 +136,16 @@ def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callab
     from nbclient.exceptions import CellExecutionError, DeadKernelError
 
     notebook = with_parameters(nbformat.read(source, as_version=4), parameters, source.name)
-    total, settings = len(notebook.cells), {"timeout": 1800, "kernel_name": "python3"}
-    settings["resources"] = {"metadata": {"path": str(resolve("."))}}
-    # Local kernels talk over the loopback interface, signed; ipykernel warns of that at every start.
-    client = NotebookClient(notebook, extra_arguments=["--log-level=ERROR"], **settings)
-    client.on_cell_executed = lambda cell_index, **_: on_cell(cell_index + 1, total)
+    total = len(notebook.cells)
+    client = NotebookClient(
+        notebook,
+        timeout=1800,
+        kernel_name="python3",
+        # Local kernels talk over the loopback interface, signed; ipykernel warns of that at every start.
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(resolve("."))}},
+        on_cell_executed=lambda cell_index, **_: on_cell(cell_index + 1, total),
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         # The copy is read, not clicked: without a kernel a panel would be an empty place.
@@ -172,15 +177,15 @@ def run_notebooks(
         on_cell: called with (notebook, cells done, cells in all).
         on_step: called with the steps that 03 has trained so far, every second, from another thread.
 
-    Returns what `workbench demo --json` prints.
+    Returns what `workbench demo --json` prints: {"before", "after", "gain", "steps", "minutes", "run"}.
     """
     began = time.monotonic()
     check_name(name)
     folder = _free(resolve("runs") / name)
     folder.mkdir(parents=True)
-    made, trained = {"task_dir": f"runs/{folder.name}/task"}, {"run_name": f"runs/{folder.name}"}
-    train = {**made, "run_name": folder.name, "seed": seed}
-    shared = ({**made, "seed": seed}, made, train, {**trained, "seed": seed}, trained)
+    by_task, by_run = {"task_dir": f"runs/{folder.name}/task"}, {"run_name": f"runs/{folder.name}"}
+    train = {**by_task, "run_name": folder.name, "seed": seed}
+    shared = ({**by_task, "seed": seed}, by_task, train, {**by_run, "seed": seed}, by_run)
     minutes: dict[str, float] = {}
     for stem, own in zip(NOTEBOOKS, shared, strict=True):
         before, out = time.monotonic(), folder / "notebooks" / f"{stem}.ipynb"
@@ -193,8 +198,8 @@ def run_notebooks(
     run = open_run(folder)
     measured = run.read_json("evaluation.json")
     result = {when: {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")}
-    result |= {"gain": measured["gain"], "steps": run.result()["steps"], "run": str(run.path)}
-    result["minutes"] = (time.monotonic() - began) / 60
+    result |= {"gain": measured["gain"], "steps": run.result()["steps"]}
+    result |= {"minutes": (time.monotonic() - began) / 60, "run": str(run.path)}
     run.write_json("demo.json", {**result, "seed": seed, "minutes_by_notebook": minutes})
     return result
 

@@ -92,7 +92,7 @@ def _chromium() -> Found:
 
 
 def find_chromium() -> str | None:
-    """Path of an installed Chromium or Chrome."""
+    """Path of an installed Chromium or Chrome, None if there is none."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

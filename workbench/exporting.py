@@ -1,6 +1,6 @@
 """05: a run's policy as files that others can load, with the proof that they hold the trained adapter.
 
-The adapter was trained beside 4-bit weights, but is merged into the 16-bit ones: the sum would be rounded back to 4 bits.
+The adapter was trained beside 4-bit weights, but is merged into the 16-bit ones: 4-bit weights would round the sum to 4 bits.
 Plain transformers and PEFT do it. Exports that equal the base model are a known failure in this field, so the proof measures
 both distances: merged to adapter, which must be rounding, and merged to base, which must not be.
 """
@@ -70,7 +70,7 @@ def export(run: RunDirectory) -> Exported:
 
 
 def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
-    """Copy a saved adapter, weights and tokenizer, into an export folder; pickles stay behind. ExportError if there is none."""
+    """Copy a saved adapter, weights and tokenizer, into an export folder; pickles stay behind; ExportError without one."""
     adapter, out = resolve(adapter), resolve(out)
     if not (adapter / "adapter_config.json").is_file():
         value, remedy = f"{shown(adapter)}: no adapter_config.json", "give a run's checkpoints/final; an aborted run has none"
@@ -83,7 +83,7 @@ def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
 
 
 def sixteen_bit_base(source: str | Path) -> str:
-    """The 16-bit model of a policy's source: that, without the hub's `-bnb-4bit`. ExportError for 4-bit folders."""
+    """The 16-bit model behind a policy's source: its name without `-bnb-4bit`; ExportError for a 4-bit folder."""
     folder = Path(source)
     if not folder.is_dir():
         return re.sub(r"-(unsloth-)?bnb-4bit$", "", str(source), flags=re.IGNORECASE)

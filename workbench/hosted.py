@@ -64,7 +64,7 @@ def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
         _install(where)
     if _outdated:
         value = f"{', '.join(_outdated)}: replaced, and this session has imported what was there before"
-        remedy = f"restart it once ({_RESTART[where]}), then run this cell again"
+        remedy = f"restart it once ({_RESTART[where]}), then run this cell again; it finds everything in place"
         raise HostedError(value, rule="a session keeps what it has imported", remedy=remedy)
     print(f"ready after {time.monotonic() - began:.0f} s")
 
@@ -187,8 +187,9 @@ def _run(command: list[str], rule: str) -> None:
                 print(line.rstrip(), flush=True)
     if process.returncode != 0:
         value = "\n".join(["the workbench cannot be installed here:", *said[-20:]])
-        clash = "choose another environment (Colab: Runtime > Change runtime type > Runtime version; Kaggle: Session options)"
         remedy = (
-            f"a download failed: switch Internet on (Kaggle: Session options), run this cell again; two versions clash: {clash}"
+            "if a download failed, switch Internet on (Kaggle: Session options) and run this cell again; if two versions clash, "
+            "choose another environment (Colab: Runtime > Change runtime type > Runtime version; Kaggle: Session options > "
+            "Environment)"
         )
         raise HostedError(value, rule=rule, remedy=remedy)

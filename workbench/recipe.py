@@ -164,8 +164,16 @@ class Recipe(_Part):
             raise RecipeError(value, rule="a recipe is a mapping of field to value", remedy=remedy)
         return cls.of(_beside(content, path.parent), source=str(path))
 
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise _explain(error, "recipe") from None
+
+    __init__.__dict__["__pydantic_base_init__"] = True  # pydantic validates without it, so that `of` can name its source
+
     @classmethod
-    def of(cls, content: dict[str, Any], source: str = "recipe") -> Recipe:
+    def of(cls, content: dict[str, Any] | Recipe, source: str = "recipe") -> Recipe:
         """Build a recipe from a mapping, with an error that names the field and the nearest right one."""
         try:
             return cls.model_validate(content)
@@ -196,8 +204,10 @@ _PARTS: dict[Any, type[BaseModel]] = {
 
 def _explain(error: ValidationError, source: str) -> RecipeError:
     first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
+    where = ".".join(map(str, first["loc"])) or "content"
     rule, remedy = first["msg"], f"correct {where}"
+    if first["type"] == "model_type" and not first["loc"]:
+        rule, remedy = "a recipe is a Recipe, or a mapping of field to value", "wb.Recipe(...), or wb.Recipe.load(file)"
     if first["type"] == "extra_forbidden":
         part = next((_PARTS[place] for place in reversed(first["loc"][:-1]) if place in _PARTS), Recipe)
         fields = f"the fields are {', '.join(part.model_fields)}"

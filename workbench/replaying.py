@@ -141,7 +141,7 @@ def replay(
     import pyarrow.parquet as pq
 
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="recorded")
-    task = task if isinstance(task, Task) else load_task(task)
+    task = load_task(task)
     out = _checked(Path(out), run) if out else None
     recipe, rewards, settings = run.recipe(), *_trained_with(run)
     asked = {name: weight for name, weight in recipe.reward_weights.items() if name in task.function_names}

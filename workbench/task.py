@@ -87,7 +87,7 @@ class Task:
 
     def _misfits(self) -> Iterator[tuple[str, str, str]]:
         names, weights = self.function_names, self.reward_weights
-        there = ", ".join(names)
+        choices = ", ".join(names)
         if not names:
             remedy = "give reward_funcs=[...]; notebook 02 shows how to write one"
             yield "no reward functions", "GRPO learns from one score per completion", remedy
@@ -96,10 +96,10 @@ class Task:
             yield f"two reward functions are called {twice[0]!r}", rule, "give each its own __name__"
         if weights is not None and len(weights) != len(names):
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
-            yield value, "one weight per function", f"give {len(names)} weights, in the order {there}"
+            yield value, "one weight per function", f"give {len(names)} weights, in the order {choices}"
         for which in ("right_by", "format_by"):
             if (named := getattr(self, which)) not in (None, *names):
-                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", f"choose from {there}"
+                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", f"choose from {choices}"
         for split in ("rows", "held_out"):
             for number, row in enumerate(getattr(self, split)):
                 if "prompt" not in row:
@@ -180,7 +180,7 @@ def _beside(folder: Path) -> Generator[None, None, None]:
                 _brought.add(name)
 
 
-def load_task(name: str | Path, kept: Path | None = None) -> Task:
+def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
 
     >>> wb.load_task("arithmetic").right_function
@@ -192,11 +192,16 @@ def load_task(name: str | Path, kept: Path | None = None) -> Task:
     Raises:
         TaskError: if there is no such task, if the file fails, or if it binds no `task`.
     """
+    if isinstance(name, Task):
+        return name
+    rule = f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`"
+    if not isinstance(name, (str, Path)):
+        remedy = 'a task also needs rows: wb.Task("mine", rows=[...], reward_funcs=[...])'
+        raise TaskError(f"task = {name!r:.200}", rule=rule, remedy=remedy)
     if str(name) in EMBEDDED:
         return importlib.import_module(EMBEDDED[str(name)]).task()
     path = find(name)
     text = kept or path
-    rule = f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`"
     if not text.is_file():
         remedy = nearest(str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}")
         raise TaskError(f"task {str(name)!r}: no task of that name and no such file", rule=rule, remedy=remedy)

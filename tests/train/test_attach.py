@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import signal
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.prepare import prepare
 from workbench.training.trainer import continue_run, make_trainer
 from workbench.views.live import LivePlot
+from workbench.views.run_view import FollowedRun
 
 trainer_classes()  # unsloth first, as in a process that uses it; on a CPU it leaves TRL's trainer as it is
 STEPS = 3
@@ -219,6 +221,8 @@ def test_the_numbers_are_theirs_and_the_record_is_there(home, tmp_path, make, ca
     assert {verdict.name for verdict in examine_run(run)} >= {"dead_groups", "kl_runaway"}
     said = capsys.readouterr().out
     assert "without a recipe" in said
+    assert re.search(r"finished after \d+ steps.*to record another train\(\), attach again", said)
+    assert Recipe.load(run.path / "recipe.yaml").grpo["per_device_train_batch_size"] == 8
     with pytest.raises(RunError, match="resume_from_checkpoint"):
         continue_run(run)
 
@@ -286,6 +290,7 @@ def test_it_is_steered_and_stopped_like_any_run(home, trainer):
     refused = [event["action"] for event in run.events() if event["event"] == "control" and not event["applied"]]
     assert refused == ["reload", "sample"]
     assert "stopped after 2 steps" in asks.message
+    assert FollowedRun(run).message() == "stopped after 2 steps; only its own trainer's resume_from_checkpoint can go on with it"
 
 
 def test_a_record_that_cannot_be_written_does_not_end_their_training(home, trainer, monkeypatch):

@@ -338,7 +338,7 @@ def test_memory_that_runs_out_is_no_reason_to_try_a_path_that_needs_more(plain, 
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(decoding._Rows, "_read", full)
+    monkeypatch.setattr(decoding._Rows, "_forward", full)
     with Generation(plain.model) as generation, pytest.raises(torch.OutOfMemoryError):
         plain.model.generate(**prompts(plain, 2), max_new_tokens=4)
     assert generation.calls == {"workbench": 0, "trl": 0}
@@ -349,7 +349,7 @@ def test_a_loop_that_fails_is_left_out_and_costs_no_draw(plain, monkeypatch):
         torch.rand(3)
         raise RuntimeError("of this version")
 
-    monkeypatch.setattr(decoding._Rows, "_read", broken)
+    monkeypatch.setattr(decoding._Rows, "_forward", broken)
     inputs, reasons = prompts(plain, 2), []
     torch.manual_seed(4)
     theirs = plain.model.generate(**inputs, do_sample=True, max_new_tokens=8)

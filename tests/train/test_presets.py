@@ -1,4 +1,4 @@
-"""Presets, and `plan_run`: every one loads, is planned and trains a step; a plan says all that can be known beforehand."""
+"""Presets, and `wb.plan`: every one loads, is planned and trains a step; a plan says all that can be known beforehand."""
 
 from __future__ import annotations
 

@@ -193,6 +193,9 @@ def test_samples_are_written_and_leave_the_run_as_it_would_have_been(home):
     assert len(lines) == 4
     assert all(line["step"] == 2 and line["held_out"] and set(line["scores"]) >= {CORRECT} for line in lines)
     assert (sampled.checkpoints / "checkpoint-2" / "adapter_config.json").is_file()
+    # The samples are none of the training's own calls.
+    assert sampled.result()["generation"] == plain.result()["generation"]
+    assert not [event for event in sampled.events() if event["event"] == "generation"]
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def audit_rewards(
     'the best reward hack (a wrong answer, in few words) earns 58% of the reference completion; nothing is wrong'
     """
     started = time.monotonic()
-    task = task if isinstance(task, Task) else load_task(task)
+    task = load_task(task)
     if not len(task.rows):
         raise TaskError(f"task {task.name!r}: 0 prompts", rule="probes are made from prompts", remedy="give the task rows")
     suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip", keep_state=False)
@@ -172,17 +172,17 @@ class _Audit:
         readings = suite.input_formats(self.rows)  # starts the worker, whose imports are no function's seconds
         self._choose_style(usable)
         self.texts = [text for number, builder in enumerate(self.builders) for text in self._texts(number, builder)]
-        scores = {}
+        by_name = {}
         for done, name in enumerate(usable):
             progress(done, len(usable))
-            if (earned := self._scored(name)) is not None:
-                scores[name] = earned
+            if (scored := self._scored(name)) is not None:
+                by_name[name] = scored
         progress(len(usable), len(usable))
-        weights, names = dict(zip(suite.names, suite.weights, strict=True)), [*scores]
-        scored = np.array([*scores.values()], dtype=float).T.reshape(len(self.texts), len(names))
-        paid_by = np.array([weights[name] for name in names], dtype=float)
+        weights, names = dict(zip(suite.names, suite.weights, strict=True)), [*by_name]
+        scores = np.array([*by_name.values()], dtype=float).T.reshape(len(self.texts), len(names))
+        name_weights = np.array([weights[name] for name in names], dtype=float)
         maxima = [max_score_of(suite.functions[name]) for name in names]
-        self.table = ScoreTable(self.texts, names, scored, paid_by, maxima, first.guessed, first.format.shown)
+        self.table = ScoreTable(self.texts, names, scores, name_weights, maxima, first.guessed, first.format.shown)
         if first.free and names:
             self._choose_reference(self.table)
         self.reference = next(text.text for text in self.texts if text.kind == REFERENCE and text.name == AS_ASKED)
@@ -210,11 +210,19 @@ class _Audit:
                 self._refused("case.fails", "", error)
         if new := sorted(set(os.listdir()) - there):
             self._add("writes", files=", ".join(map(repr, new[:3])))
-        total, best_first = (self.table.reference_total, rules.leaderboard(self.table)) if names else (0.0, [])
-        reports = [self._report(name, weights[name], units.get(name, "")) for name in suite.names]
-        findings = sorted(self.findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
-        about = (self.task.name, str(first.format), len(self.rows), len(self.texts), self.reference, total)
-        return RewardAudit(*about, reports, best_first, findings, len(known), time.monotonic() - started)
+        return RewardAudit(
+            task=self.task.name,
+            format=str(first.format),
+            rows=len(self.rows),
+            completions=len(self.texts),
+            reference=self.reference,
+            reference_total=self.table.reference_total if names else 0.0,
+            functions=[self._report(name, weights[name], units.get(name, "")) for name in suite.names],
+            probes=rules.leaderboard(self.table) if names else [],
+            findings=sorted(self.findings, key=lambda finding: ("error", "warning", "note").index(finding.severity)),
+            cases=len(known),
+            seconds=time.monotonic() - started,
+        )
 
     def _texts(self, number: int, builder: CompletionBuilder) -> list[Text]:
         found = [Text(number, REFERENCE, *each) for each in builder.reference_completions().items()]
@@ -302,8 +310,10 @@ class _Audit:
                 if branch.pays > 0:
                     self._add("unreached", name, branch=branch)
         self.findings += rules.spelling(self.table, name)
-        places = {"evaluates": calls_of(function, ("eval", "exec")), "swallows": broad_handlers(function)}
-        self.findings += [finding(rule, name, place=place) for rule, found in places.items() for place in found]
+        for place in calls_of(function, ("eval", "exec")):
+            self._add("evaluates", name, place=place)
+        for place in broad_handlers(function):
+            self._add("swallows", name, place=place)
         place = self.suite.functions.places[name]
         if place != OWN and place.startswith("here: "):
             self._add("no_deadline", name, reason=place.removeprefix("here: "))

@@ -77,7 +77,7 @@ def check_cases(task: Task | str | Path, file: str | Path | None = None) -> Case
     >>> print(wb.check_cases("countdown"))
     6 of 6 regression cases hold
     """
-    task = task if isinstance(task, Task) else load_task(task)
+    task = load_task(task)
     cases = load_cases(task, file)
     return CaseResults(cases, failed_cases(task, cases))
 

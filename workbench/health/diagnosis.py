@@ -40,7 +40,9 @@ def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], c
     Given the last 200 batches and rows it takes a few milliseconds, so it can be asked at every step.
 
     Args:
+        summaries: of the batches, in order.
         rows: of the metrics, in order, as logged or as in `metrics.jsonl`: keys may be absent, values None, "inf" or "-inf".
+        config: what the run was asked to do.
     """
     view = RunView(summaries, rows, config)
     return Verdicts(verdict for rule in RULES for verdict in rule(view))

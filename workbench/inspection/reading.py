@@ -37,7 +37,7 @@ class Steps:
     @property
     def some(self) -> pandas.DataFrame:
         """Steps spread over the run, the first and the last among them."""
-        every = range(0, len(self), max(1, len(self) // 6))
+        every = range(0, len(self), max(1, len(self) // 6))  # six, or a few more
         return self.frame.iloc[sorted({*every, len(self) - 1})]
 
     def __str__(self) -> str:

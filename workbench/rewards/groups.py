@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.errors import RewardError
 from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
@@ -35,7 +36,11 @@ def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") ->
     >>> wb.advantages([1.0, 1.0, 1.0, 1.0]).tolist()  # a dead group
     [0.0, 0.0, 0.0, 0.0]
     """
-    return batch_advantages(np.asarray(rewards, dtype=float)[:, None], [1.0], len(rewards), scale_rewards).advantages
+    scores = np.asarray(rewards, dtype=float)
+    if scores.ndim != 1 or not len(scores):
+        rule, remedy = "the rewards of one group are a list of numbers", "call it once for each group, or score(...).advantages"
+        raise RewardError(f"rewards of shape {list(scores.shape)}", rule=rule, remedy=remedy)
+    return batch_advantages(scores[:, None], [1.0], len(scores), scale_rewards).advantages
 
 
 def batch_advantages(

@@ -293,10 +293,9 @@ def score(
         said = f"{len(rows)} rows with completions for {len(groups)}, {' or '.join(map(str, sizes)) or 'none'} each"
         rule = "each row has its list of completions, all equally long and none empty"
         raise RewardError(said, rule=rule, remedy="give as many completions for each prompt")
-    if isinstance(task, (str, Path)):
-        task = load_task(task)
-    elif not isinstance(task, Task):
-        task = Task("by hand", rows=rows, reward_funcs=list(task) if isinstance(task, (list, tuple)) else [task])
+    if not isinstance(task, (str, Path, Task)):
+        task = Task("by hand", rows=rows, reward_funcs=list(task) if isinstance(task, Sequence) else [task])
+    task = load_task(task)
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
     flat = [each for group in groups for each in group]

@@ -38,8 +38,7 @@ from workbench.training.watchers import Watchers
 from workbench.workspace import shown
 
 # Settings whose values in force the manifest keeps: those that libraries change, or that decide what a run costs.
-_IN_FORCE = [name for name in SHOWN if name not in ("logging_steps", "save_steps", "report_to")]
-_IN_FORCE.append("multi_objective_aggregation")
+_IN_FORCE = [*(name for name in SHOWN if name not in ("logging_steps", "save_steps", "report_to")), "multi_objective_aggregation"]
 
 
 @random_kept()
@@ -292,7 +291,10 @@ def _recipe_of(trainer: Any, run_name: str, policy: Policy, task: Task) -> Recip
     lora = {name: getattr(shape, name) for name in ("r", "lora_alpha", "lora_dropout") if hasattr(shape, name)}
     if isinstance(getattr(shape, "target_modules", None), (set, list)):
         lora["target_modules"] = sorted(shape.target_modules)
-    settings = ("num_generations", "max_completion_length", "learning_rate", "beta", "temperature", "max_steps")
+    settings = (
+        "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length",
+        "learning_rate", "beta", "temperature", "max_steps",
+    )  # fmt: skip
     loaded = {"name": policy.name, "backend": policy.backend_name, "load_in_4bit": policy.linear4bit > 0}
     loaded["max_seq_length"] = policy.max_seq_length
     grpo = {name: getattr(trainer.args, name) for name in settings}

@@ -110,9 +110,9 @@ class RunControl:
         self.boundary(step, flags, begins=True)
 
     def boundary(self, step: int, flags: Any, *, begins: bool = False, ends: bool = False) -> None:
-        """Apply what was asked for since the last boundary, `step` steps being done; `flags` are the trainer's, to save or stop.
+        """After `step` steps, apply what was asked for since the last boundary; `flags` are the trainer's, to save or to stop.
 
-        When a stage `begins` there is nothing to save yet; when it `ends` and another follows, a change is meant for that one.
+        When a stage `begins`, there is nothing to save yet; when it `ends` and another follows, a change is meant for that one.
         """
         self.step, self.flags = step, flags
         with self.recorder.timed():

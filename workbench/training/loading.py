@@ -21,8 +21,9 @@ SMALL_BYTES = 100 * 2**20
 
 
 def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
-    """Where the weights of a policy are: a folder, or a name that the hub knows (not `ask_hub`: may know); PolicyError for an
-    unknown name, a folder without a model or tokenizer, or a hub that cannot be reached.
+    """Where the weights of a policy are: a folder, or a hub name; without `ask_hub`, one that is not looked up.
+
+    PolicyError for an unknown name, a folder without a model or tokenizer, or a hub that cannot be reached.
     """
     text, folder = str(name), find(name)
     if text == "tiny":
@@ -39,10 +40,12 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
         return str(folder)
     local = text.startswith((".", "/", "~")) or text.count("/") > 1
     if local or "/" not in text:
-        what, remedy = ("no such folder", "check the path") if local else ("unknown", 'name its owner, too, or use "tiny"')
+        said, remedy = "unknown", 'write the hub name with its owner, or use "tiny"'
+        if local:
+            said, remedy = "no such folder", "check the path"
         rule = 'a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder'
         remedy += "" if Path(text).is_absolute() else f"; {looked_in()}"
-        raise PolicyError(f"policy {text!r}: {what}", rule=rule, remedy=remedy)
+        raise PolicyError(f"policy {text!r}: {said}", rule=rule, remedy=remedy)
     if ask_hub:
         check_hub(text)
     return text

@@ -6,7 +6,6 @@ It is slower on a GPU than Unsloth and patches nothing: it computes what the lib
 from __future__ import annotations
 
 import os
-from operator import methodcaller
 from typing import Any
 
 from workbench.recipe import LoraPart
@@ -53,7 +52,8 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
         layer.support_avx512bf16_for_cpu = False
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions and max_seq_length > positions:
-        notes.append(f"WARNING: max_seq_length = {max_seq_length}, and the model was made for {positions} tokens: not stretched")
+        said = f"WARNING: max_seq_length = {max_seq_length}, and the model was made for {positions} tokens"
+        notes.append(f"{said}; this backend does not stretch it")
     return model, tokenizer, notes
 
 
@@ -72,5 +72,11 @@ def add_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: 
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", bias="none", **lora.model_dump()))
 
 
-# Around sampling; whoever samples sees to the cache.
-for_inference, for_training = methodcaller("eval"), methodcaller("train")
+def for_inference(model: Any) -> None:
+    """Ready to generate; `Policy.generating` sees to the cache."""
+    model.eval()
+
+
+def for_training(model: Any) -> None:
+    """Ready to train again."""
+    model.train()

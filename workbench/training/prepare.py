@@ -131,6 +131,7 @@ def prepare(
                 raise
             return None, [f"not checked: {error.value}; so {missed}"]
 
+    recipe = Recipe.of(recipe)
     check_name(recipe.run_name)
     if policy is None:
         find_model(recipe.policy.name, ask_hub=False)  # a slip in a path is found before torch and Unsloth are imported

@@ -21,6 +21,8 @@ from workbench.run.rollouts import columns_of, write_part
 from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
 
+_REQUIRED = ("begin", "update", "end")  # of a watcher
+
 
 class Recorder:
     """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
@@ -138,11 +140,12 @@ class Recorder:
             self.tell("verdicts", self.watchdog.verdicts)
 
     def tell(self, what: str, *details: Any) -> None:
-        """Call a method that every watcher may have. One that fails is left out from then on: watching must not end a run."""
+        """Call a method of every watcher. One that fails is left out from then on: watching must not end a run."""
         with self.timed():
             for watcher in list(self.watchers):
                 try:
-                    getattr(watcher, what, lambda *_: None)(*details)
+                    if what in _REQUIRED or hasattr(watcher, what):
+                        getattr(watcher, what)(*details)
                 except Exception as error:
                     self.watchers.remove(watcher)
                     self._left_out("watcher_failed", type(watcher).__name__, error, watcher=type(watcher).__name__)

@@ -47,7 +47,7 @@ def save_state(
 ) -> None:
     """Write the state of training beside an adapter that was just saved, after `done` steps of the stage.
 
-    `adaptive` is the state of the adaptive weights, `states` `random_states()` at the end of the step (None: now).
+    `adaptive` is the state of the adaptive weights; `states` is what `random_states()` said at the end of the step (None: now).
     """
     import torch
     from safetensors.torch import save_file
@@ -60,7 +60,8 @@ def save_state(
     save_file({**tensors, **random}, str(folder / _TENSORS))
     version, numbers, gauss = states["python"]
     kind, keys, *more = states["numpy"]
-    schedule = {**trainer.lr_scheduler.state_dict(), "lr_lambdas": None}  # they are the recipe's
+    schedule = trainer.lr_scheduler.state_dict()
+    schedule.pop("lr_lambdas", None)  # the recipe's own functions
     scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
     state = {
         "stage": stage,

@@ -164,7 +164,8 @@ class Session:
             recorder.finish()
         recorder.look(step)
         self.control.refuse_rest(step)
-        recorder.tell("end", f"{status} after {step} steps{recorder.verdict}")
+        ended = f"{status} after {step} steps{recorder.verdict}"
+        recorder.tell("end", ended)
         if step or status in ("finished", "stopped"):
             paused_s, before = self.control.paused_s, run.manifest().get("before") or {}  # the result of the session before
             result = {
@@ -182,9 +183,8 @@ class Session:
             }
             run.update_manifest(result=result | ({"generation": self.generation.found()} if self.generation else {}))
             run.log_event(status, step, **details)
-        else:
-            run.discard()
-            print(f"{run.name}: ended before its first step, so nothing of it is kept", flush=True)
+            if not self.policy:
+                print(f"{run.name}: {ended}; to record another train(), attach again", flush=True)
 
     # -- the trainer's hooks --------------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -70,7 +70,7 @@ class Stage:
 def planned_stages(
     recipe: Recipe, task: Task | None, config_class: type, machine: Machine | None = None, begun: RunDirectory | None = None
 ) -> list[Stage]:
-    """The recipe's stages, in order, checked as far as can be without a policy; RecipeError, TaskError, RewardError.
+    """The recipe's stages, in order, checked as far as can be without a policy. Raises RecipeError, TaskError or RewardError.
 
     Args:
         task: the recipe's; None: not known, and then only the settings are checked.
@@ -144,8 +144,9 @@ def _rehearsed(
 
 
 def _suite(task: Task, recipe: Recipe, settings: dict[str, Any]) -> RewardSuite:
-    how = settings["scale_rewards"], settings.get("multi_objective_aggregation", "sum_then_normalize")
-    return RewardSuite(task, settings["num_generations"], recipe.reward_weights, *how, **recipe.rewards.model_dump())
+    size, scale = settings["num_generations"], settings["scale_rewards"]
+    aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
+    return RewardSuite(task, size, recipe.reward_weights, scale, aggregation, **recipe.rewards.model_dump())
 
 
 def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:

@@ -154,4 +154,8 @@ def change_text(event: dict[str, Any]) -> str | None:
             return f"{name} x {before} → x {after}"
         case "beta" | "learning_rate":
             return f"{action} {before} → {after}"
-    return {"mute": f"{name} muted", "reload": "rewards reloaded"}.get(action)
+        case "mute":
+            return f"{name} muted"
+        case "reload":
+            return "rewards reloaded"
+    return None

@@ -1,6 +1,7 @@
 """The lab: a group of completions that are scored while one types, beside what reward hacks earn; without widgets, as tables.
 
-Everything runs between cells, on the kernel's event loop, as widgets may not be touched from threads in every front end.
+A task that came from a file is loaded again whenever the file is saved. Everything runs between cells, on the kernel's own
+event loop: no thread touches a widget, which some front ends forbid. While a cell runs, the panel waits.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Bench:
 
     def __init__(self, task: Task | str | Path, scale_rewards: str = "group") -> None:
         self.scale_rewards = scale_rewards
-        self.task = task if isinstance(task, Task) else load_task(task)
+        self.task = load_task(task)
         if not len(self.task.rows):
             raise TaskError(f"task {self.task.name!r}: 0 prompts", rule="completions answer a prompt", remedy="give it rows")
         self._writers: dict[int, CompletionBuilder] = {}

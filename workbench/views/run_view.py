@@ -30,6 +30,7 @@ HEALTH_SHARE = 0.05  # of the time that examining may take, as long as the verdi
 GAP = "   "  # between the parts of a status line
 _NUMBERS = (("reward", REWARD, ".2f"), ("group std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead groups", DEAD, ".0%"))
 _CONTINUE = "`workbench continue {name}` resumes from its latest checkpoint"
+_ATTACHED = "only its own trainer's resume_from_checkpoint can go on with it"
 _AFTER = {
     "finished": "notebook 04 measures what training gained",
     **dict.fromkeys(("stopped", "aborted"), _CONTINUE),
@@ -212,7 +213,11 @@ class FollowedRun(RunView):
         if not self.over:
             return None
         how = "ended before its first step" if self.status == "gone" else f"{self.status} after {self.history.step} steps"
-        return f"{how}; {_AFTER.get(self.status, '').format(name=self.name)}"
+        after = _AFTER.get(self.status, "").format(name=self.name)
+        with contextlib.suppress(OSError, ValueError):
+            if self.run.manifest().get("attached"):
+                after = after.replace(_CONTINUE.format(name=self.name), _ATTACHED)
+        return f"{how}; {after}"
 
     def line(self) -> str:
         """The status line."""

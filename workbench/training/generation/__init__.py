@@ -77,19 +77,22 @@ class Generation:
         return {"by": by, "calls": dict(self.calls), **({"why": self.why_not} if self.why_not else {})}
 
     def __enter__(self) -> Generation:
-        self._generate, self._had = self.model.generate, "generate" in vars(self.model)
-        self.model.generate = self.generate
-        _LOGGER.addFilter(self._is_news)
         # Unsloth puts the context's length there, and transformers then warns at every call that max_new_tokens is in force.
         config = self.model.generation_config
         self._max_length, config.max_length = config.max_length, None
+        self._replaced, self._had = self.model.generate, "generate" in vars(self.model)
+        # Samples that are asked for while it trains go around the training's loop: they are none of its calls.
+        outer = getattr(self._replaced, "__self__", None)
+        self._generate = outer._generate if isinstance(outer, Generation) else self._replaced
+        self.model.generate = self.generate
+        _LOGGER.addFilter(self._is_news)
         return self
 
     def __exit__(self, *_: Any) -> None:
         _LOGGER.removeFilter(self._is_news)
         self.model.generation_config.max_length = self._max_length
         if self._had:
-            self.model.generate = self._generate
+            self.model.generate = self._replaced
         else:
             vars(self.model).pop("generate", None)
 

@@ -20,8 +20,8 @@ def lean_adapters(model: Any) -> Iterator[tuple[int, int]]:
     """Replace the forward of every LoRA layer that has nothing out of the ordinary; put back after.
 
     What a layer computes stays the same to the last bit: base layer, adapter, scaling and conversions in PEFT's order.
-    Layers with more to them (DoRA, several adapters, hooks, another base layer, autocast) keep their own. Yields how many
-    layers were replaced, and how many of their base layers were unpacked.
+    Layers with more to them (DoRA, several adapters, hooks, another base layer, autocast) keep their own.
+    Yields how many layers were replaced, and how many of their base layers were unpacked.
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -30,7 +30,8 @@ def lean_adapters(model: Any) -> Iterator[tuple[int, int]]:
     layers = [module for module in model.modules() if lean and isinstance(module, LoraLayer) and _is_plain(module)]
     packed = [layer.base_layer for layer in layers if _unpacks_as_stored(layer.base_layer)]
     unpacked_bytes = sum(base.in_features * base.out_features * base.compute_dtype.itemsize for base in packed)
-    packed = packed if unpacked_bytes <= _SHARE_OF_FREE * _free_bytes() else []
+    if packed and unpacked_bytes > _SHARE_OF_FREE * _free_bytes():
+        packed = []
     bases = {id(layer): _base(layer.base_layer, unpack=layer.base_layer in packed) for layer in layers}
     try:
         for layer in layers:

@@ -50,12 +50,14 @@ def batch(settings: dict[str, Any]) -> Batch:
         legal = [divisor for divisor in range(2, completions + 1) if completions % divisor == 0]
         near = sorted(sorted(legal, key=lambda divisor: abs(divisor - count))[:2])
         larger = f"make the batch {-(-completions // count) * count}"
-        said, rule = f"{made_of} = {completions} completions, and num_generations = {count}", "every group is whole"
+        said = f"{made_of} = {completions} completions, and num_generations = {count}"
+        rule = "num_generations divides the generation batch, so that every group is whole"
         remedy = f"set num_generations to {' or '.join(map(str, near))}, or {larger}" if near else larger
-        raise RecipeError(said, rule=f"num_generations divides the generation batch, so that {rule}", remedy=remedy)
+        raise RecipeError(said, rule=rule, remedy=remedy)
     if completions % per_device:
         whole = -(-completions // math.lcm(per_device, count)) * math.lcm(per_device, count)
-        said, rule = f"{made_of}, and per_device_train_batch_size {per_device}", "a batch is cut into whole forward passes"
+        said = f"{made_of}, and per_device_train_batch_size {per_device}"
+        rule = "a generation batch is cut into whole forward passes"
         remedy = f"set generation_batch_size to {whole}, or per_device_train_batch_size to {math.gcd(completions, per_device)}"
         raise RecipeError(said, rule=rule, remedy=remedy)
     return Batch(completions, count)

@@ -43,8 +43,8 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
     """What a recipe file, a preset's name, a script or a recipe asks for: (what to call it, the recipe, lines about what a
     script had otherwise, whether policy.name was asked for, and a task).
     """
-    if isinstance(source, Recipe):
-        return "recipe", source, [], True, True
+    if not isinstance(source, (str, Path)):
+        return "recipe", Recipe.of(source), [], True, True
     if isinstance(source, str) and "\n" in source:
         return "script", *read_script(source)
     file = find(source)
