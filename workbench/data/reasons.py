@@ -176,9 +176,7 @@ class Report:
         counts = dict(read=self.read, kept=self.kept_rows, repaired=self.repaired_rows, left_out=self.read - self.kept_rows)
         found = {"source": self.source, **counts, "columns": self.columns, "notes": self.notes}
         found["reasons"] = [{**one, "examples": self._excerpts[one["reason"]]} for one in listed("reason", self._left_out)]
-        found["repairs"] = [*listed("rule", self._repaired)]
-        found["warnings"] = [*listed("warning", self._warned)]
-        return found
+        return found | {"repairs": [*listed("rule", self._repaired)], "warnings": [*listed("warning", self._warned)]}
 
     def __repr__(self) -> str:
         left = self.read - self.kept_rows

@@ -308,10 +308,7 @@ repetition_reward = make_repetition_reward(name="repetition_reward")
 
 
 def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: str | None = None) -> Scorer:
-    """A penalty from 0 to -1: 0 until the last `buffer_tokens` before the limit, then falling to -1 there (at once if 0).
-
-    The limit is the recipe's max_completion_length, or less.
-    """
+    """A penalty from 0 to -1 at the limit, max_completion_length or less, growing over its last `buffer_tokens` (0: at once)."""
     value = f"buffer_tokens = {buffer_tokens!r} before max_completion_tokens = {max_completion_tokens!r}"
     require(0 <= buffer_tokens <= max_completion_tokens, value, "the buffer lies within the limit")
     free = max_completion_tokens - buffer_tokens
