@@ -117,7 +117,8 @@ def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: 
             asked[index] = pair
         else:
             results[index] = False
-    for index, same in zip(asked, verdicts([*asked.values()], watched_s if deadline_s is None else deadline_s)):
+    judged = verdicts([*asked.values()], watched_s if deadline_s is None else deadline_s) if asked else []
+    for index, same in zip(asked, judged, strict=True):
         results[index] = same
         if same is None:
             late.add(index)

@@ -213,6 +213,7 @@ class Lab:
         self._prompts.options, self._prompts.value = prompts, self.number
         self._prompts.observe(self._prompt_changed, "value")
         self._marks.options = [("what any function matched", ""), *((name, name) for name in self.bench.suite.names)]
+        self._marks.value = ""
 
     def _fill(self) -> None:
         # One line per completion: what is typed, and what is found in it.
