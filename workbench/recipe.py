@@ -211,6 +211,6 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     if first["type"] == "extra_forbidden":
         part = next((_PARTS[place] for place in reversed(first["loc"][:-1]) if place in _PARTS), Recipe)
         fields = f"the fields are {', '.join(part.model_fields)}"
-        fields += "; settings of trl.GRPOConfig go under `grpo:`" * (part is Recipe)
+        fields += "; settings of trl.GRPOConfig go under `grpo:`" if part is Recipe else ""
         rule, remedy = "a recipe holds known fields only", nearest(str(first["loc"][-1]), part.model_fields, fields)
     return RecipeError(f"{source}: {where} = {first['input']!r}", rule=rule, remedy=remedy)

@@ -57,17 +57,20 @@ NO_TEXT = Reason("a message's content is not text", AS_MESSAGES)
 NOT_ONLY_TEXT = Reason("a message holds something other than text", AS_MESSAGES)
 LATE_SYSTEM = Reason("a system message stands after the first", "move it to the front")
 NO_USER = Reason("no message is the user's", "end the prompt with what the user asks")
-AS_ANSWER = "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off"
-ANSWERED = Reason("the last message is the assistant's: nothing is left to generate", AS_ANSWER)
+ANSWERED = Reason(
+    "the last message is the assistant's: nothing is left to generate",
+    "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off",
+)
 TOO_LONG = Reason(f"prompt has more than {LONGEST_CHARACTERS} characters", "shorten it: no policy on one GPU reads so much")
 MIXED = Reason("prompt is chat in some rows and text in others", "make all prompts chat messages, or all text")
 DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the first of them was kept")
 CONTRADICTS = Reason(f"{DUPLICATE}, with another answer", "decide which answer is right; the first was kept")
 CONTAMINATED = Reason("prompt is also in the other split", "nothing: if it stood in both, the evaluation would test memory")
 OWN_SYSTEM = Reason(
-    "prompt brings its own system message, which was kept instead of the one given", "check which format it asks for"
+    "prompt brings its own system message, which was kept instead of the one given",
+    "check that it asks for the format that the rewards look for",
 )
-NO_EXAMPLE = Reason("prompt is chat already: no worked example was added", "write it into those prompts, or give them as text")
+NO_EXAMPLE = Reason("prompt is chat already: no worked example was added", "write one into those prompts, or give them as text")
 REPLACED = Reason("text holds U+FFFD: letters were lost when it was decoded", FROM_ITS_SOURCE)
 MOJIBAKE = Reason("text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)", f"{FROM_ITS_SOURCE}, and read it as UTF-8")
 
@@ -85,8 +88,8 @@ MARKED = Reason(
     "answer contains ####, and all of it was kept", "if the answer is what follows, say so: --answer-after '####' or answer_after"
 )
 LEAK = Reason("the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing")
-EARLIER = Reason("an earlier line of the prompt says the answer", "fine for a worked example; else the policy can copy it")
-VERBATIM = Reason("the prompt contains the answer word for word", "fine for questions about a text; else the policy can copy it")
+EARLIER = Reason("an earlier line of the prompt says the answer", "fine for a worked example; otherwise the policy can copy it")
+VERBATIM = Reason("the prompt contains the answer verbatim", "fine for questions about a text; otherwise the policy can copy it")
 
 
 def answer_is(what: str) -> Reason:
@@ -173,9 +176,7 @@ class Report:
         counts = dict(read=self.read, kept=self.kept_rows, repaired=self.repaired_rows, left_out=self.read - self.kept_rows)
         found = {"source": self.source, **counts, "columns": self.columns, "notes": self.notes}
         found["reasons"] = [{**one, "examples": self._excerpts[one["reason"]]} for one in listed("reason", self._left_out)]
-        found["repairs"] = [*listed("rule", self._repaired)]
-        found["warnings"] = [*listed("warning", self._warned)]
-        return found
+        return found | {"repairs": [*listed("rule", self._repaired)], "warnings": [*listed("warning", self._warned)]}
 
     def __repr__(self) -> str:
         left = self.read - self.kept_rows

@@ -38,8 +38,7 @@ class Calibration:
 class MemoryEstimate:
     """What a recipe needs, by part and phase, against the card; `how` holds the other arguments of `estimate`.
 
-    `peak_phase` decides. `fits` is True or False where both ends of the `peak` agree; None where they do not, or no card is
-    known.
+    `peak_phase` decides. `fits` is None where the two ends of the `peak` do not agree, or no card is known.
     """
 
     def __init__(self, inputs: Inputs, parts: Sequence[Part], how: dict[str, Any]) -> None:

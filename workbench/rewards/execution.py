@@ -171,7 +171,7 @@ class RewardExecutor:
     def _one_by_one(self, name: str, call: Call, whole: RewardFailure, started: float) -> Scored:
         # Each may take twice its share of the time that is left, so that half of them may hang.
         prompts, completions, count = call["prompts"], call["completions"], len(call["completions"])
-        scored, failed = Scored([math.nan] * count, {}), {0: whole} if count == 1 else {}
+        returned, failed = {}, {0: whole} if count == 1 else {}
         for index in range(count if count > 1 else 0):
             left = None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
             if left is not None and left < -_GRACE_S:
@@ -179,17 +179,12 @@ class RewardExecutor:
                 continue
             share_s = None if left is None else max(_SHORTEST_S, 2 * left / (count - index))
             try:
-                result = self.call(name, _single(call, index), share_s, quiet=True)
+                returned[index] = self.call(name, _single(call, index), share_s, quiet=True)
             except RewardFailure as error:
                 late = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
                 failed[index] = error if error.in_time else late
                 if error.in_time and not self.skip:
                     break
-                continue
-            one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
-            scored.scores[index] = one.scores[0]
-            if one.errors:
-                scored.errors[index] = one.errors[0]
         if not failed and whole.in_time:
             raise whole.error(name, f"on a batch of {count} completions")
         if failed and not self.skip:
@@ -202,7 +197,12 @@ class RewardExecutor:
                 where = f"{count} completions; {asked} {where}"
             raise RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
         # Late as a batch with nobody to blame: it was slow, and each completion was scored alone.
-        scored.errors.update({index: failure.value for index, failure in failed.items()})
+        scored = Scored([math.nan] * count, {index: failure.value for index, failure in failed.items()})
+        for index, result in returned.items():
+            one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
+            scored.scores[index] = one.scores[0]
+            if one.errors:
+                scored.errors[index] = one.errors[0]
         return scored
 
 

@@ -308,8 +308,7 @@ repetition_reward = make_repetition_reward(name="repetition_reward")
 
 
 def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: str | None = None) -> Scorer:
-    """A penalty from 0 to -1 for running over: 0 until the last `buffer_tokens`, then falling to -1 at the limit, all at once
-    if there are none. The limit is the recipe's max_completion_length, or less."""
+    """A penalty from 0 to -1 at the limit, max_completion_length or less, growing over its last `buffer_tokens` (0: at once)."""
     value = f"buffer_tokens = {buffer_tokens!r} before max_completion_tokens = {max_completion_tokens!r}"
     require(0 <= buffer_tokens <= max_completion_tokens, value, "the buffer lies within the limit")
     free = max_completion_tokens - buffer_tokens
@@ -324,7 +323,7 @@ def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: s
 def make_pattern_reward(
     pattern: str, score: float = 1.0, whole: bool = False, flags: int = re.DOTALL, name: str = "pattern_reward"
 ) -> Scorer:
-    """A reward of `score` for completions in which a pattern is found, or which `whole` match it; below 0 a penalty.
+    """A reward of `score` (below 0: a penalty) where a pattern is found; with `whole`, where it matches the whole completion.
 
     A pattern with nested or neighbouring repeats, `(a+)+` or `.*?x.*?y.*?z`, can take hours over one long completion,
     and nothing inside Python can stop it. So the suite runs this function in its worker process, with a deadline.

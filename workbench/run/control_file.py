@@ -49,7 +49,7 @@ class Request(NamedTuple):
 
 
 def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
-    """A request's details, numbers as numbers. RequestError for an unknown action, wrong details, or a value that cannot be."""
+    """A request's details, numbers as numbers. RequestError: an unknown action, a detail missing or too much, a wrong value."""
     if action not in ACTIONS:
         rule, remedy = f"a run can be asked to {', '.join(ACTIONS)}", nearest(action, ACTIONS, "choose one of them")
         raise RequestError(f"action {action!r}", rule=rule, remedy=remedy)

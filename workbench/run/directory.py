@@ -116,7 +116,8 @@ class RunDirectory:
             if self._elsewhere:
                 again = f"`workbench continue {self.name} --take-over`, continue_run(..., take_over=True)"
                 remedy += f"; or, if {host} is gone: {again}"
-            raise RunError(f"{self.name} is training" + f" on {host}" * self._elsewhere, rule=_ONE_OWNER, remedy=remedy)
+            there = f" on {host}" if self._elsewhere else ""
+            raise RunError(f"{self.name} is training{there}", rule=_ONE_OWNER, remedy=remedy)
         # Of two processes that want it, one moves the dead owner's lock away, and one makes the new one.
         moved = self.path / f".lock-{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
@@ -190,8 +191,8 @@ class RunDirectory:
             return "not readable"
         if result["status"] == "running":
             return f"still training, step {result['steps']}" + (f" of {total}" if total else "")
-        adapter = ", no adapter" * (not self.has_adapter)
-        measured = ", measured" * (self.path / "evaluation.json").is_file()
+        adapter = "" if self.has_adapter else ", no adapter"
+        measured = ", measured" if (self.path / "evaluation.json").is_file() else ""
         return f"{result['status']} after {result['steps']} steps{adapter}{measured}"
 
     def describe(self, asked: str | Path = "latest") -> str:
