@@ -63,7 +63,6 @@ def follow(run: FollowedRun, every_s: float = 1.0) -> str:
     terminal.begin(run, run.total, {})
     with terminal.bar:
         while True:
-            terminal.bar.update(terminal.task, total=run.total or None)  # a run that is continued may train more steps
             terminal.update(run.history.step, _latest(run), _times(run))
             for line in _changed(run.examine(), states) if run.time_to_examine() else ():
                 terminal.say(line)
