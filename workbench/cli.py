@@ -204,6 +204,8 @@ def train(
 def continue_(
     run: Annotated[str, arg("A run by name or path; latest: the last that does not train.")] = "latest",
     steps: Annotated[int | None, opt("Train so many steps more than its recipe says.", min=1)] = None,
+    checkpoint: Annotated[str | None, opt("Go on from this one, checkpoint-20; later ones are deleted.", "--from")] = None,
+    accept_changes: Annotated[bool, opt("Go on although recipe, rows or rewards were changed.", "--accept-changes")] = False,
     take_over: Annotated[bool, opt("The run began on another machine, now gone (a lost Colab runtime).", "--take-over")] = False,
 ) -> Result:
     """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
@@ -215,7 +217,8 @@ def continue_(
     from workbench.views.terminal import TerminalProgress
 
     opened = _opened(run, "begun" if take_over else "resting")
-    return _trained(continue_run(opened, watchers=[TerminalProgress()], steps=steps, take_over=take_over))
+    how = {"steps": steps, "checkpoint": checkpoint, "accept_changes": accept_changes, "take_over": take_over}
+    return _trained(continue_run(opened, watchers=[TerminalProgress()], **how))
 
 
 def _trained(run: Any) -> Result:

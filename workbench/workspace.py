@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,11 +60,39 @@ def replace_file(path: str | os.PathLike) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.part")
     try:
         yield beside
-        with contextlib.suppress(OSError), beside.open("rb") as written:  # some mounts cannot
-            os.fsync(written.fileno())
+        _to_disk(beside)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replace_folder(path: Path) -> Iterator[Path]:
+    """Write a folder whole or not at all: the block fills the one that it is given, which then takes `path`'s place."""
+    beside, before = (path.with_name(f".{path.name}.{what}") for what in ("part", "before"))
+    for left in (beside, before):  # by a kill
+        shutil.rmtree(left, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        for file in [*beside.rglob("*"), beside]:
+            _to_disk(file)
+        if path.exists():
+            path.rename(before)
+        beside.rename(path)
+        _to_disk(path.parent)
+    finally:
+        for left in (beside, before):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _to_disk(path: Path) -> None:
+    with contextlib.suppress(OSError):  # some mounts cannot
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def to_json(value: Any) -> Any:

@@ -14,8 +14,8 @@ import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
@@ -24,6 +24,7 @@ from typing import Any
 
 from workbench.errors import RunError, WorkbenchError, nearest
 from workbench.recipe import Recipe
+from workbench.run.lock import Lock
 from workbench.workspace import append_line, read_lines, replace_file, resolve, shown, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -45,6 +46,7 @@ class RunDirectory:
         self.path, self.name = path, path.name
         self.rollouts, self.checkpoints, self.export = (path / name for name in ("rollouts", "checkpoints", "export"))
         self.final = self.checkpoints / "final"
+        self.lock = Lock(path)
         self.requests_from: int | None = None  # byte of control.jsonl from which requests are for this owner
 
     @property
@@ -87,43 +89,34 @@ class RunDirectory:
         run = next(run for own in names if (run := cls(resolve(root) / own))._claim())
         run.requests_from = 0
         recipe.model_copy(update={"run_name": run.name}).save(run.path / "recipe.yaml")
-        run.write_json("manifest.json", manifest)
+        run.write_json("manifest.json", {"id": uuid.uuid4().hex, **manifest})
         return run
 
     def _claim(self) -> bool:
         if self.path.is_file() or (self.path / "recipe.yaml").exists():
             return False
         self.path.mkdir(parents=True, exist_ok=True)
-        return self._lock()
-
-    def _lock(self) -> bool:
-        """Whether this process has become the owner: of several that try, exactly one does, as O_EXCL makes the file."""
-        try:
-            handle = os.open(self.path / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
+        if not self.lock.take():
             return False
-        with os.fdopen(handle, "w") as lock:
-            json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, lock)
-        return True
+        if begun := (self.path / "recipe.yaml").exists():  # by somebody who has released it already
+            self.lock.release()
+        return not begun
 
-    def reopen(self, step: int) -> None:
+    def reopen(self, step: int, take_over: bool = False) -> None:
         """Own a run again that has ended or was killed, to go on after `step`; what it recorded later is taken out.
 
-        Raises RunError if it is training.
+        RunError if it is training; on another machine (a lost Colab runtime), `take_over` says that it is not.
         """
-        if self.live:
-            host, remedy = self._owner()["host"], f"stop it first: `workbench control {self.name} stop`"
-            if self._elsewhere:
+        elsewhere = self.lock.elsewhere
+        if self.live and not (take_over and elsewhere):
+            host = self.lock.owner.get("host", "an unknown machine")
+            remedy = f"stop it first: `workbench control {self.name} stop`"
+            if elsewhere:
                 again = f"`workbench continue {self.name} --take-over`, continue_run(..., take_over=True)"
                 remedy += f"; or, if {host} is gone: {again}"
-            there = f" on {host}" if self._elsewhere else ""
+            there = f" on {host}" if elsewhere else ""
             raise RunError(f"{self.name} is training{there}", rule=_ONE_OWNER, remedy=remedy)
-        # Of two processes that want it, one moves the dead owner's lock away, and one makes the new one.
-        moved = self.path / f".lock-{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self.path / "lock", moved)
-        moved.unlink(missing_ok=True)
-        if not self._lock():
+        if not self.lock.take(over=take_over):
             value = f"{self.name}: another process has just gone on with it"
             raise RunError(value, rule=_ONE_OWNER, remedy="watch it: `workbench watch`")
         asked = self.path / "control.jsonl"
@@ -139,27 +132,19 @@ class RunDirectory:
         for part in self.rollouts.glob("step-*.parquet"):
             if int(part.name.split("-")[1]) > step:
                 part.unlink()
+        for folder in self.saved():
+            if int(folder.name[11:]) > step:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def release(self) -> None:
         """Give the lock back; the run is then nobody's."""
-        (self.path / "lock").unlink(missing_ok=True)
-
-    def take_over(self) -> None:
-        """Take the lock from another machine that is gone, such as a Colab runtime; nothing here can tell whether it is."""
-        if self.live and self._elsewhere:
-            self.release()
-
-    def _owner(self) -> dict[str, Any]:
-        return json.loads((self.path / "lock").read_text(encoding="utf-8"))
-
-    @property
-    def _elsewhere(self) -> bool:
-        return self._owner()["host"] != socket.gethostname()
+        self.lock.release()
 
     def discard(self) -> None:
         """Take away what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
-        for name in ("recipe.yaml", "manifest.json", "metrics.jsonl", "events.jsonl", "control.jsonl", "task.py", "lock"):
+        for name in ("recipe.yaml", "manifest.json", "metrics.jsonl", "events.jsonl", "control.jsonl", "task.py"):
             (self.path / name).unlink(missing_ok=True)
+        self.lock.release()
         for folder in (self.rollouts, self.checkpoints, self.path / "tasks", self.path / "trackers"):
             shutil.rmtree(folder, ignore_errors=True)
         if not any(self.path.iterdir()):
@@ -222,19 +207,13 @@ class RunDirectory:
 
     @property
     def live(self) -> bool:
-        """Whether the process that owns the run still lives; on another machine, whether it still holds the lock."""
-        try:
-            owner = self._owner()
-            if owner["host"] == socket.gethostname():
-                os.kill(owner["pid"], 0)
-                # A zombie was killed, and nobody has asked how it ended: common in containers.
-                stat = Path(f"/proc/{owner['pid']}/stat")
-                return not stat.is_file() or stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-        except PermissionError:
-            return True  # somebody else's process, and it is there
-        except (OSError, ValueError, LookupError):
-            return False
-        return True
+        """Whether the process that owns the run still lives, as far as can be told from here."""
+        return self.lock.held
+
+    @property
+    def identity(self) -> str:
+        """What tells it from every other run, whatever its folder is called; empty for one of an earlier version."""
+        return str(self.manifest().get("id", ""))
 
     def update_manifest(self, **found: Any) -> None:
         """Add what was found later (shapes, timings, the result) to the manifest."""

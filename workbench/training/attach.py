@@ -110,7 +110,7 @@ def attach(
 
 @random_kept()
 def go_on(run: RunDirectory, trainer: Any, point: Point, watchers: Watchers, notes: Sequence[str]) -> None:
-    """Attach a trainer of `make_trainer` to a run that goes on from a checkpoint."""
+    """Attach a trainer of `make_trainer` to a run that goes on from a checkpoint; `notes` are printed."""
     plan = vars(trainer)[Made.KEY].plan
     print(*plan.notes, *notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
     StagedSession(run, trainer, watchers, point)
@@ -145,6 +145,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
     asked |= {"rows": fingerprint(task.rows), "held_out": fingerprint(task.held_out)}
     found = {
         "created": now(),
+        "recipe": recipe.model_dump(mode="json"),
         "versions": versions(),
         "policy": policy.found(),
         "trainer": f"{type(trainer).__mro__[0].__module__}.{type(trainer).__name__}",

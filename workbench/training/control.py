@@ -30,7 +30,7 @@ from workbench.training.stages import AdaptiveWeights, Stage
 from workbench.workspace import append_line, resolve, shown
 
 POLL_S = 0.1
-ECHO_S = 1.0  # a launcher (uv, timeout, a scheduler) hands on a signal that its whole group has had, and people click twice
+ECHO_S = 2.0  # a launcher (uv, timeout, a scheduler) hands on a signal that its whole group has had, and people click twice
 CARRIED = "the stage before"  # who asked for a reload that a stage inherits
 SAMPLED_PROMPTS = 4
 _ON_REWARDS = ("weight", "mute", "unmute", "reload")
@@ -177,6 +177,7 @@ class RunControl:
         print(f"paused after step {self.step}; `workbench control {self.run.name} resume` goes on", flush=True)
         while waiting and not self._interrupted_by:
             time.sleep(POLL_S)
+            self.run.lock.beat()
             waiting = self._handle(self.requests.take(), waiting)
             if self.flags.should_save:  # now, and not at the end of the step, as the trainer would
                 self.flags.should_save = False

@@ -121,9 +121,10 @@ class Recorder:
                 steps = max(1, step - self.steps_before)
                 spent = (self.generated_s / steps, self._rewarded_s / steps, self._recorded_s / steps)
                 values |= {GENERATE_S: spent[0], REWARD_S: spent[1], TRAIN_S: max(0.0, whole - sum(spent))}
+            self.run.log_metrics(step, values)
             self.steps_before = step
             self.generated_s = self._rewarded_s = self._recorded_s = 0.0
-            self.run.log_metrics(step, values)
+            self.run.lock.beat()
             self.guarded(lambda dog: dog.row(step, values))
         if self.watchdog is not None and self.watchdog.due():
             self.look(step)

@@ -1,13 +1,15 @@
 """Going on from a checkpoint: the state of training, kept beside the adapter without a pickle; and a run's own task.
 
 A checkpoint holds the adapter (PEFT), `optimizer.safetensors` (the optimiser's tensors and the random states of torch) and
-`state.json` (where the run was: stage, step, schedule, float16's gradient scaler, Python's and numpy's random states). A
-run that goes on from it takes the same prompts in the same order with the same random numbers, so on a CPU its numbers are
-those of a run that never stopped; `inexact` names what is not restored.
+`state.json` (where the run was: stage, step, schedule, float16's gradient scaler, Python's and numpy's random states, and
+the sums of all its files). It comes into its place whole, and is checked before a run goes on from it. That run takes the
+same prompts in the same order with the same random numbers, so on a CPU its numbers are those of a run that never stopped;
+`inexact` names what is not restored.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -22,10 +24,10 @@ import numpy as np
 from workbench.data.split import fingerprint
 from workbench.errors import RunError
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import RunDirectory, versions
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
-from workbench.workspace import find, shown, write_json
+from workbench.workspace import find, replace_folder, shown, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
 STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the other files are those of an adapter
@@ -40,15 +42,56 @@ class Point:
     step: int  # of the whole run
     done: int  # steps of the stage
     state: dict[str, Any]
+    passed_over: tuple[str, ...] = ()  # newer checkpoints, and what is wrong with each
 
 
-def save_state(
-    trainer: Any, folder: Path, stage: int, done: int, adaptive: dict[str, Any], states: dict[str, Any] | None
-) -> None:
-    """Write the state of training beside an adapter that was just saved, after `done` steps of the stage.
+def save_checkpoint(
+    trainer: Any, run: RunDirectory, stage: int, done: int, adaptive: dict[str, Any], states: dict[str, Any] | None
+) -> Path:
+    """Save the adapter and the state of training after `done` steps of the stage, whole or not at all, and drop old ones.
 
     `adaptive` is the state of the adaptive weights; `states` is what `random_states()` said at the end of the step (None: now).
+    RunError if the adapter's weights are not numbers.
     """
+    from transformers.trainer_utils import rotate_checkpoints
+
+    check_finite(trainer.model, run, trainer.state.global_step)
+    with replace_folder(run.checkpoints / f"checkpoint-{trainer.state.global_step}") as folder:
+        save_adapter(trainer.model, trainer.processing_class, folder)
+        trainer.state.save_to_json(str(folder / "trainer_state.json"))
+        state = _saved_state(trainer, folder, states) | {"stage": stage, "done": done, "adaptive": adaptive, "run": run.identity}
+        state = to_json(state | {"files": {file.name: _sum_of(file) for file in sorted(folder.iterdir()) if file.is_file()}})
+        write_json(folder / _STATE, state | {"sha256": _sum_of_state(state)})
+    rotate_checkpoints(str(run.checkpoints), trainer.args.save_total_limit)
+    return run.checkpoints / f"checkpoint-{trainer.state.global_step}"
+
+
+def check_finite(model: Any, run: RunDirectory, step: int) -> None:
+    """RunError if a weight that is trained is nan or inf: nothing can go on from it, and no export of it can speak."""
+    broken = [name for name, weight in model.named_parameters() if weight.requires_grad and not weight.isfinite().all()]
+    if broken:
+        raise not_numbers(run, f"after step {step} {len(broken)} of the trained tensors hold nan or inf, {broken[0]} first")
+
+
+def not_numbers(run: RunDirectory, what: str) -> RunError:
+    """The error of a run whose weights, or what they compute, are nan or inf: such weights are never saved."""
+    good = next(iter(run.saved()), None)
+    again = f"`workbench continue {run.name}` goes on from {good.name}" if good else "no checkpoint was saved before"
+    remedy = f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of float16"
+    return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
+
+
+def _sum_of(file: Path) -> list[Any]:
+    with file.open("rb") as content:
+        return [file.stat().st_size, hashlib.file_digest(content, "sha256").hexdigest()]
+
+
+def _sum_of_state(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _saved_state(trainer: Any, folder: Path, states: dict[str, Any] | None) -> dict[str, Any]:
+    # What makes the numbers go on; tensors are written beside it.
     import torch
     from safetensors.torch import save_file
 
@@ -63,11 +106,8 @@ def save_state(
     schedule = trainer.lr_scheduler.state_dict()
     schedule.pop("lr_lambdas", None)  # the recipe's own functions
     scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
-    state = {
-        "stage": stage,
+    return {
         "step": trainer.state.global_step,
-        "done": done,
-        "adaptive": adaptive,
         "tokens": states.get("tokens", trainer.state.num_input_tokens_seen),
         "whole_generation": trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0,
         "optimizer": {"plain": {key: moments[key] for key in moments if key not in tensors}, "groups": packed["param_groups"]},
@@ -75,20 +115,49 @@ def save_state(
         "schedule": {key: value for key, value in schedule.items() if isinstance(value, (int, float, list))},
         "random": {"python": [version, list(numbers), gauss], "numpy": [kind, keys.tolist(), *more]},
     }
-    write_json(folder / _STATE, state)
 
 
-def latest_point(run: RunDirectory) -> Point:
-    """The newest checkpoint of a run that it can go on from; RunError if it has none."""
-    for folder in run.saved():
-        try:
-            state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # a kill while it was being saved: the one before is whole
-        if (folder / _TENSORS).is_file() and (folder / "adapter_config.json").is_file():
-            return Point(folder, state["stage"], state["step"], state["done"], state)
-    value, remedy = f"{shown(run.checkpoints)}: no checkpoint to go on from", "start a new run, with a lower grpo.save_steps"
-    raise RunError(value, rule="a run goes on from a checkpoint-N with its state, saved every save_steps", remedy=remedy)
+def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
+    """The newest whole checkpoint of a run, or the one called `checkpoint`; RunError if there is none, or it is not whole."""
+    damaged, saved = [], run.saved()
+    if checkpoint and checkpoint not in (names := [folder.name for folder in saved]):
+        value, there = f"{run.name}: no {checkpoint}", ", ".join(names) or "none"
+        raise RunError(
+            value, rule="a run goes on from one of its checkpoints", remedy=f"choose one of those that it has: {there}"
+        )
+    for folder in saved:
+        if checkpoint in (None, folder.name):
+            try:
+                state = _whole_state(folder, run)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                damaged.append(f"{folder.name} is damaged ({error if type(error) is ValueError else repr(error)})")
+            else:
+                return Point(folder, state["stage"], state["step"], state["done"], state, tuple(damaged))
+    value = f"{shown(run.checkpoints)}: no checkpoint to go on from" + "".join(f"; {what}" for what in damaged)
+    remedy = "choose another with --from checkpoint-N" if checkpoint else "start a new run, with a lower grpo.save_steps"
+    raise RunError(value, rule="a run goes on from a whole checkpoint-N, saved every save_steps", remedy=remedy)
+
+
+def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
+    # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError says what is not.
+    state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    if "files" not in state:  # saved by an earlier version: no sums were kept
+        if not all((folder / name).is_file() for name in (_TENSORS, "adapter_config.json")):
+            raise ValueError("files are missing")
+        return state
+    if state.pop("sha256") != _sum_of_state(state):
+        raise ValueError(f"{_STATE} was changed")
+    if state["run"] != run.identity:
+        raise ValueError("it is another run's")
+    for name, (size, digest) in state["files"].items():
+        found = folder / name
+        if not found.is_file():
+            raise ValueError(f"{name} is missing")
+        if found.stat().st_size != size:
+            raise ValueError(f"{name} has {found.stat().st_size:,} bytes of {size:,}")
+        if _sum_of(found)[1] != digest:
+            raise ValueError(f"{name} was changed")
+    return state
 
 
 def save_adapter(model: Any, tokenizer: Any, folder: Path) -> Path:
@@ -258,14 +327,52 @@ def _recorded(manifest: dict[str, Any], number: int) -> dict[str, Any]:
     return {**found, **found["rewards"], "source": found["task"], "name": found["task"]}
 
 
-def changed_since_begun(run: RunDirectory, stages: Sequence[Any]) -> list[str]:
-    """One line for each stage whose rewards or rows are not those that the run was begun with."""
-    lines, manifest = [], run.manifest()
+# Asked for anew whenever a run goes on: how far, how often it saves and logs, and what guards it.
+_FREE = (
+    "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps", "grpo.save_total_limit", "grpo.logging_steps",
+    "grpo.report_to", "rewards.", "policy.gpu_memory_utilization", "generation",
+)  # fmt: skip
+# The checkpoint's optimiser and schedule hold them, whatever a recipe says.
+_HELD = ("grpo.learning_rate", "grpo.lr_scheduler", "grpo.warmup", "grpo.weight_decay", "grpo.optim", "grpo.adam")
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What is not as it was when a run was begun, or went on last: one line each."""
+
+    shown: list[str]  # decides nothing that was asked
+    refused: list[str]  # makes another run of it, unless somebody says so
+    held: list[str]  # cannot be changed at all
+
+
+def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]) -> Changed:
+    """Recipe, rows, reward functions and libraries of a run that goes on, against those that it was begun with."""
+    manifest, found = run.manifest(), Changed([], [], [])
+    begun, now = _flat(manifest.get("recipe") or {}), _flat(recipe.model_dump(mode="json"))
+    for name in sorted(begun.keys() | now.keys()) if begun else ():
+        before, after = begun.get(name, "not set"), now.get(name, "not set")
+        free = name.startswith(_FREE) or (name.startswith("stages.") and name.endswith(".steps"))
+        where = found.shown if free else found.held if name.startswith(_HELD) else found.refused
+        if before != after:
+            where.append(f"{name}: {before!r} -> {after!r}")
     for stage in stages:
-        begun = _recorded(manifest, stage.number)
-        changed = [name for name, now in stage.suite.hashes.items() if begun["functions"].get(name) != now]
-        if begun.get("rows") not in (None, fingerprint(stage.task.rows)):
-            changed.append("the training rows")
-        if changed:
-            lines.append(f"WARNING: not as they were when {run.name} was begun: {', '.join(changed)}")
-    return lines
+        recorded = _recorded(manifest, stage.number)
+        functions = recorded["functions"]
+        found.refused.extend(f"{name} was changed" for name, own in stage.suite.hashes.items() if functions.get(name, own) != own)
+        if gone := functions.keys() ^ stage.suite.hashes.keys():
+            found.refused.append(f"other reward functions: {', '.join(sorted(gone))}")
+        if recorded.get("rows") not in (None, fingerprint(stage.task.rows)):
+            found.refused.append(f"the training rows were changed ({len(stage.task.rows)} now)")
+    then = manifest.get("versions") or {}
+    found.shown.extend(f"{name}: {then[name]} -> {own}" for name, own in versions().items() if then.get(name, own) != own)
+    return found
+
+
+def _flat(content: Any, path: str = "") -> dict[str, Any]:
+    # {"grpo.beta": 0.0, "stages.0.steps": 5}: a list's items by number, but for lists of plain values.
+    if isinstance(content, list) and any(isinstance(item, dict) for item in content):
+        content = dict(enumerate(content))
+    if not isinstance(content, dict):
+        return {path: content}
+    pairs = [_flat(value, f"{path}.{key}" if path else str(key)) for key, value in content.items()]
+    return {key: value for pair in pairs for key, value in pair.items()}

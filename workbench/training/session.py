@@ -27,10 +27,19 @@ from workbench.training.loading import random_states
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
 from workbench.training.recorder import Recorder
-from workbench.training.resuming import Point, Restored, load_adapter, save_adapter, save_state
+from workbench.training.resuming import (
+    Point,
+    Restored,
+    check_finite,
+    load_adapter,
+    not_numbers,
+    save_adapter,
+    save_checkpoint,
+)  # fmt: skip
 from workbench.training.stages import ONLY_STAGE, AdaptiveWeights, Stage
 from workbench.training.trackers import tracker_callbacks
 from workbench.training.watchers import Watchers, unasked
+from workbench.workspace import replace_folder
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ class Session:
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
         self.broken = False  # recording failed
+        self.updating = False  # the weights are those of no step: the optimiser is at them
         self.at_end = contextlib.ExitStack()  # what puts everything back
         self._train = trainer.train
         self.replace("train", self.train)
@@ -97,14 +107,15 @@ class Session:
                 # Still inside: an Interrupt that comes while the adapter is being saved must not lose it.
                 with self._spared("the adapter was not saved"):
                     if hasattr(model, "peft_config"):
-                        save_adapter(model, self.trainer.processing_class, self.run.final)
+                        check_finite(model, self.run, state.global_step)
+                        with replace_folder(self.run.final) as folder:
+                            save_adapter(model, self.trainer.processing_class, folder)
             return result
         except BaseException as error:
             status = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             details = {"error": f"{type(error).__name__}: {error}"}
             step = self.trainer.state.global_step
-            saved = (self.run.checkpoints / f"checkpoint-{step}" / "state.json").is_file()
-            if self.policy and isinstance(error, Exception) and step > self.begun_at and not saved:
+            if self.policy and step > self.begun_at and self._may_rescue(step):
                 # An error after hours must not take them along: the weights are those of the last whole step.
                 with contextlib.suppress(Exception):  # the error that is being raised says more
                     save_now(self.trainer)
@@ -116,6 +127,11 @@ class Session:
                     self._close(status, max(self.begun_at, self.trainer.state.global_step), time.monotonic() - started, details)
             finally:
                 self.run.release()
+
+    def _may_rescue(self, step: int) -> bool:
+        # The weights are whole, the record knows the step (or a hole in it would be for ever), and it is not saved yet.
+        recorded = step - self.recorder.steps_before < max(1, self.trainer.args.logging_steps)
+        return recorded and not self.updating and not (self.run.checkpoints / f"checkpoint-{step}").exists()
 
     def _train_all(self, *args: Any, **kwargs: Any) -> Any:
         self._begin(self.stage)
@@ -185,6 +201,9 @@ class Session:
             run.log_event(status, step, **details)
             if not self.policy:
                 print(f"{run.name}: {ended}; to record another train(), attach again", flush=True)
+        else:
+            run.discard()
+            print(f"{run.name}: ended before its first step, so nothing of it is kept", flush=True)
 
     # -- the trainer's hooks --------------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -195,6 +214,9 @@ class Session:
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._learning_rate = self.trainer._get_learning_rate()  # at the step's end it is already the next one's
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.updating = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # A row for every step, however seldom the trainer logs: what it has noted of this step, averaged as it would.
@@ -278,6 +300,7 @@ class StagedSession(Session):
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
         self._begin(stage, adaptive)
+        self.replace("_save_checkpoint", self._save_checkpoint)
         for tracker in self.trackers:
             trainer.add_callback(tracker)
         why_not = expected(stage.recipe, stage.settings, policy.model.device.type == "cuda")
@@ -286,12 +309,33 @@ class StagedSession(Session):
             with self.generation:
                 return self._train()
         except Exception as error:
-            explained = self.fit.explained(error)
+            explained = self._explained(error)
             if explained is error:
                 raise
             raise explained from error
         finally:
             self.control.suite.close()
+
+    def _explained(self, error: Exception) -> Exception:
+        from workbench.training.generation.decoding import NotNumbers  # imports transformers
+
+        step = self.trainer.state.global_step
+        if isinstance(error, NotNumbers):
+            return not_numbers(self.run, f"in step {step + 1} {error}")
+        if not isinstance(error, RunError):
+            try:
+                check_finite(self.policy.model, self.run, step)
+            except RunError as cause:
+                return cause
+        return self.fit.explained(error)
+
+    def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
+        # In the place of the trainer's own, which deletes an old checkpoint before the new one is whole, and saves nan.
+        trainer, stage = self.trainer, self.stage
+        done, adaptive = trainer.state.global_step - stage.offset, self.control.adaptive.state
+        folder = save_checkpoint(trainer, self.run, stage.number, done, adaptive, self._at_step_end)
+        if trainer.args.push_to_hub:
+            trainer._push_from_checkpoint(str(folder))
 
     def _generates(self, why_not: str | None) -> None:
         step, by = self.trainer.state.global_step + 1, {"by": "trl", "why": why_not} if why_not else {"by": "workbench"}
@@ -342,6 +386,7 @@ class StagedSession(Session):
             logs.update(values)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.updating = False
         self.fit.first_step_done(self.run)
         if self.restored:
             state.epoch = self.restored.epoch(state.epoch)
@@ -353,10 +398,4 @@ class StagedSession(Session):
             control.should_log = True  # the last steps have a row, too, where logging_steps does not divide
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        folder, stage = self.run.checkpoints / f"checkpoint-{state.global_step}", self.stage
-        # A pickle that nothing needs, as a run holds none; and PEFT's model card.
-        for name in ("training_args.bin", "README.md"):
-            (folder / name).unlink(missing_ok=True)
-        done = state.global_step - stage.offset
-        save_state(self.trainer, folder, stage.number, done, self.control.adaptive.state, self._at_step_end)
-        self.recorder.event("checkpoint", state.global_step, folder=folder.name)
+        self.recorder.event("checkpoint", state.global_step, folder=f"checkpoint-{state.global_step}")

@@ -20,10 +20,11 @@ from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import Plan, prepare, settled, taken_together
-from workbench.training.resuming import STATE_FILES, Point, changed_since_begun, latest_point, load_adapter
+from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter
 from workbench.training.session import Made
 from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
+from workbench.workspace import replace_folder
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
@@ -101,6 +102,8 @@ def continue_run(
     task: Task | None = None,
     watchers: Watchers = None,
     steps: int | None = None,
+    checkpoint: str | None = None,
+    accept_changes: bool = False,
     take_over: bool = False,
 ) -> RunDirectory:
     """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
@@ -108,7 +111,8 @@ def continue_run(
     >>> run = wb.continue_run("run", steps=2)
 
     Adapter, optimiser, schedule, random states, order of the prompts, and what was changed while it trained are those of
-    the checkpoint. What the record holds of later steps is taken out of it: they are trained again.
+    the checkpoint. What the record holds of later steps is taken out of it: they are trained again. A checkpoint that is not
+    whole is passed over, in words, and the one before it is taken.
 
     Args:
         run: the run, or its name or path.
@@ -116,21 +120,22 @@ def continue_run(
         task: the task object, if the run was trained on one that is no file.
         watchers: as for `attach`.
         steps: train so many steps more than the recipe says.
+        checkpoint: go on from this one, `"checkpoint-20"`; None: the newest. Later ones are then deleted.
+        accept_changes: go on although the recipe, the rows or the rewards are not those that the run was begun with.
         take_over: the run was begun on another machine, which is gone: a Colab runtime that was lost.
 
     Raises:
-        RunError: if the run trains, is over, has no checkpoint, or was trained by your own trainer. Others as for `train`.
+        RunError: if the run trains, is over, has no whole checkpoint, was trained by your own trainer, or would become
+            another run (`accept_changes`). Others as for `train`.
     """
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="begun" if take_over else "resting")
     if run.manifest().get("attached"):
         value, rule = f"{run.name}: a trainer of your own trained it", "a run goes on from the recipe that it was begun with"
         remedy = "make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)"
         raise RunError(value, rule=rule, remedy=remedy)
-    if take_over:
-        run.take_over()
-    recipe, point = run.recipe(), latest_point(run)
+    recipe, point = run.recipe(), latest_point(run, checkpoint)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
-        return _finished(run, point)  # whatever became of the task since
+        return _finished(run, point, take_over)  # whatever became of the task since
     plan = prepare(recipe, task, policy=policy, run=run, memory=memory_on(estimates=False))
     if steps:
         last = plan.stages[-1]
@@ -147,14 +152,21 @@ def continue_run(
         value, rule = f"{run.name}: all {point.step} steps are trained", "a run goes on to the steps that its recipe asks for"
         remedy = "ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`"
         raise RunError(value, rule=rule, remedy=remedy)
+    changed = changed_since_begun(run, plan.recipe, left)
+    if changed.held or (changed.refused and not accept_changes):
+        raise _another_run(run, changed)
     policy = policy or load_policy(plan)
     trainer = make_trainer(replace(plan, stages=left), policy)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     result = run.manifest().get("result")
-    run.reopen(point.step)
+    run.reopen(point.step, take_over)
     try:
-        news = [*changed_since_begun(run, left), f"{run.name} goes on after step {point.step}, from {point.folder.name}"]
-        go_on(run, trainer, point, watchers, news)
+        news = [f"WARNING: {what}" for what in point.passed_over]
+        news += [f"not as when {run.name} was begun: {what}" for what in (*changed.shown, *changed.refused)]
+        go_on(run, trainer, point, watchers, [*news, f"{run.name} goes on after step {point.step}, from {point.folder.name}"])
+        if news:
+            run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)
+        run.update_manifest(recipe=plan.recipe.model_dump(mode="json"))
         if steps:
             recipe.save(run.path / "recipe.yaml")
     except BaseException:
@@ -205,11 +217,24 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     return trainer
 
 
-def _finished(run: RunDirectory, point: Point) -> RunDirectory:
+def _another_run(run: RunDirectory, changed: Changed) -> RunError:
+    lines = [*changed.held, *changed.refused]
+    value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
+    rule, remedy = "a run goes on as the one that it was begun as", "put them back, or train a new run"
+    if changed.held:
+        rule = "the checkpoint's optimiser and schedule decide, whatever the recipe says"
+        remedy += "; `workbench control` changes learning_rate while it trains"
+    else:
+        remedy += "; or go on all the same, which is recorded: continue_run(run, accept_changes=True), `--accept-changes`"
+    return RunError(value, rule=rule, remedy=remedy)
+
+
+def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
-    run.reopen(point.step)
+    run.reopen(point.step, take_over)
     try:
-        shutil.copytree(point.folder, run.final, ignore=shutil.ignore_patterns(*STATE_FILES), dirs_exist_ok=True)
+        with replace_folder(run.final) as folder:
+            shutil.copytree(point.folder, folder, ignore=shutil.ignore_patterns(*STATE_FILES), dirs_exist_ok=True)
         run.update_manifest(result={**run.result(), "status": "finished"})
         run.log_event("finished", point.step)
     finally:

@@ -1,0 +1,189 @@
+"""Who owns a run: one process at a time, whose end is noticed wherever the run is read from.
+
+The file says which process it is, since when, and of which start of which machine: a number alone may be another process's by
+now. It is held by `flock`, so of several that want it exactly one gets it. A run may lie on a drive that several machines
+see: of an owner on another one, the age of the run's last sign of life decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+SILENT_S = 900.0  # an owner elsewhere that has written nothing for so long is gone
+_SIGNS = ("lock", "metrics.jsonl", "events.jsonl", "rollouts", "checkpoints")
+_SETTLE_S = 0.2  # in which a rival's write is seen where there is no flock
+_held: set[int] = set()  # handles of this process's locks
+
+
+def _let_go() -> None:
+    # A child that was forked has them, too: it must not hold a run after its parent's end.
+    for handle in _held:
+        with contextlib.suppress(OSError):
+            os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+class Lock:
+    """The lock of one run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self._handle = folder / "lock", -1
+
+    def take(self, over: bool = False) -> bool:
+        """Whether this process has become the owner. `over`: even from an owner elsewhere that may live."""
+        while True:
+            handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                _flock(handle)
+            except BlockingIOError:
+                os.close(handle)
+                return False
+            except OSError:  # this file system has none
+                os.close(handle)
+                return self._take_without_flock(over)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(self.file)):
+                    break
+            os.close(handle)  # that of an owner who has just released it
+        # On this machine an owner that lives would have kept it from us.
+        of_here = self.owner.get("locked") and self.owner.get("boot") == _boot()
+        if not of_here and self._lives() and not (over and self.elsewhere):
+            os.close(handle)
+            return False
+        os.ftruncate(handle, 0)
+        os.write(handle, _identity(locked=True))
+        self._handle = handle
+        _held.add(handle)
+        return True
+
+    def _take_without_flock(self, over: bool) -> bool:
+        if self._lives() and not (over and self.elsewhere):
+            return False
+        seen, mine = self._content(), _identity(locked=False)
+        if seen is not None:
+            moved = self.file.with_name(f".lock-{os.getpid()}")
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.file, moved)
+                if moved.read_bytes() != seen:  # somebody else's, made since
+                    os.replace(moved, self.file)
+                    return False
+                moved.unlink()
+        try:
+            handle = os.open(self.file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            return False
+        os.write(handle, mine)
+        os.close(handle)
+        time.sleep(_SETTLE_S)
+        return self._content() == mine
+
+    def release(self) -> None:
+        """Give it back; the run is then nobody's."""
+        self.file.unlink(missing_ok=True)
+        if self._handle in _held:
+            _held.discard(self._handle)
+            os.close(self._handle)
+        self._handle = -1
+
+    def beat(self) -> None:
+        """A sign of life, for readers on other machines."""
+        with contextlib.suppress(OSError):
+            os.utime(self.file)
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        """What the owner wrote about itself; empty if there is none, or the file is torn."""
+        try:
+            found = json.loads(self._content() or b"{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the owner is on another machine, or cannot be told."""
+        return bool(self._content()) and self.owner.get("host") != socket.gethostname()
+
+    @property
+    def held(self) -> bool:
+        """Whether there is an owner that lives, as far as can be told from here."""
+        if self._content() is None:
+            return False
+        if self.elsewhere and self.owner.get("locked") and self.owner.get("boot") == _boot():
+            return self._blocked()  # another container on this machine
+        return self._lives()
+
+    def _lives(self) -> bool:
+        if not self._content():
+            return False  # nobody has written into it
+        owner = self.owner
+        of_here = owner.get("host") == socket.gethostname() and owner.get("boot", _boot()) == _boot()
+        if of_here and isinstance(owner.get("pid"), int):
+            started = _started(owner["pid"])
+            return started is not None and owner.get("started", started) == started
+        signs = [self.file.parent / name for name in _SIGNS]
+        return time.time() - max((sign.stat().st_mtime for sign in signs if sign.exists()), default=0.0) < SILENT_S
+
+    def _blocked(self) -> bool:
+        with contextlib.suppress(OSError), self.file.open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _content(self) -> bytes | None:
+        with contextlib.suppress(OSError):
+            return self.file.read_bytes()
+        return None
+
+
+def _flock(handle: int) -> None:
+    for again in (True, True, False):
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not again:
+                raise
+            time.sleep(0.01)  # somebody may only be looking
+
+
+def _identity(*, locked: bool) -> bytes:
+    own = {"pid": os.getpid(), "started": _started(os.getpid()), "host": socket.gethostname(), "boot": _boot()}
+    return json.dumps({**own, "locked": locked, "since": time.time_ns()}).encode()
+
+
+def _boot() -> str:
+    """Of this start of this machine; the same in all its containers."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def _started(pid: int) -> int | None:
+    """When a process began, in ticks since the machine started (0 where nothing tells); None if there is no such process.
+
+    A zombie was killed, and nobody has asked how it ended, which is common in containers: it is none.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return None if fields[0] == "Z" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return 0
+    except (OSError, OverflowError):
+        return None
+    return 0
