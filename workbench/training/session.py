@@ -185,6 +185,9 @@ class Session:
             run.log_event(status, step, **details)
             if not self.policy:
                 print(f"{run.name}: {ended}; to record another train(), attach again", flush=True)
+        else:
+            run.discard()
+            print(f"{run.name}: ended before its first step, so nothing of it is kept", flush=True)
 
     # -- the trainer's hooks --------------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -214,7 +214,7 @@ class FollowedRun(RunView):
             return None
         how = "ended before its first step" if self.status == "gone" else f"{self.status} after {self.history.step} steps"
         after = _AFTER.get(self.status, "").format(name=self.name)
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # nothing of it may have been kept
             if self.run.manifest().get("attached"):
                 after = after.replace(_CONTINUE.format(name=self.name), _ATTACHED)
         return f"{how}; {after}"
