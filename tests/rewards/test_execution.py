@@ -467,8 +467,27 @@ def test_by_hand_no_judge_is_asked_twice_either(suite):
 
 def logging_reward(completions, trainer_state, log_extra, log_metric, **kwargs):
     log_extra("words", [len(text_of(completion).split()) for completion in completions])
-    log_metric("step", trainer_state.global_step)
+    log_metric("seen/step", trainer_state.global_step)
     return [1 / len(text_of(completion)) for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("step", 999.0), ("loss", 0.0), ("rewards/x/mean", 1.0), ("mine", "many"), ("mine", math.nan)]
+)
+def test_what_is_logged_cannot_take_the_place_of_the_trainers_own(suite, name, value):
+    def spoiling_reward(completions, log_metric, **kwargs):
+        log_metric(name, value)
+        return [1.0] * len(completions)
+
+    async def spoiling_judge(completions, log_metric, **kwargs):
+        return spoiling_reward(completions, log_metric)
+
+    for function in (spoiling_reward, spoiling_judge):
+        logged = []
+        [func] = suite(function).funcs
+        with pytest.raises(RewardError, match=f"{function.__name__}.* logs '{name}' = "):
+            asyncio.run(func(**trl_call(["a"], logged))) if asyncio.iscoroutinefunction(func) else func(**trl_call(["a"], logged))
+        assert logged == []
 
 
 class State:
@@ -499,7 +518,7 @@ def test_what_a_function_logs_in_the_worker_reaches_the_trainer(suite):
     made = suite(logging_reward)
     assert made.functions.places == {"logging_reward": "worker"}
     assert as_trl(made, ["a b", "c"], logged) == [[1 / 3, 1.0]]
-    assert logged == [("extra", "words", [2, 1]), ("metric", "step", 7)]
+    assert logged == [("extra", "words", [2, 1]), ("metric", "seen/step", 7)]
 
 
 def test_a_batch_that_is_gone_through_one_by_one_logs_no_half_columns(suite):
@@ -535,6 +554,36 @@ def test_a_formula_that_was_not_judged_in_time_is_recorded_and_no_0(suite):
     assert scored.scores[1] == 2.0
     assert list(scored.errors) == [0]
     assert "not judged in time" in scored.errors[0]
+
+
+async def stubborn_reward(completions, **kwargs):
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except BaseException:  # as a loop that tries again after every error
+            continue
+
+
+async def leaving_reward(completions, **kwargs):
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("function", "did"), [(stubborn_reward, "was not back after 0.3 s"), (leaving_reward, "raised SystemExit: 3")]
+)
+def test_a_coroutine_cannot_outlive_its_deadline_nor_end_the_loop(suite, function, did):
+    started = time.monotonic()
+    with pytest.raises(RewardError, match=did):
+        suite(function, deadline_s=0.3).score(ROWS, ["a"])
+    [func] = suite(function, deadline_s=0.3, on_error="skip").funcs
+
+    async def twice():
+        return [await func(**trl_call(["a"], [])) for _ in range(2)]
+
+    loop = asyncio.new_event_loop()  # TRL's is one that goes on
+    assert all(math.isnan(score) for scores in loop.run_until_complete(twice()) for score in scores)
+    loop.close()
+    assert time.monotonic() - started < 30
 
 
 async def blocking_reward(completions, **kwargs):

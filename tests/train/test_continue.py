@@ -440,9 +440,8 @@ def test_a_run_that_trains_is_not_taken_over(home):
     run = train(recipe(grpo={"max_steps": 1}), policy=fresh(), task=task())
     lock = {"pid": os.getppid(), "host": os.uname().nodename, "since": ""}
     (run.path / "lock").write_text(json.dumps(lock))
-    run.take_over()
     with pytest.raises(RunError, match="is training") as refused:
-        run.reopen(1)
+        run.reopen(1, take_over=True)
     assert "take-over" not in str(refused.value)
 
 

@@ -13,7 +13,7 @@ import inspect
 import io
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from workbench.rewards.answers import completion_text
 from workbench.rewards.compare import watched
 from workbench.rewards.tracing import Trace, code_objects, traced
 from workbench.rewards.worker import DeadlineError, RemoteError, Worker, WorkerDied, packed
+from workbench.run.metrics import is_own
 
 Call = dict[str, Any]
 DEADLINE_S = 60.0
@@ -44,7 +45,7 @@ _DID = {DeadlineError: "was", WorkerDied: "ended its worker:", RemoteError: "rai
 class RewardFailure(Exception):
     """A function that gave no scores. `value` says what it did: "raised ValueError: ...", "was not back after 60 s"."""
 
-    def __init__(self, value: str, in_time: bool = True, cause: Exception | None = None) -> None:
+    def __init__(self, value: str, in_time: bool = True, cause: BaseException | None = None) -> None:
         super().__init__(value)
         self.value, self.in_time, self.__cause__ = value, in_time, cause
 
@@ -97,7 +98,7 @@ class RewardExecutor:
         if self.places[name] == AWAITED:
             # A notebook's own event loop is running and cannot be entered again: use a thread's.
             with ThreadPoolExecutor(max_workers=1) as pool:
-                return pool.submit(asyncio.run, self.ascore(name, call)).result()
+                return pool.submit(_run_alone, self.ascore(name, call)).result()
         started = time.monotonic()
         # The whole deadline for one completion; of a batch's, most is kept for finding out which completion it was.
         share = 1.0 if len(call["completions"]) == 1 else _BATCH_SHARE
@@ -111,20 +112,23 @@ class RewardExecutor:
 
     async def ascore(self, name: str, call: Call) -> Scored:
         """`score` for a coroutine function. A judge's calls may cost: it is not asked again, and the batch is named."""
-        prompts, completions, own = call["prompts"], call["completions"], _copies(call)
+        prompts, completions, own = call["prompts"], call["completions"], _copies(_with_own_metrics(name, call))
         deadline_s, started, failure = self.deadline_s, time.monotonic(), None
-        limit = asyncio.timeout(deadline_s)
+        task = asyncio.ensure_future(_caught(self.functions[name], own))
         try:
-            async with limit:
-                result = plain_result(await self.functions[name](**own))
-            if deadline_s is not None and (took := time.monotonic() - started) > deadline_s + _GRACE_S:
-                did = f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting"
-                failure = RewardFailure(did, in_time=False)
-        except Exception as error:
-            late = limit.expired() and isinstance(error, TimeoutError)
-            failure = RewardFailure(f"was not back after {deadline_s:g} s", in_time=False) if late else _raised(error)
+            await asyncio.wait({task}, timeout=deadline_s)
+        finally:
+            took, late = time.monotonic() - started, not task.done()
+            task.cancel()  # it may swallow that, and then nobody waits for it
+        if late:
+            failure = RewardFailure(f"was not back after {deadline_s:g} s", in_time=False)
+        elif (result := task.result()) and isinstance(result[1], BaseException):
+            failure = _raised(result[1])
+        elif deadline_s is not None and took > deadline_s + _GRACE_S:
+            did = f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting"
+            failure = RewardFailure(did, in_time=False)
         if failure is None:
-            return check_scores(name, _unchanged(name, result, _changed(call, own)), prompts, completions, self.skip)
+            return check_scores(name, _unchanged(name, result[0], _changed(call, own)), prompts, completions, self.skip)
         if self.skip:
             return Scored([math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.value))
         first = quote(prompts[0], completions[0])
@@ -135,7 +139,7 @@ class RewardExecutor:
 
         RewardFailure if it raised or was not back in time, RewardError if it changed its inputs.
         """
-        self._unjudged = set()
+        self._unjudged, call = set(), _with_own_metrics(name, call)
         if self.places[name] == "worker":
             try:
                 result, changed, logged = self._worker(name, _picklable(call), deadline_s=deadline_s, quiet=quiet)
@@ -143,7 +147,10 @@ class RewardExecutor:
                 in_time = not isinstance(error, DeadlineError)
                 raise RewardFailure(f"{_DID[type(error)]} {error}", in_time) from None
             for logger, args, kwargs in logged:
-                call[logger](*args, **kwargs)
+                try:
+                    call[logger](*args, **kwargs)
+                except RewardError as error:
+                    raise _raised(error) from error
             return _unchanged(name, result, changed)
         own = self.places[name] == OWN
         silence = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
@@ -240,6 +247,37 @@ def _model_in(function: Callable[..., Any]) -> str:
     return ""
 
 
+def _with_own_metrics(function: str, call: Call) -> Call:
+    # What a function logs must not take the place of the trainer's own numbers, nor end the run steps later.
+    if "log_metric" not in call:
+        return call
+
+    def logged(name: str, value: Any) -> None:
+        if is_own(str(name)) or isinstance(value, (str, bytes)) or not math.isfinite(float(value)):
+            rule = "a function logs finite numbers, under names that neither TRL nor the workbench uses"
+            remedy = f"log a number, under another name: {function}/{str(name).rpartition('/')[2]}"
+            raise RewardError(f"{function} logs {name!r} = {value!r:.80}", rule=rule, remedy=remedy)
+        call["log_metric"](name, value)
+
+    return {**call, "log_metric": logged}
+
+
+async def _caught(function: Callable[..., Any], own: Call) -> tuple[Any, BaseException | None]:
+    try:
+        return plain_result(await function(**own)), None
+    except BaseException as error:  # SystemExit would end the loop in which it is awaited
+        return None, error
+
+
+def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    # asyncio.run would wait for a task that swallows its cancellation.
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.close()
+
+
 def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, tuple, dict]] = []
@@ -256,7 +294,7 @@ def _run(function: Callable[..., Any], call: Call, copied: bool = True, follow: 
     return plain_result(function(**own)), _changed(call, own) if copied else ""
 
 
-def _raised(error: Exception) -> RewardFailure:
+def _raised(error: BaseException) -> RewardFailure:
     return RewardFailure(f"raised {type(error).__name__}: {error}{fault_line(error)}", cause=error)
 
 

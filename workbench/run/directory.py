@@ -15,7 +15,6 @@ import platform
 import re
 import shutil
 import subprocess
-import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
@@ -89,7 +88,7 @@ class RunDirectory:
         run = next(run for own in names if (run := cls(resolve(root) / own))._claim())
         run.requests_from = 0
         recipe.model_copy(update={"run_name": run.name}).save(run.path / "recipe.yaml")
-        run.write_json("manifest.json", {"id": uuid.uuid4().hex, **manifest})
+        run.write_json("manifest.json", manifest)
         return run
 
     def _claim(self) -> bool:

@@ -33,6 +33,17 @@ REWARD_S = "time/reward_s"  # wall time of the reward functions [s, down]
 TRAIN_S = "time/train_s"  # wall time of the rest of the step: forward, backward, optimiser [s, down]
 
 
+_OWN = frozenset(
+    {"step", "loss", "epoch", "num_tokens", REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD}
+)
+_OWN_GROUPS = ("rewards/", "completions/", "groups/", "time/", "clip_ratio", "train/", "eval")
+
+
+def is_own(name: str) -> bool:
+    """Whether a metric is one of TRL's or of the workbench's, so that no reward function may log it."""
+    return name in _OWN or name == GROUP_STD or name.startswith(_OWN_GROUPS)
+
+
 def per_function(name: str) -> str:
     """TRL's key for one reward function's unweighted mean."""
     return f"rewards/{name}/mean"

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,6 +145,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
     asked = {"name": task.name, "source": source or recipe.task, "right_by": task.right_function, "format_by": task.format_by}
     asked |= {"rows": fingerprint(task.rows), "held_out": fingerprint(task.held_out)}
     found = {
+        "id": uuid.uuid4().hex,
         "created": now(),
         "recipe": recipe.model_dump(mode="json"),
         "versions": versions(),

@@ -9,10 +9,12 @@ same prompts in the same order with the same random numbers, so on a CPU its num
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,6 +58,7 @@ def save_checkpoint(
     from transformers.trainer_utils import rotate_checkpoints
 
     check_finite(trainer.model, run, trainer.state.global_step)
+    check_room(run, trainer.model)
     with replace_folder(run.checkpoints / f"checkpoint-{trainer.state.global_step}") as folder:
         save_adapter(trainer.model, trainer.processing_class, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
@@ -79,6 +82,41 @@ def not_numbers(run: RunDirectory, what: str) -> RunError:
     again = f"`workbench continue {run.name}` goes on from {good.name}" if good else "no checkpoint was saved before"
     remedy = f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of float16"
     return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
+
+
+# What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it can only be read",
+    errno.EACCES: "it may not be written", errno.EPERM: "it may not be changed", errno.EIO: "the disk fails",
+    errno.ENOENT: "its folder is gone", errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone",
+}  # fmt: skip
+
+
+def check_room(run: RunDirectory, model: Any, kept: int | None = 0) -> None:
+    """RunError unless there is room for one more checkpoint than are `kept`, by the adapter's size and its optimiser's."""
+    needed = checkpoint_bytes(model) * (1 + (kept or 0))
+    if (free := shutil.disk_usage(run.path).free) < needed:
+        value = f"{shown(run.path)}: {free / 1e6:,.0f} MB are free"
+        rule = f"checkpoints need about {needed / 1e6:,.0f} MB here"
+        raise RunError(value, rule=rule, remedy=f"make room, then go on: `workbench continue {run.name}`")
+
+
+def checkpoint_bytes(model: Any) -> int:
+    """About what a checkpoint takes: the trained weights, and twice as much in 32 bits for the optimiser's moments."""
+    return sum(weight.numel() * (weight.element_size() + 8) for weight in model.parameters() if weight.requires_grad)
+
+
+def out_of_room(run: RunDirectory, error: Exception) -> RunError | None:
+    """What it means for a run that a file could not be written; None if that is not what went wrong."""
+    found = re.search(r"os error (\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+    file = Path(getattr(error, "filename", None) or run.path)
+    if number not in _NO_ROOM or not file.is_relative_to(run.path):
+        return None
+    free = shutil.disk_usage(run.path).free / 1e6 if run.path.is_dir() else 0.0
+    value = f"{shown(file)} cannot be written: {_NO_ROOM[number]} ({free:,.0f} MB are free)"
+    remedy = f"make room, or put it back, then `workbench continue {run.name}` goes on from the newest whole checkpoint"
+    return RunError(value, rule="a run writes every step before it begins the next", remedy=remedy)
 
 
 def _sum_of(file: Path) -> list[Any]:

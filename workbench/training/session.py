@@ -31,8 +31,10 @@ from workbench.training.resuming import (
     Point,
     Restored,
     check_finite,
+    check_room,
     load_adapter,
     not_numbers,
+    out_of_room,
     save_adapter,
     save_checkpoint,
 )  # fmt: skip
@@ -125,6 +127,9 @@ class Session:
             try:
                 with self._spared("the record was not closed"):
                     self._close(status, max(self.begun_at, self.trainer.state.global_step), time.monotonic() - started, details)
+            except OSError:
+                if status != "failed":  # else the error that is being raised says more
+                    raise
             finally:
                 self.run.release()
 
@@ -299,6 +304,7 @@ class StagedSession(Session):
         self.fit = Fit(stage)
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
+        check_room(self.run, policy.model, trainer.args.save_total_limit)
         self._begin(stage, adaptive)
         self.replace("_save_checkpoint", self._save_checkpoint)
         for tracker in self.trackers:
@@ -327,7 +333,7 @@ class StagedSession(Session):
                 check_finite(self.policy.model, self.run, step)
             except RunError as cause:
                 return cause
-        return self.fit.explained(error)
+        return out_of_room(self.run, error) or self.fit.explained(error)
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         # In the place of the trainer's own, which deletes an old checkpoint before the new one is whole, and saves nan.

@@ -166,7 +166,7 @@ def continue_run(
         go_on(run, trainer, point, watchers, [*news, f"{run.name} goes on after step {point.step}, from {point.folder.name}"])
         if news:
             run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)
-        run.update_manifest(recipe=plan.recipe.model_dump(mode="json"))
+        run.update_manifest(recipe=(recipe if steps else plan.recipe).model_dump(mode="json"))
         if steps:
             recipe.save(run.path / "recipe.yaml")
     except BaseException:

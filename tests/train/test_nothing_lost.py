@@ -1,0 +1,287 @@
+"""Checkpoints that are damaged, weights that are no numbers, full disks, edited recipes: nothing in silence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from workbench.errors import RunError
+from workbench.recipe import Recipe
+from workbench.run.directory import RunDirectory, open_run
+from workbench.tiny.task import task as arithmetic
+from workbench.training import resuming
+from workbench.training.policy import load_policy
+from workbench.training.resuming import latest_point
+from workbench.training.trainer import continue_run, train
+
+GRPO = {
+    "max_steps": 4, "save_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16,
+    "learning_rate": 1e-3,
+}  # fmt: skip
+
+
+def recipe(**more) -> Recipe:
+    grpo = {**GRPO, **more.pop("grpo", {})}
+    return Recipe.of({"run_name": "r", "grpo": grpo, "policy": {"load_in_4bit": False}, **more})
+
+
+def task():
+    return arithmetic(8, 4)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy("tiny", load_in_4bit=False)
+
+
+@pytest.fixture(scope="module")
+def recorded(policy, tmp_path_factory):
+    return train(recipe(), policy=policy, task=task(), runs=tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def run(recorded, home):
+    return RunDirectory(shutil.copytree(recorded.path, home / "runs" / "r"))
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+def flipped(file, older):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def zeroed(file, older):
+    size = file.stat().st_size
+    with file.open("r+b") as content:
+        content.truncate(size // 2)
+        content.truncate(size)
+
+
+def cut(file, older):
+    with file.open("r+b") as content:
+        content.truncate(file.stat().st_size * 2 // 3)
+
+
+def swapped(file, older):
+    shutil.copyfile(older / file.name, file)
+
+
+DAMAGES = [lambda file, older: file.unlink(), lambda file, older: file.write_bytes(b""), cut, flipped, zeroed, swapped]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=["missing", "empty", "cut", "flipped", "zeroed", "swapped"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(run, damage):
+    newest, older = run.saved()
+    names = sorted(file.name for file in newest.iterdir())
+    assert {"adapter_model.safetensors", "optimizer.safetensors", "state.json", "trainer_state.json"} <= set(names)
+    for name in names:
+        before = (newest / name).read_bytes()
+        damage(newest / name, older)
+        found = latest_point(run)
+        if (newest / name).is_file() and (newest / name).read_bytes() == before:
+            assert found.folder == newest  # the two have the same file
+        else:
+            assert found.folder == older, name
+            [said] = found.passed_over
+            assert said.startswith("checkpoint-4 is damaged (")
+            with pytest.raises(RunError, match="checkpoint-4 is damaged"):
+                latest_point(run, "checkpoint-4")
+        (newest / name).write_bytes(before)
+    assert latest_point(run).folder == newest
+
+
+def test_the_checkpoint_of_another_run_is_damage_too(run):
+    other = json.loads((run.path / "manifest.json").read_text())
+    run.write_json("manifest.json", {**other, "id": "another"})
+    with pytest.raises(RunError, match=r"checkpoint-4 is damaged \(it is another run's\); checkpoint-3 is damaged"):
+        latest_point(run)
+
+
+def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(run):
+    with pytest.raises(RunError, match=r"no checkpoint-9[\s\S]*checkpoint-4, checkpoint-3"):
+        continue_run(run, checkpoint="checkpoint-9")
+
+
+def test_it_goes_on_from_the_older_one_and_says_so(run, recorded, policy, capsys):
+    flipped(run.checkpoints / "checkpoint-4" / "optimizer.safetensors", None)
+    run.update_manifest(result=None)  # it was killed
+    shutil.rmtree(run.final)
+    continue_run(run, policy=policy, task=task())
+    assert "WARNING: checkpoint-4 is damaged (optimizer.safetensors was changed)" in capsys.readouterr().out
+    [told] = [event for event in run.events() if event["event"] == "changed"]
+    assert told["passed_over"] == ["checkpoint-4 is damaged (optimizer.safetensors was changed)"]
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
+    whole, again = (load_file(each.final / "adapter_model.safetensors") for each in (recorded, run))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert latest_point(run).folder.name == "checkpoint-4"  # made anew
+
+
+def test_going_on_from_an_earlier_one_takes_out_what_came_after(run, policy):
+    continue_run(run, policy=policy, task=task(), checkpoint="checkpoint-3", steps=1)
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5]
+    assert [folder.name for folder in run.saved()] == ["checkpoint-5", "checkpoint-4"]
+
+
+def test_the_old_one_goes_when_the_new_one_is_whole(home, policy, monkeypatch):
+    seen, rename = [], resuming.write_json
+
+    def looked(path, content):
+        if path.name == "state.json":
+            seen.append([folder.name for folder in open_run("r").saved()])
+        return rename(path, content)
+
+    monkeypatch.setattr(resuming, "write_json", looked)
+    run = train(recipe(grpo={"save_total_limit": 1, "max_steps": 3}), policy=policy, task=task())
+    assert seen == [[], ["checkpoint-1"], ["checkpoint-2"]]
+    assert [folder.name for folder in run.saved()] == ["checkpoint-3"]
+    assert not [file for file in run.checkpoints.iterdir() if file.name.startswith(".")]
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+class Breaks:
+    """A watcher that makes the weights nan after a step, as a step that overflows does."""
+
+    def __init__(self, policy, step) -> None:
+        self.policy, self.step = policy, step
+
+    def begin(self, run, total_steps, settings):
+        pass
+
+    def update(self, step, values):
+        if step == self.step:
+            weight = next(weight for weight in self.policy.model.parameters() if weight.requires_grad)
+            weight.data.fill_(float("nan"))
+
+    def end(self, message):
+        pass
+
+
+@pytest.mark.parametrize(("generation", "step"), [("auto", 2), ("trl", 2), ("auto", 4)])
+def test_weights_that_are_no_numbers_are_never_saved(home, generation, step):
+    policy = load_policy("tiny", load_in_4bit=False)
+    asked = recipe(generation=generation, grpo={"save_total_limit": 1})
+    with pytest.raises(RunError, match=rf"nan[\s\S]*workbench continue r` goes on from checkpoint-{step - 1}"):
+        train(asked, policy=policy, task=task(), watchers=[Breaks(policy, step)])
+    run = open_run("r")
+    assert run.result()["status"] == "failed"
+    assert not run.final.exists()
+    for file in run.checkpoints.rglob("*.safetensors"):
+        assert all(tensor.isfinite().all() for tensor in load_file(file).values() if tensor.is_floating_point())
+    continue_run(run, policy=load_policy("tiny", load_in_4bit=False), task=task())
+    assert run.result()["status"] == "finished"
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_too_little_room_is_said_before_the_first_step_and_before_a_checkpoint(home, policy, monkeypatch):
+    with monkeypatch.context() as full:
+        full.setattr(resuming.shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 1000))
+        with pytest.raises(RunError, match=r"0 MB are free[\s\S]*checkpoints need about"):
+            train(recipe(), policy=policy, task=task())
+        assert not any((home / "runs").iterdir())
+        left = iter([10**9] * 3)
+        full.setattr(resuming.shutil, "disk_usage", lambda path: Usage(10**9, 0, next(left, 0)))
+        with pytest.raises(RunError, match=r"make room, then go on: `workbench continue r`"):
+            train(recipe(), policy=policy, task=task())
+    run = open_run("r")
+    assert [folder.name for folder in run.saved()] == ["checkpoint-2", "checkpoint-1"]
+    continue_run(run, policy=policy, task=task())
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_line_that_cannot_be_written_is_named_and_leaves_no_hole(home, policy, monkeypatch, number):
+    write = RunDirectory.log_metrics
+
+    def full(run, step, values):
+        if step == 3:
+            raise OSError(number, "as the system says it", str(run.path / "metrics.jsonl"))
+        write(run, step, values)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RunDirectory, "log_metrics", full)
+        with pytest.raises(RunError, match=r"runs/r/metrics.jsonl cannot be written: [\s\S]*workbench continue r"):
+            train(recipe(grpo={"save_steps": 2}), policy=policy, task=task())
+    run = open_run("r")
+    assert [folder.name for folder in run.saved()] == ["checkpoint-2"]  # step 3 is not on record, so it is not saved
+    continue_run(run, policy=policy, task=task())
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
+
+
+# -- the same run ------------------------------------------------------------------------------------------------------
+def edit(run, **changes) -> None:
+    content = run.recipe().model_dump(mode="json")
+    for name, value in changes.items():
+        *parts, last = name.split("__")
+        place = content
+        for part in parts:
+            place = place[part]
+        place[last] = value
+    Recipe.of(content).save(run.path / "recipe.yaml")
+
+
+REFUSED = {
+    "seed": 3, "grpo__beta": 0.5, "grpo__temperature": 0.5, "grpo__num_generations": 2, "grpo__per_device_train_batch_size": 16,
+    "grpo__loss_type": "dr_grpo", "lora__r": 8, "lora__lora_alpha": 64, "reward_weights": {"correctness_reward": 5.0},
+    "policy__load_in_4bit": True, "grpo__max_completion_length": 8, "max_prompt_length": 43,
+}  # fmt: skip
+HELD = {
+    "grpo__learning_rate": 1.0, "grpo__lr_scheduler_type": "cosine", "grpo__warmup_steps": 3, "grpo__optim": "sgd",
+    "grpo__weight_decay": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *HELD])
+def test_an_edit_that_makes_another_run_of_it_is_refused(run, policy, name):
+    edit(run, **{name: (REFUSED | HELD)[name]}, grpo__max_steps=5)
+    shown = name.replace("__", ".").replace("reward_weights", "reward_weights.correctness_reward")
+    advice = "workbench control" if name in HELD else "accept_changes=True"
+    with pytest.raises(RunError, match=rf"not as when it was begun: .*{shown}[\s\S]*{advice}"):
+        continue_run(run, policy=policy, task=task())
+    assert run.result()["status"] == "finished"
+    if name in HELD:
+        with pytest.raises(RunError, match="not as when it was begun"):
+            continue_run(run, policy=policy, task=task(), accept_changes=True)
+
+
+def test_an_accepted_edit_is_recorded_and_not_asked_about_again(run, policy, capsys):
+    edit(run, seed=3, grpo__save_steps=2)
+    continue_run(run, policy=policy, task=task(), steps=1, accept_changes=True)
+    assert "not as when r was begun: seed: 0 -> 3" in capsys.readouterr().out
+    [told] = [event for event in run.events() if event["event"] == "changed"]
+    assert (told["accepted"], told["shown"]) == (["seed: 0 -> 3"], ["grpo.save_steps: 1 -> 2"])
+    assert continue_run(run, policy=policy, task=task(), steps=1).result()["steps"] == 6
+    assert len([event for event in run.events() if event["event"] == "changed"]) == 1
+
+
+def fewer(made):
+    return {"rows": made.rows[:-1]}
+
+
+def other_rewards(made):
+    return {"reward_funcs": made.reward_funcs[:-1], "reward_weights": None}
+
+
+def reversed_rows(made):
+    return {"rows": made.rows[::-1]}
+
+
+def other_answers(made):
+    return {"rows": [{**row, "answer": "7"} for row in made.rows]}
+
+
+@pytest.mark.parametrize("change", [fewer, reversed_rows, other_answers, other_rewards])
+def test_another_task_is_another_run(run, policy, change):
+    from dataclasses import replace
+
+    with pytest.raises(RunError, match="not as when it was begun: .*(rows were changed|other reward functions)"):
+        continue_run(run, policy=policy, task=replace(task(), **change(task())), steps=1)
