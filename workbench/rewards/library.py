@@ -81,9 +81,13 @@ def keeps_strict_format(text: str, tags: Sequence[str] = TAGS) -> bool:
     >>> keeps_strict_format("<think>6 * 7</think>\\n<answer>42</answer>", ("think", "answer"))
     True
     """
-    marks = _marks(tags)
-    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text)  # outside, mark, inside, mark, outside, ...
-    return pieces[1::2] == marks and [bool(piece.strip()) for piece in pieces[::2]] == [False, True] * len(tags) + [False]
+    marks, filled, rest = _marks(tags), [], text
+    for mark in marks:
+        piece, found, rest = rest.partition(mark)
+        if not found or text.count(mark) != marks.count(mark):
+            return False
+        filled.append(bool(piece.strip()))
+    return not rest.strip() and filled == [False, True] * len(tags)
 
 
 def format_share(text: str, tags: Sequence[str] = TAGS) -> float:
