@@ -217,7 +217,7 @@ def _place(function: Callable[..., Any], keep_state: bool) -> str:
     if (getattr(beneath, "__module__", "") or "").startswith("workbench.") and not getattr(beneath, "runs_in_worker", False):
         return OWN
     if keep_state and not inspect.isfunction(beneath) and not inspect.isbuiltin(beneath):
-        return "here: an object with a state of its own, which stays where you can reach it"
+        return "here: an object that keeps state, which stays where you can reach it"
     if held := _model_in(beneath):
         return f"here: it holds {held}"
     try:
