@@ -317,7 +317,7 @@ def _single(call: Call, index: int) -> Call:
 def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
 
-    Raises RewardError, naming function, prompt and completion, if it is not one score per completion, or if one is no number
+    Raises RewardError, naming function, prompt and completion, unless there is one number or None per completion
     that TRL can compute with; with `skip` that is the completion's failure instead.
     """
     rule = "a reward function returns a list with one number (or None) per completion, in order"
