@@ -106,7 +106,7 @@ marked_reward.runs_in_process = True
         (awaited_reward, "awaited"),
         (functools.partial(awaited_reward), "awaited"),
         (AwaitedScorer(), "awaited"),
-        (Scorer(), "here: an object with a state of its own, which stays where you can reach it"),
+        (Scorer(), "here: an object that keeps state, which stays where you can reach it"),
         (marked_reward, "here: it holds a model"),
         (closing_over(threading.Lock()), "here: it cannot be pickled for another process (cannot pickle"),
     ],

@@ -224,7 +224,7 @@ def _place(function: Callable[..., Any], keep_state: bool) -> str:
     if (getattr(beneath, "__module__", "") or "").startswith("workbench.") and not getattr(beneath, "runs_in_worker", False):
         return OWN
     if keep_state and not inspect.isfunction(beneath) and not inspect.isbuiltin(beneath):
-        return "here: an object with a state of its own, which stays where you can reach it"
+        return "here: an object that keeps state, which stays where you can reach it"
     if held := _model_in(beneath):
         return f"here: it holds {held}"
     try:
@@ -355,7 +355,7 @@ def _single(call: Call, index: int) -> Call:
 def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
 
-    Raises RewardError, naming function, prompt and completion, if it is not one score per completion, or if one is no number
+    Raises RewardError, naming function, prompt and completion, unless there is one number or None per completion
     that TRL can compute with; with `skip` that is the completion's failure instead.
     """
     rule = "a reward function returns a list with one number (or None) per completion, in order"

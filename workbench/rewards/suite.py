@@ -250,7 +250,7 @@ class RewardSuite:
                     raise TaskError(said, rule=rule, remedy=remedy)
             extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
             if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                rule = "TRL passes every column, and a few objects of its own, by keyword"
+                rule = "TRL passes every column, and a few objects besides, by keyword"
                 remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
                 raise TaskError(f"{name} does not accept {extra[0]!r}", rule=rule, remedy=remedy)
 

@@ -1,6 +1,6 @@
 """Buttons and fields that steer a run. Each only appends a line to the run's `control.jsonl`; the trainer answers.
 
-Nothing here touches a figure or a model: a click may arrive on a thread of its own, beside the cell that trains.
+Nothing here touches a figure or a model: a click may arrive on another thread than that of the cell that trains.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None
         CONTINUOUS: settings.get("use_transformers_continuous_batching"),
         SWITCHED_OFF: recipe.generation == "trl",
         UNSLOTH_ON_A_GPU: recipe.policy.backend == "unsloth" and cuda,
-        f"lora_dropout = {dropout:g}: each completion is sampled under a dropout mask of its own, so a prompt cannot be read "
+        f"lora_dropout = {dropout:g}: each completion is sampled under its own dropout mask, so a prompt cannot be read "
         "once for all of them": dropout,
         f"cache_implementation = {cache!r} is not covered by the workbench's loop": cache,
         f"generation_kwargs.{''.join(others[:1])} is not covered by the workbench's loop": others,
