@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import inspect
 import io
@@ -119,7 +120,10 @@ class RewardExecutor:
             await asyncio.wait({task}, timeout=deadline_s)
         finally:
             took, late = time.monotonic() - started, not task.done()
-            task.cancel()  # it may swallow that, and then nobody waits for it
+            task.cancel()
+            await asyncio.wait({task}, timeout=_GRACE_S)
+            if not task.done():  # it swallows that, and would swallow its own deletion, too, and never come back from it
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
         if late:
             failure = RewardFailure(f"was not back after {deadline_s:g} s", in_time=False)
         elif (result := task.result()) and isinstance(result[1], BaseException):
