@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import resource
 import subprocess
@@ -81,6 +82,7 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in FILES}
 
 
+@functools.cache
 def arrows() -> dict[str, set[str]]:
     """Module -> the package's own modules that it imports, also inside functions; not those under TYPE_CHECKING."""
     found: dict[str, set[str]] = {}

@@ -37,11 +37,12 @@ def column_reward(completions, solution, **kwargs):
     return [0.0] * len(completions)
 
 
+ROWS = arithmetic(16, 4).rows  # once: the rewards' worker imports this module, too, and 30 tasks took it 14 s
 LONG = [{"prompt": [{"role": "user", "content": "1 + " * 400 + str(n)}], "answer": "2"} for n in range(8)]
 
 
 def own(*funcs, rows=None) -> Task:
-    return Task("own", arithmetic(16, 4).rows if rows is None else rows, list(funcs))
+    return Task("own", ROWS if rows is None else rows, list(funcs))
 
 
 def asked(grpo=None, **parts) -> dict:
@@ -60,7 +61,7 @@ BROKEN = {
     "a value out of range": (asked({"temperature": 0}), own(fine_reward)),
     "an unknown loss": (asked({"loss_type": "foo"}), own(fine_reward)),
     "groups that are not whole": (asked({"num_generations": 5}), own(fine_reward)),
-    "too few prompts": (asked(), own(fine_reward, rows=arithmetic(16, 4).rows[:1])),
+    "too few prompts": (asked(), own(fine_reward, rows=ROWS[:1])),
     "no prompts": (asked(), own(fine_reward, rows=[])),
     "completions longer than the context": (asked({"max_completion_length": 300}), own(fine_reward)),
     "prompts longer than the context": (asked(), own(fine_reward, rows=LONG)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 from pathlib import Path
@@ -61,11 +62,12 @@ def is_held_out(problem: Problem) -> bool:
     return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT
 
 
-def problems(split: str = "train") -> list[Problem]:
+@functools.cache
+def problems(split: str = "train") -> tuple[Problem, ...]:
     """The problems of one split, ``"train"`` or ``"held_out"``, in a fixed order. Other names raise ValueError."""
     if split not in ("train", "held_out"):
         raise ValueError(f"split={split!r}: there are two splits; use 'train' or 'held_out'.")
-    return [problem for problem in all_problems() if is_held_out(problem) == (split == "held_out")]
+    return tuple(problem for problem in all_problems() if is_held_out(problem) == (split == "held_out"))
 
 
 def sample_problems(split: str, n: int, seed: int = 0) -> list[Problem]:
