@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from workbench.errors import RecipeError, RewardError, TaskError
+from workbench.rewards import library
 from workbench.rewards.suite import RewardSuite, reward_hash
 from workbench.task import Task
 
@@ -296,6 +297,12 @@ def test_the_hash_is_the_same_in_another_process():
     )
     outputs = {subprocess.run([sys.executable, "-c", source], capture_output=True, check=True).stdout for _ in range(2)}
     assert len(outputs) == 1
+
+
+def test_the_hash_does_not_change_with_use():
+    before = reward_hash(library.boxed_correctness_reward)
+    assert library.boxed_correctness_reward(["\\boxed{x + 1}"], ["1 + x"]) == [2.0]  # judged in a worker, and remembered
+    assert reward_hash(library.boxed_correctness_reward) == before
 
 
 def test_the_hash_changes_with_source_and_weight():

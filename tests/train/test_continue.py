@@ -19,6 +19,7 @@ from workbench.errors import RewardError, RunError, TaskError
 from workbench.recipe import LoraPart, Recipe
 from workbench.rewards.hashing import reward_hash
 from workbench.run.control_file import RunState, send
+from workbench.rewards import compare
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
@@ -164,7 +165,8 @@ def test_a_scaler_that_a_checkpoint_has_not_is_named(home, scalers):
     run = train(recipe(**more), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
     state = run.checkpoints / "checkpoint-2" / "state.json"
     kept = json.loads(state.read_text())
-    del kept["scaler"]  # as of before it was saved
+    for name in ("scaler", "files", "sha256", "run"):  # as of before they were saved
+        del kept[name]
     state.write_text(json.dumps(kept))
     continue_run(run, policy=fresh(), task=task())
     [event] = [event for event in run.events() if event["event"] == "continued"]
@@ -301,7 +303,9 @@ def task_folder(folder, factor=1):
 
 
 @pytest.mark.slow
-def test_notebook_02s_own_file_goes_on_from_the_command_line_in_a_fresh_process(home):
+def test_notebook_02s_own_file_goes_on_from_the_command_line_in_a_fresh_process(home, monkeypatch):
+    for judging in (compare.same_answer, compare.verdicts):  # the tests' own deadline is part of a function's hash
+        monkeypatch.setattr(judging, "__defaults__", (5.0,))
     cells = json.loads((notebooks_folder() / "02_rewards.ipynb").read_text())["cells"]
     [written] = ["".join(cell["source"]) for cell in cells if "".join(cell["source"]).startswith("%%writefile {task_file}")]
     folder = home / "tasks" / "arithmetic"

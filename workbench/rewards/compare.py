@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import time
+from collections import UserDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -82,9 +83,10 @@ _POWER = re.compile(r"(?<=[abnxyz\d)])[²³]")  # not those of m²
 _STEEP = ("^", "**", "!", "\\sum", "\\prod", "\\int", "\\binom")
 
 _lock = threading.Lock()
+# Both are UserDicts, since a reward function's hash covers the plain tables that it uses, and these change with use.
 # By process, as a fork must not talk through its parent's pipes. The one thread serves first come, first served.
-_workers: dict[int, tuple[Worker, ThreadPoolExecutor]] = {}
-_known: dict[Pair, bool] = {}
+_workers: UserDict[int, tuple[Worker, ThreadPoolExecutor]] = UserDict()
+_known: UserDict[Pair, bool] = UserDict()
 # Of what runs here: (its deadline, indexes of what was not judged in it).
 _watch: ContextVar[tuple[float, set[int]] | None] = ContextVar("watch", default=None)
 
