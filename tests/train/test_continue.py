@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from workbench.demo import notebooks_folder
 from workbench.errors import RewardError, RunError, TaskError
 from workbench.recipe import LoraPart, Recipe
+from workbench.rewards import compare
 from workbench.rewards.hashing import reward_hash
 from workbench.run.control_file import RunState, send
-from workbench.rewards import compare
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
