@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hostile import HOSTILE
 from running import TASK, Running
@@ -138,3 +140,46 @@ SAMPLES = {
     "workbench.run.batch.ScoredBatch": scored,
     "workbench.run.directory.RunDirectory": run,
 }
+
+
+PRINTED = EVIL.removesuffix("\ud800")  # what a tokenizer may decode, and a file hold
+
+
+def evil_reward(completions, **kwargs):
+    return [float(len(text[0]["content"] if isinstance(text, list) else text)) for text in completions]
+
+
+def hostile_run(name: str = "r") -> Running:
+    """A run of two steps whose completions and events are hostile; it goes on until it is told to finish."""
+    running = Running(name, 4)
+    running._text = lambda answer, good: f"{PRINTED} {running.rng.random()}"
+    for _ in range(2):
+        running.step()
+    running.run.log_event("control", 2, action="weight", by=PRINTED, applied=False, function=PRINTED, why=PRINTED)
+    return running
+
+
+def lab():
+    """The lab of a task whose prompts, answers, probes and function are hostile."""
+    from workbench.task import Task
+    from workbench.views.lab import Lab
+
+    evil_reward.__name__ = f"{PRINTED}_reward"
+    rows = [{"prompt": [{"role": "user", "content": f"{EVIL} {n}"}], "answer": EVIL} for n in range(3)]
+    return Lab(Task(EVIL, rows, [evil_reward], probes={EVIL: EVIL}), [PRINTED, ""])
+
+
+def live_plot(running: Running):
+    """The plot of a run, as in the cell that trains it."""
+    from types import SimpleNamespace
+
+    from workbench.views.live import LivePlot
+
+    plot = LivePlot()
+    plot.begin(running.run, 4, {"beta": 0.0})
+    batch = replace(scored(), step=2)
+    plot.verdicts(list(verdicts()))
+    plot.batch(batch, SimpleNamespace())
+    plot.event({"event": "control", "action": "weight", "by": EVIL, "applied": False, "function": EVIL, "why": EVIL})
+    plot.end(EVIL)
+    return plot
