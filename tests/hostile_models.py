@@ -369,21 +369,25 @@ def main(home: Path, backend: str) -> None:
         torch.load(folder / "pytorch_model.bin", weights_only=False)
 
     found = []
+
+    def tried(name: str, load: Callable[..., object], *args: object, **how: object) -> None:
+        found.append(in_a_fork(name, lambda: load(*args, **how)))
+
     for make in MODELS:
         folder = home / "models" / make.__name__
         shutil.copytree(MODEL_DIR, folder)
         make(Maker(folder, canaries))
-        found.append(in_a_fork(f"model {make.__name__}", lambda: written(folder)))
-        found.append(in_a_fork(f"tokenizer {make.__name__}", lambda: rendered(folder)))
+        tried(f"model {make.__name__}", written, folder)
+        tried(f"tokenizer {make.__name__}", rendered, folder)
     for make in ADAPTERS:
         folder = home / "adapters" / make.__name__
         shutil.copytree(saved, folder)
         make(Maker(folder, canaries))
-        found.append(in_a_fork(f"adapter {make.__name__}", lambda: written("tiny", adapter=folder)))
+        tried(f"adapter {make.__name__}", written, "tiny", adapter=folder)
         if backend == "transformers":  # the same for both
             copied = home / "copied" / make.__name__
-            found.append(in_a_fork(f"copied {make.__name__}", lambda: copy_adapter(folder, copied)))
-            found.append(in_a_fork(f"merged {make.__name__}", lambda: merge_16bit("tiny", folder, home / "m" / make.__name__)))
+            tried(f"copied {make.__name__}", copy_adapter, folder, copied)
+            tried(f"merged {make.__name__}", merge_16bit, "tiny", folder, home / "merged" / make.__name__)
     # Told to, both run: the folders do carry code.
     live = [
         in_a_fork("trusted", lambda: trusted(_live(home / "live" / "trusted", canaries, auto_map_of_an_own_type))),

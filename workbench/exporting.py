@@ -99,10 +99,9 @@ def load_base(base: str | Path, dtype: str = "auto") -> tuple[Any, Any]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = find_model(base)
-    safely = {"trust_remote_code": False}
     with reading(f"base {str(base)!r}"), bars_for(source):
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **safely)
-        return model.eval(), AutoTokenizer.from_pretrained(source, **safely)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False)
+        return model.eval(), AutoTokenizer.from_pretrained(source, trust_remote_code=False)
 
 
 def merge_16bit(base: str | Path, adapter: str | Path, out: str | Path) -> Path:

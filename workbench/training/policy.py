@@ -143,8 +143,7 @@ def load_policy(
     asked = recipe.policy
     name, loads = asked.name, _BACKENDS[asked.backend]
     source = loading.find_model(name)
-    if adapter is not None:
-        loading.find_adapter(adapter)
+    trained = None if adapter is None else loading.find_adapter(adapter)
     version = loads.version()  # imports what must come before trl, transformers and peft
     if asked.backend == "transformers":
         _check_not_replaced()
@@ -164,12 +163,12 @@ def load_policy(
         words["remedy"] = "correct what it names, or set policy.fast_inference: false, which generates with the policy itself"
     with loading.reading(f"policy {name!r}{' with fast_inference' * starts_vllm}", **words), loading.bars_for(source):
         model, tokenizer, notes = loads.load_base(source, **how)
-        notes += loading.check_4bit(model, name, asked.load_in_4bit)
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
-    if adapter is None:
+    notes += loading.check_4bit(model, name, asked.load_in_4bit)
+    if trained is None:
         model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
     else:
-        model = loading.with_adapter(model, adapter)
+        model = loading.with_adapter(model, trained)
     generates = getattr(model, "vllm_engine", None) is not None
     if fast_inference and not generates:
         without = without or "Unsloth loads this model, or on this GPU, without it, and has said why above"

@@ -99,8 +99,8 @@ class Recorder:
         for name, errors in scored.errors.items():
             first = min(errors)
             if name not in self.reward_errors:
-                said = f"{name} gave no score to {len(errors)} of {len(scored.completions)} completions"
-                said = f"step {scored.step}: {said}: the first {errors[first]}; events.jsonl has each step's first"
+                said = f"{name} gave no score to {len(errors)} of {len(scored.completions)} completions: the first"
+                said = f"step {scored.step}: {said} {errors[first]}; events.jsonl has each step's first"
                 print(printable(said), flush=True)
             self.reward_errors[name] += len(errors)
             where = {"prompt": scored.prompts[first], "completion": scored.completions[first]}

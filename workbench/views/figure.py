@@ -18,7 +18,6 @@ from workbench.views.tables import cut
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
 GREY = "#888888"
-_LABEL = 48  # characters at most
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
@@ -63,7 +62,7 @@ def with_legend(figure: Any, axis: Any, *entries: Any, x: str = "", y: str = "",
 
 def lying(axis: Any, places: Any, labels: Any) -> None:
     """An axis of horizontal bars: labels from the top down, the grid upright."""
-    axis.set_yticks(places, [as_text(label, _LABEL) for label in labels], fontsize=8)
+    axis.set_yticks(places, [as_text(label, 48) for label in labels], fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.grid(visible=False, axis="y")
@@ -74,7 +73,7 @@ def stacked_bars(axis: Any, labels: Sequence[str], parts: Iterable[tuple[str, np
     places = range(len(labels))
     right = left = np.zeros(len(labels))
     for (name, added), colour in zip(parts, itertools.cycle(SERIES)):
-        axis.barh(places, added, left=np.where(added >= 0, right, left), color=colour, height=0.7, label=as_text(name, _LABEL))
+        axis.barh(places, added, left=np.where(added >= 0, right, left), color=colour, height=0.7, label=as_text(name, 48))
         right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
     lying(axis, places, labels)
 

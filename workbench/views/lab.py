@@ -212,7 +212,8 @@ class Lab:
         self._prompts.unobserve(self._prompt_changed, "value")
         self._prompts.options, self._prompts.value = prompts, self.number
         self._prompts.observe(self._prompt_changed, "value")
-        self._marks.options = [("what any function matched", ""), *((one_line(name, 80), name) for name in self.bench.suite.names)]
+        names = [(one_line(name, 80), name) for name in self.bench.suite.names]
+        self._marks.options = [("what any function matched", ""), *names]
         self._marks.value = ""
 
     def _fill(self) -> None:
@@ -286,8 +287,7 @@ class Lab:
             writer, prompt = self.bench.writer(self.number), row["prompt"]
             if not isinstance(prompt, str):
                 prompt = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
-            answer = f"<pre style='{PRE}'><b>right answer</b> {html.escape(plain(writer.answer))}</pre>"
-            self._prompt.value = pre(prompt) + (answer if writer.has_answer else "")
+            self._prompt.value = pre(prompt) + (f"<b>right answer</b>{pre(writer.answer)}" if writer.has_answer else "")
         unseen = {}  # functions that paid for something that cannot be shown
         if self.texts:
             found, problems = self.bench.group(row, self.texts)

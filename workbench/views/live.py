@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.printable import printable
 from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
@@ -96,7 +95,7 @@ class RunCell:
 def _status(line: str) -> dict[str, str]:
     head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
     text = f"<pre style='{PRE}'><b>{html.escape(plain(head))}</b>  {html.escape(plain(rest))}</pre>"
-    return {"text/html": text, "text/plain": printable(line)}
+    return {"text/html": text, "text/plain": plain(line)}
 
 
 class LivePlot(RunCell):

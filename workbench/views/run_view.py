@@ -23,7 +23,6 @@ from workbench.views.figure import image_bundle
 from workbench.views.group_view import ShownGroup, group_html, group_of, newest_part, read_batch
 from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
-from workbench.views.tables import no_formulas
 from workbench.workspace import Tail
 
 OLDEST_S, OLDEST_SHARE = 5.0, 0.02
@@ -123,7 +122,7 @@ class RunView:
     def below(self) -> str:
         """HTML of what stands under the picture: the verdicts on the run's health, and the latest group."""
         verdicts = health_view(self.verdicts)._repr_html_() if self.verdicts else ""
-        return no_formulas(verdicts + (group_html(self.group) if self.group is not None else ""))
+        return verdicts + (group_html(self.group) if self.group is not None else "")
 
 
 class FollowedRun(RunView):

@@ -71,9 +71,9 @@ def pre(text: str, style: str = "") -> str:
     return f"<pre style='{PRE}{';' if style else ''}{style}'>{html.escape(plain(text))}</pre>"
 
 
-def coloured(text: str, colour: str) -> str:
+def coloured(text: str, colour: str = "inherit") -> str:
     """HTML of text as it is, in a colour."""
-    return pre(text, f"color:{colour}")
+    return pre(text, f"color:{colour};line-height:1.4")
 
 
 def item(state: str, *texts: str) -> str:
@@ -86,7 +86,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def one_line(text: str, most: int) -> str:
+def one_line(text: str, most: int = LONGEST_SHOWN) -> str:
     """`text` in one line of at most so many characters, with line breaks and what is invisible made visible."""
     return cut(plain(text.replace("\n", "⏎")), most)
 
