@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 
 # Clears the screen, writes the clipboard, renames the window, rings, overwrites, and hides: as ESC and as C1, with bidi,
@@ -30,6 +31,37 @@ def obeyed(output: str, bar: bool = False) -> list[str]:
         bar: a progress bar was drawn in it; its own sequences are not counted.
     """
     return _UNSAFE.findall(_BAR.sub("", output) if bar else output)
+
+
+class _Formulas(HTMLParser):
+    """Finds the text of a page in which MathJax would look for formulas: all but that in these tags and this class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[bool] = []  # whether it leaves alone what stands in each element that is open
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in ("br", "img", "input", "hr"):
+            classes = (dict(attributes).get("class") or "").split()
+            self.open.append(tag in ("pre", "code", "textarea") or {"tex2jax_ignore", "mathjax_ignore"} <= set(classes))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("br", "img", "input", "hr"):
+            self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not any(self.open) and re.search(r"\$|\\[(\[]", data):
+            self.found.append(data)
+
+
+def formulas(page: str) -> list[str]:
+    """What MathJax may make a formula of in a page of HTML."""
+    parser = _Formulas()
+    parser.feed(page)
+    parser.close()
+    assert not parser.open, "an element is left open"
+    return parser.found
 
 
 def in_a_terminal(

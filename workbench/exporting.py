@@ -20,7 +20,7 @@ from typing import Any
 from workbench.data.template import prompt_text
 from workbench.errors import ExportError
 from workbench.run.directory import RunDirectory
-from workbench.training.loading import bars_for, find_model, quiet_imports
+from workbench.training.loading import bars_for, find_model, quiet_imports, reading, with_adapter
 from workbench.workspace import resolve, shown
 
 # A 16-bit weight is rounded at 1 part in 256 (bfloat16), so logits of size 10 move by a few hundredths over the layers.
@@ -99,8 +99,9 @@ def load_base(base: str | Path, dtype: str = "auto") -> tuple[Any, Any]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = find_model(base)
-    with bars_for(source):
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval(), AutoTokenizer.from_pretrained(source)
+    with reading(f"base {str(base)!r}"), bars_for(source):
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False)
+        return model.eval(), AutoTokenizer.from_pretrained(source, trust_remote_code=False)
 
 
 def merge_16bit(base: str | Path, adapter: str | Path, out: str | Path) -> Path:
@@ -111,14 +112,13 @@ def merge_16bit(base: str | Path, adapter: str | Path, out: str | Path) -> Path:
     """
     with quiet_imports():
         import torch
-        from peft import PeftModel
 
     out = resolve(out)
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{shown(out)}: not empty", rule="an export never writes over another", remedy="delete it, or move it")
     stored, tokenizer = load_base(base)
     dtype = stored.dtype if stored.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-    merged = PeftModel.from_pretrained(stored.float(), str(resolve(adapter))).merge_and_unload()
+    merged = with_adapter(stored.float(), adapter).merge_and_unload()
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     with bars_for(str(base)):
@@ -184,27 +184,26 @@ def prove(exported: Exported, prompts: Sequence[Any], max_completion_length: int
         ExportError: if there are no prompts.
     """
     import torch
-    from peft import PeftModel
 
     if not len(prompts):
         raise ExportError("0 prompts", rule="a proof compares answers", remedy="give a few held-out prompts")
     base_model, tokenizer = load_base(exported.base, dtype="float32")
     merged_model, merged_tokenizer = load_base(exported.merged, dtype="float32")
     tokenizer.chat_template_kwargs = merged_tokenizer.chat_template_kwargs = dict(exported.chat_template_kwargs)
-    with_adapter = PeftModel.from_pretrained(base_model, str(exported.adapter)).eval()
+    adapted = with_adapter(base_model, exported.adapter).eval()
     largest, to_base, same, spreads, answers = 0.0, 0.0, 0, [], []
     with torch.inference_mode():
         for prompt in prompts:
-            expected, _ = _greedy(with_adapter, tokenizer, prompt, max_completion_length)
+            expected, _ = _greedy(adapted, tokenizer, prompt, max_completion_length)
             got, answer = _greedy(merged_model, merged_tokenizer, prompt, max_completion_length)
             same += bool(torch.equal(expected, got))
             answers.append(answer)
             # Both read the adapter's own completion, so that every position is compared, not only the prompt's.
-            logits = with_adapter(expected).logits
+            logits = adapted(expected).logits
             largest = max(largest, float((merged_model(expected).logits - logits).abs().max()))
             spreads.append(float(logits.std()))
-            with with_adapter.disable_adapter():
-                to_base = max(to_base, float((with_adapter(expected).logits - logits).abs().max()))
+            with adapted.disable_adapter():
+                to_base = max(to_base, float((adapted(expected).logits - logits).abs().max()))
     proof = Proof(len(prompts), largest, sum(spreads) / len(spreads), same, to_base, answers)
     if exported.run is not None:
         exported.run.write_json("export/proof.json", proof)

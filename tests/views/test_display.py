@@ -8,144 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from running import TASK, Running
+from hostile import formulas, obeyed
+from samples import SAMPLES, scored
 
 import workbench
 from workbench import display
-from workbench.recipe import Recipe
-from workbench.rewards.groups import batch_of, explain
 
-EVIL = "</pre><script>window.hacked=1</script><img src=x onerror=alert(1)> $x^2$ \u202e\x1b[2J"
 PACKAGE = Path(workbench.__file__).parent
-
-
-def scored():
-    return batch_of(["a_reward"], [1.0], [[1.0], [0.0]], [EVIL, "no"], [True, False], 2, prompts=[EVIL, EVIL])
-
-
-def rows():
-    from workbench.data.sources import Rows
-
-    found = Rows([{"prompt": EVIL, "answer": EVIL}])
-    found.name = EVIL
-    return found
-
-
-def template_card():
-    from workbench.data.template import TemplateCard, Token
-
-    tokens = [Token(1, "<s>", True), Token(2, EVIL, False)]
-    return TemplateCard(EVIL, tokens, True, {"<b>": True}, "</s>", "<pad>", True, None, True, False, [EVIL])
-
-
-def lengths():
-    from workbench.data.template import PromptLengths
-
-    return PromptLengths([{"prompt": EVIL}] * 3, [4, 5, 9], EVIL)
-
-
-def profile():
-    from workbench.data.difficulty import Profile, Solved
-
-    return Profile({"num_generations": 4}, {"x": Solved(1, 4, 4), "y": Solved(4, 4, 4)})
-
-
-def audit():
-    from workbench.audit.examination import audit_rewards
-    from workbench.task import Task
-
-    def tag_reward(completions, **kwargs):
-        return [1.0 if "<answer>" in text else 0.0 for text in completions]
-
-    rows = [{"prompt": f"{EVIL} write <answer>x</answer>", "answer": "4"}]
-    return audit_rewards(Task(EVIL, rows, [tag_reward], probes={EVIL: f"<answer>{EVIL}"}))
-
-
-def memory():
-    from workbench.memory import estimate
-    from workbench.training.plan.values import DEFAULTS
-
-    return estimate(Recipe(policy={"name": "tiny"}), dict(DEFAULTS), vram_gb=16.0)
-
-
-def run():
-    running = Running("r", 10)
-    running.step()
-    running.suite.close()
-    return running.run
-
-
-def verdicts():
-    from workbench.health import ALARM, Verdict
-    from workbench.health.diagnosis import Verdicts
-
-    return Verdicts([Verdict("non_finite", ALARM, EVIL, cause=EVIL, remedy=EVIL, prompts=(EVIL,))])
-
-
-def evaluation():
-    from workbench.inspection.evaluation import Evaluation, Measured
-
-    ones = np.ones((2, 2), dtype=bool)
-    measured = [Measured([[EVIL] * 2] * 2, right, ones, ones, 1.0 * right) for right in (~ones, ones)]
-    return Evaluation([EVIL, EVIL], *measured, right_by=EVIL)
-
-
-def recorded_group():
-    from workbench.inspection.reading import RecordedGroup
-
-    return RecordedGroup(3, EVIL, EVIL, explain(scored()))
-
-
-def steps():
-    import pandas
-
-    from workbench.inspection.reading import Steps
-
-    return Steps(pandas.DataFrame({"step": [1, 2], "reward": [0.5, 0.6]}))
-
-
-def proof():
-    from workbench.exporting import Proof
-
-    return Proof(4, 0.001, 3.0, 4, 1.5, [EVIL])
-
-
-def replayed():
-    from workbench.replaying import replay
-
-    running = Running("r", 10)
-    running.step()
-    running.finish()
-    return replay(running.run, TASK, {"format_reward": 2.0})
-
-
-def plan():
-    from workbench.training.prepare import plan
-
-    return plan(Recipe(run_name="p", task="arithmetic", grpo={"max_steps": 2, "num_generations": 4}))
-
-
-SAMPLES = {
-    "workbench.training.prepare.Plan": plan,
-    "workbench.exporting.Proof": proof,
-    "workbench.health.diagnosis.Verdicts": verdicts,
-    "workbench.inspection.evaluation.Evaluation": evaluation,
-    "workbench.inspection.evaluation.Examples": lambda: evaluation().examples(),
-    "workbench.inspection.reading.RecordedGroup": recorded_group,
-    "workbench.inspection.reading.Steps": steps,
-    "workbench.replaying.Replay": replayed,
-    "workbench.audit.examination.RewardAudit": audit,
-    "workbench.data.sources.Rows": rows,
-    "workbench.data.template.TemplateCard": template_card,
-    "workbench.data.template.PromptLengths": lengths,
-    "workbench.data.difficulty.Profile": profile,
-    "workbench.memory.estimate.MemoryEstimate": memory,
-    "workbench.rewards.groups.ExplainedGroup": lambda: explain(scored()),
-    "workbench.run.batch.ScoredBatch": scored,
-    "workbench.run.directory.RunDirectory": run,
-}
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +35,11 @@ def test_a_result_shows_itself(kind, shell, home):
     assert bundle["text/plain"].strip()
     assert "image/png" in bundle or "<" in bundle["text/html"]
     page = bundle.get("text/html", "")
-    assert not re.search(r"<script|<img src=x|\u202e|\x1b", page)
-    outside = re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
-    assert "$x^2$" not in outside  # MathJax does not run inside of <pre>
+    assert not re.search(r"<script|<img src=x", page)
+    assert not formulas(page)
+    for text in (page, bundle["text/plain"]):
+        assert obeyed(text) == []
+        text.encode()  # a lone surrogate cannot be saved
     assert bundle["text/plain"] == str(display.view_of(result))
 
 

@@ -50,7 +50,7 @@ def test_as_text_nothing_of_a_completion_reaches_the_terminal_as_a_command():
     text = str(health_view(VERDICTS))
     assert "\x1b" not in text
     assert "\u202e" not in text
-    assert "\\nnext" in text
+    assert "⏎next" in text
 
 
 def test_as_html_everything_is_escaped_and_stands_in_pre():

@@ -85,7 +85,7 @@ class RewardModel:
 
         if self._model is None:
             self._model, report = AutoModelForSequenceClassification.from_pretrained(
-                self.path, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True
+                self.path, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
             )
             if unfit := sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]):
                 self._model = None
@@ -94,7 +94,7 @@ class RewardModel:
                 raise TaskError(said, rule=rule, remedy="give a model trained for sequence classification with one label")
             self._check_outputs()
         if self._tokenizer is None:
-            self._tokenizer = AutoTokenizer.from_pretrained(self.path)
+            self._tokenizer = AutoTokenizer.from_pretrained(self.path, trust_remote_code=False)
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         # The score is read at the last token that is not padding, so the model has to know which token pads.

@@ -18,6 +18,8 @@ from workbench.workspace import find, looked_in, resolve, shown
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken"]
 NF4_BLOCK = 64
 SMALL_BYTES = 100 * 2**20
+_READABLE = "models and adapters are files that transformers and PEFT can read without running code that comes with them"
+_CHECK = "check the folder or the hub name; `workbench doctor` tells what works on this machine"
 
 
 def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
@@ -66,9 +68,28 @@ def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, An
     with quiet_imports():
         from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    with reading(f"tokenizer of {str(name)!r}"):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     return tokenizer
+
+
+def with_adapter(model: Any, adapter: str | Path) -> Any:
+    """The model with a trained adapter on it, frozen; PolicyError if the folder holds none that PEFT can read."""
+    from peft import PeftModel
+
+    folder = find_adapter(adapter)
+    with reading(f"adapter {shown(folder)}"):
+        return PeftModel.from_pretrained(model, folder)
+
+
+@contextlib.contextmanager
+def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Iterator[None]:
+    """Whatever a library says of files that it cannot read, or will not run, as a PolicyError."""
+    try:
+        yield
+    except Exception as error:  # damaged and foreign files: of every kind
+        raise PolicyError(f"{what}: {type(error).__name__}: {str(error)[:400]}", rule=rule, remedy=remedy) from error
 
 
 def linear4bit_layers(model: Any) -> list[Any]:

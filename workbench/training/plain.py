@@ -33,14 +33,14 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
 
     chosen, notes = choose_dtype(dtype, "transformers", cuda=torch.cuda.is_available(), bf16=native_bf16())
     compute = getattr(torch, chosen)
-    more = {}
+    more, safely = {}, {"trust_remote_code": False}  # None would ask, and run it after a "y"
     # A checkpoint that is quantised already says how; a second word on it would only draw a warning.
-    if load_in_4bit and getattr(AutoConfig.from_pretrained(source), "quantization_config", None) is None:
+    if load_in_4bit and getattr(AutoConfig.from_pretrained(source, **safely), "quantization_config", None) is None:
         nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
         more["quantization_config"] = BitsAndBytesConfig(**nf4, bnb_4bit_compute_dtype=compute)
     device = {"": int(os.environ.get("LOCAL_RANK", 0))} if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=compute, device_map=device, **more)
-    tokenizer = AutoTokenizer.from_pretrained(source, model_max_length=max_seq_length)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=compute, device_map=device, **safely, **more)
+    tokenizer = AutoTokenizer.from_pretrained(source, model_max_length=max_seq_length, **safely)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:

@@ -156,26 +156,19 @@ def load_policy(
     if starts_vllm:
         # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
         how |= {"fast_inference": True, "max_lora_rank": recipe.lora.r, "gpu_memory_utilization": asked.gpu_memory_utilization}
-    try:
-        with loading.bars_for(source):
-            model, tokenizer, notes = loads.load_base(source, **how)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        rule = "a policy is a causal language model that transformers can read"
-        remedy = "check the folder or the hub name; `workbench doctor` tells what works on this machine"
-        if starts_vllm:
-            share = f"gpu_memory_utilization = {asked.gpu_memory_utilization:g}"
-            rule = f"vLLM starts when the policy is loaded, within its share of the GPU's free memory ({share})"
-            remedy = "correct what it names, or set policy.fast_inference: false, which generates with the policy itself"
-        said = f"policy {name!r}{' with fast_inference' * starts_vllm}: {type(error).__name__}: {error}"
-        raise PolicyError(said, rule=rule, remedy=remedy) from error
+    words = {}
+    if starts_vllm:
+        share = f"gpu_memory_utilization = {asked.gpu_memory_utilization:g}"
+        words["rule"] = f"vLLM starts when the policy is loaded, within its share of the GPU's free memory ({share})"
+        words["remedy"] = "correct what it names, or set policy.fast_inference: false, which generates with the policy itself"
+    with loading.reading(f"policy {name!r}{' with fast_inference' * starts_vllm}", **words), loading.bars_for(source):
+        model, tokenizer, notes = loads.load_base(source, **how)
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
     notes += loading.check_4bit(model, name, asked.load_in_4bit)
     if trained is None:
         model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
     else:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, trained)
+        model = loading.with_adapter(model, trained)
     generates = getattr(model, "vllm_engine", None) is not None
     if fast_inference and not generates:
         without = without or "Unsloth loads this model, or on this GPU, without it, and has said why above"

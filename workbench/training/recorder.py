@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from workbench.health.summary import summarise
+from workbench.printable import printable
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
@@ -98,8 +99,9 @@ class Recorder:
         for name, errors in scored.errors.items():
             first = min(errors)
             if name not in self.reward_errors:
-                said = f"{name} gave no score to {len(errors)} of {len(scored.completions)} completions"
-                print(f"step {scored.step}: {said}: the first {errors[first]}; events.jsonl has each step's first", flush=True)
+                said = f"{name} gave no score to {len(errors)} of {len(scored.completions)} completions: the first"
+                said = f"step {scored.step}: {said} {errors[first]}; events.jsonl has each step's first"
+                print(printable(said), flush=True)
             self.reward_errors[name] += len(errors)
             where = {"prompt": scored.prompts[first], "completion": scored.completions[first]}
             self.event("reward_error", scored.step, function=name, completions=len(errors), error=errors[first], **where)
@@ -136,7 +138,7 @@ class Recorder:
         with self.timed():
             for verdict in self.guarded(lambda dog: dog.look()) or []:
                 self.event("health", step, **to_json(verdict))
-                print(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}", flush=True)
+                print(printable(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"), flush=True)
         if self.watchdog is not None:
             self.tell("verdicts", self.watchdog.verdicts)
 

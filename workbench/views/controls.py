@@ -17,13 +17,12 @@ from workbench.errors import WorkbenchError
 from workbench.run.control_file import ACTIONS, RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.views.history import change_text
-from workbench.views.tables import pre
+from workbench.views.tables import BAD, GOOD, MUTED, coloured
 
 WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 BY = "panel"
 MOST_ANSWERS = 6  # that are shown, the newest first
 _LONGEST_ANSWER = 400  # characters
-GREEN, RED, MUTED = "#1e8449", "#c0392b", "#5d6d7e"
 _MUTE = {True: "mute", False: "unmute"}
 _BUTTONS = {"stop": "Stop", "pause": "Pause", "checkpoint": "Checkpoint", "sample": "Sample", "reload": "Reload rewards"}
 
@@ -99,7 +98,7 @@ class Controls:
             apply = _named(f"apply-{action}", kit.Button(description="Apply", layout=layout))
             apply.on_click(lambda _, action=action, field=field: self.ask(action, value=field.value))
             self._numbers[action] = (field, apply)
-        self._rows, self._sentence_widget = kit.VBox([]), kit.HTML(_line(self.sentence, MUTED))
+        self._rows, self._sentence_widget = kit.VBox([]), kit.HTML(coloured(self.sentence, MUTED))
         self._answers_widget = _named("answers", kit.HTML())
         self._fill_functions()
         self._show_state()
@@ -112,7 +111,7 @@ class Controls:
 
         self._functions, self._shown, lines = {}, {}, []
         for name in self.state.weights:
-            label = kit.HTML(_line(name), layout={"width": "240px", "overflow": "hidden"})
+            label = kit.HTML(coloured(name), layout={"width": "240px", "overflow": "hidden"})
             field = _named(f"weight-{name}", kit.FloatText(step=0.1, layout={"width": "100px"}))
             apply = _named(f"apply-{name}", kit.Button(description="Apply", layout={"width": "auto"}))
             mute = _named(f"mute-{name}", kit.Checkbox(description="mute", indent=False, layout={"width": "90px"}))
@@ -120,7 +119,7 @@ class Controls:
             mute.observe(lambda box, name=name: self._quiet or self.ask(_MUTE[box["new"]], function=name), "value")
             self._functions[name] = (field, mute)
             lines.append(kit.HBox([label, field, apply, mute]))
-        head = kit.HTML(_line("Weight of each reward function; a muted one is still scored and plotted.", MUTED))
+        head = kit.HTML(coloured("Weight of each reward function; a muted one is still scored and plotted.", MUTED))
         self._rows.children = [head, *lines]
 
     # -- asking and answers ------------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ class Controls:
         except Exception as error:  # a full disk, a folder that is gone: the panel stays
             ours = isinstance(error, WorkbenchError)
             why = f"{error.value}; {error.remedy}" if ours else f"{type(error).__name__}: {error}"
-            self._say(f"not sent: {words}: {why}", RED)
+            self._say(f"not sent: {words}: {why}", BAD)
             self._show_fields()
             return None
         with self._lock:
@@ -146,7 +145,7 @@ class Controls:
             with self._lock:
                 self.asked.pop(event.get("id", ""), None)
             if event.get("by") != "adaptive":  # these are marked in the picture, and would push out the answers
-                self._say(answer_line(event), GREEN if event.get("applied") else RED)
+                self._say(answer_line(event), GOOD if event.get("applied") else BAD)
         if event.get("event") in ("control", "stage", "continued"):
             self._show_state()
 
@@ -161,17 +160,17 @@ class Controls:
                 widgets += getattr(widget, "children", ())
                 if hasattr(widget, "disabled"):
                     widget.disabled = True
-            self._sentence_widget.value = _line(f"{message}: nothing is left to steer.", MUTED)
+            self._sentence_widget.value = coloured(f"{message}: nothing is left to steer.", MUTED)
 
     def _say(self, text: str, colour: str) -> None:
         with self._lock:
-            self.answers.appendleft(_line(text[:_LONGEST_ANSWER], colour))
+            self.answers.appendleft(coloured(text[:_LONGEST_ANSWER], colour))
         self._show_answers()
 
     def _show_answers(self) -> None:
         if self.works:
             with self._lock:
-                waiting = [_line(f"requested: {words} …", MUTED) for words in list(self.asked.values())[-MOST_ANSWERS:]]
+                waiting = [coloured(f"requested: {words} …", MUTED) for words in list(self.asked.values())[-MOST_ANSWERS:]]
                 self._answers_widget.value = "".join([*waiting, *self.answers])
 
     def _show_state(self) -> None:
@@ -204,7 +203,7 @@ class Controls:
         return f"{self.sentence} In a terminal: workbench control {self.run.name} stop, pause, weight FUNCTION VALUE, ..."
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        bundle = {"text/plain": repr(self), "text/html": _line(repr(self), MUTED)}
+        bundle = {"text/plain": repr(self), "text/html": coloured(repr(self), MUTED)}
         return bundle if self.widget is None else {**bundle, **widget_view(self.widget)}
 
 
@@ -229,7 +228,3 @@ def _written(value: Any) -> str:
 def _named(part: str, widget: Any) -> Any:
     widget.add_class("workbench-" + re.sub(r"[^\w-]", "-", part))
     return widget
-
-
-def _line(text: str, colour: str = "inherit") -> str:
-    return pre(text, f"color:{colour};line-height:1.4")

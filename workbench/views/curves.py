@@ -11,7 +11,7 @@ import numpy as np
 
 from workbench.run import metrics
 from workbench.views.chart import MAX_POINTS, Chart, Line, round_up
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, bare_figure, drawn_png
+from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, as_text, bare_figure, drawn_png
 from workbench.views.history import ADAPTIVE, CHECKPOINT, KL_PER_COMPLETION, LENGTHS, History, Mark, weighted
 from workbench.views.tables import cut, short_name
 
@@ -98,14 +98,14 @@ class RunFigure:
                     self.charts[key].add(Line(column, function, SERIES[place], style=("-", "--", ":", "-.")[turn % 4]))
         self._mark_points("")  # a legend that is made now would keep the dots
         points = self.charts["std"].points
-        self._title.set_text(cut(title or self.name, 118 if len(history) <= points else 72))
-        self._note.set_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …")))
+        self._title.set_text(as_text(cut(title or self.name, 118 if len(history) <= points else 72)))
+        self._note.set_text(as_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …"))))
         steps, limit = np.array(history.steps), self._most_x(history.step)
         fitted = {"reward": self._fit_legend(history), **self._fit(history)}
         depends: dict[str, Any] = {key: (own.fill(steps, history, limit), fitted.get(key)) for key, own in self.charts.items()}
         if len(steps) == 1:  # one point is no line
             self._mark_points(".")
-        self._key.set_text(self._marks.fill(marks, limit))
+        self._key.set_text(as_text(self._marks.fill(marks, limit)))
         told = f"lines: means of up to {-(-len(steps) // points)} steps; shading: min to max"
         depends[""] = told if len(steps) > self.charts["reward"].points else ""
         self._reduced.set_text(depends[""])
@@ -155,7 +155,7 @@ class RunFigure:
             self._named = names
             shown = [line.artist for line in chart.lines[: MOST_NAMED + 1]]
             for artist, name in zip(shown[1:], names, strict=True):
-                artist.set_label(name)
+                artist.set_label(as_text(name))
             chart.head(-(-len(shown) // _LEGEND_COLUMNS))
             # Weights may change at every step, and the frame does not depend on them.
             chart.legend(shown, _LEGEND_COLUMNS).set_animated(True)

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from workbench.printable import printable
+from workbench.views.tables import cut
+
 # Okabe and Ito's palette: told apart by readers with any colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
@@ -42,11 +45,16 @@ def style(axis: Any) -> None:
     axis.tick_params(labelsize=8)
 
 
+def as_text(text: Any, most: int = 1000) -> str:
+    """Text as it is, in a figure, where matplotlib would set what stands between two dollars as a formula."""
+    return cut(printable(str(text)), most).replace("$", r"\$")
+
+
 def with_legend(figure: Any, axis: Any, *entries: Any, x: str = "", y: str = "", title: str = "") -> Any:
     """The figure, laid out, with what its axes and their title say, and the legend (or these handles and labels) on its right."""
     axis.set_xlabel(x, fontsize=8)
     axis.set_ylabel(y, fontsize=8)
-    axis.set_title(title, fontsize=9, loc="left")
+    axis.set_title(as_text(title), fontsize=9, loc="left")
     axis.legend(*entries, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     return figure
@@ -54,7 +62,7 @@ def with_legend(figure: Any, axis: Any, *entries: Any, x: str = "", y: str = "",
 
 def lying(axis: Any, places: Any, labels: Any) -> None:
     """An axis of horizontal bars: labels from the top down, the grid upright."""
-    axis.set_yticks(places, labels, fontsize=8)
+    axis.set_yticks(places, [as_text(label, 48) for label in labels], fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.grid(visible=False, axis="y")
@@ -65,7 +73,7 @@ def stacked_bars(axis: Any, labels: Sequence[str], parts: Iterable[tuple[str, np
     places = range(len(labels))
     right = left = np.zeros(len(labels))
     for (name, added), colour in zip(parts, itertools.cycle(SERIES)):
-        axis.barh(places, added, left=np.where(added >= 0, right, left), color=colour, height=0.7, label=name)
+        axis.barh(places, added, left=np.where(added >= 0, right, left), color=colour, height=0.7, label=as_text(name, 48))
         right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
     lying(axis, places, labels)
 
@@ -89,7 +97,7 @@ def drawn_png(figure: Any) -> bytes:
 
 def image_bundle(data: bytes, text: str) -> dict[str, str]:
     """A display bundle: the image, and a line of text for readers who cannot see it."""
-    return {"image/png": base64.b64encode(data).decode("ascii"), "text/plain": text}
+    return {"image/png": base64.b64encode(data).decode("ascii"), "text/plain": printable(text)}
 
 
 class Picture:
@@ -102,10 +110,10 @@ class Picture:
         return image_bundle(png(self.figure), self.text)
 
     def __str__(self) -> str:
-        return self.text
+        return printable(self.text)
 
 
 def inline_image(figure: Any, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who cannot see it."""
     data = base64.b64encode(png(figure)).decode("ascii")
-    return f"<img src='data:image/png;base64,{data}' alt='{html.escape(text, quote=True)}' style='max-width:100%'>"
+    return f"<img src='data:image/png;base64,{data}' alt='{html.escape(printable(text))}' style='max-width:100%'>"

@@ -11,7 +11,7 @@ from workbench.errors import RunError
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_part
-from workbench.views.tables import BAD, GOOD, number, one_line, pre, short_name
+from workbench.views.tables import BAD, GOOD, no_formulas, number, one_line, pre, short_name
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
@@ -83,7 +83,7 @@ def group_html(group: ShownGroup) -> str:
     heads = [name if own == 1 else f"{name}<br>x {number(own)}" for name, own in zip(heads, batch.weights, strict=False)]
     head = "".join(f"<th style='{_CELL}'>{text}</th>" for text in [*heads, "total", "advantage", "tokens, end"])
     body = "".join(f"<tr>{_row(batch, index)}</tr>" for index in shown)
-    return (
+    return no_formulas(
         f"<details open><summary><b>{group.title}</b>: {len(batch.completions)} completions, best first{omitted}</summary>"
         f"{pre(_prompt_text(group.messages), 'margin:4px 0')}"
         f"<div style='overflow-x:auto'><table style='border-collapse:collapse;table-layout:auto;width:100%'>"

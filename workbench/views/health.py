@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Verdict
-from workbench.views.tables import MUTED, View, coloured, item
+from workbench.views.tables import MUTED, View, coloured, item, one_line
 
 _MOST_PROMPTS = 3
 
@@ -23,7 +23,7 @@ def health_view(verdicts: Sequence[Verdict]) -> View:
     # What is worth a look is open; a note's reasons are not worth the room.
     items = [item(own.state, _headline(own), *(_reasons(own) if own.state != NOTE else ())) for own in _wrong(verdicts)]
     listed = f"<ul style='margin:2px 0;padding-left:18px'>{''.join(items)}</ul>" if items else ""
-    rest = "".join(coloured(_flat(line), MUTED) for line in _rest(verdicts))
+    rest = "".join(coloured(one_line(line), MUTED) for line in _rest(verdicts))
     return View(f"<div style='font-size:90%'>{listed}{rest}</div>", verdict_lines(verdicts))
 
 
@@ -34,14 +34,14 @@ def _wrong(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def _headline(verdict: Verdict) -> str:
     first, last = verdict.first_step, verdict.last_step
     when = "" if last is None else f" (step {last})" if first in (None, last) else f" (steps {first} to {last})"
-    return f"{verdict.title}: {_flat(verdict.line)}{when}"
+    return f"{verdict.title}: {one_line(verdict.line)}{when}"
 
 
 def _reasons(verdict: Verdict) -> list[str]:
     more = len(verdict.prompts) - _MOST_PROMPTS
     prompts = ", ".join(verdict.prompts[:_MOST_PROMPTS]) + (f" and {more} more" if more > 0 else "")
     told = (("cause:", verdict.cause), ("prompts:", prompts), ("->", verdict.remedy))
-    return [f"{word} {_flat(text)}" for word, text in told if text]
+    return [f"{word} {one_line(text)}" for word, text in told if text]
 
 
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
@@ -50,12 +50,7 @@ def _rest(verdicts: Sequence[Verdict]) -> list[str]:
         if own.state == OK:
             said["no sign of"].append(own.title)
         elif own.state == SKIPPED and (missing := own.evidence.get("missing")):
-            said["not checked"].append(_flat(f"{own.title} (no {missing}: {own.line.removeprefix('not examined: ')})"))
+            said["not checked"].append(one_line(f"{own.title} (no {missing}: {own.line.removeprefix('not examined: ')})"))
         elif own.state == SKIPPED:
             said["too early to say"].append(own.title)
     return [f"{word}: {', '.join(dict.fromkeys(names))}" for word, names in said.items() if names]
-
-
-def _flat(text: str) -> str:
-    # One line each, in a terminal too: a completion may hold line breaks and escape sequences.
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

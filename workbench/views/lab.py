@@ -31,7 +31,7 @@ from workbench.task import Row, Task, load_task
 from workbench.views.audit import audit_view
 from workbench.views.controls import WIDGETS, widget_view
 from workbench.views.groups import group_tables
-from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, Table, coloured, number, plain, pre, short_name
+from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, Table, coloured, number, one_line, plain, pre, short_name
 from workbench.workspace import shown
 
 MOST_PROMPTS = 100  # offered in the list
@@ -208,11 +208,12 @@ class Lab:
         # The prompts and functions of the task, to choose from.
         rows = self.bench.task.rows
         numbers = sorted({*range(min(len(rows), MOST_PROMPTS)), self.number})
-        prompts = [(f"{number}: {question(rows[number]['prompt']).strip()[:80]}", number) for number in numbers]
+        prompts = [(one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number) for number in numbers]
         self._prompts.unobserve(self._prompt_changed, "value")
         self._prompts.options, self._prompts.value = prompts, self.number
         self._prompts.observe(self._prompt_changed, "value")
-        self._marks.options = [("what any function matched", ""), *((name, name) for name in self.bench.suite.names)]
+        names = [(one_line(name, 80), name) for name in self.bench.suite.names]
+        self._marks.options = [("what any function matched", ""), *names]
         self._marks.value = ""
 
     def _fill(self) -> None:
@@ -220,7 +221,7 @@ class Lab:
         import ipywidgets as kit
 
         starters = self.bench.starters(self.number)
-        options = [("(choose a completion)", ""), *((name, name) for name in starters)]
+        options = [("(choose a completion)", ""), *((one_line(name, 80), name) for name in starters)]
         self._cells: list[tuple[Any, Any]] = []
         lines = []
         for index, text in enumerate(self.texts):
@@ -286,8 +287,7 @@ class Lab:
             writer, prompt = self.bench.writer(self.number), row["prompt"]
             if not isinstance(prompt, str):
                 prompt = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
-            answer = f"<pre style='{PRE}'><b>right answer</b> {html.escape(plain(writer.answer))}</pre>"
-            self._prompt.value = pre(prompt) + (answer if writer.has_answer else "")
+            self._prompt.value = pre(prompt) + (f"<b>right answer</b>{pre(writer.answer)}" if writer.has_answer else "")
         unseen = {}  # functions that paid for something that cannot be shown
         if self.texts:
             found, problems = self.bench.group(row, self.texts)
@@ -298,7 +298,7 @@ class Lab:
                 unseen |= {name: short_name(name) for name in looked_at if paid[name] and not matched[name]}
                 text = highlighted(text, set().union(*matched.values()), asked)
                 seen.value = _one(found, index, text, [what for place, what in problems if place == index])
-            self._verdict.value = f"<b>{html.escape(found.verdict)}</b>"
+            self._verdict.value = f"<b>{pre(found.verdict)}</b>"
             scored, added, _ = group_tables(found, completions=False)
             self._scores.value = scored._repr_html_() + added._repr_html_()
         blind = f" (cannot see what {', '.join(unseen.values())} matched)" if unseen else ""
@@ -361,7 +361,7 @@ def _fold(report: Any) -> str:
 
 def _one(found: ExplainedGroup, index: int, text: str, problems: Sequence[str]) -> str:
     pairs = zip(found.names, found.scores[index], strict=True)
-    scores = ", ".join(f"{html.escape(short_name(name))} <b>{number(score)}</b>" for name, score in pairs)
+    scores = ", ".join(f"{html.escape(plain(short_name(name)))} <b>{number(score)}</b>" for name, score in pairs)
     advantage = found.advantages[index]
     colour = GOOD if advantage > 0 else BAD if advantage < 0 else MUTED
     total = f"total <b>{number(found.totals[index])}</b>, advantage <b style='color:{colour}'>{advantage:+.2f}</b>"

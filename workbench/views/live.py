@@ -95,7 +95,7 @@ class RunCell:
 def _status(line: str) -> dict[str, str]:
     head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
     text = f"<pre style='{PRE}'><b>{html.escape(plain(head))}</b>  {html.escape(plain(rest))}</pre>"
-    return {"text/html": text, "text/plain": line}
+    return {"text/html": text, "text/plain": plain(line)}
 
 
 class LivePlot(RunCell):

@@ -28,10 +28,9 @@ class Table:
         names = [html.escape(plain(str(name))) for name in self.header]
         head = "".join(f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{name}</th>" for name in names)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
-        # A caption may quote a prompt, and MathJax would set what stands between two dollars outside of <pre>.
         caption = pre(self.caption, "margin:6px 0;font-weight:bold") if self.caption else ""
         table = f"<table style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"{caption}<div style='overflow-x:auto'>{table}</div>"
+        return no_formulas(f"{caption}<div style='overflow-x:auto'>{table}</div>")
 
     def __str__(self) -> str:
         flat = [[_text(value).replace("\n", "\\n") for value in row] for row in (self.header, *self.rows)]
@@ -50,10 +49,10 @@ class View:
     text: str
 
     def _repr_html_(self) -> str:
-        return self.html
+        return no_formulas(self.html)
 
     def __str__(self) -> str:
-        return self.text
+        return printable(self.text)
 
     __repr__ = __str__
 
@@ -62,14 +61,19 @@ class Verbatim(str):
     """Text written by a model or taken from a dataset: shown in `<pre>`."""
 
 
+def no_formulas(page: str) -> str:
+    """HTML in which MathJax (2, then 3, as in JupyterLab 4) makes no formula of what stands between two dollars."""
+    return f"<div class='tex2jax_ignore mathjax_ignore'>{page}</div>"
+
+
 def pre(text: str, style: str = "") -> str:
     """HTML of text as it is, in `<pre>`: neither markup in it nor a formula between two dollars runs."""
     return f"<pre style='{PRE}{';' if style else ''}{style}'>{html.escape(plain(text))}</pre>"
 
 
-def coloured(text: str, colour: str) -> str:
+def coloured(text: str, colour: str = "inherit") -> str:
     """HTML of text as it is, in a colour."""
-    return pre(text, f"color:{colour}")
+    return pre(text, f"color:{colour};line-height:1.4")
 
 
 def item(state: str, *texts: str) -> str:
@@ -82,7 +86,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def one_line(text: str, most: int) -> str:
+def one_line(text: str, most: int = LONGEST_SHOWN) -> str:
     """`text` in one line of at most so many characters, with line breaks and what is invisible made visible."""
     return cut(plain(text.replace("\n", "⏎")), most)
 

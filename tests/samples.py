@@ -1,0 +1,185 @@
+"""One result of every kind that shows itself in a cell, each full of text that must stay text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hostile import HOSTILE
+from running import TASK, Running
+
+from workbench.recipe import Recipe
+from workbench.rewards.groups import batch_of, explain
+
+FORMULAS = "costs $5 and then $6, \\(x\\), $$y$$"
+EVIL = f"{FORMULAS} </pre><script>window.hacked=1</script><img src=x onerror=window.hacked=1> {HOSTILE}\ud800"
+
+
+def scored():
+    return batch_of([f"{EVIL}_reward"], [1.0], [[1.0], [0.0]], [EVIL, "no"], [True, False], 2, prompts=[EVIL, EVIL])
+
+
+def rows():
+    from workbench.data.sources import Rows
+
+    found = Rows([{"prompt": EVIL, "answer": EVIL}])
+    found.name = EVIL
+    return found
+
+
+def template_card():
+    from workbench.data.template import TemplateCard, Token
+
+    tokens = [Token(1, "<s>", True), Token(2, EVIL, False)]
+    return TemplateCard(EVIL, tokens, True, {"<b>": True}, "</s>", "<pad>", True, None, True, False, [EVIL])
+
+
+def lengths():
+    from workbench.data.template import PromptLengths
+
+    return PromptLengths([{"prompt": EVIL}] * 3, [4, 5, 9], EVIL)
+
+
+def profile():
+    from workbench.data.difficulty import Profile, Solved
+
+    return Profile({"num_generations": 4}, {"x": Solved(1, 4, 4), "y": Solved(4, 4, 4)})
+
+
+def audit():
+    from workbench.audit.examination import audit_rewards
+    from workbench.task import Task
+
+    def tag_reward(completions, **kwargs):
+        return [1.0 if "<answer>" in text else 0.0 for text in completions]
+
+    rows = [{"prompt": f"{EVIL} write <answer>x</answer>", "answer": "4"}]
+    return audit_rewards(Task(EVIL, rows, [tag_reward], probes={EVIL: f"<answer>{EVIL}"}))
+
+
+def memory():
+    from workbench.memory import estimate
+    from workbench.training.plan.values import DEFAULTS
+
+    return estimate(Recipe(policy={"name": "tiny"}), dict(DEFAULTS), vram_gb=16.0)
+
+
+def run():
+    running = Running("r", 10)
+    running.step()
+    running.suite.close()
+    return running.run
+
+
+def verdicts():
+    from workbench.health import ALARM, Verdict
+    from workbench.health.diagnosis import Verdicts
+
+    return Verdicts([Verdict("non_finite", ALARM, EVIL, cause=EVIL, remedy=EVIL, prompts=(EVIL,))])
+
+
+def evaluation():
+    from workbench.inspection.evaluation import Evaluation, Measured
+
+    ones = np.ones((2, 2), dtype=bool)
+    measured = [Measured([[EVIL] * 2] * 2, right, ones, ones, 1.0 * right) for right in (~ones, ones)]
+    return Evaluation([EVIL, EVIL], *measured, right_by=EVIL)
+
+
+def recorded_group():
+    from workbench.inspection.reading import RecordedGroup
+
+    return RecordedGroup(3, EVIL, EVIL, explain(scored()))
+
+
+def steps():
+    import pandas
+
+    from workbench.inspection.reading import Steps
+
+    return Steps(pandas.DataFrame({"step": [1, 2], "reward": [0.5, 0.6]}))
+
+
+def proof():
+    from workbench.exporting import Proof
+
+    return Proof(4, 0.001, 3.0, 4, 1.5, [EVIL])
+
+
+def replayed():
+    from workbench.replaying import replay
+
+    running = Running("r", 10)
+    running.step()
+    running.finish()
+    return replay(running.run, TASK, {"format_reward": 2.0})
+
+
+def plan():
+    from workbench.training.prepare import plan
+
+    return plan(Recipe(run_name="p", task="arithmetic", grpo={"max_steps": 2, "num_generations": 4}))
+
+
+SAMPLES = {
+    "workbench.training.prepare.Plan": plan,
+    "workbench.exporting.Proof": proof,
+    "workbench.health.diagnosis.Verdicts": verdicts,
+    "workbench.inspection.evaluation.Evaluation": evaluation,
+    "workbench.inspection.evaluation.Examples": lambda: evaluation().examples(),
+    "workbench.inspection.reading.RecordedGroup": recorded_group,
+    "workbench.inspection.reading.Steps": steps,
+    "workbench.replaying.Replay": replayed,
+    "workbench.audit.examination.RewardAudit": audit,
+    "workbench.data.sources.Rows": rows,
+    "workbench.data.template.TemplateCard": template_card,
+    "workbench.data.template.PromptLengths": lengths,
+    "workbench.data.difficulty.Profile": profile,
+    "workbench.memory.estimate.MemoryEstimate": memory,
+    "workbench.rewards.groups.ExplainedGroup": lambda: explain(scored()),
+    "workbench.run.batch.ScoredBatch": scored,
+    "workbench.run.directory.RunDirectory": run,
+}
+
+
+PRINTED = EVIL.removesuffix("\ud800")  # what a tokenizer may decode, and a file hold
+
+
+def evil_reward(completions, **kwargs):
+    return [float(len(text[0]["content"] if isinstance(text, list) else text)) for text in completions]
+
+
+def hostile_run(name: str = "r") -> Running:
+    """A run of two steps whose completions and events are hostile; it goes on until it is told to finish."""
+    running = Running(name, 4)
+    running._text = lambda answer, good: f"{PRINTED} {running.rng.random()}"
+    for _ in range(2):
+        running.step()
+    running.run.log_event("control", 2, action="weight", by=PRINTED, applied=False, function=PRINTED, why=PRINTED)
+    return running
+
+
+def lab():
+    """The lab of a task whose prompts, answers, probes and function are hostile."""
+    from workbench.task import Task
+    from workbench.views.lab import Lab
+
+    evil_reward.__name__ = f"{PRINTED}_reward"
+    rows = [{"prompt": [{"role": "user", "content": f"{EVIL} {n}"}], "answer": EVIL} for n in range(3)]
+    return Lab(Task(EVIL, rows, [evil_reward], probes={EVIL: EVIL}), [PRINTED, ""])
+
+
+def live_plot(running: Running):
+    """The plot of a run, as in the cell that trains it."""
+    from types import SimpleNamespace
+
+    from workbench.views.live import LivePlot
+
+    plot = LivePlot()
+    plot.begin(running.run, 4, {"beta": 0.0})
+    batch = replace(scored(), step=2)
+    plot.verdicts(list(verdicts()))
+    plot.batch(batch, SimpleNamespace())
+    plot.event({"event": "control", "action": "weight", "by": EVIL, "applied": False, "function": EVIL, "why": EVIL})
+    plot.end(EVIL)
+    return plot
