@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import PolicyError
+from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown
@@ -88,6 +88,8 @@ def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Iterator[
     """Whatever a library says of files that it cannot read, or will not run, as a PolicyError."""
     try:
         yield
+    except WorkbenchError:
+        raise
     except Exception as error:  # damaged and foreign files: of every kind
         raise PolicyError(f"{what}: {type(error).__name__}: {str(error)[:400]}", rule=rule, remedy=remedy) from error
 
