@@ -17,6 +17,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GENERATE_S, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
+from workbench.run.parts import MERGE, merge
 from workbench.run.rollouts import columns_of, write_part
 from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
@@ -27,8 +28,8 @@ _REQUIRED = ("begin", "update", "end")  # of a watcher
 class Recorder:
     """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
 
-    Parts are written on a thread of their own while the step goes on, and are there when it ends. `eos_token_id` is what a
-    completion ends with when it was not cut.
+    Parts are written on a thread of their own while the step goes on, and are there when it ends; another merges those of
+    older steps. `eos_token_id` is what a completion ends with when it was not cut.
     """
 
     def __init__(self, run: RunDirectory, eos_token_id: int | None, watchers: Sequence[Watcher] = ()) -> None:
@@ -41,8 +42,9 @@ class Recorder:
         self.reward_s: Counter[str] = Counter()  # by function
         self.reward_errors: Counter[str] = Counter()  # by function: completions that it gave no score because it failed
         self.watchdog: Any = None  # looks at the health of the stage that trains
-        self._writer = ThreadPoolExecutor(1, "rollouts")
+        self._writer = ThreadPoolExecutor(2, "rollouts")  # one writes parts, and one merges them
         self._writing: Future | None = None
+        self._merging, self._merged = self._writer.submit(int), 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
         self._weights: dict[str, float] = {}
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
@@ -67,6 +69,9 @@ class Recorder:
             scored = scored.as_trained(self.stage, self.eos_token_id)
             part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
             self._writing = self._writer.submit(write_part, *part)
+            # Those of the step before may still be written by another process of this run.
+            if (whole := (scored.step - 2) // MERGE) > self._merged and self._merging.done():
+                self._merged, self._merging = whole, self._writer.submit(merge, self.run.rollouts, whole * MERGE)
             # Now, because what is asked for at the end of the step is in force for the next one.
             self._kl_measured = self.measures_kl
             self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}
@@ -86,6 +91,11 @@ class Recorder:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def close(self) -> None:
+        """Wait until everything is written; OSError if the latest part could not be."""
+        self._writer.shutdown()
+        self.finish()
 
     def event(self, kind: str, step: int | None = None, **details: Any) -> None:
         """Record one event, apply it to the run's state, and pass it on to the watchers."""
