@@ -131,17 +131,19 @@ def _write_merged(own: list[Path], steps: Container[int] | None = None) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    holds: list[tuple[str, int]] = []
-    for part in own:
-        with opened(part) as (file, inside):
-            schema = file.schema_arrow.remove_metadata()
-            holds += [each for each in inside if steps is None or span(each[0])[0] in steps]
-    merged = own[0].with_name(f"step-{span(holds[0][0])[0]:07d}-to-{span(holds[-1][0])[0]:07d}.parquet")
-    batches, group = (table[rows] for part in own for table, found in tables(part, steps) for _, rows in found), []
+    with opened(own[-1]) as (file, inside):
+        schema = file.schema_arrow.remove_metadata()
+        last = [span(name)[0] for name, _ in inside if steps is None or span(name)[0] in steps][-1]
+    merged = own[0].with_name(f"step-{span(own[0])[0]:07d}-to-{last:07d}.parquet")
+    holds, group = [], []
     with replace_file(merged) as beside, pq.ParquetWriter(beside, schema, **STORED) as writer:
+        for table, batches in itertools.chain.from_iterable(tables(part, steps) for part in own):
+            for name, rows in batches:
+                group.append(table[rows])
+                holds.append((name, len(group[-1])))
+                if sum(map(len, group)) >= _ROWS:
+                    writer.write_table(pa.concat_tables(group), row_group_size=1 << 26)
+                    group = []
+        if group:
+            writer.write_table(pa.concat_tables(group), row_group_size=1 << 26)
         writer.add_key_value_metadata({"holds": json.dumps(holds)})
-        for number, batch in enumerate(batches, start=1):
-            group.append(batch)
-            if sum(map(len, group)) >= _ROWS or number == len(holds):
-                writer.write_table(pa.concat_tables(group), row_group_size=1 << 26)
-                group = []

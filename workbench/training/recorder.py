@@ -42,9 +42,9 @@ class Recorder:
         self.reward_s: Counter[str] = Counter()  # by function
         self.reward_errors: Counter[str] = Counter()  # by function: completions that it gave no score because it failed
         self.watchdog: Any = None  # looks at the health of the stage that trains
-        self._writer = ThreadPoolExecutor(2, "rollouts")  # one writes parts, and one merges them
+        self._writer, self._merger = ThreadPoolExecutor(1, "rollouts"), ThreadPoolExecutor(1, "merged rollouts")
         self._writing: Future | None = None
-        self._merging, self._merged = self._writer.submit(int), 0  # so many times `MERGE` steps
+        self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
         self._weights: dict[str, float] = {}
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
@@ -70,8 +70,9 @@ class Recorder:
             part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
             self._writing = self._writer.submit(write_part, *part)
             # Those of the step before may still be written by another process of this run.
-            if (whole := (scored.step - 2) // MERGE) > self._merged and self._merging.done():
-                self._merged, self._merging = whole, self._writer.submit(merge, self.run.rollouts, whole * MERGE)
+            if (whole := (scored.step - 2) // MERGE) > self._merged:
+                self._merged = whole
+                self._merger.submit(merge, self.run.rollouts, whole * MERGE)
             # Now, because what is asked for at the end of the step is in force for the next one.
             self._kl_measured = self.measures_kl
             self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}
@@ -94,8 +95,9 @@ class Recorder:
 
     def close(self) -> None:
         """Wait until everything is written; OSError if the latest part could not be."""
-        self._writer.shutdown()
+        self._merger.shutdown()
         self.finish()
+        self._writer.shutdown()
 
     def event(self, kind: str, step: int | None = None, **details: Any) -> None:
         """Record one event, apply it to the run's state, and pass it on to the watchers."""
