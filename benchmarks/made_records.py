@@ -56,7 +56,7 @@ def make(completions: int, a_step: int) -> Any:
         }
         for func in suite.funcs:
             func(**call)
-    recorder.finish()
+    recorder.close()
     suite.close()
     return run
 

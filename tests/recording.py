@@ -46,5 +46,5 @@ def record(
         }
         for func in suite.funcs:
             func(**call)
-    recorder.finish()
+    recorder.close()
     return run

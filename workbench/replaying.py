@@ -22,7 +22,8 @@ from workbench.rewards.groups import attribution, batch_of, dead_kinds
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
-from workbench.run.rollouts import parts, read_batches, stage_in
+from workbench.run.parts import opened, parts
+from workbench.run.rollouts import read_batches, stage_in
 from workbench.task import Row, Task, load_task
 from workbench.workspace import replace_file, shown, to_json
 
@@ -149,8 +150,8 @@ def replay(
     suite = RewardSuite(task, settings["num_generations"], {**asked, **(weights or {})}, **policy)
     recorded = 0
     for part in parts(run.rollouts):
-        with contextlib.suppress(pa.ArrowException, OSError):  # reported when its turn comes
-            recorded += pq.read_metadata(part).num_rows
+        with contextlib.suppress(RunError), opened(part) as (_, batches):  # reported when its turn comes
+            recorded += sum(rows for name, rows in batches if name)
     drift, done, furthest, old_weights, held, left_out, columns = 0.0, 0, [], {}, [], {}, None
     with contextlib.ExitStack() as stack:
         stack.callback(suite.close)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from recording import record
 
 from workbench.health import RunConfig, Verdict, Watchdog
 from workbench.recipe import Recipe
+from workbench.run import parts
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import KL
+from workbench.run.rollouts import query
+from workbench.task import Task
+from workbench.training import recorder as recorder_module
 from workbench.training.recorder import Recorder
 
 
@@ -31,3 +38,36 @@ def test_the_end_line_names_the_functions(home):
     recorder = Recorder(RunDirectory.create("r", Recipe(), {}), eos_token_id=2)
     recorder.watchdog = watchdog
     assert recorder.verdict.startswith("; warning: rewards that never fire (tag, right), warning: runaway KL (`workbench watch")
+
+
+ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "prompt_id": f"p{n}"} for n in range(4)]
+
+
+def length_reward(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+
+
+def test_parts_of_older_steps_are_merged_while_it_trains(home, monkeypatch):
+    task = Task("t", ROWS, [length_reward])
+    batches = [[(ROWS[step % 4], ["a" * step, "b"])] for step in range(1, 24)]
+    plain = record(task, batches, name="plain")
+    for module in (parts, recorder_module):
+        monkeypatch.setattr(module, "MERGE", 5)
+    handles = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    merged = record(task, batches, name="merged")
+    names = sorted(part.name[5:-8] for part in merged.rollouts.iterdir())
+    assert names == [f"{end - 4:07d}-to-{end:07d}" for end in (5, 10, 15, 20)] + [f"{step:07d}-00" for step in (21, 22, 23)]
+    assert query(plain.rollouts).equals(query(merged.rollouts))
+    assert handles == 0 or len(os.listdir("/proc/self/fd")) <= handles + 2  # its worker's and its lock's
+
+
+def test_a_run_whose_parts_cannot_be_merged_goes_on(home, monkeypatch):
+    def full(own, steps=None):
+        raise OSError(28, "No space left on device")
+
+    for module in (parts, recorder_module):
+        monkeypatch.setattr(module, "MERGE", 2)
+    monkeypatch.setattr(parts, "_write_merged", full)
+    run = record(Task("t", ROWS, [length_reward]), [[(ROWS[0], ["a", "b"])]] * 7)
+    assert len(list(run.rollouts.iterdir())) == 7
+    assert len(query(run.rollouts)) == 14

@@ -24,6 +24,7 @@ from typing import Any
 from workbench.errors import RunError, WorkbenchError, nearest
 from workbench.recipe import Recipe
 from workbench.run.lock import Lock
+from workbench.run.parts import cut
 from workbench.workspace import append_line, read_lines, replace_file, resolve, shown, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -118,6 +119,11 @@ class RunDirectory:
         if not self.lock.take(over=take_over):
             value = f"{self.name}: another process has just gone on with it"
             raise RunError(value, rule=_ONE_OWNER, remedy="watch it: `workbench watch`")
+        try:
+            cut(self.rollouts, step)
+        except BaseException:
+            self.lock.release()
+            raise
         asked = self.path / "control.jsonl"
         self.requests_from = asked.stat().st_size if asked.is_file() else 0
         # The adapter of the end is no longer that of the end; the checkpoint holds it until there is another.
@@ -128,9 +134,6 @@ class RunDirectory:
             beside.touch()
             for row in rows:
                 append_line(beside, row)
-        for part in self.rollouts.glob("step-*.parquet"):
-            if int(part.name.split("-")[1]) > step:
-                part.unlink()
         for folder in self.saved():
             if int(folder.name[11:]) > step:
                 shutil.rmtree(folder, ignore_errors=True)

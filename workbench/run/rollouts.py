@@ -1,7 +1,7 @@
 """The rollout record: every completion of every group, with what the rewards saw and what they said.
 
-One row per completion, in immutable Parquet parts, one per step. `read_batches` reads them back as the batches that were
-scored; `query` asks DuckDB, so a question over millions of rows needs no more memory than its answer.
+One row per completion, in immutable Parquet parts. `read_batches` reads them back as the batches that were scored; `query`
+asks DuckDB, so a question over millions of rows needs no more memory than its answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import json
-import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +19,14 @@ import numpy as np
 from workbench.errors import RunError
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
+from workbench.run.parts import MOVE_IT, STORED, parts, span, tables
 from workbench.workspace import replace_file, shown, to_json
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-_NUMBER = re.compile(r"\d+")
 _BULKY = ("prompt", "columns", "reward_hash")  # what no number of a batch is made from
-_MOVE_IT = "move that file out of the folder; the other parts are whole by themselves"
 # Column -> type in Arrow's words.
 _FIXED = {
     "step": "int32",
@@ -105,10 +103,9 @@ def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], fu
     part = next(name for name in names if not name.exists())
     own = [(f"{kind}.{name}", type_) for name in functions for kind, type_ in _PER_FUNCTION.items()]
     schema, count = pa.schema([*_FIXED.items(), *own]), len(next(iter(columns.values())))
-    # A part has a few dozen rows, and a run thousands of parts: what pays in large files costs here.
     table = pa.Table.from_arrays([_array(columns.get(field.name), field.type, count) for field in schema], schema=schema)
     with replace_file(part) as beside:
-        pq.write_table(table, beside, compression="zstd", use_dictionary=False, write_statistics=["step"])
+        pq.write_table(table, beside, **STORED)
     return part
 
 
@@ -133,21 +130,16 @@ def query(
     """
     import duckdb
 
-    parts(folder)
-    own = "step-*.parquet" if step is None else f"step-{int(step):07d}-*.parquet"
-    source = str(folder / (own if any(folder.glob(own)) else "step-*.parquet")).replace("'", "''")
-    with duckdb.connect() as connection:
-        connection.execute(f"create view rollouts as select * from read_parquet('{source}', union_by_name = true)")
-        return connection.execute(sql).df()
-
-
-def parts(folder: Path, steps: Container[int] | None = None) -> list[Path]:
-    """The record's parts, in the order of their steps; of `steps` alone, or all. Raises RunError if nothing was recorded."""
-    found = {part: [int(number) for number in _NUMBER.findall(part.stem)] for part in folder.glob("step-*.parquet")}
-    if not found:
-        remedy = "train for at least one step"
-        raise RunError(f"{shown(folder)}: no rollouts", rule="a run records a part per step", remedy=remedy)
-    return sorted((part for part, numbers in found.items() if steps is None or numbers[0] in steps), key=found.__getitem__)
+    while True:
+        files = parts(folder, None if step is None else [step]) or parts(folder)[-1:]
+        try:
+            with duckdb.connect() as connection:
+                found = connection.read_parquet([*map(str, files)], union_by_name=True)
+                (found if step is None else found.filter(f"step = {int(step)}")).create_view("rollouts")
+                return connection.execute(sql).df()
+        except duckdb.IOException:
+            if all(file.exists() for file in files):
+                raise  # else some were merged meanwhile
 
 
 def read_batches(
@@ -161,7 +153,7 @@ def read_batches(
     manifest = run.manifest()
     for part in parts(run.rollouts, steps):
         try:
-            yield from read_part(part, manifest, bare=bare, left_out=left_out)
+            yield from read_part(part, manifest, steps, bare=bare, left_out=left_out)
         except RunError as error:
             if left_out is None:
                 raise
@@ -177,7 +169,7 @@ def batch_and_place(run: RunDirectory, step: int | None = None, index: int | Non
         step: None: the last on record.
         index: counts the step's groups from 0; None: the one with the widest spread of totals, which taught most.
     """
-    last = int(_NUMBER.findall(parts(run.rollouts)[-1].stem)[0])
+    last = span(parts(run.rollouts)[-1])[1]
     step = last if step is None else step
     found = [(batch, place) for batch in read_batches(run, [step]) for place in range(batch.group_count)]
     if index is None and found:
@@ -191,83 +183,94 @@ def batch_and_place(run: RunDirectory, step: int | None = None, index: int | Non
 
 
 def read_part(
-    part: Path, manifest: dict[str, Any] | None = None, *, bare: bool = False, left_out: dict[str, str] | None = None
+    part: Path,
+    manifest: dict[str, Any] | None = None,
+    steps: Container[int] | None = None,
+    *,
+    bare: bool = False,
+    left_out: dict[str, str] | None = None,
 ) -> Iterator[ScoredBatch]:
-    """The batch of one part, or nothing if it is empty. RunError if it is no whole Parquet file, or lacks a column.
+    """The batches of one part: one, or none if it is empty; of a merged part all, or those of `steps`.
+
+    RunError if it is no whole Parquet file, or lacks a column.
 
     Args:
-        manifest: of the run, for the settings of the part's stage; without it, G is the usual size of the part's groups.
+        manifest: of the run, for the settings of the part's stage; without it, G is the usual size of the batch's groups.
         bare: without prompts, dataset columns and errors, which are most of a record.
         left_out: notes the groups that are not of G completions, which are left out in any case.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(part) as file:
-            there = file.schema_arrow.names
-            names = [name.removeprefix("score.") for name in there if name.startswith("score.")]
-            wanted = [name for name in _FIXED if not (bare and name in _BULKY)]
-            wanted += [f"{kind}.{name}" for name in names for kind in ("score", "weight")]
-            if missing := [name for name in wanted if name not in there and name not in ("stage", "reward_hash")]:
-                rule = "every part of the record has the columns of its run"
-                raise RunError(f"{shown(part)}: no column {missing[0]!r}", rule=rule, remedy=_MOVE_IT)
-            wanted += [] if bare else [f"error.{name}" for name in names]
-            table = file.read(columns=[name for name in wanted if name in there])
-    except (pa.ArrowException, OSError) as error:
-        value = f"{shown(part)}: {str(error).splitlines()[0]}"
-        raise RunError(value, rule="a part of the record is a whole Parquet file", remedy=_MOVE_IT) from None
-    if not len(table):
-        return
-    known = stage_in(manifest or {}, table.column("stage")[0].as_py() if "stage" in there else None)
-    # The rows of a group lie together, its generations in order.
-    step, group, generation = (np.diff(table.column(name).to_numpy()) for name in ("step", "group", "generation"))
-    starts = np.flatnonzero((step != 0) | (group != 0) | (generation <= 0)) + 1
-    sizes = np.diff([0, *starts, len(table)])
-    size = known["settings"].get("num_generations") or int(np.bincount(sizes).argmax())
-    if odd := int((sizes != size).sum()):
-        table = table.filter(np.repeat(sizes == size, sizes))
-        if left_out is not None:
-            left_out[part.name] = f"{odd} groups that are not of {size} completions"
-    if len(table):
-        yield _batch_of(table, names, size, known)
+    names: list[str] = []
+
+    def columns(there: list[str]) -> list[str]:
+        names.extend(name.removeprefix("score.") for name in there if name.startswith("score."))
+        wanted = [name for name in _FIXED if not (bare and name in _BULKY)]
+        wanted += [f"{kind}.{name}" for name in names for kind in ("score", "weight")]
+        if missing := [name for name in wanted if name not in there and name not in ("stage", "reward_hash")]:
+            rule = "every part of the record has the columns of its run"
+            raise RunError(f"{shown(part)}: no column {missing[0]!r}", rule=rule, remedy=MOVE_IT)
+        wanted += [] if bare else [f"error.{name}" for name in names]
+        return [name for name in wanted if name in there]
+
+    all_odd = 0
+    for table, batches in tables(part, steps, columns):
+        # Converted once: of small batches, each by itself would take longer than all the rest.
+        text = {column.name: pa.types.is_string(column.type) for column in table.schema}
+        values = {name: table.column(name).to_pylist() if text[name] else table.column(name).to_numpy() for name in text}
+        for _, rows in batches:
+            if rows.start == rows.stop:
+                continue
+            own = {name: column[rows] for name, column in values.items()}
+            known = stage_in(manifest or {}, own["stage"][0] if "stage" in own else None)
+            # The rows of a group lie together, its generations in order.
+            step, group, generation = (np.diff(own[name]) for name in ("step", "group", "generation"))
+            starts = np.flatnonzero((step != 0) | (group != 0) | (generation <= 0)) + 1
+            sizes = np.diff([0, *starts, len(own["step"])])
+            size = known["settings"].get("num_generations") or int(np.bincount(sizes).argmax())
+            if odd := int((sizes != size).sum()):
+                whole = np.repeat(sizes == size, sizes)
+                own = {
+                    name: [*itertools.compress(column, whole)] if text[name] else column[whole] for name, column in own.items()
+                }
+                all_odd += odd
+                if left_out is not None:
+                    left_out[part.name] = f"{all_odd} groups that are not of {size} completions"
+            if len(own["step"]):
+                yield _batch_of(own, names, size, known)
 
 
-def _batch_of(table: pyarrow.Table, names: list[str], size: int, known: dict[str, Any]) -> ScoredBatch:
-    there = set(table.column_names)
-
+def _batch_of(own: dict[str, Any], names: list[str], size: int, known: dict[str, Any]) -> ScoredBatch:
     def texts(name: str) -> list[str]:
-        return table.column(name).to_pylist() if name in there else []
-
-    def first(name: str) -> Any:
-        return table.column(name)[0].as_py() if name in there else None
+        return own.get(name, [])
 
     def numbers(name: str) -> np.ndarray:
-        return table.column(name).to_numpy().astype(np.float64)
+        return own[name].astype(np.float64)
 
-    weights = {name: weight for name in names if (weight := first(f"weight.{name}")) is not None}  # others: of another stage
+    weights = {name: float(own[f"weight.{name}"][0]) for name in names}
+    weights = {name: weight for name, weight in weights.items() if weight == weight}  # the others are of another stage
     rows = _each_once(texts("columns"), lambda text: json.loads(text or "{}"))
     columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain.from_iterable(rows))}
     if any(ids := texts("prompt_id")):
         columns["prompt_id"] = ids
     errors = {name: {index: why for index, why in enumerate(texts(f"error.{name}")) if why is not None} for name in weights}
     return ScoredBatch(
-        step=int(first("step")),
-        stage=first("stage") or "1",
+        step=int(own["step"][0]),
+        stage=next(iter(texts("stage")), None) or "1",
         names=list(weights),
         weights=list(weights.values()),
         num_generations=size,
         prompts=_each_once(texts("prompt"), _prompt),
         completions=texts("completion"),
-        lengths=table.column("length_tokens").to_numpy(),
+        lengths=own["length_tokens"],
         columns=columns,
         scores=np.stack([numbers(f"score.{name}") for name in weights], axis=1),
         groups=Groups(*map(numbers, ("total", "group_mean", "group_std", "advantage"))),
-        right=table.column("right").to_numpy().astype(bool),
+        right=own["right"].astype(bool),
         finished=np.array([reason != "length" for reason in texts("finish_reason")]),
-        reward_hash=first("reward_hash") or "",
+        reward_hash=next(iter(texts("reward_hash")), None) or "",
         errors={name: each for name, each in errors.items() if each},
-        places=table.column("group").to_numpy()[::size],
+        places=own["group"][::size],
         scale_rewards=known["settings"].get("scale_rewards", "group"),
         aggregation=known["settings"].get("multi_objective_aggregation") or "sum_then_normalize",
         format_by=known["format_by"],

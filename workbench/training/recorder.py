@@ -18,6 +18,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GENERATE_S, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
+from workbench.run.parts import MERGE, merge
 from workbench.run.rollouts import columns_of, write_part
 from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
@@ -28,8 +29,8 @@ _REQUIRED = ("begin", "update", "end")  # of a watcher
 class Recorder:
     """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
 
-    Parts are written on a thread of their own while the step goes on, and are there when it ends. `eos_token_id` is what a
-    completion ends with when it was not cut.
+    Parts are written on a thread of their own while the step goes on, and are there when it ends; another merges those of
+    older steps. `eos_token_id` is what a completion ends with when it was not cut.
     """
 
     def __init__(self, run: RunDirectory, eos_token_id: int | None, watchers: Sequence[Watcher] = ()) -> None:
@@ -42,8 +43,9 @@ class Recorder:
         self.reward_s: Counter[str] = Counter()  # by function
         self.reward_errors: Counter[str] = Counter()  # by function: completions that it gave no score because it failed
         self.watchdog: Any = None  # looks at the health of the stage that trains
-        self._writer = ThreadPoolExecutor(1, "rollouts")
+        self._writer, self._merger = ThreadPoolExecutor(1, "rollouts"), ThreadPoolExecutor(1, "merged rollouts")
         self._writing: Future | None = None
+        self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
         self._weights: dict[str, float] = {}
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
@@ -68,6 +70,10 @@ class Recorder:
             scored = scored.as_trained(self.stage, self.eos_token_id)
             part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
             self._writing = self._writer.submit(write_part, *part)
+            # Those of the step before may still be written by another process of this run.
+            if (whole := (scored.step - 2) // MERGE) > self._merged:
+                self._merged = whole
+                self._merger.submit(merge, self.run.rollouts, whole * MERGE)
             # Now, because what is asked for at the end of the step is in force for the next one.
             self._kl_measured = self.measures_kl
             self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}
@@ -87,6 +93,12 @@ class Recorder:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def close(self) -> None:
+        """Wait until everything is written; OSError if the latest part could not be."""
+        self._merger.shutdown()
+        self.finish()
+        self._writer.shutdown()
 
     def event(self, kind: str, step: int | None = None, **details: Any) -> None:
         """Record one event, apply it to the run's state, and pass it on to the watchers."""

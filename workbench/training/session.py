@@ -182,7 +182,7 @@ class Session:
     def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
         recorder, run = self.recorder, self.run
         with contextlib.suppress(OSError):  # the error that ended the run, if it was this one
-            recorder.finish()
+            recorder.close()
         recorder.look(step)
         self.control.refuse_rest(step)
         ended = f"{status} after {step} steps{recorder.verdict}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
-import os
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import RunError
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
+from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_part
 from workbench.views.tables import BAD, GOOD, no_formulas, number, one_line, pre, short_name
 
@@ -55,17 +56,16 @@ def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
 def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
     """(step, file) of the newest part of a run's rollouts; None as long as there is none."""
     try:
-        # Names are padded with zeros, so the greatest is the newest.
-        name = max(name for name in os.listdir(run.rollouts) if name.startswith("step-"))
-    except (OSError, ValueError):  # there is no folder, or nothing in it
+        part = parts(run.rollouts)[-1]
+    except (RunError, OSError):  # there is no folder, or nothing in it
         return None
-    return int(name.split("-")[1]), run.rollouts / name
+    return span(part)[1], part
 
 
 def read_batch(part: Path) -> ScoredBatch | None:
-    """A part's batch; None if it is not (or no longer) there, or is no whole Parquet file."""
+    """A part's last batch; None if it is not (or no longer) there, or is no whole Parquet file."""
     try:
-        return next(read_part(part), None)
+        return next(iter(deque(read_part(part, steps=[span(part)[1]]), 1)), None)
     except (RunError, OSError):
         return None
 
