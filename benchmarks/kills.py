@@ -27,7 +27,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import gc
 import hashlib
+import importlib
+import itertools
 import json
 import os
 import random
@@ -39,7 +43,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -431,10 +435,9 @@ def whole(arm: Any, home: Path) -> Whole:
     """The run that nobody kills, trained twice; RuntimeError if it fails, or does not equal itself."""
     found = []
     for turn in range(2):
-        folder = home / f"{arm.name}-whole-{turn}"
-        folder.mkdir()
+        (folder := home / f"whole-{turn}").mkdir()
         started = time.monotonic()
-        ended = forked(lambda: arm.begin(folder), folder, seed=turn)
+        ended = forked(functools.partial(arm.begin, folder), folder, seed=turn)
         seconds = time.monotonic() - started
         if ended.how != "finished":
             raise RuntimeError(f"{arm.name}: {ended}\n{(folder / 'log.txt').read_text()[-3000:]}")
@@ -472,7 +475,7 @@ def tried(arm: Any, whole: Whole, rng: random.Random, folder: Path) -> dict[str,
     wanted, kills, work = rng.choices([1, 2, 3], [70, 20, 10])[0], [], arm.begin
     while True:
         kill = planned(rng, whole.moments, bool(kills)) if len(kills) < wanted else None
-        ended = forked(lambda: work(folder), folder, kill, whole.seconds, seed=rng.randrange(2**31))  # noqa: B023
+        ended = forked(functools.partial(work, folder), folder, kill, whole.seconds, seed=rng.randrange(2**31))
         if ended.how != "killed":
             break
         kills.append(kill._asdict())
@@ -511,56 +514,50 @@ def judged(arm: Any, whole: Whole, folder: Path, ended: Ended) -> dict[str, Any]
 
 
 class Campaign:
-    """Kills of some configurations by turns, of one arm or the other."""
+    """Kills runs of some arms and configurations, by turns, in this process's forks.
 
-    def __init__(self, home: Path, keep: Path, seed: int) -> None:
+    Args:
+        jobs: arm, configuration and how many killed runs.
+        minutes: when to stop before that.
+    """
+
+    def __init__(self, jobs: Sequence[tuple[Any, str, int]], home: Path, keep: Path, seed: int, minutes: float | None) -> None:
         self.home, self.keep, self.seed = home, keep, seed
-        self.policies: dict[bool, Any] = {}
         self.tries: list[dict[str, Any]] = []
-        self.wholes: dict[tuple[str, str], Whole] = {}
+        self.moments: dict[str, dict[str, int]] = {}
+        end = time.monotonic() + 60 * (minutes or 1e6)
+        running = [self._job(arm, config) for arm, config, _ in jobs]
+        left = [kills for _, _, kills in jobs]
+        while any(left) and time.monotonic() < end:
+            for place, job in enumerate(running):
+                if left[place] and time.monotonic() < end:
+                    next(job)
+                    left[place] -= 1
 
-    def run(self, kind: Any, configs: list[str], kills: int, minutes: float | None = None) -> None:
-        """Kill `kills` runs, the configurations in turns, no longer than so many minutes."""
-        end = time.monotonic() + 60 * minutes if minutes else None
-        arms = {config: kind(config, self._policy(config)) for config in configs}
-        done = number = 0
-        while done < kills and not (end and time.monotonic() > end):
-            config = configs[done % len(configs)]
-            arm, known = arms[config], (kind.name, config)
-            home = self.home / f"{kind.name}-{config.replace(' ', '-')}"
-            home.mkdir(exist_ok=True)
-            if known not in self.wholes:
-                self.wholes[known] = whole(arm, home)
-                measuring.say(f"{kind.name}, {config}: two runs that nobody killed are equal, {self.wholes[known].seconds:.1f} s")
-            number += 1
-            folder = home / str(number)
-            rng = random.Random(f"{self.seed} {kind.name} {config} {number}")
-            found = tried(arm, self.wholes[known], rng, folder)
-            if found is not None:
-                done += 1
-                self._note(found | {"config": config, "number": number}, folder, done)
+    def _job(self, arm: Any, config: str) -> Iterator[None]:
+        home = self.home / f"{arm.name}-{config.replace(' ', '-')}"
+        home.mkdir()
+        found = whole(arm, home)
+        self.moments[f"{arm.name}, {config}"] = found.moments
+        measuring.say(f"{arm.name}, {config}: two runs that nobody killed are equal; one took {found.seconds:.1f} s")
+        for number in itertools.count(1):
+            folder, rng = home / str(number), random.Random(f"{self.seed} {arm.name} {config} {number}")
+            one = tried(arm, found, rng, folder)
+            if one is not None:
+                self._note({"config": config, "number": number, **one}, folder)
             shutil.rmtree(folder, ignore_errors=True)
+            if one is not None:
+                yield
 
-    def _note(self, found: dict[str, Any], folder: Path, done: int) -> None:
+    def _note(self, found: dict[str, Any], folder: Path) -> None:
         self.tries.append(found)
         at = ", ".join(f"{kill['moment']} {kill['number']} {kill['part']:.2f}" for kill in found["kills"])
-        said = f"{found['arm']} {done}, {found['config']}, try {found['number']}, killed at {at}: {found['outcome']}"
-        measuring.say(f"{said} {found['why'].splitlines()[0] if found['why'] else ''}")
+        why = found["why"].splitlines()[0] if found["why"] else ""
+        measuring.say(f"{found['arm']}, {found['config']}, {found['number']}, killed at {at}: {found['outcome']} {why}")
         if found["outcome"] in FAILURES and found["arm"] == OURS:
             kept = self.keep / f"{found['config'].replace(' ', '-')}-{found['number']}"
             shutil.copytree(folder, kept, dirs_exist_ok=True)
             measuring.say(f"  kept in {kept}")
-
-    def _policy(self, config: str) -> Any:
-        from workbench.training.policy import load_policy
-
-        recipe = recipe_of(config)
-        four = recipe.policy.load_in_4bit
-        if four not in self.policies:
-            with _quiet():
-                part = {"load_in_4bit": four, "dtype": recipe.policy.dtype, "lora": recipe.lora, "seed": recipe.seed}
-                self.policies[four] = load_policy("tiny", **part)
-        return self.policies[four]
 
 
 def table_of(tries: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
@@ -578,20 +575,74 @@ def table_of(tries: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     return ["", "configuration", "killed runs", "kills", *OUTCOMES], rows
 
 
-def measure(configs: list[str], kills: int, trl: int, seed: int, keep: Path, minutes: float | None = None) -> dict[str, Any]:
-    """The campaign: what became of every try, and how often each moment came in a run that nobody killed."""
-    from workbench.training.policy import trainer_classes
+def measure(
+    configs: Sequence[str], kills: int, trl: int, seed: int, keep: Path, minutes: float | None = None, processes: int = 1
+) -> dict[str, Any]:
+    """The campaign: what became of every try, and how often each moment came in a run that nobody killed.
+
+    Args:
+        kills, trl: runs to kill of the workbench and of stock TRL, shared out among the configurations.
+        keep: folder for the runs that failed.
+        minutes: when to stop before that; processes: that share the configurations.
+
+    Raises:
+        RuntimeError: if a run that nobody killed fails, or does not equal itself.
+    """
+    from workbench.training.policy import load_policy, trainer_classes
 
     trainer_classes()  # unsloth comes first
+    keep.mkdir(parents=True, exist_ok=True)
     watch()
+    policies, jobs = {}, []
     with measuring.empty_home() as home:
-        campaign = Campaign(home, keep, seed)
-        campaign.run(Workbench, configs, kills, minutes)
-        theirs = [config for config in configs if config in TRLS]
-        if trl and theirs:
-            campaign.run(Trl, theirs, trl, minutes)
-    moments = {f"{arm}, {config}": found.moments for (arm, config), found in campaign.wholes.items()}
-    return {"tries": campaign.tries, "moments": moments}
+        for kind, names, wanted in ((Workbench, configs, kills), (Trl, [name for name in configs if name in TRLS], trl)):
+            for place, config in enumerate(names):
+                recipe, own = recipe_of(config), wanted // len(names) + (place < wanted % len(names))
+                if own:
+                    with _quiet():
+                        if recipe.policy.load_in_4bit not in policies:
+                            policies[recipe.policy.load_in_4bit] = load_policy(recipe)
+                        jobs.append((kind(config, policies[recipe.policy.load_in_4bit]), config, own))
+        _warm(jobs[0][0], home)
+        found = [_part(jobs[first::processes], home, keep, seed, minutes, first) for first in range(min(processes, len(jobs)))]
+        parts = [_waited_for(*each) for each in found]
+    gc.unfreeze()
+    tries = [one for part in parts for one in part["tries"]]
+    return {"tries": tries, "moments": {name: counts for part in parts for name, counts in part["moments"].items()}}
+
+
+def _warm(arm: Any, home: Path) -> None:
+    # What a run imports on its way is imported here, once; and what is here already is not gone through by every collection.
+    (folder := home / "warm").mkdir()
+    ended = forked(lambda: (arm.begin(folder), arm.name == OURS and arm.left(folder), sorted(sys.modules))[-1], folder)
+    if ended.how != "finished":
+        raise RuntimeError(f"{ended}\n{(folder / 'log.txt').read_text()[-3000:]}")
+    for name in json.loads((folder / "found.json").read_text()):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def _part(jobs: list[Any], home: Path, keep: Path, seed: int, minutes: float | None, number: int) -> tuple[int, Path]:
+    file = home / f"part-{number}.json"
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            found = Campaign(jobs, home, keep, seed, minutes)
+            file.write_text(json.dumps({"tries": found.tries, "moments": found.moments}))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid, file
+
+
+def _waited_for(pid: int, file: Path) -> dict[str, Any]:
+    if os.waitpid(pid, 0)[1]:
+        raise RuntimeError("a part of the campaign failed; its error stands above")
+    return json.loads(file.read_text())
 
 
 def main() -> int:
@@ -599,9 +650,15 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, metavar="N", help="runs of the workbench to kill (200)")
     parser.add_argument("--trl", type=int, default=40, metavar="N", help="runs of stock TRL to kill (40; 0: none)")
     parser.add_argument(
-        "--config", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS), metavar="NAME", help=", ".join(CONFIGURATIONS)
+        "--config",
+        nargs="+",
+        choices=CONFIGURATIONS,
+        default=list(CONFIGURATIONS),
+        metavar="NAME",
+        help=", ".join(CONFIGURATIONS),
     )
     parser.add_argument("--seed", type=int, default=0, help="which kills; the same seed plans the same ones (0)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N", help="that share the work (one a core)")
     parser.add_argument("--minutes", type=float, help="stop either arm after so long, and say how many were killed")
     parser.add_argument("--keep", type=Path, help="folder for the runs that failed (default: one is made)")
     parser.add_argument("--json", action="store_true", help="print every try, as one line of JSON, last")
@@ -609,7 +666,7 @@ def main() -> int:
     keep = asked.keep or Path(tempfile.mkdtemp(prefix="workbench-kills-"))
     stamped = measuring.stamp()
     measuring.say(f"seed {asked.seed}")
-    found = measure(asked.config, asked.kills, asked.trl, asked.seed, keep, asked.minutes)
+    found = measure(asked.config, asked.kills, asked.trl, asked.seed, keep, asked.minutes, asked.processes)
     return reported(asked, stamped, found, keep)
 
 
