@@ -20,7 +20,8 @@ Parquet part, weights, or a line cut in the middle. Which of them, and which of 
     lost       it cannot go on although a whole checkpoint had been saved
 
 The last four are failures of the workbench: the exit code is then 1, and their folders are kept. Stock TRL is trl.GRPOTrainer
-with the same model, settings and rewards, its own checkpoints, and `trainer.train(resume_from_checkpoint=True)`.
+with the same model, settings and rewards, its own checkpoints, and `trainer.train(resume_from_checkpoint=True)`; with beta 0, its
+default, but for one configuration.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "saved within a generation": {"grpo": {"steps_per_generation": 4}},
 }
 OURS, THEIRS = "workbench", "TRL"
-TRLS = [name for name, config in CONFIGURATIONS.items() if not config.keys() & {"stages", "adaptive_weights"}]
+WITH_KL = "plain, beta 0.01"
+TRLS = [*(name for name, config in CONFIGURATIONS.items() if not config.keys() & {"stages", "adaptive_weights"}), WITH_KL]
 OUTCOMES = ("exact", "none yet", "said", "different", "trained", "raw", "lost")
 FAILURES = OUTCOMES[3:]
 # How many of a hundred kills. The rest are at a random time.
@@ -346,6 +348,8 @@ class Trl:
         from workbench.training.prepare import prepare
 
         self.recipe, self.policy, self.task = recipe_of(config), policy, task()
+        if config != WITH_KL:
+            self.recipe.grpo["beta"] = 0.0
         with _quiet():
             [self.stage] = prepare(self.recipe, self.task, policy=policy).stages
 
@@ -401,7 +405,7 @@ class Trl:
 def recipe_of(config: str) -> Any:
     from workbench.recipe import Recipe
 
-    asked = CONFIGURATIONS[config]
+    asked = CONFIGURATIONS[config.partition(",")[0]]
     policy = {"load_in_4bit": False, "dtype": "float32", **asked.get("policy", {})}
     if policy["load_in_4bit"]:
         del policy["dtype"]
@@ -565,7 +569,7 @@ def table_of(tries: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     rows = []
     for arm in (OURS, THEIRS):
         own = [found for found in tries if found["arm"] == arm]
-        for config in [*CONFIGURATIONS, "all"]:
+        for config in [*CONFIGURATIONS, WITH_KL, "all"]:
             some = [found for found in own if config in ("all", found["config"])]
             counts = Counter(found["outcome"] for found in some)
             if some:
@@ -595,7 +599,10 @@ def measure(
     watch()
     policies, jobs = {}, []
     with measuring.empty_home() as home:
-        for kind, names, wanted in ((Workbench, configs, kills), (Trl, [name for name in configs if name in TRLS], trl)):
+        for kind, names, wanted in (
+            (Workbench, configs, kills),
+            (Trl, [name for name in TRLS if name.partition(",")[0] in configs], trl),
+        ):
             for place, config in enumerate(names):
                 recipe, own = recipe_of(config), wanted // len(names) + (place < wanted % len(names))
                 if own:
