@@ -80,7 +80,7 @@ FAILURES = OUTCOMES[3:]
 MOMENTS = {"file": 27, "end": 12, "optimizer": 6, "scored": 6, "Parquet cut": 6, "weights cut": 8, "line cut": 5}
 LIMIT_S = 600.0  # for one process of a try; none that works takes so long
 TIMES = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos")
-REASONS = r"no checkpoint to go on from|no run '|no such file"
+REASONS = r"no checkpoint to go on from|no run '"
 
 
 class Kill(NamedTuple):
@@ -314,10 +314,8 @@ class Workbench:
         """Whether the run says itself that it has finished: it was killed after it had written its result."""
         from workbench.run.directory import RunDirectory
 
-        try:
-            return RunDirectory(folder / "r").result()["status"] == "finished"
-        except Exception:
-            return False
+        manifest = folder / "r" / "manifest.json"
+        return manifest.is_file() and (RunDirectory(folder / "r").manifest().get("result") or {}).get("status") == "finished"
 
     def saved(self, folder: Path) -> bool:
         """Whether there has been a whole checkpoint."""
