@@ -55,6 +55,16 @@ def test_a_kill_while_it_is_made_leaves_no_run_and_the_name_free(home, file):
     assert RunDirectory.create("a", Recipe(), {}).name == "a"
 
 
+def test_what_a_kill_left_of_a_rewritten_record_is_not_part_of_the_next(home):
+    run = RunDirectory.create("a", Recipe(), {})
+    for step in (1, 2, 3):
+        run.log_metrics(step, {"reward": 0.5})
+    run.release()
+    (run.path / ".metrics.jsonl.part").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    run.reopen(2)
+    assert run.metrics() == [{"step": step, "reward": 0.5} for step in (1, 2)]
+
+
 def test_open_by_name_by_path_and_latest(home):
     RunDirectory.create("old", Recipe(), {})
     new = RunDirectory.create("new", Recipe(), {})
