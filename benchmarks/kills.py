@@ -686,8 +686,10 @@ def reported(asked: argparse.Namespace, stamped: dict[str, Any], found: dict[str
         return f"{total[arm]} killed runs: {counts}"
 
     lines = [Line("going on after a kill", words(OURS), words(THEIRS) if total[THEIRS] else "nothing", "runs equal themselves")]
+    wanted = {OURS: asked.kills, THEIRS: asked.trl}
+    notes = [f"Stopped early: {total[arm]} of {wanted[arm]} runs of {arm}." for arm in wanted if total[arm] < wanted[arm]]
     asked.keep = None  # a path of this machine
-    measuring.save("kills", asked, stamped, lines, table_of(tries), found)
+    measuring.save("kills", asked, stamped, lines, table_of(tries), found, notes)
     if failed:
         measuring.say(f"{failed} failed; their folders are in {keep}")
     elif not any(keep.iterdir()):
