@@ -552,6 +552,7 @@ class Campaign:
                 yield
 
     def _note(self, found: dict[str, Any], folder: Path) -> None:
+        found["why"] = found["why"].replace(f"{self.home}{os.sep}", "")  # a path of this machine
         self.tries.append(found)
         at = ", ".join(f"{kill['moment']} {kill['number']} {kill['part']:.2f}" for kill in found["kills"])
         why = found["why"].splitlines()[0] if found["why"] else ""
