@@ -1,6 +1,6 @@
 """Run every benchmark that needs no GPU, one after the other, and make the README's tables of what they left.
 
-uv run python benchmarks/all.py                    # about an hour and a half; nothing else should run meanwhile
+uv run python benchmarks/all.py                    # about two hours; nothing else should run meanwhile
 uv run python benchmarks/all.py --quick            # toy sizes: shows that all of them run, measures nothing
 uv run python benchmarks/all.py --only steps start
 uv run python benchmarks/all.py --table            # runs nothing: the table of results/*.json, in Markdown
@@ -21,7 +21,7 @@ from typing import Any
 import measuring
 
 NAMES = (
-    "steps", "generation", "checkpoints", "hooks", "scoring", "answers", "replay", "reading", "long_run", "start",
+    "steps", "generation", "checkpoints", "kills", "hooks", "scoring", "answers", "replay", "reading", "long_run", "start",
     "dataset_checks", "health",
 )  # fmt: skip
 README = measuring.HERE / "README.md"

@@ -149,6 +149,44 @@ def test_checkpoints_hold_the_same_kinds_of_state():
 
 
 @pytest.mark.slow
+def test_runs_that_are_killed_go_on_as_if_nothing_had_been(tmp_path):
+    words = ["--quick", "--json", "--kills", "9", "--trl", "1", "--keep", str(tmp_path / "kept"), "--config"]
+    found = measuring.own_process("kills.py", *words, "accumulation 2", "stages", "logging_steps 2")  # it fails if one is lost
+    ours = [one for one in found["tries"] if one["arm"] == "workbench"]
+    assert len(ours) == 9
+    assert len({one["config"] for one in ours}) == 3
+    assert {one["outcome"] for one in ours} <= {"exact", "none yet"}, ours
+    assert len([one for one in ours if one["outcome"] == "exact"]) >= 3
+    assert len([one for one in found["tries"] if one["arm"] == "TRL"]) == 1
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_became_of_a_killed_run_is_judged(tmp_path):
+    kills = benchmark("kills")
+    left = {"status": "finished", "metrics": [{"step": 1, "loss": 0.5}], "rollouts": "a", "adapter": "b"}
+    assert kills.differs(left, json.loads(json.dumps(left))) == ""
+    assert kills.differs({**left, "metrics": [{"step": 1, "loss": 0.25}]}, left) == "metrics of step 1: loss = 0.25, not 0.5"
+    assert kills.differs({**left, "metrics": []}, left) == "steps in metrics: [], not [1]"
+    for name in ("status", "rollouts", "adapter"):
+        assert kills.differs({**left, name: "another"}, left) == name
+    assert "not readable" in kills.differs({"not readable": "torn"}, left)
+
+    class Arm(kills.Workbench):
+        def __init__(self, saved):
+            self.saved = lambda folder: saved
+
+    def outcome(kind, said, saved):
+        ended = kills.Ended("failed", f"{kind} WorkbenchError" if kind == "RunError" else kind, said)
+        return kills.judged(Arm(saved), None, tmp_path, ended)["outcome"]
+
+    assert outcome("RunError", "r: no checkpoint to go on from", False) == "none yet"
+    assert outcome("RunError", "r: no checkpoint to go on from", True) == "lost"
+    assert outcome("RunError", "all 6 steps are trained", True) == "trained"
+    assert outcome("RunError", "another reason", False) == outcome("KeyError", "no run 'r'", False) == "raw"
+    assert kills.judged(Arm(True), None, tmp_path, kills.Ended("hung"))["outcome"] == "lost"
+
+
+@pytest.mark.slow
 def test_reading_and_replaying_a_made_up_record():
     reading, replay = benchmark("reading"), benchmark("replay")
     with measuring.empty_home():

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from workbench.errors import RecipeError, nearest
-from workbench.workspace import find
+from workbench.workspace import find, replace_file
 
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 # What TRL says itself where it renders a prompt; a second word on it would end the run.
@@ -181,9 +181,10 @@ class Recipe(_Part):
             raise _explain(error, source) from None
 
     def save(self, path: str | Path) -> None:
-        """Write the recipe as YAML, fields in their declared order."""
+        """Write the recipe as YAML, fields in their declared order, whole or not at all."""
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        Path(path).write_text(text, encoding="utf-8")
+        with replace_file(path) as beside:
+            beside.write_text(text, encoding="utf-8")
 
 
 def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def replace_file(path: str | os.PathLike) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
+    beside.unlink(missing_ok=True)  # left by a kill: what is appended would follow it
     try:
         yield beside
         _to_disk(beside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -33,6 +34,35 @@ def test_a_name_that_is_no_folder_name_is_refused(home, name):
     with pytest.raises(RunError, match="run_name = "):
         RunDirectory.create(name, Recipe(), {})
     assert not any(home.iterdir())
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "recipe.yaml"])
+def test_a_kill_while_it_is_made_leaves_no_run_and_the_name_free(home, file):
+    if (pid := os.fork()) == 0:
+        replace = os.replace
+
+        def killed(source, target):
+            if os.path.basename(target) == file:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+
+        os.replace = killed
+        RunDirectory.create("a", Recipe(), {})
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    with pytest.raises(RunError, match="no run 'a'"):
+        open_run("a")
+    assert RunDirectory.create("a", Recipe(), {}).name == "a"
+
+
+def test_what_a_kill_left_of_a_rewritten_record_is_not_part_of_the_next(home):
+    run = RunDirectory.create("a", Recipe(), {})
+    for step in (1, 2, 3):
+        run.log_metrics(step, {"reward": 0.5})
+    run.release()
+    (run.path / ".metrics.jsonl.part").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    run.reopen(2)
+    assert run.metrics() == [{"step": step, "reward": 0.5} for step in (1, 2)]
 
 
 def test_open_by_name_by_path_and_latest(home):

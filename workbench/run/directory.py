@@ -88,8 +88,8 @@ class RunDirectory:
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         run = next(run for own in names if (run := cls(resolve(root) / own))._claim())
         run.requests_from = 0
-        recipe.model_copy(update={"run_name": run.name}).save(run.path / "recipe.yaml")
         run.write_json("manifest.json", manifest)
+        recipe.model_copy(update={"run_name": run.name}).save(run.path / "recipe.yaml")  # last: it makes the folder a run
         return run
 
     def _claim(self) -> bool:
