@@ -42,7 +42,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,8 +164,8 @@ def contents(path: Path) -> dict[str, str]:
 class Steers:
     """A watcher that gives a reward function another weight after the first step, and does something after another step."""
 
-    def __init__(self, step: int = 0, act: Callable[[], Any] = lambda: None) -> None:
-        self.step, self.act = step, act
+    def __init__(self, step: int = 0, act: Callable[[], Any] = lambda: None, steers: bool = True) -> None:
+        self.step, self.act, self.steers = step, act, steers
 
     def begin(self, run: Any, total_steps: int, settings: Any) -> None:
         self.run = run
@@ -173,7 +173,7 @@ class Steers:
     def update(self, step: int, values: Any) -> None:
         from workbench.run.control_file import send
 
-        if step == 1:
+        if step == 1 and self.steers:
             send(self.run, "weight", by="damage.py", function="length_reward", value=2.0)
         if step == self.step:
             self.act()
@@ -191,7 +191,8 @@ class World:
 
     home: Path
     policy: Any
-    whole: dict[str, Any] = None  # what the first one holds
+    whole: dict[str, Any]  # what the first one holds
+    plain: dict[str, Any]  # that of one in which nothing was steered
 
     @classmethod
     def made(cls, home: Path) -> World:
@@ -200,15 +201,18 @@ class World:
         (home / "tasks").mkdir()
         (home / "tasks" / "sums.py").write_text(TASK)
         with contextlib.redirect_stdout(sys.stderr):
-            world = cls(home, load_policy("tiny", load_in_4bit=False))
-        for name, seed, act in (("whole", 0, None), ("killed", 0, killed), ("other", 1, killed)):
-            watcher = Steers(KILLED_IN, act) if act else Steers()
+            world = cls(home, load_policy("tiny", load_in_4bit=False), {}, {})
+        runs = {
+            "whole": (0, Steers()), "plain": (0, Steers(steers=False)), "killed": (0, Steers(KILLED_IN, killed)),
+            "other": (1, Steers(KILLED_IN, killed)),
+        }  # fmt: skip
+        for name, (seed, watcher) in runs.items():
             ended = forked(lambda name=name, seed=seed, watcher=watcher: world.train(home / name, seed, watcher))
             if ended.raised not in ("", "Killed"):
                 raise RuntimeError(f"{name}: {ended.trace}")
-        world.whole = forked(lambda: held(home / "whole" / "r")).gave
-        if world.whole["steps"] != list(range(1, STEPS + 1)):
-            raise RuntimeError(f"the run that never stopped: {world.whole}")
+        world.whole, world.plain = (forked(lambda name=name: held(home / name / "r")).gave for name in ("whole", "plain"))
+        if any(own["steps"] != list(range(1, STEPS + 1)) for own in (world.whole, world.plain)) or world.whole == world.plain:
+            raise RuntimeError(f"the runs that never stopped: {world.whole}, {world.plain}")
         return world
 
     def recipe(self, seed: int = 0) -> Any:
@@ -234,12 +238,12 @@ class World:
 
         return forked(lambda: continue_run(open_run(run), **{"policy": self.policy, "watchers": [Steers()], **more}).name)
 
-    def compared(self, run: Path) -> list[str]:
+    def compared(self, run: Path, whole: dict[str, Any] | None = None) -> list[str]:
         """In what a run differs from the one that never stopped."""
         found = forked(lambda: held(run))
         if found.raised:
             return [f"not readable ({found.raised}: {found.message})"]
-        return [name for name, own in self.whole.items() if found.gave[name] != own]
+        return [name for name, own in (whole or self.whole).items() if found.gave[name] != own]
 
 
 def row_of(campaign: str, kind: str, case: str, outcome: str, ended: Ended, **more: Any) -> dict[str, Any]:
@@ -431,10 +435,367 @@ def damaged(world: World, kind: str, name: str, act: Damage, mark: Path) -> dict
     return row_of("damages", kind, name, outcome, ended, differs=differs)
 
 
-def campaign_damages(world: World, every: int) -> Iterator[dict[str, Any]]:
+def campaign_damages(world: World, asked: Any) -> Iterator[dict[str, Any]]:
     mark = world.home / "executed"
-    for kind, name, act in itertools.islice(damages(world, mark), 0, None, every):
-        yield damaged(world, kind, name, act, mark)
+    for kind, name, act in itertools.islice(damages(world, mark), 0, None, asked.every):
+        if asked.case in f"{kind}: {name}":
+            yield damaged(world, kind, name, act, mark)
+
+
+# --- race ---------------------------------------------------------------------------------------------------------
+def no_flock(handle: int, how: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def left_behind(lock: Path, turn: int) -> str:
+    """The lock as the round finds it: none, that of a process that was killed, or torn and long silent."""
+    state = ("none", "a dead owner's", "torn")[turn % 3]
+    if state == "none":
+        lock.unlink(missing_ok=True)
+    elif state == "torn":
+        lock.write_text("{")
+        for file in (lock, *lock.parent.iterdir()):
+            os.utime(file, (1e9, 1e9))
+    return state  # a dead owner's: the one before left it, when it was killed
+
+
+def raced(run: Path, processes: int, take: str, flock: bool) -> int:
+    """How many of so many processes own a run that all of them take at once. Whoever owns it is then killed."""
+    from workbench.errors import RunError
+    from workbench.run import lock as locks
+    from workbench.run.directory import RunDirectory
+
+    (ready, is_ready), (go, start), (told, tell), (end, ends) = (os.pipe() for _ in range(4))
+    children = []
+    for _ in range(processes):
+        if (child := os.fork()) == 0:
+            owns = 0
+            try:
+                if not flock:
+                    locks.fcntl.flock = no_flock
+                own = RunDirectory(run)
+                os.close(start), os.close(ends)
+                os.write(is_ready, b".")
+                os.read(go, 1)  # the end of the pipe: all at once
+                try:
+                    owns = own.reopen(1) is None if take == "reopen" else own.lock.take()
+                except RunError:
+                    owns = 0
+                os.write(tell, b"1" if owns else b"0")
+            except BaseException as error:
+                os.write(tell, b"!")
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os.read(end, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        children.append(child)
+    for _ in children:
+        os.read(ready, 1)
+    os.close(start)
+    answers = b"".join(os.read(told, 1) for _ in children)
+    os.close(ends)
+    for child in children:
+        os.waitpid(child, 0)
+    for stream in (ready, is_ready, go, told, tell, end):
+        os.close(stream)
+    return -1 if b"!" in answers else answers.count(b"1")
+
+
+def campaign_race(world: World | None, asked: Any) -> Iterator[dict[str, Any]]:
+    from workbench.recipe import Recipe
+    from workbench.run.directory import RunDirectory
+
+    run = RunDirectory.create("raced", Recipe(), {})
+    run.log_metrics(1, {"reward": 0.0})
+    run.release()
+    for take, flock, processes in itertools.product(("reopen", "lock.take"), (True, False), (2, 4)):
+        owners: dict[str, Counter[int]] = {}
+        for turn in range(asked.rounds):
+            state = left_behind(run.lock.file, turn)
+            owners.setdefault(state, Counter())[raced(run.path, processes, take, flock)] += 1
+        every = sum(owners.values(), Counter())
+        most, least = max(every), min(every)
+        outcome = "raw" if least < 0 else "two owners" if most > 1 else "no owner" if least < 1 else "one owner"
+        case = f"{take}, {processes} processes, {'flock' if flock else 'no flock'}"
+        found = {state: {str(number): times for number, times in own.items()} for state, own in owners.items()}
+        yield row_of("race", f"{asked.rounds} rounds", case, outcome, Ended(), owners=found, rounds=asked.rounds)
+
+
+# --- edits --------------------------------------------------------------------------------------------------------
+EDITS: dict[str, Any] = {
+    "seed": 3, "grpo.beta": 0.5, "grpo.temperature": 0.5, "grpo.num_generations": 2, "grpo.per_device_train_batch_size": 16,
+    "grpo.loss_type": "dr_grpo", "reward_weights": {"correctness_reward": 5.0}, "policy.load_in_4bit": True, "lora.r": 8,
+    "lora.lora_alpha": 64, "grpo.lr_scheduler_type": "cosine", "grpo.learning_rate": 0.1, "grpo.max_steps": 8,
+    "grpo.optim": "sgd", "grpo.epsilon": 0.1, "grpo.scale_rewards": "none", "chat_template_kwargs": {"enable_thinking": False},
+    "grpo.max_completion_length": 8, "grpo.save_steps": 3,
+    "stages": [{"name": "a", "steps": 5}, {"name": "b", "steps": 3}],
+}  # fmt: skip
+
+
+def edited(run: Path, name: str, value: Any) -> None:
+    from workbench.recipe import Recipe
+
+    content = Recipe.load(run / "recipe.yaml").model_dump(mode="json")
+    *parts, last = name.split(".")
+    place = content
+    for part in parts:
+        place = place[part]
+    place[last] = value
+    if name == "stages":
+        content["grpo"].pop("max_steps")  # the stages say how many
+    Recipe.of(content).save(run / "recipe.yaml")
+
+
+def other_tasks(world: World) -> dict[str, Any]:
+    """The task, edited: what a changed task file would give."""
+    from workbench.task import load_task
+
+    own = load_task(world.home / "tasks" / "sums.py")
+
+    def correctness_reward(completions: Any, **more: Any) -> list[float]:
+        return [float(len(str(completion))) for completion in completions]
+
+    rows = own.rows
+    return {
+        "more rows": {"rows": [*rows, *own.held_out[:2]]}, "fewer rows": {"rows": rows[:-1]}, "rows reversed": {"rows": rows[::-1]},
+        "other answers": {"rows": [{**row, "answer": "7"} for row in rows]},
+        "fewer rewards": {"reward_funcs": own.reward_funcs[:-1], "reward_weights": None},
+        "another reward function of the same name": {"reward_funcs": [correctness_reward, *own.reward_funcs[1:]]},
+    }  # fmt: skip
+
+
+def edit(world: World, name: str, change: Callable[[Path], dict[str, Any]], word: str) -> dict[str, Any]:
+    """Edit what was asked for, go on with it, and where that is refused, go on all the same."""
+    run = world.copied()
+    more = change(run)
+    before, ended = contents(run), world.goes_on(run, policy=None, **more)
+    lines = [line for line in (ended.message + "\n" + ended.said).splitlines() if "not as when" in line and word in line]
+    outcome, shown = ended.outcome if ended.raised else "goes on", bool(lines)
+    if outcome == "refused" and contents(run) != before:
+        outcome = "silent"
+    accepted = ""
+    if outcome == "refused":
+        again = world.goes_on(run, policy=None, accept_changes=True, **more)
+        accepted = "refused" if again.in_words else "raw" if again.raised else "goes on, recorded"
+        if not again.raised:
+            events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+            told = [each for each in events if each["event"] == "changed" and word in str(each["accepted"])]
+            accepted = accepted if told else "silent"
+        if accepted in BAD:
+            outcome, ended = accepted, again
+        elif accepted == "refused":
+            accepted += f": {again.message.splitlines()[0]}"
+    if not shown and outcome not in BAD:
+        outcome = "not shown"
+    return row_of("edits", "the task" if more else "the recipe", name, outcome, ended, shown=shown, accepted=accepted, line=lines[:1])
+
+
+def campaign_edits(world: World, asked: Any) -> Iterator[dict[str, Any]]:
+    from workbench.task import load_task
+
+    def of_recipe(name: str, value: Any) -> Callable[[Path], dict[str, Any]]:
+        return lambda run: edited(run, name, value) or {}
+
+    for name, value in itertools.islice(EDITS.items(), 0, None, asked.every):
+        yield edit(world, f"{name} = {json.dumps(value)}", of_recipe(name, value), name.split(".")[-1])
+    own = load_task(world.home / "tasks" / "sums.py")
+    for name, change in itertools.islice(other_tasks(world).items(), 0, None, asked.every):
+        word = "rows" if "rows" in change else "reward functions" if "fewer" in name else "correctness_reward"
+        yield edit(world, name, lambda run, change=change: {"task": replace(own, **change)}, word)
+
+
+# --- disk ---------------------------------------------------------------------------------------------------------
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_NEW_MOUNTS, _PRIVATE, _REMOUNT, _READ_ONLY = 0x20000, (1 << 18) | (1 << 14), 32, 1
+ROOMY = "size=64m"
+
+
+def mount(what: str, where: Path | str, kind: str, flags: int = 0, options: str = "") -> None:
+    if _LIBC.mount(what.encode(), str(where).encode(), kind.encode(), flags, options.encode()):
+        raise OSError(number := ctypes.get_errno(), os.strerror(number), str(where))
+
+
+def own_mounts() -> None:
+    """What this process mounts from here on is seen by it and its children alone, and goes with them."""
+    if _LIBC.unshare(_NEW_MOUNTS):
+        raise OSError(number := ctypes.get_errno(), os.strerror(number))
+    mount("none", "/", "", _PRIVATE)
+
+
+def filled(run: Path, left: int = 0) -> None:
+    with (run.parent / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(bytes(4096)) == 4096:
+            pass
+    if left:
+        os.truncate(run.parent / "filler", (run.parent / "filler").stat().st_size - left)
+
+
+def plenty(path: Any) -> Any:
+    return namedtuple("usage", "total used free")(10**12, 0, 10**12)
+
+
+def immutable(name: str) -> Callable[[Path], None]:
+    return lambda run: subprocess.run(["chattr", "+i", str(run / name)], check=True) and None
+
+
+def mutable(name: str) -> Callable[[Path], None]:
+    return lambda run: subprocess.run(["chattr", "-i", str(run / name)], check=False) and None
+
+
+def read_only(run: Path) -> None:
+    mount("tmpfs", run.parent, "tmpfs", _REMOUNT | _READ_ONLY, ROOMY)
+
+
+def file_instead(name: str) -> Callable[[Path], None]:
+    def act(run: Path) -> None:
+        (run / name).rename(run / f"{name}.kept")
+        (run / name).write_bytes(b"x")
+
+    return act
+
+
+def put_back(name: str) -> Callable[[Path], None]:
+    def act(run: Path) -> None:
+        if (run / f"{name}.kept").exists():
+            (run / name).unlink(missing_ok=True)
+            (run / f"{name}.kept").rename(run / name)
+
+    return act
+
+
+def few_handles(left: int) -> Callable[[Any], None]:
+    def act(run: Any = None) -> None:
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + left, used + left))
+
+    return act
+
+
+@dataclass
+class Trouble:
+    """What goes wrong with a run's disk: before it begins, or after one of its steps; and how that is mended."""
+
+    kind: str
+    name: str
+    size: str = ""  # of a disk of its own, as mount has it
+    before: Callable[[], Any] = lambda: None
+    step: int = 0
+    act: Callable[[Path], Any] = lambda run: None
+    mend: Callable[[Path], Any] = lambda run: None
+
+
+def troubles() -> Iterator[Trouble]:
+    """Every case of the campaign."""
+
+    def unseen() -> None:
+        shutil.disk_usage = plenty  # as with a quota: what is free is not what may be written
+
+    def at_most(size: int) -> Callable[[], None]:
+        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    def emptied(run: Path) -> None:
+        (run.parent / "filler").unlink(missing_ok=True)
+
+    for size in ("8k", "16k", "32k", "64k", "256k", "1m", "3m", "4500k", "5m", "5500k", "6m", "7m"):
+        yield Trouble("a small disk", f"{size}b", size)
+    for size in ("8k", "32k", "128k", "512k", "1m", "2m", "3m", "4m", "5m"):
+        yield Trouble("a quota", f"{size}b", size, before=unseen)
+    for step in (1, 2, 3, 5, 6):
+        yield Trouble("a disk that fills", f"after step {step}", "64m", step=step, act=filled, mend=emptied)
+    for step, left in ((1, 4096), (3, 4096), (3, 100 << 10), (3, 1 << 20)):
+        act: Callable[[Path], None] = lambda run, left=left: filled(run, left)
+        yield Trouble("a disk that fills", f"after step {step}, but for {left:,} bytes", "64m", step=step, act=act, mend=emptied)
+        yield Trouble("a quota", f"after step {step}, but for {left:,} bytes", "64m", unseen, step, act, emptied)
+    for step in (1, 3):
+        when = f"after step {step}"
+        yield Trouble("the folder", f"removed {when}", step=step, act=shutil.rmtree)
+        yield Trouble(
+            "the folder", f"renamed {when}", step=step, act=lambda run: run.rename(run.with_name("aside")),
+            mend=lambda run: (shutil.rmtree(run, ignore_errors=True), run.with_name("aside").rename(run)),
+        )  # fmt: skip
+        yield Trouble("the folder", f"immutable {when}", step=step, act=immutable("."), mend=mutable("."))
+        yield Trouble(
+            "the folder", f"read-only {when}", "64m", step=step, act=read_only,
+            mend=lambda run: mount("tmpfs", run.parent, "tmpfs", _REMOUNT, ROOMY),
+        )  # fmt: skip
+    for name in ("rollouts", "checkpoints", "metrics.jsonl", "events.jsonl"):
+        yield Trouble("a part of it", f"{name} immutable", step=3, act=immutable(name), mend=mutable(name))
+    for name in ("rollouts", "checkpoints"):
+        yield Trouble("a part of it", f"{name} a file", step=3, act=file_instead(name), mend=put_back(name))
+    for name in ("control.jsonl", "metrics.jsonl", "events.jsonl"):
+        act = lambda run, name=name: ((run / name).exists() and (run / name).rename(run / f"{name}.kept"), (run / name).mkdir())
+        mend = lambda run, name=name: (
+            shutil.rmtree(run / name, ignore_errors=True), (run / f"{name}.kept").exists() and put_back(name)(run)
+        )  # fmt: skip
+        yield Trouble("a part of it", f"{name} a folder", step=3, act=act, mend=mend)
+    for name in ("manifest.json", "recipe.yaml", "rollouts", "checkpoints"):
+        away = lambda run, name=name: (run / name).rename(run / f"{name}.kept")
+        back = lambda run, name=name: (shutil.rmtree(run / name, ignore_errors=True), put_back(name)(run))
+        yield Trouble("a part of it", f"{name} gone", step=3, act=away, mend=back)
+    for size in (4 << 10, 64 << 10, 400 << 10, 700 << 10):
+        yield Trouble("no file longer than", f"{size >> 10} kB", before=at_most(size))
+    for left in (0, 12, 30, 60):
+        yield Trouble("handles", f"{left} left at the start", before=few_handles(left))
+    for left in (0, 2, 5, 8):
+        yield Trouble("handles", f"{left} left after step 3", step=3, act=few_handles(left))
+
+
+def troubled(world: World, trouble: Trouble) -> dict[str, Any]:
+    """Train into the trouble, mend it, go on, and look at what the run holds. For a process with mounts of its own."""
+    from workbench.run.directory import RunDirectory
+    from workbench.training.trainer import train
+
+    runs = world.home / "disk"
+    run = runs / "r"
+    runs.mkdir()
+    if trouble.size:
+        mount("tmpfs", runs, "tmpfs", 0, f"size={trouble.size}")
+
+    def trains() -> None:
+        trouble.before()
+        watcher = Steers(trouble.step, lambda: trouble.act(run), steers=False)
+        train(world.recipe(), policy=world.policy, runs=runs, watchers=[watcher])
+
+    first = forked(trains)
+    if trouble.size:
+        mount("tmpfs", runs, "tmpfs", _REMOUNT, ROOMY)
+    trouble.mend(run)
+    stopped = "finished" if not first.raised else "stopped in words" if first.in_words else first.outcome
+    found = {"stopped": stopped, "message": first.message.splitlines(), "trace": first.trace.splitlines()[-8:]}
+    if not (run / "recipe.yaml").exists():
+        after, left = ("nothing is left"), []
+    else:
+        left = [folder.name for folder in RunDirectory(run).saved() if (folder / "state.json").exists()]
+        again = world.goes_on(run, watchers=[]) if first.raised else None
+        found["again"] = again.message.splitlines() if again else []
+        rows = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").is_file() else []
+        steps = [json.loads(row)["step"] for row in rows]
+        if again and again.raised:
+            after = "refused" if again.in_words else "raw"
+            if again.in_words and not left and "no checkpoint to go on from" in again.message:
+                after = "nothing was saved yet"
+        else:
+            differs = world.compared(run, world.plain)
+            after = "exact" if not differs else "hole" if "steps" in differs else "silent"
+            found["differs"] = differs
+        if steps != list(range(1, len(steps) + 1)):
+            after = "hole"
+        found["steps"] = steps
+    return {**found, "left": left, "after": after}
+
+
+def campaign_disk(world: World, asked: Any) -> Iterator[dict[str, Any]]:
+    for trouble in itertools.islice(troubles(), 0, None, asked.every):
+        if asked.case and asked.case not in f"{trouble.kind}: {trouble.name}":
+            continue
+        subprocess.run(["chattr", "-R", "-i", str(world.home / "disk")], stderr=subprocess.DEVNULL, check=False)
+        shutil.rmtree(world.home / "disk", ignore_errors=True)
+        ended = forked(lambda trouble=trouble: own_mounts() or troubled(world, trouble), 2 * LONGEST_S)
+        if ended.raised:
+            yield row_of("disk", trouble.kind, trouble.name, "not made here", ended)
+            continue
+        found = ended.gave
+        outcome = found["stopped"] if found["stopped"] in BAD else found["after"]
+        yield row_of("disk", trouble.kind, trouble.name, outcome, ended, **found)
 
 
 # --- all ----------------------------------------------------------------------------------------------------------
@@ -443,13 +804,14 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=list(CAMPAIGNS), metavar="CAMPAIGN", help=", ".join(CAMPAIGNS))
     parser.add_argument("--json", action="store_true", help="each case as a line of JSON on stdout")
     parser.add_argument("--every", type=int, default=1, help="only every so many-th case")
+    parser.add_argument("--case", default="", help="only the cases with this text in their names")
     parser.add_argument("--rounds", type=int, default=100, help="of each race")
     asked = measuring.parse(parser, every=15, rounds=3)
     stamped, found = measuring.stamp(), []
     with measuring.empty_home() as home:
-        world = World.made(home)
+        world = World.made(home) if asked.only != ["race"] else None
         for name in asked.only:
-            for row in globals()[f"campaign_{name}"](world, asked.every):
+            for row in globals()[f"campaign_{name}"](world, asked):
                 found.append(row)
                 measuring.say(f"{row['campaign']}: {row['kind']}: {row['case']}: {row['outcome']}  {row['said'][:1]}")
                 if asked.json:
