@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"\d+")
 _BULKY = ("prompt", "columns", "reward_hash")  # what no number of a batch is made from
+_WHOLE = "a part of the record is a whole Parquet file"
 _MOVE_IT = "move that file out of the folder; the other parts are whole by themselves"
 # Column -> type in Arrow's words.
 _FIXED = {
@@ -137,8 +138,11 @@ def query(
     own = "step-*.parquet" if step is None else f"step-{int(step):07d}-*.parquet"
     source = str(folder / (own if any(folder.glob(own)) else "step-*.parquet")).replace("'", "''")
     with duckdb.connect() as connection:
-        connection.execute(f"create view rollouts as select * from read_parquet('{source}', union_by_name = true)")
-        return connection.execute(sql).df()
+        try:
+            connection.execute(f"create view rollouts as select * from read_parquet('{source}', union_by_name = true)")
+            return connection.execute(sql).df()
+        except (duckdb.IOException, duckdb.InvalidInputException) as error:  # names the file
+            raise RunError(str(error).splitlines()[0], rule=_WHOLE, remedy=_MOVE_IT) from error
 
 
 def parts(folder: Path, steps: Container[int] | None = None) -> list[Path]:
@@ -216,7 +220,7 @@ def read_part(
             table = file.read(columns=[name for name in wanted if name in there])
     except (pa.ArrowException, OSError) as error:
         value = f"{shown(part)}: {str(error).splitlines()[0]}"
-        raise RunError(value, rule="a part of the record is a whole Parquet file", remedy=_MOVE_IT) from None
+        raise RunError(value, rule=_WHOLE, remedy=_MOVE_IT) from None
     if not len(table):
         return
     known = stage_in(manifest or {}, table.column("stage")[0].as_py() if "stage" in there else None)
