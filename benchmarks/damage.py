@@ -2,10 +2,10 @@
 
     uv run python benchmarks/damage.py [--only damages race edits disk] [--json]
 
-Four campaigns on real, small runs (the embedded policy, six steps, a checkpoint every second one). Everything is imported
+Four campaigns on real, small runs (the embedded policy, four steps). Everything is imported
 and the policy loaded once; every case then is a fork of that process. None of it measures time.
 
-damages   A run was killed in step 5. One file of it is damaged, `wb.continue_run` goes on, and what the run then holds (metrics
+damages   A run was killed in its last step, with two checkpoints. One file of it is damaged, `wb.continue_run` goes on, and what the run then holds (metrics
           without times, every completion with its scores, the adapter) is compared, bit for bit, with a run that never
           stopped. Outcomes: exact; older (an older checkpoint was taken, in words, and the numbers are exact); said (it goes
           on, and a WARNING names what is lost); refused (a WorkbenchError, and nothing of the run was changed); raw (any other
@@ -50,10 +50,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process with threads cannot b
 
 import measuring
 
-STEPS, KILLED_IN, NEWEST, OLDER = 6, 5, "checkpoint-4", "checkpoint-2"
+STEPS, NEWEST, OLDER = 4, "checkpoint-3", "checkpoint-2"
 GRPO = {
-    "max_steps": STEPS, "save_steps": 2, "save_total_limit": 2, "num_generations": 4, "per_device_train_batch_size": 8,
-    "max_completion_length": 16, "learning_rate": 1e-3,
+    "max_steps": STEPS, "save_steps": 1, "save_total_limit": 2, "num_generations": 4, "per_device_train_batch_size": 8,
+    "max_completion_length": 8, "learning_rate": 1e-3,
 }  # fmt: skip
 TASK = """from workbench.tiny.task import task as arithmetic
 
@@ -185,7 +185,7 @@ def killed() -> None:
 
 @dataclass
 class World:
-    """The policy, and the runs that the cases are copies of: one that never stopped, one killed in step 5, a stranger's."""
+    """The policy, and the runs that the cases are copies of: one that never stopped, one killed in its last step, a stranger's."""
 
     home: Path
     policy: Any
@@ -201,8 +201,8 @@ class World:
         with contextlib.redirect_stdout(sys.stderr):
             world = cls(home, load_policy("tiny", load_in_4bit=False), {}, {})
         runs = {
-            "whole": (0, Steers()), "plain": (0, Steers(steers=False)), "killed": (0, Steers(KILLED_IN, killed)),
-            "other": (1, Steers(KILLED_IN, killed)),
+            "whole": (0, Steers()), "plain": (0, Steers(steers=False)), "killed": (0, Steers(STEPS, killed)),
+            "other": (1, Steers(STEPS, killed)),
         }  # fmt: skip
         for name, (seed, watcher) in runs.items():
             ended = forked(lambda name=name, seed=seed, watcher=watcher: world.train(home / name, seed, watcher))
@@ -213,10 +213,10 @@ class World:
             raise RuntimeError(f"the runs that never stopped: {world.whole}, {world.plain}")
         return world
 
-    def recipe(self, seed: int = 0) -> Any:
+    def recipe(self, seed: int = 0, **grpo: Any) -> Any:
         from workbench.recipe import Recipe
 
-        asked = {"run_name": "r", "task": "tasks/sums.py", "grpo": GRPO, "seed": seed, "policy": {"load_in_4bit": False}}
+        asked = {"run_name": "r", "task": "tasks/sums.py", "grpo": GRPO | grpo, "seed": seed, "policy": {"load_in_4bit": False}}
         return Recipe.of(asked)
 
     def train(self, runs: Path, seed: int, watcher: Any) -> None:
@@ -361,7 +361,7 @@ def damages(world: World, mark: Path) -> Iterator[tuple[str, str, Damage]]:
     for name in json.loads((newest / "state.json").read_text()):
         yield "a field of state.json", f"{name} is gone", in_state(lambda state, name=name: state.pop(name))
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "step + 1": lambda state: state.update(step=state["step"] + 1), "done - 1": lambda state: state.update(done=3),
+        "step + 1": lambda state: state.update(step=state["step"] + 1), "done - 1": lambda state: state.update(done=2),
         "stage 1": lambda state: state.update(stage=1), "a random number": lambda state: state["random"]["numpy"][1].reverse(),
         "schedule": lambda state: state["schedule"].update(last_epoch=0), "sums gone": lambda state: state.update(files={}),
     }  # fmt: skip
@@ -385,7 +385,7 @@ def damages(world: World, mark: Path) -> Iterator[tuple[str, str, Damage]]:
         "metrics.jsonl: a row in the middle torn": lines_of(
             "metrics.jsonl", lambda lines: [lines[0], lines[1][:40] + "\n", *lines[2:]]
         ),
-        "metrics.jsonl: shorter than the checkpoint": lines_of("metrics.jsonl", lambda lines: lines[:3]),
+        "metrics.jsonl: shorter than the checkpoint": lines_of("metrics.jsonl", lambda lines: lines[:2]),
         "metrics.jsonl: a row twice": lines_of("metrics.jsonl", lambda lines: lines[:2] + lines[1:]),
         "metrics.jsonl: a row without a step": lines_of("metrics.jsonl", lambda lines: ['{"reward": 1}\n', *lines]),
         "events.jsonl: a line null": lines_of("events.jsonl", lambda lines: [lines[0], "null\n", *lines[1:]]),
@@ -522,10 +522,10 @@ def campaign_race(world: World | None, asked: Any) -> Iterator[dict[str, Any]]:
 EDITS: dict[str, Any] = {
     "seed": 3, "grpo.beta": 0.5, "grpo.temperature": 0.5, "grpo.num_generations": 2, "grpo.per_device_train_batch_size": 16,
     "grpo.loss_type": "dr_grpo", "reward_weights": {"correctness_reward": 5.0}, "policy.load_in_4bit": True, "lora.r": 8,
-    "lora.lora_alpha": 64, "grpo.lr_scheduler_type": "cosine", "grpo.learning_rate": 0.1, "grpo.max_steps": 8,
+    "lora.lora_alpha": 64, "grpo.lr_scheduler_type": "cosine", "grpo.learning_rate": 0.1, "grpo.max_steps": 5,
     "grpo.optim": "sgd", "grpo.epsilon": 0.1, "grpo.scale_rewards": "none", "chat_template_kwargs": {"enable_thinking": False},
-    "grpo.max_completion_length": 8, "grpo.save_steps": 3,
-    "stages": [{"name": "a", "steps": 5}, {"name": "b", "steps": 3}],
+    "grpo.max_completion_length": 6, "grpo.save_steps": 2,
+    "stages": [{"name": "a", "steps": 3}, {"name": "b", "steps": 2}],
 }  # fmt: skip
 
 
@@ -703,7 +703,7 @@ def troubles() -> Iterator[Trouble]:
         yield Trouble("a small disk", f"{size}b", size)
     for size in ("8k", "128k", "512k", "2m", "3m", "4m"):
         yield Trouble("a quota", f"{size}b", size, before=unseen)
-    for step in (1, 2, 3, 5, 6):
+    for step in (1, 2, 3, 4):
         yield Trouble("a disk that fills", f"after step {step}", "64m", step=step, act=filled, mend=emptied)
     for step, left in ((3, 4096), (3, 1 << 20)):
         name, act = f"after step {step}, but for {left:,} bytes", functools.partial(filled, left=left)
@@ -753,7 +753,7 @@ def troubled(world: World, trouble: Trouble) -> dict[str, Any]:
     def trains() -> None:
         trouble.before()
         watcher = Steers(trouble.step, lambda: trouble.act(run), steers=False)
-        train(world.recipe(), policy=world.policy, runs=runs, watchers=[watcher])
+        train(world.recipe(save_steps=2), policy=world.policy, runs=runs, watchers=[watcher])
 
     first = forked(trains)
     if trouble.size:

@@ -144,6 +144,66 @@ def test_the_old_one_goes_when_the_new_one_is_whole(home, policy, monkeypatch):
     assert not [file for file in run.checkpoints.iterdir() if file.name.startswith(".")]
 
 
+# -- the record --------------------------------------------------------------------------------------------------------
+def folder(file):
+    file.unlink()
+    file.mkdir()
+
+
+def without(number):
+    def change(file):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(lines[:number] + lines[number + 1 :]))
+
+    return change
+
+
+def steered(file):
+    # As if the line of a change were lost: what is in force is not what the checkpoint knows.
+    change = {"event": "control", "step": 1, "action": "beta", "applied": True, "after": 0.5}
+    file.write_text(json.dumps(change) + "\n" + file.read_text())
+
+
+RECORD = [
+    *[("manifest.json", lambda file, text=text: file.write_bytes(text), "manifest.json: empty, torn, or not a JSON object")
+      for text in (b"", b'{"id": "', b"null", b"[]", bytes(range(256)))],
+    ("manifest.json", folder, "manifest.json: no such file"),
+    ("metrics.jsonl", without(0), "metrics.jsonl up to step 4: 4 -> 3"),
+    ("metrics.jsonl", without(2), "metrics.jsonl up to step 4: 4 -> 3"),
+    ("metrics.jsonl", without(3), "metrics.jsonl up to step 4: 4 -> 3"),
+    ("metrics.jsonl", lambda file: file.write_text("null\n[]\n{}\n"), "metrics.jsonl up to step 4: 4 -> 0"),
+    ("metrics.jsonl", folder, "metrics.jsonl up to step 4: 4 -> 0"),
+    ("events.jsonl", steered, r"events.jsonl.beta up to step 4: 0.0 -> 0.5"),
+    ("rollouts/step-0000002-00.parquet", lambda file: file.unlink(), "rollouts up to step 4: 32 -> 24"),
+    ("rollouts/step-0000002-00.parquet", lambda file: file.write_bytes(b"PAR1"), r"step-0000002[\s\S]*move that file"),
+    ("rollouts/step-0000002-00.parquet", lambda file: shutil.rmtree(file.parent), "rollouts up to step 4: 32 -> 0"),
+    ("lock", lambda file: file.mkdir(), "runs/r/lock cannot be written: a folder stands in its place"),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*torn, skipped")
+def test_what_is_lost_of_the_record_is_said_and_nothing_is_touched(run, policy):
+    for name, damage, said in RECORD:
+        kept = shutil.copytree(run.path, run.path.with_name("kept"))
+        damage(run.path / name)
+        with pytest.raises(RunError, match=said):
+            continue_run(run, policy=policy, task=task(), steps=1)
+        assert run.final.exists(), name
+        assert not run.live
+        shutil.rmtree(run.path)
+        kept.rename(run.path)
+
+
+def test_a_run_goes_on_with_a_hole_that_is_accepted_and_is_not_asked_again(run, policy, capsys):
+    without(1)(run.path / "metrics.jsonl")
+    (run.path / "rollouts" / "step-x.parquet").write_bytes((run.path / "rollouts" / "step-0000001-00.parquet").read_bytes())
+    (run.path / "control.jsonl").mkdir()
+    continue_run(run, policy=policy, task=task(), steps=1, accept_changes=True)
+    assert "metrics.jsonl up to step 4: 4 -> 3" in capsys.readouterr().out
+    assert [row["step"] for row in run.metrics()] == [1, 3, 4, 5]
+    assert continue_run(run, policy=policy, task=task(), steps=1).result()["steps"] == 6
+
+
 # -- weights -----------------------------------------------------------------------------------------------------------
 class Breaks:
     """A watcher that makes the weights nan after a step, as a step that overflows does."""
@@ -188,9 +248,11 @@ def test_too_little_room_is_said_before_the_first_step_and_before_a_checkpoint(h
         with pytest.raises(RunError, match=r"0 MB are free[\s\S]*checkpoints need about"):
             train(recipe(), policy=policy, task=task())
         assert not any((home / "runs").iterdir())
+        with pytest.raises(RunError, match="make room, then train again"):
+            train(recipe(), policy=policy, task=task())
         left = iter([10**9] * 3)
         full.setattr(resuming.shutil, "disk_usage", lambda path: Usage(10**9, 0, next(left, 0)))
-        with pytest.raises(RunError, match=r"make room, then go on: `workbench continue r`"):
+        with pytest.raises(RunError, match=r"make room, then `workbench continue r` goes on"):
             train(recipe(), policy=policy, task=task())
     run = open_run("r")
     assert [folder.name for folder in run.saved()] == ["checkpoint-2", "checkpoint-1"]
@@ -215,6 +277,16 @@ def test_a_line_that_cannot_be_written_is_named_and_leaves_no_hole(home, policy,
     assert [folder.name for folder in run.saved()] == ["checkpoint-2"]  # step 3 is not on record, so it is not saved
     continue_run(run, policy=policy, task=task())
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
+
+
+def test_a_run_that_cannot_be_begun_leaves_nothing(home, policy, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write says it, without the file
+
+    monkeypatch.setattr("workbench.run.directory.write_json", full)
+    with pytest.raises(RunError, match=r"runs/r cannot be written: the disk is full[\s\S]*train again"):
+        train(recipe(), policy=policy, task=task())
+    assert not any((home / "runs").iterdir())
 
 
 # -- the same run ------------------------------------------------------------------------------------------------------

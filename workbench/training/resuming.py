@@ -157,7 +157,7 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
 def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
     # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError says what is not.
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    if "files" not in state:  # saved by an earlier version: no sums were kept
+    if not state.keys() & {"files", "sha256"}:  # saved by an earlier version: no sums were kept
         if not all((folder / name).is_file() for name in (_TENSORS, "adapter_config.json")):
             raise ValueError("files are missing")
         return state
@@ -352,7 +352,8 @@ def recorded(run: RunDirectory, step: int) -> dict[str, Any]:
     return {"metrics.jsonl": len(rows), "rollouts": completions, "events.jsonl": state.in_force}
 
 
-def _lost_since(run: RunDirectory, point: Point) -> list[str]:
+def lost_since(run: RunDirectory, point: Point) -> list[str]:
+    """What a checkpoint knows of the run's record and is there no longer: one line each."""
     saved = _flat(point.state.get("recorded", {}))  # empty: by an earlier version
     there = _flat(to_json(recorded(run, point.step))) if saved else {}
     lost = [name for name in saved if saved[name] != there.get(name)]
@@ -379,7 +380,7 @@ class Changed:
 
 def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point) -> Changed:
     """Recipe, rows, rewards, libraries and record of a run that goes on, against those that it was begun with and saved with."""
-    manifest, found = run.manifest(), Changed([], _lost_since(run, point), [])
+    manifest, found = run.manifest(), Changed([], lost_since(run, point), [])
     begun, now = _flat(manifest.get("recipe") or {}), _flat(recipe.model_dump(mode="json"))
     for name in sorted(begun.keys() | now.keys()) if begun else ():
         before, after = begun.get(name, "not set"), now.get(name, "not set")

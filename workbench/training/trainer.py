@@ -20,7 +20,7 @@ from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import Plan, prepare, settled, taken_together
-from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter
+from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
 from workbench.training.session import Made
 from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
@@ -231,6 +231,8 @@ def _another_run(run: RunDirectory, changed: Changed) -> RunError:
 
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
+    for what in lost_since(run, point):
+        print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
     try:
         with replace_folder(run.final) as folder:
