@@ -22,7 +22,7 @@ import measuring
 
 NAMES = (
     "steps", "generation", "checkpoints", "hooks", "scoring", "answers", "replay", "reading", "start", "dataset_checks",
-    "health",
+    "health", "damage",
 )  # fmt: skip
 README = measuring.HERE / "README.md"
 _BLOCK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

@@ -2,14 +2,14 @@
 
     uv run python benchmarks/damage.py [--only damages race edits disk] [--json]
 
-Four campaigns on real, small runs (the embedded policy, four steps). Everything is imported
-and the policy loaded once; every case then is a fork of that process. None of it measures time.
+Four campaigns on real, small runs (the embedded policy, four steps). Everything is imported and the policy loaded once; every
+case then is a fork of that process. None of it measures time.
 
-damages   A run was killed in its last step, with two checkpoints. One file of it is damaged, `wb.continue_run` goes on, and what the run then holds (metrics
-          without times, every completion with its scores, the adapter) is compared, bit for bit, with a run that never
-          stopped. Outcomes: exact; older (an older checkpoint was taken, in words, and the numbers are exact); said (it goes
-          on, and a WARNING names what is lost); refused (a WorkbenchError, and nothing of the run was changed); raw (any other
-          exception); silent (the numbers differ, and nothing was said). A pickle that is run is silent, too.
+damages   A run was killed in its last step, with two checkpoints. One of its files is damaged, `wb.continue_run` goes on, and
+          what the run then holds (metrics without times, every completion with its scores, the adapter) is compared, bit for
+          bit, with a run that never stopped. Outcomes: exact; older (an older checkpoint was taken, in words, and the numbers
+          are exact); said (it goes on, and a WARNING names what is lost); refused (a WorkbenchError, and nothing of the run was
+          changed); raw (any other exception); silent (the numbers differ, and nothing was said; or a pickle was run).
 race      Two and four processes take the same run at once, by `RunDirectory.reopen` and by its lock alone, with flock and on a
           file system that has none. In every round exactly one must own it.
 edits     Twenty edits of the recipe and six of the task before going on: is each shown, which are refused, and what does
@@ -185,7 +185,7 @@ def killed() -> None:
 
 @dataclass
 class World:
-    """The policy, and the runs that the cases are copies of: one that never stopped, one killed in its last step, a stranger's."""
+    """The policy, and the runs that the cases are copies of: one that never stopped, one killed in its last step, another."""
 
     home: Path
     policy: Any

@@ -168,11 +168,9 @@ class Tail:
             found = self.file.stat()
         except OSError:
             return []
-        if not self.file.is_file():
-            return []
         self.rewritten = found.st_size < self._read or self._inode not in (0, found.st_ino)
         self._inode, self._read = found.st_ino, 0 if self.rewritten else self._read
-        if found.st_size == self._read:
+        if found.st_size == self._read or not self.file.is_file():
             return []
         with self.file.open("rb") as lines:
             lines.seek(self._read)

@@ -156,29 +156,22 @@ class RunDirectory:
         """RunError in the place of the system's own error, where a file of the run cannot be written."""
         try:
             yield
-        except OSError as error:
-            if (explained := self.out_of_room(error)) is None:
+        except Exception as error:
+            found = re.search(r"os error (\d+)", str(error))
+            number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+            file = Path(getattr(error, "filename2", None) or getattr(error, "filename", None) or self.path)
+            if number not in _NO_ROOM or not file.is_relative_to(self.path):
                 raise
-            raise explained from error
-
-    def out_of_room(self, error: Exception) -> RunError | None:
-        """What it means for a run that a file could not be written; None if that is not what went wrong."""
-        found = re.search(r"os error (\d+)", str(error))
-        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
-        file = Path(getattr(error, "filename2", None) or getattr(error, "filename", None) or self.path)
-        if number not in _NO_ROOM or not file.is_relative_to(self.path):
-            return None
-        free = shutil.disk_usage(self.path).free / 1e6 if self.path.is_dir() else 0.0
-        value = f"{shown(file)} cannot be written: {_NO_ROOM[number]} ({free:,.0f} MB are free)"
-        remedy = f"make room, or put it back, then {self.again}"
-        return RunError(value, rule="a run writes every step before it begins the next", remedy=remedy)
+            free = shutil.disk_usage(self.path).free / 1e6 if self.path.is_dir() else 0.0
+            value = f"{shown(file)} cannot be written: {_NO_ROOM[number]} ({free:,.0f} MB are free)"
+            remedy = f"make room, or put it back, then {self.again}"
+            raise RunError(value, rule="a run writes every step before it begins the next", remedy=remedy) from error
 
     @property
     def again(self) -> str:
         """How to go on with it when what stopped it is mended."""
-        if not self.saved():
-            return "train again: it had saved no checkpoint"
-        return f"`workbench continue {self.name}` goes on from the newest whole checkpoint"
+        on = f"`workbench continue {self.name}` goes on from the newest whole checkpoint"
+        return on if self.saved() else "train again: it had saved no checkpoint"
 
     def release(self) -> None:
         """Give the lock back; the run is then nobody's."""
@@ -270,10 +263,7 @@ class RunDirectory:
             content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, dict):
             return content
-        rule, remedy = "each stage reads what an earlier one left", "run the notebook that writes it first"
-        if name == "manifest.json":
-            rule = "the manifest says what a run was begun with, and nothing else does"
-            remedy = f"put back a copy of it, or train a new run; the adapters in {shown(self.checkpoints)} can still be loaded"
+        rule, remedy = "each stage reads what an earlier one left", "run the notebook that writes it first, or put back a copy"
         value = f"{shown(file)}: " + ("empty, torn, or not a JSON object" if file.is_file() else "no such file")
         raise RunError(value, rule=rule, remedy=remedy)
 

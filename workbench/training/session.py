@@ -312,7 +312,7 @@ class StagedSession(Session):
         why_not = expected(stage.recipe, stage.settings, policy.model.device.type == "cuda")
         self.generation = Generation(policy.model, why_not, self._generates, before=self.generation)
         try:
-            with self.generation:
+            with self.generation, self.run.writing():
                 return self._train()
         except Exception as error:
             explained = self._explained(error)
@@ -333,7 +333,7 @@ class StagedSession(Session):
                 check_finite(self.policy.model, self.run, step)
             except RunError as cause:
                 return cause
-        return self.run.out_of_room(error) or self.fit.explained(error)
+        return self.fit.explained(error)
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         # In the place of the trainer's own, which deletes an old checkpoint before the new one is whole, and saves nan.
