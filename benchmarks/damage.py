@@ -760,7 +760,9 @@ def troubled(world: World, trouble: Trouble) -> dict[str, Any]:
         mount("tmpfs", runs, "tmpfs", _REMOUNT, ROOMY)
     trouble.mend(run)
     stopped = "finished" if not first.raised else "stopped in words" if first.in_words else first.outcome
-    found = {"stopped": stopped, "message": first.message.splitlines(), "trace": first.trace.splitlines()[-8:]}
+    found = {"stopped": stopped, "message": first.message.splitlines()}
+    if stopped in BAD:
+        found["stopped_at"] = first.trace.splitlines()[-24:]
     if not (run / "recipe.yaml").exists():
         after, left = ("nothing is left"), []
     else:
