@@ -29,7 +29,9 @@ import ctypes
 import errno
 import fcntl
 import functools
+import gc
 import hashlib
+import importlib
 import itertools
 import json
 import os
@@ -194,12 +196,17 @@ class World:
 
     @classmethod
     def made(cls, home: Path) -> World:
-        from workbench.training.policy import load_policy
+        from workbench.training.policy import load_policy, trainer_classes
 
+        trainer_classes()  # unsloth comes first
+        for name in ("duckdb", "pandas", "pyarrow.parquet", "datasets", "workbench.training.trainer", "workbench.views.tables"):
+            importlib.import_module(name)  # once, and not in every child
         (home / "tasks").mkdir()
         (home / "tasks" / "sums.py").write_text(TASK)
         with contextlib.redirect_stdout(sys.stderr):
             world = cls(home, load_policy("tiny", load_in_4bit=False), {}, {})
+        gc.collect()
+        gc.freeze()  # or every child looks through all of this again
         runs = {
             "whole": (0, Steers()), "plain": (0, Steers(steers=False)), "killed": (0, Steers(STEPS, killed)),
             "other": (1, Steers(STEPS, killed)),
