@@ -43,7 +43,7 @@ import sys
 import time
 import traceback
 from collections import Counter, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,9 +57,11 @@ GRPO = {
     "max_steps": STEPS, "save_steps": 1, "save_total_limit": 2, "num_generations": 4, "per_device_train_batch_size": 8,
     "max_completion_length": 8, "learning_rate": 1e-3,
 }  # fmt: skip
-TASK = """from workbench.tiny.task import task as arithmetic
+TASK = """import workbench as wb
+from workbench.tiny.task import REWARD_FUNCS
 
-task = arithmetic(8, 4)
+ROWS, HELD_OUT = {rows}, {held_out}
+task = wb.Task("sums", ROWS, REWARD_FUNCS, held_out=HELD_OUT)
 """
 CAMPAIGNS = ("damages", "race", "edits", "disk")
 BAD = ("raw", "silent", "hole", "two owners", "no owner", "hung", "not shown")
@@ -196,13 +198,15 @@ class World:
 
     @classmethod
     def made(cls, home: Path) -> World:
+        from workbench.tiny.task import task
         from workbench.training.policy import load_policy, trainer_classes
 
         trainer_classes()  # unsloth comes first
         for name in ("duckdb", "pandas", "pyarrow.parquet", "datasets", "workbench.training.trainer", "workbench.views.tables"):
             importlib.import_module(name)  # once, and not in every child
         (home / "tasks").mkdir()
-        (home / "tasks" / "sums.py").write_text(TASK)
+        sums = task(8, 4)
+        (home / "tasks" / "sums.py").write_text(TASK.format(rows=list(sums.rows), held_out=list(sums.held_out)))
         with contextlib.redirect_stdout(sys.stderr):
             world = cls(home, load_policy("tiny", load_in_4bit=False), {}, {})
         gc.collect()
@@ -233,8 +237,9 @@ class World:
 
     def copied(self) -> Path:
         """A copy of the run that was killed, in the place of the latest one."""
-        shutil.rmtree(self.home / "runs", ignore_errors=True)
-        return Path(shutil.copytree(self.home / "killed" / "r", self.home / "runs" / "r", copy_function=shutil.copy2))
+        run = self.home / f"runs-{os.getpid()}" / "r"
+        shutil.rmtree(run.parent, ignore_errors=True)
+        return Path(shutil.copytree(self.home / "killed" / "r", run, copy_function=shutil.copy2))
 
     def goes_on(self, run: Path, **more: Any) -> Ended:
         """`wb.continue_run`, in a child."""
@@ -256,6 +261,30 @@ def row_of(campaign: str, kind: str, case: str, outcome: str, ended: Ended, **mo
     lines = ended.message.splitlines() or [line for line in ended.said.splitlines() if "WARNING" in line or "Warning" in line]
     own = {"campaign": campaign, "kind": kind, "case": case, "outcome": outcome, "error": ended.raised, "said": lines, **more}
     return {**own, "trace": ended.trace.splitlines()[-6:]} if outcome == "raw" else own
+
+
+def spread(world: World, cases: Sequence[Any], act: Callable[[Any], dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
+    """What `act` makes of every case, by so many processes, in the order of the cases."""
+    children = []
+    for number in range(at_once):
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                with (world.home / f"rows-{number}.jsonl").open("w", buffering=1) as rows:
+                    for place in range(number, len(cases), at_once):
+                        row = act(cases[place])
+                        measuring.say(f"{row['campaign']}: {row['kind']}: {row['case']}: {row['outcome']}")
+                        rows.write(json.dumps([place, row]) + "\n")
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    if any(codes):
+        raise RuntimeError("a process that tries the cases failed: see above")
+    found = [json.loads(line) for number in range(at_once) for line in (world.home / f"rows-{number}.jsonl").open()]
+    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
 # --- damages ------------------------------------------------------------------------------------------------------
@@ -364,6 +393,8 @@ def damages(world: World, mark: Path) -> Iterator[tuple[str, str, Damage]]:
             "that of the older one": lambda file: shutil.copyfile(file.parents[1] / older / file.name, file) and None,
             "another run's": lambda file: shutil.copyfile(other / file.name, file) and None,
         }  # fmt: skip
+        if "token" in name or "config" in name or "template" in name:  # the same in every checkpoint
+            ways = {way: ways[way] for way in ("missing", "cut to half", "a bit flipped")}
         yield from (("a checkpoint's file", f"{name}: {way}", in_file(own, act)) for way, act in ways.items())
     for name in json.loads((newest / "state.json").read_text()):
         yield "a field of state.json", f"{name} is gone", in_state(lambda state, name=name: state.pop(name))
@@ -440,11 +471,10 @@ def damaged(world: World, kind: str, name: str, act: Damage, mark: Path) -> dict
     return row_of("damages", kind, name, outcome, ended, differs=differs)
 
 
-def campaign_damages(world: World, asked: Any) -> Iterator[dict[str, Any]]:
+def campaign_damages(world: World, asked: Any) -> list[dict[str, Any]]:
     mark = world.home / "executed"
-    for kind, name, act in itertools.islice(damages(world, mark), 0, None, asked.every):
-        if asked.case in f"{kind}: {name}":
-            yield damaged(world, kind, name, act, mark)
+    cases = [case for case in damages(world, mark) if asked.case in f"{case[0]}: {case[1]}"]
+    return spread(world, cases[:: asked.every], lambda case: damaged(world, *case, mark), asked.at_once)
 
 
 # --- race ---------------------------------------------------------------------------------------------------------
@@ -522,6 +552,7 @@ def campaign_race(world: World | None, asked: Any) -> Iterator[dict[str, Any]]:
         outcome = "raw" if least < 0 else "two owners" if most > 1 else "no owner" if least < 1 else "one owner"
         case = f"{take}, {processes} processes, {'flock' if flock else 'no flock'}"
         found = {state: {str(number): times for number, times in own.items()} for state, own in owners.items()}
+        measuring.say(f"race: {case}: {outcome}")
         yield row_of("race", f"{asked.rounds} rounds", case, outcome, Ended(), owners=found, rounds=asked.rounds)
 
 
@@ -596,18 +627,21 @@ def edit(world: World, name: str, change: Callable[[Path], dict[str, Any]], word
     )
 
 
-def campaign_edits(world: World, asked: Any) -> Iterator[dict[str, Any]]:
+def campaign_edits(world: World, asked: Any) -> list[dict[str, Any]]:
     from workbench.task import load_task
 
     def of_recipe(name: str, value: Any) -> Callable[[Path], dict[str, Any]]:
         return lambda run: edited(run, name, value) or {}
 
-    for name, value in itertools.islice(EDITS.items(), 0, None, asked.every):
-        yield edit(world, f"{name} = {json.dumps(value)}", of_recipe(name, value), name.split(".")[-1])
     own = load_task(world.home / "tasks" / "sums.py")
-    for name, change in itertools.islice(other_tasks(world).items(), 0, None, asked.every):
+    cases: list[tuple[str, Callable[[Path], dict[str, Any]], str]] = [
+        (f"{name} = {json.dumps(value)}", of_recipe(name, value), name.split(".")[-1]) for name, value in EDITS.items()
+    ]
+    for name, change in other_tasks(world).items():
         word = "rows" if "rows" in change else "reward functions" if "fewer" in name else "correctness_reward"
-        yield edit(world, name, lambda run, change=change: {"task": replace(own, **change)}, word)
+        cases.append((name, lambda run, change=change: {"task": replace(own, **change)}, word))
+    cases = [case for case in cases if asked.case in case[0]]
+    return spread(world, cases[:: asked.every], lambda case: edit(world, *case), asked.at_once)
 
 
 # --- disk ---------------------------------------------------------------------------------------------------------
@@ -746,12 +780,11 @@ def troubles() -> Iterator[Trouble]:
         yield Trouble("handles", f"{left} left after step 3", step=3, act=few_handles(left))
 
 
-def troubled(world: World, trouble: Trouble) -> dict[str, Any]:
+def troubled(world: World, trouble: Trouble, runs: Path) -> dict[str, Any]:
     """Train into the trouble, mend it, go on, and look at what the run holds. For a process with mounts of its own."""
     from workbench.run.directory import RunDirectory
     from workbench.training.trainer import train
 
-    runs = world.home / "disk"
     run = runs / "r"
     runs.mkdir()
     if trouble.size:
@@ -792,19 +825,22 @@ def troubled(world: World, trouble: Trouble) -> dict[str, Any]:
     return {**found, "left": left, "after": after}
 
 
-def campaign_disk(world: World, asked: Any) -> Iterator[dict[str, Any]]:
-    for trouble in itertools.islice(troubles(), 0, None, asked.every):
-        if asked.case and asked.case not in f"{trouble.kind}: {trouble.name}":
-            continue
-        subprocess.run(["chattr", "-R", "-i", str(world.home / "disk")], stderr=subprocess.DEVNULL, check=False)
-        shutil.rmtree(world.home / "disk", ignore_errors=True)
-        ended = forked(lambda trouble=trouble: own_mounts() or troubled(world, trouble), 2 * LONGEST_S)
-        if ended.raised:
-            yield row_of("disk", trouble.kind, trouble.name, "not made here", ended)
-            continue
-        found = ended.gave
-        outcome = found["stopped"] if found["stopped"] in BAD else found["after"]
-        yield row_of("disk", trouble.kind, trouble.name, outcome, ended, **found)
+def mended(world: World, trouble: Trouble) -> dict[str, Any]:
+    """`troubled`, in a process of its own."""
+    runs = world.home / f"disk-{os.getpid()}"
+    subprocess.run(["chattr", "-R", "-i", str(runs)], stderr=subprocess.DEVNULL, check=False)
+    shutil.rmtree(runs, ignore_errors=True)
+    ended = forked(lambda: own_mounts() or troubled(world, trouble, runs), 2 * LONGEST_S)
+    if ended.raised:
+        return row_of("disk", trouble.kind, trouble.name, "not made here", ended)
+    found = ended.gave
+    outcome = found["stopped"] if found["stopped"] in BAD else found["after"]
+    return row_of("disk", trouble.kind, trouble.name, outcome, ended, **found)
+
+
+def campaign_disk(world: World, asked: Any) -> list[dict[str, Any]]:
+    cases = [trouble for trouble in troubles() if asked.case in f"{trouble.kind}: {trouble.name}"]
+    return spread(world, cases[:: asked.every], lambda trouble: mended(world, trouble), asked.at_once)
 
 
 # --- all ----------------------------------------------------------------------------------------------------------
@@ -866,6 +902,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="only every so many-th case")
     parser.add_argument("--case", default="", help="only the cases with this text in their names")
     parser.add_argument("--rounds", type=int, default=100, help="of each race")
+    parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="processes that try cases")
     asked = measuring.parse(parser, every=15, rounds=3)
     stamped, found = measuring.stamp(), []
     with measuring.empty_home() as home:
@@ -873,7 +910,6 @@ def main() -> int:
         for name in asked.only:
             for row in globals()[f"campaign_{name}"](world, asked):
                 found.append(row | {"commit": stamped["versions"]["commit"]})
-                measuring.say(f"{row['campaign']}: {row['kind']}: {row['case']}: {row['outcome']}")
                 if asked.json:
                     print(json.dumps(row), flush=True)
     bad = [row for row in found if row["outcome"] in BAD]
