@@ -98,6 +98,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(run, damag
     assert latest_point(run).folder == newest
 
 
+def test_a_file_that_is_no_state_is_damage_and_is_named_in_a_line(run):
+    state = run.checkpoints / "checkpoint-4" / "state.json"
+    for content in (b"{}", b"[]", b'{"sha256": 1}', bytes(range(256)) * 4000):
+        state.write_bytes(content)
+        point = latest_point(run)
+        assert point.folder.name == "checkpoint-3"
+        assert len(point.passed_over[0]) < 200
+
+
 def test_the_checkpoint_of_another_run_is_damage_too(run):
     other = json.loads((run.path / "manifest.json").read_text())
     run.write_json("manifest.json", {**other, "id": "another"})

@@ -144,11 +144,10 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
         if checkpoint in (None, folder.name):
             try:
                 state = _whole_state(folder, run)
+                return Point(folder, state["stage"], state["step"], state["done"], state, tuple(damaged))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 why = str(error) if type(error) is ValueError else f"{_STATE}: {type(error).__name__}: {error}"
                 damaged.append(f"{folder.name} is damaged ({why})")
-            else:
-                return Point(folder, state["stage"], state["step"], state["done"], state, tuple(damaged))
     value = f"{shown(run.checkpoints)}: no checkpoint to go on from" + "".join(f"; {what}" for what in damaged)
     remedy = "choose another with --from checkpoint-N" if checkpoint else "start a new run, with a lower grpo.save_steps"
     raise RunError(value, rule="a run goes on from a whole checkpoint-N, saved every save_steps", remedy=remedy)
