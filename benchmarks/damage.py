@@ -646,7 +646,7 @@ def campaign_edits(world: World, asked: Any) -> list[dict[str, Any]]:
 
 # --- disk ---------------------------------------------------------------------------------------------------------
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_NEW_MOUNTS, _PRIVATE, _REMOUNT, _READ_ONLY = 0x20000, (1 << 18) | (1 << 14), 32, 1
+_NEW_MOUNTS, _PRIVATE, _BIND, _REMOUNT, _READ_ONLY = 0x20000, (1 << 18) | (1 << 14), 4096, 32, 1
 ROOMY = "size=64m"
 
 
@@ -683,7 +683,9 @@ def mutable(name: str) -> Callable[[Path], None]:
 
 
 def read_only(run: Path) -> None:
-    mount("tmpfs", run.parent, "tmpfs", _REMOUNT | _READ_ONLY, ROOMY)
+    # As another mount on top: one with files that are being written cannot be made read-only.
+    mount(str(run.parent), run.parent, "none", _BIND)
+    mount("none", run.parent, "none", _BIND | _REMOUNT | _READ_ONLY)
 
 
 def instead(name: str, act: Callable[[Path], Any] = lambda file: None) -> Callable[[Path], None]:
@@ -759,8 +761,7 @@ def troubles() -> Iterator[Trouble]:
         )  # fmt: skip
         yield Trouble("the folder", f"immutable {when}", step=step, act=immutable("."), mend=mutable("."))
         yield Trouble(
-            "the folder", f"read-only {when}", "64m", step=step, act=read_only,
-            mend=lambda run: mount("tmpfs", run.parent, "tmpfs", _REMOUNT, ROOMY),
+            "the folder", f"read-only {when}", "64m", step=step, act=read_only, mend=lambda run: _LIBC.umount(str(run.parent).encode()),
         )  # fmt: skip
     for name in ("rollouts", "checkpoints", "metrics.jsonl", "events.jsonl"):
         yield Trouble("a part of it", f"{name} immutable", step=3, act=immutable(name), mend=mutable(name))
@@ -796,9 +797,9 @@ def troubled(world: World, trouble: Trouble, runs: Path) -> dict[str, Any]:
         train(world.recipe(save_steps=2), policy=world.policy, runs=runs, watchers=[watcher])
 
     first = forked(trains)
+    trouble.mend(run)
     if trouble.size:
         mount("tmpfs", runs, "tmpfs", _REMOUNT, ROOMY)
-    trouble.mend(run)
     stopped = "finished" if not first.raised else "stopped in words" if first.in_words else first.outcome
     found = {"stopped": stopped, "message": first.message.splitlines()}
     if stopped in BAD:

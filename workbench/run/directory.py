@@ -263,7 +263,9 @@ class RunDirectory:
             content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, dict):
             return content
-        rule, remedy = "each stage reads what an earlier one left", "run the notebook that writes it first, or put back a copy"
+        rule, remedy = "each stage reads what an earlier one left", "run the notebook that writes it first"
+        if name == "manifest.json":
+            remedy = f"put it back, then {self.again}"
         value = f"{shown(file)}: " + ("empty, torn, or not a JSON object" if file.is_file() else "no such file")
         raise RunError(value, rule=rule, remedy=remedy)
 
