@@ -761,7 +761,8 @@ def troubles() -> Iterator[Trouble]:
         )  # fmt: skip
         yield Trouble("the folder", f"immutable {when}", step=step, act=immutable("."), mend=mutable("."))
         yield Trouble(
-            "the folder", f"read-only {when}", "64m", step=step, act=read_only, mend=lambda run: _LIBC.umount(str(run.parent).encode()),
+            "the folder", f"read-only {when}", "64m", step=step, act=read_only,
+            mend=lambda run: _LIBC.umount(str(run.parent).encode()),
         )  # fmt: skip
     for name in ("rollouts", "checkpoints", "metrics.jsonl", "events.jsonl"):
         yield Trouble("a part of it", f"{name} immutable", step=3, act=immutable(name), mend=mutable(name))
