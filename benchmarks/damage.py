@@ -700,11 +700,18 @@ def instead(name: str, act: Callable[[Path], Any] = lambda file: None) -> Callab
 
 
 def put_back(name: str) -> Callable[[Path], None]:
+    """Brings it back; what the run has written into a folder of that name meanwhile stays."""
+
     def acts(run: Path) -> None:
-        if (run / name).is_dir():
-            shutil.rmtree(run / name)
-        if (run / f"{name}.kept").exists():
-            (run / f"{name}.kept").rename(run / name)
+        there, kept = run / name, run / f"{name}.kept"
+        if kept.is_dir() and there.is_dir():
+            shutil.copytree(kept, there, dirs_exist_ok=True)
+            shutil.rmtree(kept)
+        elif kept.exists():
+            shutil.rmtree(there) if there.is_dir() else there.unlink(missing_ok=True)
+            kept.rename(there)
+        elif there.is_dir():
+            there.rmdir()
 
     return acts
 

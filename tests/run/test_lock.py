@@ -166,3 +166,10 @@ def test_releasing_gives_it_to_the_next(home):
     run.release()
     assert not run.live
     assert Lock(run.path).take()
+
+
+def test_a_lock_that_cannot_be_taken_away_hides_no_other_error(home):
+    run = RunDirectory.create("a", Recipe(), {})
+    run.lock.file.unlink()
+    run.lock.file.mkdir()
+    run.release()
