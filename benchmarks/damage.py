@@ -897,11 +897,15 @@ def lines(found: list[dict[str, Any]]) -> list[measuring.Line]:
     return made
 
 
-def earlier(asked: Any) -> list[dict[str, Any]]:
-    """What the campaigns that were not asked for have left in the result file."""
+def with_earlier(found: list[dict[str, Any]], asked: Any) -> list[dict[str, Any]]:
+    """With the cases of the result file that were not tried this time; each says at which commit it was."""
     file = asked.out and asked.out / "damage.json"
-    cases = json.loads(file.read_text(encoding="utf-8"))["cases"] if file and file.is_file() else []
-    return [row for row in cases if row["campaign"] not in asked.only]
+    before = json.loads(file.read_text(encoding="utf-8"))["cases"] if file and file.is_file() else []
+    places = [(row["campaign"], row["kind"]) for row in (*before, *found)]
+    cases = {(row["campaign"], row["kind"], row["case"]): row for row in (*before, *found)}
+    return sorted(
+        cases.values(), key=lambda row: (CAMPAIGNS.index(row["campaign"]), places.index((row["campaign"], row["kind"])))
+    )
 
 
 def main() -> int:
@@ -924,10 +928,16 @@ def main() -> int:
     bad = [row for row in found if row["outcome"] in BAD]
     for row in bad:
         measuring.say(json.dumps(row, indent=1))
-    found = [*found, *earlier(asked)]
-    found.sort(key=lambda row: CAMPAIGNS.index(row["campaign"]))
+    found = with_earlier(found, asked)
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
-        measuring.save("damage", asked, stamped, lines(found), table(found), {"cases": found, "bad": len(bad)})
+        measuring.save(
+            "damage",
+            asked,
+            stamped,
+            lines(found),
+            table(found),
+            {"cases": found, "bad": sum(row["outcome"] in BAD for row in found)},
+        )
     return 1 if bad else 0
 
 
