@@ -35,6 +35,7 @@ import importlib
 import itertools
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -473,7 +474,7 @@ def damaged(world: World, kind: str, name: str, act: Damage, mark: Path) -> dict
 
 def campaign_damages(world: World, asked: Any) -> list[dict[str, Any]]:
     mark = world.home / "executed"
-    cases = [case for case in damages(world, mark) if asked.case in f"{case[0]}: {case[1]}"]
+    cases = [case for case in damages(world, mark) if re.search(asked.case, f"{case[0]}: {case[1]}")]
     return spread(world, cases[:: asked.every], lambda case: damaged(world, *case, mark), asked.at_once)
 
 
@@ -640,7 +641,7 @@ def campaign_edits(world: World, asked: Any) -> list[dict[str, Any]]:
     for name, change in other_tasks(world).items():
         word = "rows" if "rows" in change else "reward functions" if "fewer" in name else "correctness_reward"
         cases.append((name, lambda run, change=change: {"task": replace(own, **change)}, word))
-    cases = [case for case in cases if asked.case in case[0]]
+    cases = [case for case in cases if re.search(asked.case, case[0])]
     return spread(world, cases[:: asked.every], lambda case: edit(world, *case), asked.at_once)
 
 
@@ -718,8 +719,10 @@ def put_back(name: str) -> Callable[[Path], None]:
 
 def few_handles(left: int) -> Callable[[Any], None]:
     def act(run: Any = None) -> None:
-        used = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + left, used + left))
+        used = set(map(int, os.listdir("/proc/self/fd")))
+        free = (number for number in itertools.count() if number not in used)
+        limit = next(itertools.islice(free, left, None))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     return act
 
@@ -848,7 +851,7 @@ def mended(world: World, trouble: Trouble) -> dict[str, Any]:
 
 
 def campaign_disk(world: World, asked: Any) -> list[dict[str, Any]]:
-    cases = [trouble for trouble in troubles() if asked.case in f"{trouble.kind}: {trouble.name}"]
+    cases = [trouble for trouble in troubles() if re.search(asked.case, f"{trouble.kind}: {trouble.name}")]
     return spread(world, cases[:: asked.every], lambda trouble: mended(world, trouble), asked.at_once)
 
 
@@ -913,7 +916,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=list(CAMPAIGNS), help="campaigns (default: all)")
     parser.add_argument("--json", action="store_true", help="each case as a line of JSON on stdout")
     parser.add_argument("--every", type=int, default=1, help="only every so many-th case")
-    parser.add_argument("--case", default="", help="only the cases with this text in their names")
+    parser.add_argument("--case", default="", help="only the cases whose names match this pattern")
     parser.add_argument("--rounds", type=int, default=100, help="of each race")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="processes that try cases")
     asked = measuring.parse(parser, every=15, rounds=3)
