@@ -107,6 +107,13 @@ def test_a_file_that_is_no_state_is_damage_and_is_named_in_a_line(run):
         assert len(point.passed_over[0]) < 200
 
 
+def test_folders_that_are_no_checkpoints_are_none(run):
+    for name in ("checkpoint-²", "checkpoint-abc", "checkpoint-"):
+        (run.checkpoints / name).mkdir()
+    assert latest_point(run).folder.name == "checkpoint-4"
+    assert not latest_point(run).passed_over
+
+
 def test_the_checkpoint_of_another_run_is_damage_too(run):
     other = json.loads((run.path / "manifest.json").read_text())
     run.write_json("manifest.json", {**other, "id": "another"})

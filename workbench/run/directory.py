@@ -75,7 +75,7 @@ class RunDirectory:
 
     def saved(self) -> list[Path]:
         """The folders of its checkpoints, the newest first."""
-        found = [folder for folder in self.checkpoints.glob("checkpoint-*") if folder.name[11:].isdigit()]
+        found = [folder for folder in self.checkpoints.glob("checkpoint-*") if folder.name[11:].isdecimal()]
         return sorted(found, key=lambda folder: -int(folder.name[11:]))
 
     def _saved_adapter(self) -> Path | None:
