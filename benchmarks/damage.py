@@ -562,7 +562,8 @@ EDITS: dict[str, Any] = {
     "seed": 3, "grpo.beta": 0.5, "grpo.temperature": 0.5, "grpo.num_generations": 2, "grpo.per_device_train_batch_size": 16,
     "grpo.loss_type": "dr_grpo", "reward_weights": {"correctness_reward": 5.0}, "policy.load_in_4bit": True, "lora.r": 8,
     "lora.lora_alpha": 64, "grpo.lr_scheduler_type": "cosine", "grpo.learning_rate": 0.1, "grpo.max_steps": 5,
-    "grpo.optim": "sgd", "grpo.epsilon": 0.1, "grpo.scale_rewards": "none", "grpo.chat_template_kwargs": {"enable_thinking": False},
+    "grpo.optim": "sgd", "grpo.epsilon": 0.1, "grpo.scale_rewards": "none",
+    "grpo.chat_template_kwargs": {"enable_thinking": False},
     "grpo.max_completion_length": 6, "grpo.save_steps": 2,
     "stages": [{"name": "a", "steps": 3}, {"name": "b", "steps": 2}],
 }  # fmt: skip
@@ -719,7 +720,8 @@ def put_back(name: str) -> Callable[[Path], None]:
 
 def few_handles(left: int) -> Callable[[Any], None]:
     def act(run: Any = None) -> None:
-        used = set(map(int, os.listdir("/proc/self/fd")))
+        listed = map(int, os.listdir("/proc/self/fd"))
+        used = {number for number in listed if os.path.exists(f"/proc/self/fd/{number}")}  # not the listing's own
         free = (number for number in itertools.count() if number not in used)
         limit = next(itertools.islice(free, left, None))
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
