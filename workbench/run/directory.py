@@ -170,8 +170,10 @@ class RunDirectory:
     @property
     def again(self) -> str:
         """How to go on with it when what stopped it is mended."""
-        on = f"`workbench continue {self.name}` goes on from the newest whole checkpoint"
-        return on if self.saved() else "train again: it had saved no checkpoint"
+        with contextlib.suppress(OSError):  # with no handle left, nobody can look
+            if not self.saved():
+                return "train again: it had saved no checkpoint"
+        return f"`workbench continue {self.name}` goes on from the newest whole checkpoint"
 
     def release(self) -> None:
         """Give the lock back; the run is then nobody's."""
