@@ -929,7 +929,7 @@ def main() -> int:
             for row in globals()[f"campaign_{name}"](world, asked):
                 found.append(row | {"commit": stamped["versions"]["commit"]})
                 if asked.json:
-                    print(json.dumps(row), flush=True)
+                    print(json.dumps(found[-1]), flush=True)
     bad = [row for row in found if row["outcome"] in BAD]
     for row in bad:
         measuring.say(json.dumps(row, indent=1))
