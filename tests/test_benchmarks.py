@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -241,6 +242,31 @@ def test_a_healthy_run_is_looked_at_after_every_step():
         found = health.healthy(ill_runs.Fresh(), 0, 2, per_device_train_batch_size=8, max_completion_length=16)
     assert len(found["reward"]) == 2
     assert sum(found["states"].values()) > 5
+
+
+def test_a_child_that_fails_is_told_from_one_that_refuses():
+    from workbench.errors import RunError
+
+    def refuses():
+        raise RunError("a value", rule="a rule", remedy="a remedy")
+
+    forked = benchmark("damage").forked
+    assert forked(lambda: print("said") or [1]) == ([1], "", False, "", "said\n", "")
+    assert forked(refuses).outcome == "refused"
+    assert forked(lambda: 1 / 0).outcome == "raw"
+    assert forked(lambda: benchmark("damage").killed()).raised == "Killed"
+    assert forked(lambda: time.sleep(60), longest_s=0.2).outcome == "hung"
+
+
+@pytest.mark.slow
+def test_a_damaged_run_is_never_silent_and_no_message_raw(tmp_path):
+    command = [sys.executable, FOLDER / "damage.py", "--every", "30", "--rounds", "2", "--json", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["campaign"] for row in rows} == {"damages", "race", "edits", "disk"}
+    assert json.loads((tmp_path / "damage.json").read_text())["bad"] == 0
+    assert {"older", "refused", "one owner"} <= {row["outcome"] for row in rows}
 
 
 def test_start_measures_a_process_and_refuses_one_that_fails(monkeypatch):

@@ -146,9 +146,12 @@ def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, An
         for number, line in enumerate(lines, start=1):
             if being_written and not line.endswith(b"\n"):
                 return  # to read on would find the rest of this line and take it for another
-            try:
-                yield json.loads(line)
-            except ValueError:
+            content = None
+            with contextlib.suppress(ValueError):
+                content = json.loads(line)
+            if isinstance(content, dict):
+                yield content
+            else:
                 warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)
 
 
@@ -168,7 +171,7 @@ class Tail:
             return []
         self.rewritten = found.st_size < self._read or self._inode not in (0, found.st_ino)
         self._inode, self._read = found.st_ino, 0 if self.rewritten else self._read
-        if found.st_size == self._read:
+        if found.st_size == self._read or not self.file.is_file():
             return []
         with self.file.open("rb") as lines:
             lines.seek(self._read)

@@ -55,7 +55,8 @@ def test_of_several_that_go_on_at_once_one_owns_the_run(home, flock, monkeypatch
     if not flock:
         monkeypatch.setattr(locks, "_flock", nothing_of_the_kind)
     context, run = multiprocessing.get_context("fork"), ended(home)
-    for _ in range(3):
+    for left_behind in (run.release, lambda: None, lambda: left(run, age_s=locks.SILENT_S + 60)):
+        left_behind()
         start, holds, results = context.Barrier(4), context.Event(), context.Queue()
         racers = [context.Process(target=racer, args=(run.path, start, holds, results)) for _ in range(4)]
         for each in racers:
@@ -66,6 +67,13 @@ def test_of_several_that_go_on_at_once_one_owns_the_run(home, flock, monkeypatch
         for each in racers:
             each.join()
         assert not run.live
+
+
+def test_a_sign_of_life_that_is_gone_when_it_is_looked_at_is_none(home, monkeypatch):
+    run = ended(home)
+    left(run, age_s=locks.SILENT_S + 60)
+    monkeypatch.setattr("pathlib.Path.exists", lambda self: True)  # a rival takes the lock away just after
+    assert not run.live
 
 
 def nothing_of_the_kind(handle) -> None:
@@ -158,3 +166,10 @@ def test_releasing_gives_it_to_the_next(home):
     run.release()
     assert not run.live
     assert Lock(run.path).take()
+
+
+def test_a_lock_that_cannot_be_taken_away_hides_no_other_error(home):
+    run = RunDirectory.create("a", Recipe(), {})
+    run.lock.file.unlink()
+    run.lock.file.mkdir()
+    run.release()

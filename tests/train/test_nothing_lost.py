@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from collections import namedtuple
 
@@ -17,7 +18,7 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.tiny.task import task as arithmetic
 from workbench.training import resuming
 from workbench.training.policy import load_policy
-from workbench.training.resuming import latest_point
+from workbench.training.resuming import latest_point, lost_since
 from workbench.training.trainer import continue_run, train
 
 GRPO = {
@@ -97,6 +98,22 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(run, damag
     assert latest_point(run).folder == newest
 
 
+def test_a_file_that_is_no_state_is_damage_and_is_named_in_a_line(run):
+    state = run.checkpoints / "checkpoint-4" / "state.json"
+    for content in (b"{}", b"[]", b'{"sha256": 1}', bytes(range(256)) * 4000):
+        state.write_bytes(content)
+        point = latest_point(run)
+        assert point.folder.name == "checkpoint-3"
+        assert len(point.passed_over[0]) < 200
+
+
+def test_folders_that_are_no_checkpoints_are_none(run):
+    for name in ("checkpoint-²", "checkpoint-abc", "checkpoint-"):
+        (run.checkpoints / name).mkdir()
+    assert latest_point(run).folder.name == "checkpoint-4"
+    assert not latest_point(run).passed_over
+
+
 def test_the_checkpoint_of_another_run_is_damage_too(run):
     other = json.loads((run.path / "manifest.json").read_text())
     run.write_json("manifest.json", {**other, "id": "another"})
@@ -144,6 +161,79 @@ def test_the_old_one_goes_when_the_new_one_is_whole(home, policy, monkeypatch):
     assert not [file for file in run.checkpoints.iterdir() if file.name.startswith(".")]
 
 
+# -- the record --------------------------------------------------------------------------------------------------------
+def folder(file):
+    file.unlink()
+    file.mkdir()
+
+
+def without(number):
+    def change(file):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(lines[:number] + lines[number + 1 :]))
+
+    return change
+
+
+def steered(file):
+    # As if the line of a change were lost: what is in force is not what the checkpoint knows.
+    change = {"event": "control", "step": 1, "action": "beta", "applied": True, "after": 0.5}
+    file.write_text(json.dumps(change) + "\n" + file.read_text())
+
+
+RECORD = [
+    *[("manifest.json", lambda file, text=text: file.write_bytes(text), "manifest.json: empty, torn, or not a JSON object")
+      for text in (b"", b'{"id": "', b"null", b"[]", bytes(range(256)))],
+    ("manifest.json", folder, "manifest.json: no such file"),
+    ("metrics.jsonl", without(0), "metrics.jsonl up to step 4: 4 -> 3"),
+    ("metrics.jsonl", without(2), "metrics.jsonl up to step 4: 4 -> 3"),
+    ("metrics.jsonl", without(3), "metrics.jsonl up to step 4: 4 -> 3"),
+    ("metrics.jsonl", lambda file: file.write_text("null\n[]\n{}\n"), "metrics.jsonl up to step 4: 4 -> 0"),
+    ("metrics.jsonl", folder, "metrics.jsonl up to step 4: 4 -> 0"),
+    ("events.jsonl", steered, r"events.jsonl.beta up to step 4: 0.0 -> 0.5"),
+    ("rollouts/step-0000002-00.parquet", lambda file: file.unlink(), "rollouts up to step 4: 32 -> 24"),
+    ("rollouts/step-0000002-00.parquet", lambda file: file.write_bytes(b"PAR1"), r"step-0000002[\s\S]*move that file"),
+    ("rollouts/step-0000002-00.parquet", lambda file: shutil.rmtree(file.parent), "rollouts up to step 4: 32 -> 0"),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*torn, skipped")
+def test_what_is_lost_of_the_record_is_found(run):
+    assert lost_since(run, latest_point(run)) == []
+    for name, damage, said in RECORD:
+        kept = shutil.copytree(run.path, run.path.with_name("kept"))
+        damage(run.path / name)
+        try:
+            found = "; ".join(lost_since(run, latest_point(run)))
+        except RunError as error:
+            found = str(error)
+        assert re.search(said, found), (name, found)
+        shutil.rmtree(run.path)
+        kept.rename(run.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts/step-0000002-00.parquet", "manifest.json", "lock"])
+def test_a_run_does_not_go_on_without_its_record_and_nothing_is_touched(run, policy, name):
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).mkdir()
+    with pytest.raises(RunError, match=rf"{name.partition('/')[0]}[\s\S]*(4 -> 0|32 -> 24|no such file|stands in its place)"):
+        continue_run(run, policy=policy, task=task(), steps=1)
+    assert run.final.exists()
+    assert not run.live
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_a_hole_that_is_accepted_and_is_not_asked_again(run, policy, capsys):
+    without(1)(run.path / "metrics.jsonl")
+    (run.path / "rollouts" / "step-x.parquet").write_bytes((run.path / "rollouts" / "step-0000001-00.parquet").read_bytes())
+    (run.path / "control.jsonl").mkdir()
+    continue_run(run, policy=policy, task=task(), steps=1, accept_changes=True)
+    assert "metrics.jsonl up to step 4: 4 -> 3" in capsys.readouterr().out
+    assert [row["step"] for row in run.metrics()] == [1, 3, 4, 5]
+    assert continue_run(run, policy=policy, task=task(), steps=1).result()["steps"] == 6
+
+
 # -- weights -----------------------------------------------------------------------------------------------------------
 class Breaks:
     """A watcher that makes the weights nan after a step, as a step that overflows does."""
@@ -188,9 +278,11 @@ def test_too_little_room_is_said_before_the_first_step_and_before_a_checkpoint(h
         with pytest.raises(RunError, match=r"0 MB are free[\s\S]*checkpoints need about"):
             train(recipe(), policy=policy, task=task())
         assert not any((home / "runs").iterdir())
+        with pytest.raises(RunError, match="make room, then train again"):
+            train(recipe(), policy=policy, task=task())
         left = iter([10**9] * 3)
         full.setattr(resuming.shutil, "disk_usage", lambda path: Usage(10**9, 0, next(left, 0)))
-        with pytest.raises(RunError, match=r"make room, then go on: `workbench continue r`"):
+        with pytest.raises(RunError, match=r"make room, then `workbench continue r` goes on"):
             train(recipe(), policy=policy, task=task())
     run = open_run("r")
     assert [folder.name for folder in run.saved()] == ["checkpoint-2", "checkpoint-1"]
@@ -215,6 +307,16 @@ def test_a_line_that_cannot_be_written_is_named_and_leaves_no_hole(home, policy,
     assert [folder.name for folder in run.saved()] == ["checkpoint-2"]  # step 3 is not on record, so it is not saved
     continue_run(run, policy=policy, task=task())
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
+
+
+def test_a_run_that_cannot_be_begun_leaves_nothing(home, policy, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write says it, without the file
+
+    monkeypatch.setattr("workbench.run.directory.write_json", full)
+    with pytest.raises(RunError, match=r"runs/r cannot be written: the disk is full[\s\S]*train again"):
+        train(recipe(), policy=policy, task=task())
+    assert not any((home / "runs").iterdir())
 
 
 # -- the same run ------------------------------------------------------------------------------------------------------

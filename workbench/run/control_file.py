@@ -174,6 +174,11 @@ class RunState:
         return found
 
     @property
+    def in_force(self) -> dict[str, Any]:
+        """What decides numbers, by name."""
+        return {name: getattr(self, name) for name in ("weights", "muted", *_SETTINGS)}
+
+    @property
     def changes(self) -> list[dict[str, Any]]:
         """The changes that were applied and not undone, in order: what marks the curves, and what a replay applies again."""
         return [event for event in self._past if event["event"] == "control" and event["action"] in CHANGES]

@@ -8,6 +8,7 @@ old as the latest checkpoint.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -15,7 +16,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +34,14 @@ _LIBRARIES = (
     "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes", "torch", "vllm", "ipykernel",
     "grpo-workbench",
 )  # fmt: skip
+# What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it can only be read",
+    errno.EACCES: "it may not be written", errno.EPERM: "it may not be changed", errno.EIO: "the disk fails",
+    errno.ENOENT: "its folder is gone", errno.EISDIR: "a folder stands in its place", errno.EMFILE: "too many files are open",
+    errno.ENOTDIR: "its folder is a file", errno.EEXIST: "a file stands in its place", errno.EFBIG: "it may not grow so large",
+    errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone",
+}  # fmt: skip
 _ONE_OWNER = "one process at a time owns a run"
 
 
@@ -67,7 +76,7 @@ class RunDirectory:
 
     def saved(self) -> list[Path]:
         """The folders of its checkpoints, the newest first."""
-        found = [folder for folder in self.checkpoints.glob("checkpoint-*") if folder.name[11:].isdigit()]
+        found = [folder for folder in self.checkpoints.glob("checkpoint-*") if folder.name[11:].isdecimal()]
         return sorted(found, key=lambda folder: -int(folder.name[11:]))
 
     def _saved_adapter(self) -> Path | None:
@@ -88,8 +97,11 @@ class RunDirectory:
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         run = next(run for own in names if (run := cls(resolve(root) / own))._claim())
         run.requests_from = 0
-        run.write_json("manifest.json", manifest)
-        recipe.model_copy(update={"run_name": run.name}).save(run.path / "recipe.yaml")  # last: it makes the folder a run
+        with contextlib.ExitStack() as failed, run.writing():
+            failed.callback(run.discard)
+            run.write_json("manifest.json", manifest)
+            recipe.model_copy(update={"run_name": run.name}).save(run.path / "recipe.yaml")  # last: it makes the folder a run
+            failed.pop_all()
         return run
 
     def _claim(self) -> bool:
@@ -116,6 +128,10 @@ class RunDirectory:
                 remedy += f"; or, if {host} is gone: {again}"
             there = f" on {host}" if elsewhere else ""
             raise RunError(f"{self.name} is training{there}", rule=_ONE_OWNER, remedy=remedy)
+        with self.writing():
+            self._take_back(step, take_over)
+
+    def _take_back(self, step: int, take_over: bool) -> None:
         if not self.lock.take(over=take_over):
             value = f"{self.name}: another process has just gone on with it"
             raise RunError(value, rule=_ONE_OWNER, remedy="watch it: `workbench watch`")
@@ -137,6 +153,30 @@ class RunDirectory:
         for folder in self.saved():
             if int(folder.name[11:]) > step:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """RunError in the place of the system's own error, where a file of the run cannot be written."""
+        try:
+            yield
+        except Exception as error:
+            found = re.search(r"os error (\d+)", str(error))
+            number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+            file = Path(getattr(error, "filename2", None) or getattr(error, "filename", None) or self.path)
+            if number not in _NO_ROOM or not file.is_relative_to(self.path):
+                raise
+            free = shutil.disk_usage(self.path).free / 1e6 if self.path.is_dir() else 0.0
+            value = f"{shown(file)} cannot be written: {_NO_ROOM[number]} ({free:,.0f} MB are free)"
+            remedy = f"make room, or put it back, then {self.again}"
+            raise RunError(value, rule="a run writes every step before it begins the next", remedy=remedy) from error
+
+    @property
+    def again(self) -> str:
+        """How to go on with it when what stopped it is mended."""
+        with contextlib.suppress(OSError):  # with no handle left, nobody can look
+            if not self.saved():
+                return "train again: it had saved no checkpoint"
+        return f"`workbench continue {self.name}` goes on from the newest whole checkpoint"
 
     def release(self) -> None:
         """Give the lock back; the run is then nobody's."""
@@ -222,12 +262,17 @@ class RunDirectory:
         self.write_json("manifest.json", {**self.manifest(), **found})
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read one of the run's JSON files. Raises RunError if the run has none."""
-        file = self.path / name
-        if not file.is_file():
-            rule = "each stage reads what an earlier one left"
-            raise RunError(f"{shown(file)}: no such file", rule=rule, remedy="run the notebook that writes it first")
-        return json.loads(file.read_text(encoding="utf-8"))
+        """Read one of the run's JSON files. Raises RunError if the run has none, or it is torn."""
+        file, content = self.path / name, None
+        with contextlib.suppress(OSError, ValueError):
+            content = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return content
+        rule, remedy = "each stage reads what an earlier one left", "run the notebook that writes it first"
+        if name == "manifest.json":
+            remedy = f"put it back, then {self.again}"
+        value = f"{shown(file)}: " + ("empty, torn, or not a JSON object" if file.is_file() else "no such file")
+        raise RunError(value, rule=rule, remedy=remedy)
 
     def write_json(self, name: str, content: Any) -> Path:
         """Write one of the run's JSON files, whole or not at all."""
@@ -242,7 +287,8 @@ class RunDirectory:
         append_line(self.path / "events.jsonl", {"time": now(), "event": kind, "step": step, **details})
 
     def metrics(self) -> list[dict[str, Any]]:
-        return list(read_lines(self.path / "metrics.jsonl", being_written=self.live))
+        rows = read_lines(self.path / "metrics.jsonl", being_written=self.live)
+        return [row for row in rows if isinstance(row.get("step"), int)]
 
     def events(self) -> list[dict[str, Any]]:
         return list(read_lines(self.path / "events.jsonl", being_written=self.live))

@@ -89,7 +89,8 @@ class Lock:
 
     def release(self) -> None:
         """Give it back; the run is then nobody's."""
-        self.file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that can only be read, perhaps: a lock that nobody holds says nothing
+            self.file.unlink()
         if self._handle in _held:
             _held.discard(self._handle)
             os.close(self._handle)
@@ -131,8 +132,11 @@ class Lock:
         if of_here and isinstance(owner.get("pid"), int):
             started = _started(owner["pid"])
             return started is not None and owner.get("started", started) == started
-        signs = [self.file.parent / name for name in _SIGNS]
-        return time.time() - max((sign.stat().st_mtime for sign in signs if sign.exists()), default=0.0) < SILENT_S
+        latest = 0.0
+        for name in _SIGNS:
+            with contextlib.suppress(OSError):  # not there, or a rival has just taken the lock away
+                latest = max(latest, (self.file.parent / name).stat().st_mtime)
+        return time.time() - latest < SILENT_S
 
     def _blocked(self) -> bool:
         with contextlib.suppress(OSError), self.file.open("rb") as lock:

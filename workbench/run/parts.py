@@ -18,6 +18,7 @@ from workbench.errors import RunError
 from workbench.workspace import replace_file, shown
 
 MERGE = 250  # steps that a merged part holds
+WHOLE = "a part of the record is a whole Parquet file"
 MOVE_IT = "move that file out of the folder; the other parts are whole by themselves"
 STORED = {"compression": "zstd", "use_dictionary": False, "write_statistics": ["step"]}  # what pays in large files costs here
 _NAME = re.compile(r"step-(\d+)-(?:(\d+)|to-(\d+))\.parquet")
@@ -70,7 +71,7 @@ def opened(part: Path) -> Iterator[tuple[Any, list[tuple[str, int]]]]:
             yield file, [("" if gone and name != part.name else name, rows) for name, rows in holds]
     except (pa.ArrowException, OSError) as error:
         value = f"{shown(part)}: {str(error).splitlines()[0]}"
-        raise RunError(value, rule="a part of the record is a whole Parquet file", remedy=MOVE_IT) from None
+        raise RunError(value, rule=WHOLE, remedy=MOVE_IT) from None
 
 
 def tables(

@@ -19,7 +19,7 @@ import numpy as np
 from workbench.errors import RunError
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.parts import MOVE_IT, STORED, parts, span, tables
+from workbench.run.parts import MOVE_IT, STORED, WHOLE, parts, span, tables
 from workbench.workspace import replace_file, shown, to_json
 
 if TYPE_CHECKING:
@@ -137,9 +137,9 @@ def query(
                 found = connection.read_parquet([*map(str, files)], union_by_name=True)
                 (found if step is None else found.filter(f"step = {int(step)}")).create_view("rollouts")
                 return connection.execute(sql).df()
-        except duckdb.IOException:
-            if all(file.exists() for file in files):
-                raise  # else some were merged meanwhile
+        except (duckdb.IOException, duckdb.InvalidInputException) as error:  # names the file
+            if all(file.exists() for file in files):  # else some were merged meanwhile
+                raise RunError(str(error).splitlines()[0], rule=WHOLE, remedy=MOVE_IT) from error
 
 
 def read_batches(

@@ -51,6 +51,7 @@ class Recorder:
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
         self._scored, self._all_dead = 0, True
+        self.on_record = {"metrics.jsonl": 0, "rollouts": 0}  # since the run began: rows, completions
 
     @property
     def verdict(self) -> str:
@@ -80,6 +81,7 @@ class Recorder:
             summary = summarise(scored)
             self._groups.append(summary.metrics)
             self._scored += summary.completions
+            self.on_record["rollouts"] += summary.completions
             self._all_dead = self._all_dead and summary.dead_count == summary.group_count
             self.reward_s.update(scored.seconds)
             self._rewarded_s += sum(scored.seconds.values())
@@ -136,6 +138,7 @@ class Recorder:
                 spent = (self.generated_s / steps, self._rewarded_s / steps, self._recorded_s / steps)
                 values |= {GENERATE_S: spent[0], REWARD_S: spent[1], TRAIN_S: max(0.0, whole - sum(spent))}
             self.run.log_metrics(step, values)
+            self.on_record["metrics.jsonl"] += 1
             self.steps_before = step
             self.generated_s = self._rewarded_s = self._recorded_s = 0.0
             self.run.lock.beat()

@@ -9,12 +9,10 @@ same prompts in the same order with the same random numbers, so on a CPU its num
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import itertools
 import json
 import math
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +24,9 @@ import numpy as np
 from workbench.data.split import fingerprint
 from workbench.errors import RunError
 from workbench.recipe import Recipe
+from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory, versions
+from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
 from workbench.workspace import find, replace_folder, shown, to_json, write_json
@@ -47,13 +47,11 @@ class Point:
     passed_over: tuple[str, ...] = ()  # newer checkpoints, and what is wrong with each
 
 
-def save_checkpoint(
-    trainer: Any, run: RunDirectory, stage: int, done: int, adaptive: dict[str, Any], states: dict[str, Any] | None
-) -> Path:
-    """Save the adapter and the state of training after `done` steps of the stage, whole or not at all, and drop old ones.
+def save_checkpoint(trainer: Any, run: RunDirectory, known: dict[str, Any], states: dict[str, Any] | None) -> Path:
+    """Save the adapter and the state of training, whole or not at all, and drop old ones.
 
-    `adaptive` is the state of the adaptive weights; `states` is what `random_states()` said at the end of the step (None: now).
-    RunError if the adapter's weights are not numbers.
+    `known`: the stage, the steps `done` in it, its adaptive weights' state, and what is `recorded`; `states`: what
+    `random_states()` said at the end of the step (None: now). RunError if the adapter's weights are not numbers.
     """
     from transformers.trainer_utils import rotate_checkpoints
 
@@ -62,7 +60,7 @@ def save_checkpoint(
     with replace_folder(run.checkpoints / f"checkpoint-{trainer.state.global_step}") as folder:
         save_adapter(trainer.model, trainer.processing_class, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
-        state = _saved_state(trainer, folder, states) | {"stage": stage, "done": done, "adaptive": adaptive, "run": run.identity}
+        state = _saved_state(trainer, folder, states) | known | {"run": run.identity}
         state = to_json(state | {"files": {file.name: _sum_of(file) for file in sorted(folder.iterdir()) if file.is_file()}})
         write_json(folder / _STATE, state | {"sha256": _sum_of_state(state)})
     rotate_checkpoints(str(run.checkpoints), trainer.args.save_total_limit)
@@ -84,39 +82,18 @@ def not_numbers(run: RunDirectory, what: str) -> RunError:
     return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
 
 
-# What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
-_NO_ROOM = {
-    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it can only be read",
-    errno.EACCES: "it may not be written", errno.EPERM: "it may not be changed", errno.EIO: "the disk fails",
-    errno.ENOENT: "its folder is gone", errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone",
-}  # fmt: skip
-
-
 def check_room(run: RunDirectory, model: Any, kept: int | None = 0) -> None:
     """RunError unless there is room for one more checkpoint than are `kept`, by the adapter's size and its optimiser's."""
     needed = checkpoint_bytes(model) * (1 + (kept or 0))
     if (free := shutil.disk_usage(run.path).free) < needed:
         value = f"{shown(run.path)}: {free / 1e6:,.0f} MB are free"
         rule = f"checkpoints need about {needed / 1e6:,.0f} MB here"
-        raise RunError(value, rule=rule, remedy=f"make room, then go on: `workbench continue {run.name}`")
+        raise RunError(value, rule=rule, remedy=f"make room, then {run.again}")
 
 
 def checkpoint_bytes(model: Any) -> int:
     """About what a checkpoint takes: the trained weights, and twice as much in 32 bits for the optimiser's moments."""
     return sum(weight.numel() * (weight.element_size() + 8) for weight in model.parameters() if weight.requires_grad)
-
-
-def out_of_room(run: RunDirectory, error: Exception) -> RunError | None:
-    """What it means for a run that a file could not be written; None if that is not what went wrong."""
-    found = re.search(r"os error (\d+)", str(error))
-    number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
-    file = Path(getattr(error, "filename", None) or run.path)
-    if number not in _NO_ROOM or not file.is_relative_to(run.path):
-        return None
-    free = shutil.disk_usage(run.path).free / 1e6 if run.path.is_dir() else 0.0
-    value = f"{shown(file)} cannot be written: {_NO_ROOM[number]} ({free:,.0f} MB are free)"
-    remedy = f"make room, or put it back, then `workbench continue {run.name}` goes on from the newest whole checkpoint"
-    return RunError(value, rule="a run writes every step before it begins the next", remedy=remedy)
 
 
 def _sum_of(file: Path) -> list[Any]:
@@ -167,10 +144,10 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
         if checkpoint in (None, folder.name):
             try:
                 state = _whole_state(folder, run)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                damaged.append(f"{folder.name} is damaged ({error if type(error) is ValueError else repr(error)})")
-            else:
                 return Point(folder, state["stage"], state["step"], state["done"], state, tuple(damaged))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                why = str(error) if type(error) is ValueError else f"{_STATE}: {type(error).__name__}: {error}"
+                damaged.append(f"{folder.name} is damaged ({why})")
     value = f"{shown(run.checkpoints)}: no checkpoint to go on from" + "".join(f"; {what}" for what in damaged)
     remedy = "choose another with --from checkpoint-N" if checkpoint else "start a new run, with a lower grpo.save_steps"
     raise RunError(value, rule="a run goes on from a whole checkpoint-N, saved every save_steps", remedy=remedy)
@@ -179,7 +156,7 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
 def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
     # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError says what is not.
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    if "files" not in state:  # saved by an earlier version: no sums were kept
+    if not state.keys() & {"files", "sha256"}:  # saved by an earlier version: no sums were kept
         if not all((folder / name).is_file() for name in (_TENSORS, "adapter_config.json")):
             raise ValueError("files are missing")
         return state
@@ -365,6 +342,23 @@ def _recorded(manifest: dict[str, Any], number: int) -> dict[str, Any]:
     return {**found, **found["rewards"], "source": found["task"], "name": found["task"]}
 
 
+def recorded(run: RunDirectory, step: int) -> dict[str, Any]:
+    """Rows, completions, and what was in force, in a run's record up to a saved step. RunError: a part cannot be read."""
+    state, rows = RunState.of(run), [row for row in run.metrics() if row["step"] <= step]
+    state.apply({"event": "continued", "step": step})
+    sql = f"select count(*) from rollouts where step <= {step}"
+    completions = int(query(run.rollouts, sql).iat[0, 0]) if any(run.rollouts.glob("step-*.parquet")) else 0
+    return {"metrics.jsonl": len(rows), "rollouts": completions, "events.jsonl": state.in_force}
+
+
+def lost_since(run: RunDirectory, point: Point) -> list[str]:
+    """What a checkpoint knows of the run's record and is there no longer: one line each."""
+    saved = _flat(point.state.get("recorded", {}))  # empty: by an earlier version
+    there = _flat(to_json(recorded(run, point.step))) if saved else {}
+    lost = [name for name in saved if saved[name] != there.get(name)]
+    return [f"{name} up to step {point.step}: {saved[name]} -> {there.get(name)}" for name in lost]
+
+
 # Asked for anew whenever a run goes on: how far, how often it saves and logs, and what guards it.
 _FREE = (
     "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps", "grpo.save_total_limit", "grpo.logging_steps",
@@ -383,9 +377,9 @@ class Changed:
     held: list[str]  # cannot be changed at all
 
 
-def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]) -> Changed:
-    """Recipe, rows, reward functions and libraries of a run that goes on, against those that it was begun with."""
-    manifest, found = run.manifest(), Changed([], [], [])
+def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point) -> Changed:
+    """Recipe, rows, rewards, libraries and record of a run that goes on, against those that it was begun with and saved with."""
+    manifest, found = run.manifest(), Changed([], lost_since(run, point), [])
     begun, now = _flat(manifest.get("recipe") or {}), _flat(recipe.model_dump(mode="json"))
     for name in sorted(begun.keys() | now.keys()) if begun else ():
         before, after = begun.get(name, "not set"), now.get(name, "not set")

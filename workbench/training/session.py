@@ -34,7 +34,7 @@ from workbench.training.resuming import (
     check_room,
     load_adapter,
     not_numbers,
-    out_of_room,
+    recorded,
     save_adapter,
     save_checkpoint,
 )  # fmt: skip
@@ -107,7 +107,7 @@ class Session:
                     by = None  # asked for at the end of the last step: there was nothing left to stop
                 status, details = ("stopped" if by else "finished"), {"by": by}
                 # Still inside: an Interrupt that comes while the adapter is being saved must not lose it.
-                with self._spared("the adapter was not saved"):
+                with self._spared("the adapter was not saved"), self.run.writing():
                     if hasattr(model, "peft_config"):
                         check_finite(model, self.run, state.global_step)
                         with replace_folder(self.run.final) as folder:
@@ -125,9 +125,9 @@ class Session:
         finally:
             self.at_end.close()
             try:
-                with self._spared("the record was not closed"):
+                with self._spared("the record was not closed"), self.run.writing():
                     self._close(status, max(self.begun_at, self.trainer.state.global_step), time.monotonic() - started, details)
-            except OSError:
+            except (OSError, RunError):
                 if status != "failed":  # else the error that is being raised says more
                     raise
             finally:
@@ -312,7 +312,7 @@ class StagedSession(Session):
         why_not = expected(stage.recipe, stage.settings, policy.model.device.type == "cuda")
         self.generation = Generation(policy.model, why_not, self._generates, before=self.generation)
         try:
-            with self.generation:
+            with self.generation, self.run.writing():
                 return self._train()
         except Exception as error:
             explained = self._explained(error)
@@ -333,13 +333,14 @@ class StagedSession(Session):
                 check_finite(self.policy.model, self.run, step)
             except RunError as cause:
                 return cause
-        return out_of_room(self.run, error) or self.fit.explained(error)
+        return self.fit.explained(error)
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         # In the place of the trainer's own, which deletes an old checkpoint before the new one is whole, and saves nan.
         trainer, stage = self.trainer, self.stage
-        done, adaptive = trainer.state.global_step - stage.offset, self.control.adaptive.state
-        folder = save_checkpoint(trainer, self.run, stage.number, done, adaptive, self._at_step_end)
+        known = {"stage": stage.number, "done": trainer.state.global_step - stage.offset, "adaptive": self.control.adaptive.state}
+        known["recorded"] = self.recorder.on_record | {"events.jsonl": self.recorder.state.in_force}
+        folder = save_checkpoint(trainer, self.run, known, self._at_step_end)
         if trainer.args.push_to_hub:
             trainer._push_from_checkpoint(str(folder))
 
@@ -365,6 +366,8 @@ class StagedSession(Session):
             recorder.tell("begin", self.run, last.offset + last.steps if last.steps > 0 else state.max_steps, stage.settings)
             inexact = {"inexact": "; ".join(restored.inexact)} if restored and restored.inexact else {}
             how = self.generation.why_not or "the workbench's loop"
+            if self.point:
+                recorder.on_record = recorded(self.run, begun_at)
             recorder.event("continued" if self.point else "started", begun_at, generation=how, **inexact)
         if restored:
             self.control.catch_up()

@@ -20,7 +20,7 @@ from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import Plan, prepare, settled, taken_together
-from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter
+from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
 from workbench.training.session import Made
 from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
@@ -152,7 +152,7 @@ def continue_run(
         value, rule = f"{run.name}: all {point.step} steps are trained", "a run goes on to the steps that its recipe asks for"
         remedy = "ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`"
         raise RunError(value, rule=rule, remedy=remedy)
-    changed = changed_since_begun(run, plan.recipe, left)
+    changed = changed_since_begun(run, plan.recipe, left, point)
     if changed.held or (changed.refused and not accept_changes):
         raise _another_run(run, changed)
     policy = policy or load_policy(plan)
@@ -220,7 +220,7 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
 def _another_run(run: RunDirectory, changed: Changed) -> RunError:
     lines = [*changed.held, *changed.refused]
     value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
-    rule, remedy = "a run goes on as the one that it was begun as", "put them back, or train a new run"
+    rule, remedy = "a run goes on as the one that it was begun as", "put it back, or train a new run"
     if changed.held:
         rule = "the checkpoint's optimiser and schedule decide, whatever the recipe says"
         remedy += "; `workbench control` changes learning_rate while it trains"
@@ -231,6 +231,8 @@ def _another_run(run: RunDirectory, changed: Changed) -> RunError:
 
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
+    for what in lost_since(run, point):
+        print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
     try:
         with replace_folder(run.final) as folder:
