@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import io
 import json
 import math
 import os
@@ -448,10 +449,13 @@ def _json(found: Any) -> str:
 def main() -> None:
     """Entry point: an error of the workbench's own is three lines and exit code 2, not a traceback."""
     guard_output()
+    beside = os.environ.get("RANK", "0") if "LOCAL_RANK" in os.environ else "0"  # of processes that train together
+    if beside != "0":
+        sys.stdout = io.StringIO()  # the first one says it
     try:
         app()
     except WorkbenchError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"process {beside}: " * (beside != "0") + f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("aborted", file=sys.stderr)

@@ -17,6 +17,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GENERATE_S, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
+from workbench.run.processes import is_main
 from workbench.run.rollouts import columns_of, write_part
 from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
@@ -65,8 +66,9 @@ class Recorder:
         with self.timed("_recorded_s"), self.timed():
             self.finish()
             scored = scored.as_trained(self.stage, self.eos_token_id)
-            part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
-            self._writing = self._writer.submit(write_part, *part)
+            if is_main():
+                part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
+                self._writing = self._writer.submit(write_part, *part)
             # Now, because what is asked for at the end of the step is in force for the next one.
             self._kl_measured = self.measures_kl
             self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}
