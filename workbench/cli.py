@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-import io
 import json
 import math
 import os
@@ -50,7 +49,8 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
         def run(as_json: bool, **arguments: Any) -> None:
             with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
                 result = function(**arguments)
-            print(_json(result.found) if as_json else result.text)
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                print(_json(result.found) if as_json else result.text)
             if result.code:
                 raise typer.Exit(result.code)
 
@@ -449,13 +449,11 @@ def _json(found: Any) -> str:
 def main() -> None:
     """Entry point: an error of the workbench's own is three lines and exit code 2, not a traceback."""
     guard_output()
-    beside = os.environ.get("RANK", "0") if "LOCAL_RANK" in os.environ else "0"  # of processes that train together
-    if beside != "0":
-        sys.stdout = io.StringIO()  # the first one says it
     try:
         app()
     except WorkbenchError as error:
-        print(f"process {beside}: " * (beside != "0") + f"{type(error).__name__}: {error}", file=sys.stderr)
+        which = f"process {number}: " if (number := os.environ.get("LOCAL_RANK", "0")) != "0" else ""  # of several
+        print(f"{which}{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("aborted", file=sys.stderr)

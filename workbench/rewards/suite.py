@@ -126,7 +126,8 @@ class RewardSuite:
             seconds = {each: seconds for each, (_, seconds) in self._pending.items()}
             self._pending = {}
             if self.gather is not None:
-                call, found, seconds = _whole(call, self.gather((_lists(call), found, seconds)))
+                columns = {key: value for key, value in call.items() if isinstance(value, list)}
+                call, found, seconds = _whole(call, self.gather((columns, found, seconds)))
             batch = self._join(call, found, seconds)
             if self.on_batch is not None:
                 self.on_batch(batch)
@@ -335,19 +336,14 @@ def _call(rows: Sequence[Row], completions: Sequence[str], completion_ids: Seque
     return {"prompts": prompts, "completions": written, "completion_ids": ids, **columns, **_before_training()}
 
 
-def _lists(call: Call) -> Call:
-    return {key: value for key, value in call.items() if isinstance(value, list)}  # one item per completion
-
-
 def _whole(call: Call, parts: list[tuple[Call, dict[str, Scored], dict[str, float]]]) -> tuple[Call, dict, dict]:
-    # One batch of the parts of all processes: a group may lie across two. A step waits for the slowest.
+    # One batch of the equally large parts of all processes: a group may lie across two. A step waits for the slowest.
     whole = {key: [value for own, _, _ in parts for value in own[key]] for key in parts[0][0]}
-    found: dict[str, Scored] = {name: Scored([], {}) for name in parts[0][1]}
-    for _, scored, _ in parts:
-        for name, own in scored.items():
-            before = len(found[name].scores)
-            found[name].errors.update({before + index: why for index, why in own.errors.items()})
-            found[name].scores.extend(own.scores)
+    found, size = {}, len(parts[0][0]["completions"])
+    for name in parts[0][1]:
+        own = [scored[name] for _, scored, _ in parts]
+        errors = {number * size + index: why for number, each in enumerate(own) for index, why in each.errors.items()}
+        found[name] = Scored([score for each in own for score in each.scores], errors)
     return {**call, **whole}, found, {name: max(seconds[name] for *_, seconds in parts) for name in found}
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.run.directory import RunDirectory
-
-_TWO_ON_A_CPU = "accelerate launch --multi_gpu --num_processes 2 -m workbench train RECIPE, also on a CPU"
 
 
 def count() -> int:
@@ -33,28 +32,16 @@ def is_main() -> bool:
 
 def check(backend: str) -> None:
     """RecipeError where the processes that were asked for were not started, or cannot train together."""
-    asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_ADDR" in os.environ
-    if asked and "LOCAL_RANK" not in os.environ:
+    if "LOCAL_RANK" not in os.environ and "MASTER_ADDR" in os.environ and os.environ.get("ACCELERATE_USE_CPU") == "True":
         rule = "without mpirun, `accelerate launch --cpu` starts a single process, however many it is asked for"
-        remedy = f"start them so: {_TWO_ON_A_CPU}; for one process: --num_processes 1"
+        remedy = "write --multi_gpu instead of --cpu, on a CPU, too; for one process: --num_processes 1"
         raise RecipeError("accelerate launch --cpu with several processes, and one was started", rule=rule, remedy=remedy)
     if count() > 1 and backend == "unsloth":
         value, rule = f"policy.backend = 'unsloth' in {count()} processes", "Unsloth trains on one GPU"
         raise RecipeError(value, rule=rule, remedy="set policy: {backend: transformers}, or start one process")
-    _meet()
-
-
-def _meet() -> bool:
-    # Whether they train on GPUs. Left alone, processes without one do not find each other, and each trains a run of its own.
-    import torch
-
-    cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true"
-    if count() > 1 and not torch.distributed.is_initialized():
-        from accelerate import PartialState
-
-        os.environ["ACCELERATE_USE_CPU"] = str(not cuda)
-        PartialState(cpu=not cuda)
-    return cuda
+    if not is_main():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as this process lives
+    gathered(None)
 
 
 def gathered(piece: Any) -> list[Any]:
@@ -63,10 +50,16 @@ def gathered(piece: Any) -> list[Any]:
     if count() > 1:
         import torch
 
+        cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true"
+        if not torch.distributed.is_initialized():
+            from accelerate import PartialState
+
+            os.environ["ACCELERATE_USE_CPU"] = str(not cuda)  # else, without a GPU, each would train alone
+            PartialState(cpu=not cuda)
         if isinstance(piece, Exception) and not isinstance(piece, WorkbenchError):
             piece = RuntimeError(f"{type(piece).__name__}: {piece}")  # others need not survive being pickled
         pieces = [None] * count()
-        with torch.cuda.device(int(os.environ["LOCAL_RANK"])) if _meet() else contextlib.nullcontext():  # a thread has its own
+        with torch.cuda.device(int(os.environ["LOCAL_RANK"])) if cuda else contextlib.nullcontext():  # a thread has its own
             torch.distributed.all_gather_object(pieces, piece)
         pieces[rank()] = piece
     for each in pieces:
@@ -96,14 +89,3 @@ class Onlooker(RunDirectory):
 def as_seen(run: RunDirectory) -> RunDirectory:
     """The run, as this process has it."""
     return run if is_main() else Onlooker(run.path)
-
-
-@contextlib.contextmanager
-def together() -> Iterator[None]:
-    """Around a training, also as a decorator: the processes meet, and only the main one prints."""
-    with contextlib.ExitStack() as silence:
-        if count() > 1:
-            _meet()
-        if not is_main():
-            silence.enter_context(contextlib.redirect_stdout(silence.enter_context(open(os.devnull, "w"))))
-        yield

@@ -49,9 +49,8 @@ class Point:
 
 
 def save_checkpoint(
-    trainer: Any, run: RunDirectory, stage: int, done: int, adaptive: dict[str, Any], states: list[dict[str, Any]] | None,
-    weights: dict[str, Any] | None = None,
-) -> Path:  # fmt: skip
+    trainer: Any, run: RunDirectory, stage: int, done: int, adaptive: dict, states: list[dict] | None, weights: dict | None
+) -> Path:
     """Save the adapter and the state of training after `done` steps of the stage, whole or not at all, and drop old ones.
 
     `adaptive` is the state of the adaptive weights; `states` is what `random_states()` said in each process at the end of the

@@ -62,7 +62,6 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     return trainer
 
 
-@processes.together()
 def train(
     recipe: Recipe,
     *,
@@ -97,7 +96,6 @@ def train(
     return run
 
 
-@processes.together()
 def continue_run(
     run: RunDirectory | str | Path = "latest",
     *,
