@@ -335,6 +335,9 @@ class StagedSession(Session):
         step = self.trainer.state.global_step
         if isinstance(error, NotNumbers):
             return not_numbers(self.run, f"in step {step + 1} {error}")
+        if processes.count() > 1 and "peer" in str(error):  # gloo's word, where a connection breaks
+            rule, remedy = "processes that train together end together", "its own error, or why it was killed, stands above"
+            return RunError(f"{self.run.name}: another process ended during step {step + 1}", rule=rule, remedy=remedy)
         if not isinstance(error, RunError) and not is_spread(self.trainer):
             try:
                 check_finite(self.policy.model, self.run, step)
