@@ -47,9 +47,11 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
 
     def add(function: Callable[..., Result]) -> None:
         def run(as_json: bool, **arguments: Any) -> None:
+            from workbench.run.processes import is_main
+
             with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
                 result = function(**arguments)
-            if os.environ.get("LOCAL_RANK", "0") == "0":
+            if is_main():
                 print(_json(result.found) if as_json else result.text)
             if result.code:
                 raise typer.Exit(result.code)
@@ -452,8 +454,9 @@ def main() -> None:
     try:
         app()
     except WorkbenchError as error:
-        which = f"process {number}: " if (number := os.environ.get("LOCAL_RANK", "0")) != "0" else ""  # of several
-        print(f"{which}{type(error).__name__}: {error}", file=sys.stderr)
+        from workbench.run.processes import rank
+
+        print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("aborted", file=sys.stderr)

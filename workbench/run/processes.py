@@ -1,7 +1,7 @@
 """Several processes that train together, one per GPU, started by `accelerate launch`: what they tell one another.
 
 The first, the main one, owns the run: it records, reads requests, saves and prints. Each scores its own completions and hands
-them over, as a group may lie across processes; whatever decides is the same in all of them after the same step.
+them over, as a group may lie across processes; what is asked for is in force in all of them after the same step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,16 @@ def check(backend: str) -> None:
         raise RecipeError(value, rule=rule, remedy="set policy: {backend: transformers}, or start one process")
     if not is_main():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as this process lives
-    gathered(None)
+    if count() > 1:
+        _on_gpus()
+
+
+def _on_gpus() -> bool:
+    import torch
+
+    cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true"
+    os.environ["ACCELERATE_USE_CPU"] = str(not cuda)  # without a GPU they would not find each other, and each train alone
+    return cuda
 
 
 def gathered(piece: Any) -> list[Any]:
@@ -50,11 +59,10 @@ def gathered(piece: Any) -> list[Any]:
     if count() > 1:
         import torch
 
-        cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true"
-        if not torch.distributed.is_initialized():
+        cuda = _on_gpus()
+        if not torch.distributed.is_initialized():  # before there is a GRPOConfig
             from accelerate import PartialState
 
-            os.environ["ACCELERATE_USE_CPU"] = str(not cuda)  # else, without a GPU, each would train alone
             PartialState(cpu=not cuda)
         if isinstance(piece, Exception) and not isinstance(piece, WorkbenchError):
             piece = RuntimeError(f"{type(piece).__name__}: {piece}")  # others need not survive being pickled
@@ -78,14 +86,9 @@ def in_main(call: Callable[[], Any]) -> Any:
     return gathered(found)[0]
 
 
-class Onlooker(RunDirectory):
-    """The run as the processes beside the main one have it: what they would write, that one writes."""
-
-    def _nothing(self, *_: Any, **__: Any) -> None: ...
-
-    log_event = log_metrics = update_manifest = reopen = release = discard = _nothing
-
-
 def as_seen(run: RunDirectory) -> RunDirectory:
-    """The run, as this process has it."""
-    return run if is_main() else Onlooker(run.path)
+    """The run, as this process has it: what the others would write, the main one writes."""
+    for name in ("log_event", "log_metrics", "update_manifest", "reopen", "release", "discard"):
+        if not is_main():
+            setattr(run, name, lambda *_, **__: None)
+    return run

@@ -164,13 +164,8 @@ def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None
         "optimizer": {"plain": {key: moments[key] for key in moments if key not in tensors}, "groups": packed["param_groups"]},
         "scaler": scaler and scaler.state_dict(),
         "schedule": {key: value for key, value in schedule.items() if isinstance(value, (int, float, list))},
-        **{f"random{number or ''}": _as_json(own) for number, own in enumerate(states)},
+        **{f"random{number or ''}": {kind: own[kind] for kind in ("python", "numpy")} for number, own in enumerate(states)},
     }
-
-
-def _as_json(states: dict[str, Any]) -> dict[str, Any]:
-    (version, numbers, gauss), (kind, keys, *more) = states["python"], states["numpy"]
-    return {"python": [version, list(numbers), gauss], "numpy": [kind, keys.tolist(), *more]}
 
 
 def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
@@ -217,7 +212,7 @@ def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
 
 
 def save_adapter(model: Any, tokenizer: Any, folder: Path, weights: dict[str, Any] | None = None) -> Path:
-    """Save a trained adapter with its tokenizer; `weights`: as `whole_weights` gave them."""
+    """Save a trained adapter with its tokenizer; `weights` as `whole_weights` gave them."""
     names = model.active_adapters
     model.save_pretrained(str(folder), selected_adapters=names, state_dict=weights)
     if len(names) == 1 and names != ["default"]:  # PEFT puts any other name into a folder inside

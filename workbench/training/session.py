@@ -284,7 +284,9 @@ class StagedSession(Session):
             value = f"{self.run.name}: trainer.train({', '.join(kwargs) or 'with an argument'})"
             remedy = "call trainer.train() alone; to go on with an earlier run: wb.continue_run(run)"
             raise RunError(value, rule="a trainer made from a plan takes its checkpoints from the run", remedy=remedy)
-        return super().train()
+        result = super().train()
+        processes.gathered(None)  # what the main process saves at the end is there for all
+        return result
 
     def _train_all(self) -> Any:
         self.policy.trained_in.append(self.run.name)
