@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ from safetensors.torch import load_file
 
 import workbench as wb
 from tests.train.in_two_processes import recipe, task
-from workbench.errors import RecipeError, RunError
+from workbench.errors import RecipeError, RewardError, RunError
+from workbench.rewards.suite import RewardSuite, _call
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.metrics import STEP_S
 from workbench.run.processes import check, in_main
@@ -157,10 +159,15 @@ def test_the_prompts_are_those_of_one_process_with_the_same_global_batch(run, tm
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_is_another_run(home, run):
+def test_another_number_of_processes_is_another_run(run, tmp_path):
     with pytest.raises(RunError, match=r"processes: 2 -> 1"):
         continue_run(run, task=task(), watchers=[], steps=2)
     assert run.result()["status"] == "finished"
+    copied = RunDirectory(shutil.copytree(run.path, tmp_path / "whole"))
+    continue_run(copied, task=task(), watchers=[], steps=1, accept_changes=True)
+    assert (copied.result()["steps"], copied.manifest()["processes"]) == (7, 1)
+    continued = next(event for event in copied.events() if event["event"] == "continued")
+    assert "trained in 2 processes before" in continued["inexact"]
 
 
 FAILING = """
@@ -199,6 +206,7 @@ def of_two(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.slow
 def test_unsloth_in_two_processes_is_refused_before_anything_is_loaded(of_two):
     script = """
 import sys, workbench as wb
@@ -234,6 +242,40 @@ def test_the_batch_counts_the_completions_of_all_processes(of_two):
         batch({**settings, "num_generations": 3})
     with pytest.raises(RecipeError, match="set generation_batch_size to 24, or per_device_train_batch_size to 2"):
         batch({**settings, "generation_batch_size": 12, "num_generations": 6})
+
+
+def doubtful_reward(completions, **kwargs):
+    if "?" in "".join(completions):
+        raise ValueError("not sure")
+    return [float(text) for text in completions]
+
+
+def scored_by_two(gather, on_error: str = "skip", completions=("1", "?")):
+    rows = [{"prompt": "p", "answer": "1"}]
+    suite = RewardSuite(wb.Task("two", rows, [doubtful_reward]), 4, on_error=on_error, on_batch=(batches := []).append)
+    suite.gather = gather
+    call = _call(rows * 2, list(completions), None)
+    try:
+        for function in suite.funcs:
+            function(**call)
+    finally:
+        suite.close()
+    return batches
+
+
+def test_a_group_that_lies_across_two_processes_is_one_group():
+    [batch] = scored_by_two(lambda piece: [piece, piece])
+    assert (batch.completions, batch.group_count) == (["1", "?", "1", "?"], 1)
+    assert np.array_equal(batch.scores[:, 0], [1, np.nan, 1, np.nan], equal_nan=True)
+    assert set(batch.errors["doubtful_reward"]) == {1, 3}
+    assert batch.columns["answer"] == ["1"] * 4
+
+
+def test_what_fails_in_one_process_is_handed_to_the_others_once():
+    handed = []
+    with pytest.raises(RewardError, match="not sure"):
+        scored_by_two(handed.append, "stop")
+    assert [type(each) for each in handed] == [RewardError]
 
 
 def test_one_process_is_the_main_one_and_errors_pass_through():
