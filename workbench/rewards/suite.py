@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,7 +134,7 @@ class RewardSuite:
         return scored.scores
 
     @contextlib.contextmanager
-    def _failing_together(self) -> Iterator[None]:
+    def _failing_together(self) -> Generator[None, None, None]:
         # The others wait for this process's part of the batch, once: they are to end as it does.
         try:
             yield
