@@ -47,7 +47,7 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
 
     def add(function: Callable[..., Result]) -> None:
         def run(as_json: bool, **arguments: Any) -> None:
-            from workbench.run.processes import is_main
+            from workbench.processes import is_main
 
             with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
                 result = function(**arguments)
@@ -454,7 +454,7 @@ def main() -> None:
     try:
         app()
     except WorkbenchError as error:
-        from workbench.run.processes import rank
+        from workbench.processes import rank
 
         print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)

@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 import workbench as wb
 from tests.train.in_two_processes import recipe, task
 from workbench.errors import RecipeError, RewardError, RunError
+from workbench.processes import check, in_main
 from workbench.rewards.suite import RewardSuite, _call
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.metrics import STEP_S
-from workbench.run.processes import check, in_main
 from workbench.run.rollouts import query, read_batches
 from workbench.training.trainer import continue_run, train
 from workbench.views.run_view import FollowedRun

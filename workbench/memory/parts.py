@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.errors import RecipeError
 from workbench.memory.shapes import Matrix, ModelShape
+from workbench.processes import count
 from workbench.recipe import Recipe
-from workbench.run.processes import count
 
 GB = 10**9
 ADAPTER_BYTES = 4  # of a trained parameter, and so of its gradient and moments: float32, as Unsloth and PEFT make them

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench import processes
 from workbench.data.split import fingerprint
 from workbench.errors import RunError
 from workbench.recipe import Recipe
@@ -24,7 +25,6 @@ from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run import processes
 from workbench.run.directory import RunDirectory, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of

@@ -17,12 +17,12 @@ from typing import Any
 
 from workbench.errors import RequestError, WorkbenchError
 from workbench.health import RunConfig
+from workbench.processes import gathered, is_main
 from workbench.rewards.execution import AWAITED
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import CHANGES, ControlReader, Request, RunState, check_request, write_request
 from workbench.run.directory import RunDirectory
-from workbench.run.processes import gathered, is_main
 from workbench.task import load_task
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder

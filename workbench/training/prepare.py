@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench import processes
 from workbench.errors import DataError, PolicyError, RecipeError
 from workbench.printable import printable
 from workbench.recipe import Recipe
-from workbench.run import processes
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
 from workbench.training import plan as settings_of

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from workbench import processes
 from workbench.data.split import fingerprint
 from workbench.errors import RunError
 from workbench.recipe import Recipe
-from workbench.run import processes
 from workbench.run.directory import RunDirectory, versions
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states

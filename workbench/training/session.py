@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workbench import processes
 from workbench.errors import RunError
 from workbench.health import Watchdog
-from workbench.run import processes
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE
 from workbench.training.control import RunControl, save_now

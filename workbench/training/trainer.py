@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from workbench import processes
 from workbench.errors import RecipeError, RunError
 from workbench.recipe import Recipe
-from workbench.run import processes
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.training import plan as settings_of

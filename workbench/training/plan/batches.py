@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from workbench import processes
 from workbench.errors import RecipeError
-from workbench.run import processes
 
 _SUMMED = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
 _OPTIONAL = ("steps_per_generation", "generation_batch_size")
