@@ -47,9 +47,12 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
 
     def add(function: Callable[..., Result]) -> None:
         def run(as_json: bool, **arguments: Any) -> None:
+            from workbench.processes import is_main
+
             with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
                 result = function(**arguments)
-            print(_json(result.found) if as_json else result.text)
+            if is_main():
+                print(_json(result.found) if as_json else result.text)
             if result.code:
                 raise typer.Exit(result.code)
 
@@ -451,7 +454,9 @@ def main() -> None:
     try:
         app()
     except WorkbenchError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        from workbench.processes import rank
+
+        print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("aborted", file=sys.stderr)

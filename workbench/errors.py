@@ -6,6 +6,7 @@ To add one: subclass `WorkbenchError` and the standard exception that it refines
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import traceback
 from collections.abc import Iterable
@@ -25,6 +26,9 @@ class WorkbenchError(Exception):
         self.value, self.rule, self.remedy = printable(value), printable(rule), printable(remedy)
         self.network = network
         super().__init__(f"{self.value}\n  rule:   {self.rule}\n  remedy: {self.remedy}")
+
+    def __reduce__(self) -> tuple:
+        return functools.partial(type(self), rule=self.rule, remedy=self.remedy, network=self.network), (self.value,)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints instead of a traceback: the message, and the user's own failing lines if there are any."""

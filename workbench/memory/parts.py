@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.errors import RecipeError
 from workbench.memory.shapes import Matrix, ModelShape
+from workbench.processes import count
 from workbench.recipe import Recipe
 
 GB = 10**9
@@ -75,8 +76,8 @@ class Inputs:
             raise RecipeError(f"vram_gb = {vram_gb}", rule="a card has more than 0 GB", remedy="give what it has, or nothing")
         rows, group = settings["per_device_train_batch_size"], settings["num_generations"]
         steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
-        sequences = settings.get("generation_batch_size") or rows * steps
-        if rows < 1 or group < 2 or sequences % group or sequences % rows:
+        sequences = (settings.get("generation_batch_size") or rows * steps * count()) // count()  # of each process
+        if rows < 1 or group < 2 or sequences * count() % group or sequences % rows:
             value = f"per_device_train_batch_size = {rows}, num_generations = {group}, {sequences} completions generated at once"
             rule = "both divide the generation batch, and a group has at least 2 completions"
             raise RecipeError(value, rule=rule, remedy="let `workbench plan` correct the batch")

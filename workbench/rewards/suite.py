@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +84,8 @@ class RewardSuite:
         self.functions = RewardExecutor(functions, deadline_s, on_error == "skip", keep_state)
         self._formats: dict[str, InputFormat] = {}
         self._pending: dict[str, tuple[Scored, float]] = {}  # of the functions of a batch that have answered: their seconds, too
+        # Where several processes score one batch: it is handed each one's own part, or error, and returns those of all in order.
+        self.gather: Callable[[Any], list[Any]] | None = None
 
     @property
     def hash(self) -> str:
@@ -103,11 +105,15 @@ class RewardSuite:
     def _wrap(self, name: str) -> Callable[..., Any]:
         async def awaited(**call: Any) -> list[float]:
             started = time.perf_counter()
-            return self._take(name, await self.functions.ascore(name, call), call, started)
+            with self._failing_together():
+                scored = await self.functions.ascore(name, call)
+            return self._take(name, scored, call, started)
 
         def called(**call: Any) -> list[float]:
             started = time.perf_counter()
-            return self._take(name, self._score(name, call), call, started)
+            with self._failing_together():
+                scored = self._score(name, call)
+            return self._take(name, scored, call, started)
 
         scored = awaited if self.functions.places[name] == AWAITED else called
         scored.__name__, scored.__doc__ = name, self.functions[name].__doc__
@@ -117,11 +123,26 @@ class RewardSuite:
         self._pending[name] = scored, time.perf_counter() - started
         if len(self._pending) == len(self.names):
             found = {each: own for each, (own, _) in self._pending.items()}
-            batch = self._join(call, found, {each: seconds for each, (_, seconds) in self._pending.items()})
+            seconds = {each: seconds for each, (_, seconds) in self._pending.items()}
             self._pending = {}
+            if self.gather is not None:
+                columns = {key: value for key, value in call.items() if isinstance(value, list)}
+                call, found, seconds = _whole(call, self.gather((columns, found, seconds)))
+            batch = self._join(call, found, seconds)
             if self.on_batch is not None:
                 self.on_batch(batch)
         return scored.scores
+
+    @contextlib.contextmanager
+    def _failing_together(self) -> Generator[None, None, None]:
+        # The others wait for this process's part of the batch, once: they are to end as it does.
+        try:
+            yield
+        except Exception as error:
+            if (gather := self.gather) is not None:
+                self.gather = None
+                gather(error)
+            raise
 
     def _score(self, name: str, call: Call, quiet: bool = False) -> Scored:
         return self.functions.score(name, self._converted(name, call), quiet)
@@ -313,6 +334,17 @@ def _call(rows: Sequence[Row], completions: Sequence[str], completion_ids: Seque
     columns = {key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"} if len(rows) else {}
     ids = list(completion_ids or [list(text.encode("utf-8", "replace")) for text in completions])
     return {"prompts": prompts, "completions": written, "completion_ids": ids, **columns, **_before_training()}
+
+
+def _whole(call: Call, parts: list[tuple[Call, dict[str, Scored], dict[str, float]]]) -> tuple[Call, dict, dict]:
+    # One batch of the equally large parts of all processes: a group may lie across two. A step waits for the slowest.
+    whole = {key: [value for own, _, _ in parts for value in own[key]] for key in parts[0][0]}
+    found, size = {}, len(parts[0][0]["completions"])
+    for name in parts[0][1]:
+        own = [scored[name] for _, scored, _ in parts]
+        errors = {number * size + index: why for number, each in enumerate(own) for index, why in each.errors.items()}
+        found[name] = Scored([score for each in own for score in each.scores], errors)
+    return {**call, **whole}, found, {name: max(seconds[name] for *_, seconds in parts) for name in found}
 
 
 def _before_training() -> Call:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench import processes
 from workbench.data.split import fingerprint
 from workbench.errors import RunError
 from workbench.recipe import Recipe
@@ -89,13 +90,14 @@ def attach(
         recipe, policy, stages, notes = _of_theirs(trainer, run_name)
         more = {"attached": True, "settings_table": []}  # who set what in their config is not known
     manifest = manifest_of(recipe, policy, stages, trainer, notes) | more
-    run = RunDirectory.create(run_name or recipe.run_name, recipe, manifest, runs)
+    name = run_name or recipe.run_name
+    run = processes.as_seen(processes.in_main(lambda: RunDirectory.create(name, recipe, manifest, runs)))
     try:
         if made:
             # The tasks as they are now: they may be edited while the run trains, and it may go on later.
             own = [(stage.task, stage.number) for stage in stages if stage.task is not plan.task]
             for task, number in [(plan.task, None), *own]:
-                if task is not None and task.source:
+                if task is not None and task.source and processes.is_main():
                     (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
                     shutil.copyfile(task.source, kept)
             StagedSession(run, trainer, watchers, changes_of=changes_of)
@@ -130,9 +132,10 @@ def _check(trainer: Any, plan: Plan | None) -> None:
     if plan is not None and (made is None or made.given is not plan):
         value, rule = "attach(trainer, plan): this trainer was not made from that plan", "a plan says what its own trainer trains"
         raise RunError(value, rule=rule, remedy="trainer = wb.make_trainer(plan, policy); or, without it: wb.attach(trainer)")
-    if (processes := trainer.accelerator.num_processes) > 1:
-        value, rule = f"attach: {processes} processes train together", "one process, which sees every completion, records a run"
-        raise RunError(value, rule=rule, remedy="train on one GPU, or without attach")
+    if (several := trainer.accelerator.num_processes) > 1 and (made is None or several != processes.count()):
+        value = f"attach: {several} processes train together"
+        rule = "of several processes, a trainer made from a recipe is recorded, started by `accelerate launch` or torchrun"
+        raise RunError(value, rule=rule, remedy="train a recipe, or on one GPU, or without attach")
 
 
 # -- the manifest: what was found when a run began, beside the recipe, which is what was asked -----------------------
@@ -153,6 +156,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
         "trainer": f"{type(trainer).__mro__[0].__module__}.{type(trainer).__name__}",
         "task": {**asked, "card": json.loads(card.read_text(encoding="utf-8")) if source and card.is_file() else None},
         "rewards": _rewards(first),
+        "processes": processes.count(),
         "template": fingerprint([{"template": policy.tokenizer.chat_template or "", **policy.chat_template_kwargs}]),
         "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [

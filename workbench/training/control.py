@@ -17,6 +17,7 @@ from typing import Any
 
 from workbench.errors import RequestError, WorkbenchError
 from workbench.health import RunConfig
+from workbench.processes import gathered, is_main
 from workbench.rewards.execution import AWAITED
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
@@ -67,6 +68,8 @@ class RunControl:
                 raise KeyboardInterrupt
             by = "interrupt" if signum == signal.SIGINT else "SIGTERM"
             self._interrupted_by, self._interrupted_at = by, time.monotonic()
+            if not is_main():
+                return
             # Whatever the handler does happens in the middle of a step: an error here must not become the step's.
             with contextlib.suppress(Exception):
                 write_request(self.run, "stop", by, {})
@@ -116,7 +119,7 @@ class RunControl:
         """
         self.step, self.flags = step, flags
         with self.recorder.timed():
-            asked, later = [*self._held, *self.requests.take()], ("checkpoint",) if begins else CHANGES if ends else ()
+            asked, later = [*self._held, *self._taken()], ("checkpoint",) if begins else CHANGES if ends else ()
             self._held = [request for request in asked if request.action in later]
             asked = [request for request in asked if request.action not in later]
             if not ends:
@@ -127,14 +130,22 @@ class RunControl:
             if not ends and not begins and self.adaptive is not None:
                 # Written as a request like any other, so that the record has it; and read back at once.
                 for change in self.adaptive.due(self.weights):
-                    write_request(self.run, "weight", "adaptive", change)
-                asked += self.requests.take()
+                    if is_main():
+                        write_request(self.run, "weight", "adaptive", change)
+                asked += self._taken()
             if self._handle(asked):
                 self._wait()
         # An Interrupt's own line could not be written, or stands after what was read.
-        self.stopped_by = self.stopped_by or self._interrupted_by or None
+        self.stopped_by = self.stopped_by or self._interrupted() or None
         if self.stopped_by is not None:
             flags.should_training_stop = flags.should_save = True
+
+    def _taken(self) -> list[Request]:
+        return gathered(self.requests.take() if is_main() else [])[0]
+
+    def _interrupted(self) -> str:
+        # Whichever of the processes was: they stop after the same step.
+        return next(filter(None, gathered(self._interrupted_by)), "")
 
     def refuse_rest(self, step: int) -> None:
         """The run is over: answer the requests that no boundary came for."""
@@ -175,10 +186,10 @@ class RunControl:
     def _wait(self) -> None:
         began, waiting = time.monotonic(), True
         print(f"paused after step {self.step}; `workbench control {self.run.name} resume` goes on", flush=True)
-        while waiting and not self._interrupted_by:
+        while waiting and not self._interrupted():
             time.sleep(POLL_S)
             self.run.lock.beat()
-            waiting = self._handle(self.requests.take(), waiting)
+            waiting = self._handle(self._taken(), waiting)
             if self.flags.should_save:  # now, and not at the end of the step, as the trainer would
                 self.flags.should_save = False
                 save_now(self.trainer)
@@ -265,6 +276,7 @@ class RunControl:
             task, old.num_generations, weights, old.scale_rewards, old.aggregation,
             on_batch=old.on_batch, deadline_s=old.deadline_s, on_error=old.on_error,
         )  # fmt: skip
+        suite.gather = old.gather
         try:
             suite.rehearse(self.stage.rows)  # the prompts stay those of the run
             if AWAITED in suite.functions.places.values() and not trainer._has_async_funcs:
@@ -272,7 +284,7 @@ class RunControl:
                 raise RequestError("reload: a reward function is a coroutine now", rule=rule, remedy="start a new run")
             # Kept, so that the run can be replayed, and go on, although the file is edited again.
             kept.parent.mkdir(exist_ok=True)
-            if kept.resolve() != source.resolve():
+            if kept.resolve() != source.resolve() and is_main():
                 shutil.copyfile(source, kept)
         except BaseException:
             suite.close()
@@ -327,7 +339,7 @@ class RunControl:
         for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
             line = {"step": self.step, "held_out": held_out, "prompt": row["prompt"], "answer": row.get(task.answer_column)}
             own = {name: scored.scores[number] for name, scored in scores.items()}
-            append_line(self.run.path / "samples.jsonl", {**line, "completion": text, "scores": own})
+            is_main() and append_line(self.run.path / "samples.jsonl", {**line, "completion": text, "scores": own})
         return {"file": "samples.jsonl", "completions": len(texts), "first": texts[0][:500]}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench import processes
 from workbench.errors import DataError, PolicyError, RecipeError
 from workbench.printable import printable
 from workbench.recipe import Recipe
@@ -133,6 +134,8 @@ def prepare(
 
     recipe = Recipe.of(recipe)
     check_name(recipe.run_name)
+    backend = policy.backend_name if policy else recipe.policy.backend
+    processes.check(backend)
     if policy is None:
         find_model(recipe.policy.name, ask_hub=False)  # a slip in a path is found before torch and Unsloth are imported
     unread: list[str] = []
@@ -140,7 +143,6 @@ def prepare(
         task = begun_task(run, recipe)
     elif task is None and with_task:
         task, unread = asked(lambda: load_task(recipe.task), "its prompts were neither counted nor measured")
-    backend = policy.backend_name if policy else recipe.policy.backend
     config_class, _ = trainer_classes(backend)
     recipe, notes = settings_of.renamed(recipe, settings_of.field_names(config_class))
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))

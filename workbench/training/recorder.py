@@ -14,6 +14,7 @@ import numpy as np
 
 from workbench.health.summary import summarise
 from workbench.printable import printable
+from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
@@ -69,12 +70,12 @@ class Recorder:
         with self.timed("_recorded_s"), self.timed():
             self.finish()
             scored = scored.as_trained(self.stage, self.eos_token_id)
-            part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
-            self._writing = self._writer.submit(write_part, *part)
-            # Those of the step before may still be written by another process of this run.
-            if (whole := (scored.step - 2) // MERGE) > self._merged:
-                self._merged = whole
-                self._merger.submit(merge, self.run.rollouts, whole * MERGE)
+            if is_main():
+                part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
+                self._writing = self._writer.submit(write_part, *part)
+                if (whole := (scored.step - 1) // MERGE) > self._merged:  # that of this step is still being written
+                    self._merged = whole
+                    self._merger.submit(merge, self.run.rollouts, whole * MERGE)
             # Now, because what is asked for at the end of the step is in force for the next one.
             self._kl_measured = self.measures_kl
             self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench import processes
 from workbench.data.split import fingerprint
 from workbench.errors import RunError
 from workbench.recipe import Recipe
@@ -47,18 +48,21 @@ class Point:
     passed_over: tuple[str, ...] = ()  # newer checkpoints, and what is wrong with each
 
 
-def save_checkpoint(trainer: Any, run: RunDirectory, known: dict[str, Any], states: dict[str, Any] | None) -> Path:
+def save_checkpoint(
+    trainer: Any, run: RunDirectory, known: dict[str, Any], states: list[dict] | None, weights: dict[str, Any] | None
+) -> Path:
     """Save the adapter and the state of training, whole or not at all, and drop old ones.
 
     `known`: the stage, the steps `done` in it, its adaptive weights' state, and what is `recorded`; `states`: what
-    `random_states()` said at the end of the step (None: now). RunError if the adapter's weights are not numbers.
+    `random_states()` said in each process at the end of the step (None: now, in this one); `weights` as `whole_weights` gave
+    them. RunError if the adapter's weights are not numbers.
     """
     from transformers.trainer_utils import rotate_checkpoints
 
-    check_finite(trainer.model, run, trainer.state.global_step)
+    check_finite(trainer.model, run, trainer.state.global_step, weights)
     check_room(run, trainer.model)
     with replace_folder(run.checkpoints / f"checkpoint-{trainer.state.global_step}") as folder:
-        save_adapter(trainer.model, trainer.processing_class, folder)
+        save_adapter(trainer.model, trainer.processing_class, folder, weights)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         state = _saved_state(trainer, folder, states) | known | {"run": run.identity}
         state = to_json(state | {"files": {file.name: _sum_of(file) for file in sorted(folder.iterdir()) if file.is_file()}})
@@ -67,9 +71,20 @@ def save_checkpoint(trainer: Any, run: RunDirectory, known: dict[str, Any], stat
     return run.checkpoints / f"checkpoint-{trainer.state.global_step}"
 
 
-def check_finite(model: Any, run: RunDirectory, step: int) -> None:
+def is_spread(trainer: Any) -> bool:
+    """Whether a process has only its share of weights or optimiser (FSDP, DeepSpeed), and all must help to save them."""
+    return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
+
+
+def whole_weights(trainer: Any) -> dict[str, Any] | None:
+    """The weights of a model that is spread over processes; None: each has them all. All processes have to ask."""
+    return trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_spread(trainer) else None
+
+
+def check_finite(model: Any, run: RunDirectory, step: int, weights: dict[str, Any] | None = None) -> None:
     """RunError if a weight that is trained is nan or inf: nothing can go on from it, and no export of it can speak."""
-    broken = [name for name, weight in model.named_parameters() if weight.requires_grad and not weight.isfinite().all()]
+    weights = weights or {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
         raise not_numbers(run, f"after step {step} {len(broken)} of the trained tensors hold nan or inf, {broken[0]} first")
 
@@ -105,30 +120,31 @@ def _sum_of_state(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def _saved_state(trainer: Any, folder: Path, states: dict[str, Any] | None) -> dict[str, Any]:
+def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None) -> dict[str, Any]:
     # What makes the numbers go on; tensors are written beside it.
     import torch
     from safetensors.torch import save_file
 
-    packed, states = trainer.optimizer.state_dict(), states or random_states()
+    packed = {"state": {}, "param_groups": []} if is_spread(trainer) else trainer.optimizer.state_dict()
+    states = states or [random_states()]
     moments = {f"{index}.{key}": value for index, values in packed["state"].items() for key, value in values.items()}
     tensors = {name: value for name, value in moments.items() if isinstance(value, torch.Tensor)}
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    random = {f"random.{name}": states[name] for name in ("torch", "cuda") if states[name] is not None}
-    save_file({**tensors, **random}, str(folder / _TENSORS))
-    version, numbers, gauss = states["python"]
-    kind, keys, *more = states["numpy"]
+    for number, own in enumerate(states):
+        random = {f"random{number or ''}.{name}": own[name] for name in ("torch", "cuda")}
+        tensors |= {name: value for name, value in random.items() if value is not None}
+    save_file(tensors, str(folder / _TENSORS))
     schedule = trainer.lr_scheduler.state_dict()
     schedule.pop("lr_lambdas", None)  # the recipe's own functions
     scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
     return {
         "step": trainer.state.global_step,
-        "tokens": states.get("tokens", trainer.state.num_input_tokens_seen),
+        "tokens": states[0].get("tokens", trainer.state.num_input_tokens_seen),
         "whole_generation": trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0,
         "optimizer": {"plain": {key: moments[key] for key in moments if key not in tensors}, "groups": packed["param_groups"]},
         "scaler": scaler and scaler.state_dict(),
         "schedule": {key: value for key, value in schedule.items() if isinstance(value, (int, float, list))},
-        "random": {"python": [version, list(numbers), gauss], "numpy": [kind, keys.tolist(), *more]},
+        **{f"random{number or ''}": {kind: own[kind] for kind in ("python", "numpy")} for number, own in enumerate(states)},
     }
 
 
@@ -175,10 +191,10 @@ def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
     return state
 
 
-def save_adapter(model: Any, tokenizer: Any, folder: Path) -> Path:
-    """Save a trained adapter with its tokenizer."""
+def save_adapter(model: Any, tokenizer: Any, folder: Path, weights: dict[str, Any] | None = None) -> Path:
+    """Save a trained adapter with its tokenizer; `weights` as `whole_weights` gave them."""
     names = model.active_adapters
-    model.save_pretrained(str(folder), selected_adapters=names)
+    model.save_pretrained(str(folder), selected_adapters=names, state_dict=weights)
     if len(names) == 1 and names != ["default"]:  # PEFT puts any other name into a folder inside
         shutil.copytree(folder / names[0], folder, dirs_exist_ok=True)
         shutil.rmtree(folder / names[0])
@@ -218,7 +234,8 @@ class Restored:
     def prepare(self, trainer: Any) -> None:
         """Make the trainer begin in the epoch, at the prompts and on the schedule of the checkpoint."""
         point, args = self.point, trainer.args
-        per_step = args.per_device_train_batch_size * args.steps_per_generation * args.gradient_accumulation_steps
+        at_once = args.per_device_train_batch_size * processes.count()
+        per_step = at_once * args.steps_per_generation * args.gradient_accumulation_steps
         per_epoch = max(1, -(-len(trainer.get_train_dataloader()) // args.gradient_accumulation_steps))
         if self.total < 0:
             self.total = math.ceil(args.num_train_epochs * per_epoch)
@@ -233,6 +250,10 @@ class Restored:
         trainer._get_train_sampler = lambda *a, **k: _Skipping(sampler(*a, **k), self.epochs, self.skipped * per_step)
         if not point.state["whole_generation"]:
             self.inexact.append("the checkpoint lies between two generations: the rest of that batch is generated anew")
+        if (before := sum(name.startswith("random") for name in point.state)) != processes.count():
+            self.inexact.append(f"trained in {before} processes before: batches and random numbers are others from here on")
+        if not point.state["optimizer"]["groups"]:
+            self.inexact.append("the optimiser begins anew: its state was spread over processes")
         if args.logging_steps > 1 and point.step % args.logging_steps:
             self.inexact.append("the next row of metrics is about the steps after the checkpoint only")
 
@@ -241,13 +262,13 @@ class Restored:
         from safetensors.torch import load_file
 
         state, tensors = self.point.state, load_file(str(self.point.folder / _TENSORS))
-        (version, numbers, gauss), (kind, keys, *more) = state["random"]["python"], state["random"]["numpy"]
-        self._random = {
-            "python": (version, tuple(numbers), gauss),
-            "numpy": (kind, np.array(keys, dtype=np.uint32), *more),
-            "torch": tensors.pop("random.torch"),
-            "cuda": tensors.pop("random.cuda", None),
-        }
+        own = f"random{processes.rank() or ''}"
+        random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
+        if own in state:
+            (version, numbers, gauss), (kind, keys, *more) = state[own]["python"], state[own]["numpy"]
+            numpy = (kind, np.array(keys, dtype=np.uint32), *more)
+            self._random = {"python": (version, tuple(numbers), gauss), "numpy": numpy}
+            self._random |= {"torch": random[f"{own}.torch"], "cuda": random.get(f"{own}.cuda")}
         by_parameter: dict[int, dict[str, Any]] = {}
         for name, value in [*tensors.items(), *state["optimizer"]["plain"].items()]:
             index, _, key = name.partition(".")
@@ -395,6 +416,8 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
             found.refused.append(f"other reward functions: {', '.join(sorted(gone))}")
         if recorded.get("rows") not in (None, fingerprint(stage.task.rows)):
             found.refused.append(f"the training rows were changed ({len(stage.task.rows)} now)")
+    if (before := manifest.get("processes", 1)) != processes.count():
+        found.refused.append(f"processes: {before} -> {processes.count()}, and a step learns from so many times as much")
     then = manifest.get("versions") or {}
     found.shown.extend(f"{name}: {then[name]} -> {own}" for name, own in versions().items() if then.get(name, own) != own)
     return found

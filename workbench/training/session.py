@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workbench import processes
 from workbench.errors import RunError
 from workbench.health import Watchdog
 from workbench.run.directory import RunDirectory
@@ -32,11 +33,13 @@ from workbench.training.resuming import (
     Restored,
     check_finite,
     check_room,
+    is_spread,
     load_adapter,
     not_numbers,
     recorded,
     save_adapter,
     save_checkpoint,
+    whole_weights,
 )  # fmt: skip
 from workbench.training.stages import ONLY_STAGE, AdaptiveWeights, Stage
 from workbench.training.trackers import tracker_callbacks
@@ -73,7 +76,7 @@ class Session:
         self.run, self.trainer, self.stages, self.stage = run, trainer, stages, stages[0]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # a processor of images holds one
         shown_by = [make() for make in unasked] if watchers is None else watchers
-        self.recorder = Recorder(run, tokenizer.eos_token_id, shown_by)
+        self.recorder = Recorder(run, tokenizer.eos_token_id, shown_by if processes.is_main() else ())
         self.control = RunControl(run, self.recorder, changes_of)
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
@@ -108,10 +111,11 @@ class Session:
                 status, details = ("stopped" if by else "finished"), {"by": by}
                 # Still inside: an Interrupt that comes while the adapter is being saved must not lose it.
                 with self._spared("the adapter was not saved"), self.run.writing():
-                    if hasattr(model, "peft_config"):
-                        check_finite(model, self.run, state.global_step)
+                    weights = whole_weights(self.trainer)
+                    if hasattr(model, "peft_config") and processes.is_main():
+                        check_finite(model, self.run, state.global_step, weights)
                         with replace_folder(self.run.final) as folder:
-                            save_adapter(model, self.trainer.processing_class, folder)
+                            save_adapter(model, self.trainer.processing_class, folder, weights)
             return result
         except BaseException as error:
             status = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -136,7 +140,8 @@ class Session:
     def _may_rescue(self, step: int) -> bool:
         # The weights are whole, the record knows the step (or a hole in it would be for ever), and it is not saved yet.
         recorded = step - self.recorder.steps_before < max(1, self.trainer.args.logging_steps)
-        return recorded and not self.updating and not (self.run.checkpoints / f"checkpoint-{step}").exists()
+        spread = is_spread(self.trainer)  # the other processes may not be there to hand in their share
+        return recorded and not self.updating and not spread and not (self.run.checkpoints / f"checkpoint-{step}").exists()
 
     def _train_all(self, *args: Any, **kwargs: Any) -> Any:
         self._begin(self.stage)
@@ -170,7 +175,7 @@ class Session:
         self.stage = stage
         self.control.steer(trainer, self.policy, stage, adaptive)
         recorder.stage, recorder.measures_kl = stage.name, bool(stage.settings["beta"])
-        recorder.watchdog = Watchdog(self.control.config)
+        recorder.watchdog = Watchdog(self.control.config) if processes.is_main() else None
         # A private method of TRL's trainer, also in Unsloth's; where it is missing, the split of time is not measured.
         if generate := getattr(trainer, "_generate", None):
             self.replace("_generate", recorder.timed("generated_s")(generate))
@@ -266,6 +271,7 @@ class StagedSession(Session):
 
         # Before the trainer is touched: what fails here leaves it as it was.
         wanted = stages[0].settings["report_to"]
+        wanted = wanted if processes.is_main() else "none"
         self.trackers, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
         print(*lines, sep="\n", end="\n" * bool(lines))
         super().__init__(run, trainer, stages, watchers, **more)
@@ -278,7 +284,9 @@ class StagedSession(Session):
             value = f"{self.run.name}: trainer.train({', '.join(kwargs) or 'with an argument'})"
             remedy = "call trainer.train() alone; to go on with an earlier run: wb.continue_run(run)"
             raise RunError(value, rule="a trainer made from a plan takes its checkpoints from the run", remedy=remedy)
-        return super().train()
+        result = super().train()
+        processes.gathered(None)  # what the main process saves at the end is there for all
+        return result
 
     def _train_all(self) -> Any:
         self.policy.trained_in.append(self.run.name)
@@ -295,6 +303,7 @@ class StagedSession(Session):
         trainer, policy = self.trainer, self.policy
         adaptive = AdaptiveWeights(stage.adaptive, stage.suite)
         stage.suite.on_batch = lambda batch: (adaptive.note(batch), self.recorder.batch(batch))
+        stage.suite.gather = processes.gathered if processes.count() > 1 else None
         trainer.args.output_dir = str(self.run.checkpoints)
         self.restored, self._at_step_end = None, None
         if self.point is not None and stage.number == self.point.stage:
@@ -328,7 +337,10 @@ class StagedSession(Session):
         step = self.trainer.state.global_step
         if isinstance(error, NotNumbers):
             return not_numbers(self.run, f"in step {step + 1} {error}")
-        if not isinstance(error, RunError):
+        if processes.count() > 1 and "peer" in str(error):  # gloo's word, where a connection breaks
+            rule, remedy = "processes that train together end together", "its own error, or why it was killed, stands above"
+            return RunError(f"{self.run.name}: another process ended during step {step + 1}", rule=rule, remedy=remedy)
+        if not isinstance(error, RunError) and not is_spread(self.trainer):
             try:
                 check_finite(self.policy.model, self.run, step)
             except RunError as cause:
@@ -338,9 +350,12 @@ class StagedSession(Session):
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         # In the place of the trainer's own, which deletes an old checkpoint before the new one is whole, and saves nan.
         trainer, stage = self.trainer, self.stage
+        weights = whole_weights(trainer)
+        if not processes.is_main():
+            return
         known = {"stage": stage.number, "done": trainer.state.global_step - stage.offset, "adaptive": self.control.adaptive.state}
         known["recorded"] = self.recorder.on_record | {"events.jsonl": self.recorder.state.in_force}
-        folder = save_checkpoint(trainer, self.run, known, self._at_step_end)
+        folder = save_checkpoint(trainer, self.run, known, self._at_step_end, weights)
         if trainer.args.push_to_hub:
             trainer._push_from_checkpoint(str(folder))
 
@@ -400,7 +415,7 @@ class StagedSession(Session):
         if self.restored:
             state.epoch = self.restored.epoch(state.epoch)
         # The random states, before anything that comes after draws from them.
-        self._at_step_end = {**random_states(), "tokens": state.num_input_tokens_seen}
+        self._at_step_end = processes.gathered({**random_states(), "tokens": state.num_input_tokens_seen})
         ended = state.global_step >= state.max_steps
         self.control.boundary(state.global_step, control, ends=ended and self.stage is not self.stages[-1])
         if ended or control.should_training_stop:

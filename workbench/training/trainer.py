@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from workbench import processes
 from workbench.errors import RecipeError, RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
@@ -129,13 +130,14 @@ def continue_run(
             another run (`accept_changes`). Others as for `train`.
     """
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="begun" if take_over else "resting")
+    run = processes.as_seen(run)
     if run.manifest().get("attached"):
         value, rule = f"{run.name}: a trainer of your own trained it", "a run goes on from the recipe that it was begun with"
         remedy = "make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)"
         raise RunError(value, rule=rule, remedy=remedy)
     recipe, point = run.recipe(), latest_point(run, checkpoint)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
-        return _finished(run, point, take_over)  # whatever became of the task since
+        return processes.in_main(lambda: _finished(run, point, take_over))  # whatever became of the task since
     plan = prepare(recipe, task, policy=policy, run=run, memory=memory_on(estimates=False))
     if steps:
         last = plan.stages[-1]
@@ -159,15 +161,15 @@ def continue_run(
     trainer = make_trainer(replace(plan, stages=left), policy)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     result = run.manifest().get("result")
-    run.reopen(point.step, take_over)
+    processes.in_main(lambda: run.reopen(point.step, take_over))
     try:
         news = [f"WARNING: {what}" for what in point.passed_over]
         news += [f"not as when {run.name} was begun: {what}" for what in (*changed.shown, *changed.refused)]
         go_on(run, trainer, point, watchers, [*news, f"{run.name} goes on after step {point.step}, from {point.folder.name}"])
         if news:
             run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)
-        run.update_manifest(recipe=(recipe if steps else plan.recipe).model_dump(mode="json"))
-        if steps:
+        run.update_manifest(recipe=(recipe if steps else plan.recipe).model_dump(mode="json"), processes=processes.count())
+        if steps and processes.is_main():
             recipe.save(run.path / "recipe.yaml")
     except BaseException:
         run.update_manifest(result=result)

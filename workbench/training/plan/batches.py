@@ -3,7 +3,7 @@
 `per_device_train_batch_size` counts completions, not prompts. TRL generates `generation_batch_size` of them at once
 (per_device_train_batch_size x steps_per_generation, which is gradient_accumulation_steps unless it is set), cuts that into
 forward passes of `per_device_train_batch_size`, goes through them `num_iterations` times, and updates the weights after every
-`gradient_accumulation_steps` forward passes.
+`gradient_accumulation_steps` forward passes. Of several processes, each takes a forward pass of that size at the same time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from workbench import processes
 from workbench.errors import RecipeError
 
 _SUMMED = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
@@ -39,9 +40,10 @@ def batch(settings: dict[str, Any]) -> Batch:
     if explicit and several:
         both = f"grpo.generation_batch_size = {explicit} and grpo.steps_per_generation = {several}"
         raise RecipeError(both, rule="one of them follows from the other", remedy="keep one of them")
-    completions = explicit or per_device * (several or accumulated)
+    at_once = per_device * processes.count()
+    completions = explicit or at_once * (several or accumulated)
     factor = f"steps_per_generation {several}" if several else f"gradient_accumulation_steps {accumulated}"
-    product = f"per_device_train_batch_size {per_device} x {factor}"
+    product = f"per_device_train_batch_size {per_device}{_processes(' x')} x {factor}"
     made_of = f"generation_batch_size {explicit}" if explicit else product
     if count < 2:
         rule = "an advantage compares at least 2 completions of a prompt"
@@ -54,13 +56,19 @@ def batch(settings: dict[str, Any]) -> Batch:
         rule = "num_generations divides the generation batch, so that every group is whole"
         remedy = f"set num_generations to {' or '.join(map(str, near))}, or {larger}" if near else larger
         raise RecipeError(said, rule=rule, remedy=remedy)
-    if completions % per_device:
-        whole = -(-completions // math.lcm(per_device, count)) * math.lcm(per_device, count)
-        said = f"{made_of}, and per_device_train_batch_size {per_device}"
-        rule = "a generation batch is cut into whole forward passes"
-        remedy = f"set generation_batch_size to {whole}, or per_device_train_batch_size to {math.gcd(completions, per_device)}"
+    if completions % at_once:
+        whole = -(-completions // math.lcm(at_once, count)) * math.lcm(at_once, count)
+        said = f"{made_of}, and per_device_train_batch_size {per_device}{_processes(' x')}"
+        rule, remedy = "a generation batch is cut into whole forward passes", f"set generation_batch_size to {whole}"
+        if completions % processes.count() == 0:
+            fitting = math.gcd(completions // processes.count(), per_device)
+            remedy += f", or per_device_train_batch_size to {fitting}"
         raise RecipeError(said, rule=rule, remedy=remedy)
     return Batch(completions, count)
+
+
+def _processes(word: str) -> str:
+    return f"{word} {processes.count()} processes" if processes.count() > 1 else ""
 
 
 def _is_size(value: Any) -> bool:
@@ -77,14 +85,15 @@ def whole_groups(settings: dict[str, Any], asked: dict[str, Any]) -> tuple[dict[
     per_device, accumulated, count = sizes = [settings[name] for name in _SUMMED]
     if not all(map(_is_size, sizes)) or count < 2 or any(asked.get(name) is not None for name in _OPTIONAL):
         return settings, []
-    stride = count // math.gcd(per_device, count)
+    at_once = per_device * processes.count()
+    stride = count // math.gcd(at_once, count)
     raised = -(-accumulated // stride) * stride
-    before, after = per_device * accumulated, per_device * raised
+    before, after = at_once * accumulated, at_once * raised
     if raised == accumulated or after > max(count, 2 * before):
         return settings, []
     return {**settings, "gradient_accumulation_steps": raised}, [
-        f"gradient_accumulation_steps {accumulated} -> {raised}: {per_device} x {accumulated} = {before} completions hold no "
-        f"whole number of groups of {count}, {per_device} x {raised} = {after} do; all {after} are generated at once, so "
+        f"gradient_accumulation_steps {accumulated} -> {raised}: {at_once} x {accumulated} = {before} completions hold no "
+        f"whole number of groups of {count}, {at_once} x {raised} = {after} do; all {after} are generated at once, so "
         f"generation takes more memory (a forward pass does not: per_device_train_batch_size stays {per_device})"
     ]
 
@@ -104,11 +113,12 @@ def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int) -> tuple[
     """
     per_device, accumulated = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     uses, asked = settings.get("num_iterations") or 1, settings.get("max_steps") or -1
-    passes = planned.completions // per_device * uses  # forward passes that one generation batch serves
+    at_once = per_device * processes.count()
+    passes = planned.completions // at_once * uses  # forward passes that one generation batch serves
     per_epoch = max(math.ceil(prompts // planned.prompts * passes / accumulated), 1)
     steps = asked if asked > 0 else math.ceil((settings.get("num_train_epochs") or 1) * per_epoch)
     left_over = prompts % planned.prompts
-    return per_device, per_device * accumulated, uses, passes / accumulated, per_epoch, left_over, steps
+    return per_device, at_once * accumulated, uses, passes / accumulated, per_epoch, left_over, steps
 
 
 def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> str:
@@ -127,7 +137,7 @@ def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> s
     sentences = [
         f"{length}; each learns from {_count(per_step, 'completion')} ({groups})",
         f"{planned.completions} completions ({_count(planned.prompts, 'prompt')} x {group}) are generated at once{every}{again}; "
-        f"a forward pass takes {per_forward}",
+        f"a forward pass takes {per_forward}{_processes(' in each of')}",
     ]
     if prompts is not None:
         left = f" ({left_over} fill no batch)" * bool(left_over)

@@ -1,0 +1,94 @@
+"""Several processes that train together, one per GPU, started by `accelerate launch`: what they tell one another.
+
+The first, the main one, owns the run: it records, reads requests, saves and prints. Each scores its own completions and hands
+them over, as a group may lie across processes; what is asked for is in force in all of them after the same step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from workbench.errors import RecipeError, WorkbenchError
+from workbench.run.directory import RunDirectory
+
+
+def count() -> int:
+    """How many processes a launcher has started to train together; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", 1)) if "LOCAL_RANK" in os.environ else 1
+
+
+def rank() -> int:
+    """Which of them this is, from 0, the main one."""
+    return int(os.environ.get("RANK", 0)) if count() > 1 else 0
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def check(backend: str) -> None:
+    """RecipeError where the processes that were asked for were not started, or cannot train together."""
+    if "LOCAL_RANK" not in os.environ and "MASTER_ADDR" in os.environ and os.environ.get("ACCELERATE_USE_CPU") == "True":
+        rule = "without mpirun, `accelerate launch --cpu` starts a single process, however many it is asked for"
+        remedy = "write --multi_gpu instead of --cpu, on a CPU, too; for one process: --num_processes 1"
+        raise RecipeError("accelerate launch --cpu with several processes, and one was started", rule=rule, remedy=remedy)
+    if count() > 1 and backend == "unsloth":
+        value, rule = f"policy.backend = 'unsloth' in {count()} processes", "Unsloth trains on one GPU"
+        raise RecipeError(value, rule=rule, remedy="set policy: {backend: transformers}, or start one process")
+    if not is_main():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as this process lives
+    if count() > 1:
+        _on_gpus()
+
+
+def _on_gpus() -> bool:
+    import torch
+
+    cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true"
+    os.environ["ACCELERATE_USE_CPU"] = str(not cuda)  # without a GPU they would not find each other, and each train alone
+    return cuda
+
+
+def gathered(piece: Any) -> list[Any]:
+    """What each process hands in, in order, given to all of them; if somebody hands in an exception, all raise the first one."""
+    pieces = [piece]
+    if count() > 1:
+        import torch
+
+        cuda = _on_gpus()
+        if not torch.distributed.is_initialized():  # before there is a GRPOConfig
+            from accelerate import PartialState
+
+            PartialState(cpu=not cuda)
+        if isinstance(piece, Exception) and not isinstance(piece, WorkbenchError):
+            piece = RuntimeError(f"{type(piece).__name__}: {piece}")  # others need not survive being pickled
+        pieces = [None] * count()
+        with torch.cuda.device(int(os.environ["LOCAL_RANK"])) if cuda else contextlib.nullcontext():  # a thread has its own
+            torch.distributed.all_gather_object(pieces, piece)
+        pieces[rank()] = piece
+    for each in pieces:
+        if isinstance(each, Exception):
+            raise each
+    return pieces
+
+
+def in_main(call: Callable[[], Any]) -> Any:
+    """What `call` returns or raises in the main process, in all of them; it is called when all have come this far."""
+    gathered(None)
+    try:
+        found = call() if is_main() else None
+    except Exception as error:
+        found = error
+    return gathered(found)[0]
+
+
+def as_seen(run: RunDirectory) -> RunDirectory:
+    """The run, as this process has it: what the others would write, the main one writes."""
+    for name in ("log_event", "log_metrics", "update_manifest", "reopen", "release", "discard"):
+        if not is_main():
+            setattr(run, name, lambda *_, **__: None)
+    return run
