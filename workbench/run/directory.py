@@ -16,7 +16,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -155,7 +155,7 @@ class RunDirectory:
                 shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> Generator[None]:
         """RunError in the place of the system's own error, where a file of the run cannot be written."""
         try:
             yield

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ MERGE = 250  # steps that a merged part holds
 WHOLE = "a part of the record is a whole Parquet file"
 MOVE_IT = "move that file out of the folder; the other parts are whole by themselves"
 STORED = {"compression": "zstd", "use_dictionary": False, "write_statistics": ["step"]}  # what pays in large files costs here
-_NAME = re.compile(r"step-(\d+)-(?:(\d+)|to-(\d+))\.parquet")
+_NAME = re.compile(r"step-\d+-(to-)?\d+\.parquet")
 _ROWS = 2048  # of a row group, at least: smaller ones take longer to find than to read
 
 
 def span(part: str | Path) -> tuple[int, int, int]:
     """(first step, last step, number of the batch within its step; -1: a merged part), of a part's name."""
-    first, number, last = _NAME.fullmatch(Path(part).name).groups()
-    return int(first), int(last or first), int(number or -1)
+    first, second = (int(number) for number in re.findall(r"\d+", Path(part).stem))
+    return (first, second, -1) if "-to-" in Path(part).stem else (first, first, second)
 
 
 def parts(folder: Path, steps: Container[int] | None = None, held: list[Path] | None = None) -> list[Path]:
@@ -52,7 +52,7 @@ def parts(folder: Path, steps: Container[int] | None = None, held: list[Path] | 
 
 
 @contextlib.contextmanager
-def opened(part: Path) -> Iterator[tuple[Any, list[tuple[str, int]]]]:
+def opened(part: Path) -> Generator[tuple[Any, list[tuple[str, int]]]]:
     """A part's `ParquetFile`, and what is in it: (name of a batch's own part, rows), in order. RunError if it is not whole.
 
     Of a part that was merged after it was listed: the merged one's file, in which the other batches have no name.
