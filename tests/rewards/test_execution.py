@@ -572,7 +572,6 @@ async def leaving_reward(completions, **kwargs):
     ("function", "did"), [(stubborn_reward, "was not back after 0.3 s"), (leaving_reward, "raised SystemExit: 3")]
 )
 def test_a_coroutine_cannot_outlive_its_deadline_nor_end_the_loop(suite, function, did):
-    started = time.monotonic()
     with pytest.raises(RewardError, match=did):
         suite(function, deadline_s=0.3).score(ROWS, ["a"])
     [func] = suite(function, deadline_s=0.3, on_error="skip").funcs
@@ -583,7 +582,6 @@ def test_a_coroutine_cannot_outlive_its_deadline_nor_end_the_loop(suite, functio
     loop = asyncio.new_event_loop()  # TRL's is one that goes on
     assert all(math.isnan(score) for scores in loop.run_until_complete(twice()) for score in scores)
     loop.close()
-    assert time.monotonic() - started < 30
 
 
 async def blocking_reward(completions, **kwargs):

@@ -29,7 +29,7 @@ def left(run, age_s: float = 0.0, **owner) -> None:
     """As a process that was killed leaves it, so many seconds ago."""
     (run.path / "lock").write_text(json.dumps(owner) if owner else "{")
     for file in (run.path, *run.path.iterdir()):
-        os.utime(file, (time.time() - age_s,) * 2)
+        os.utime(file, ((run.path / "lock").stat().st_ctime - age_s,) * 2)  # it was written just now
 
 
 def here(**more) -> dict:

@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from driving import waited_for
 from safetensors.torch import load_file
 
 import workbench as wb
@@ -46,10 +46,7 @@ def launched(home: Path, *words: str | Path, seconds: float = 900) -> subprocess
             printed, errors = process.communicate(timeout=seconds)
         finally:
             process.kill()
-    until = time.monotonic() + 120
-    while left := members_of(process.pid):
-        assert time.monotonic() < until, f"still there: {left}"
-        time.sleep(0.1)
+    waited_for(lambda: not members_of(process.pid))
     return subprocess.CompletedProcess(command, process.returncode, printed, errors)
 
 
