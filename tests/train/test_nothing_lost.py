@@ -365,6 +365,17 @@ def test_an_accepted_edit_is_recorded_and_not_asked_about_again(run, policy, cap
     assert len([event for event in run.events() if event["event"] == "changed"]) == 1
 
 
+def test_what_nobody_edited_is_no_edit(run):
+    """A field that the version which began the run had not, and a task file that is found from another folder."""
+    begun = run.manifest()["recipe"]
+    del begun["generation"], begun["lora"]["lora_dropout"]
+    run.update_manifest(recipe=begun | {"task": "mine/task.py"})
+    moved = run.recipe().model_copy(update={"task": "/elsewhere/task.py"})
+    assert resuming.changed_since_begun(run, moved, [], latest_point(run)).refused == []
+    other = run.recipe().model_copy(update={"task": "mine/other.py"})
+    assert resuming.changed_since_begun(run, other, [], latest_point(run)).refused == ["task: 'mine/task.py' -> 'mine/other.py'"]
+
+
 def fewer(made):
     return {"rows": made.rows[:-1]}
 

@@ -144,15 +144,16 @@ class RunDirectory:
         self.requests_from = asked.stat().st_size if asked.is_file() else 0
         # The adapter of the end is no longer that of the end; the checkpoint holds it until there is another.
         shutil.rmtree(self.final, ignore_errors=True)
-        self.update_manifest(result=None, before=self.manifest().get("result"))
+        manifest = self.manifest()
+        self.update_manifest(result=None, before=manifest.get("result") or manifest.get("before"))
         rows = [row for row in self.metrics() if row["step"] <= step]
         with replace_file(self.path / "metrics.jsonl") as beside:
             beside.touch()
             for row in rows:
                 append_line(beside, row)
-        for folder in self.saved():
-            if int(folder.name[11:]) > step:
-                shutil.rmtree(folder, ignore_errors=True)
+        torn = list(self.checkpoints.glob(".*.part"))  # by a kill
+        for folder in torn + [each for each in self.saved() if int(each.name[11:]) > step]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:

@@ -401,12 +401,14 @@ class Changed:
 def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point) -> Changed:
     """Recipe, rows, rewards, libraries and record of a run that goes on, against those that it was begun with and saved with."""
     manifest, found = run.manifest(), Changed([], lost_since(run, point), [])
-    begun, now = _flat(manifest.get("recipe") or {}), _flat(recipe.model_dump(mode="json"))
-    for name in sorted(begun.keys() | now.keys()) if begun else ():
+    begun_as = manifest.get("recipe") or recipe  # none: by an earlier version; fields of a later one have their defaults
+    begun, now = (_flat(Recipe.of(each, "manifest.json").model_dump(mode="json")) for each in (begun_as, recipe))
+    for name in sorted(begun.keys() | now.keys()):
         before, after = begun.get(name, "not set"), now.get(name, "not set")
         free = name.startswith(_FREE) or (name.startswith("stages.") and name.endswith(".steps"))
         where = found.shown if free else found.held if name.startswith(_HELD) else found.refused
-        if before != after:
+        moved = name.endswith("task") and Path(str(before)).name == Path(str(after)).name  # found from another folder
+        if before != after and not moved:
             where.append(f"{name}: {before!r} -> {after!r}")
     for stage in stages:
         recorded = _recorded(manifest, stage.number)
@@ -417,7 +419,7 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
         if recorded.get("rows") not in (None, fingerprint(stage.task.rows)):
             found.refused.append(f"the training rows were changed ({len(stage.task.rows)} now)")
     if (before := manifest.get("processes", 1)) != processes.count():
-        found.refused.append(f"processes: {before} -> {processes.count()}, and a step learns from so many times as much")
+        found.refused.append(f"processes: {before} -> {processes.count()}, so a step learns from another number of completions")
     then = manifest.get("versions") or {}
     found.shown.extend(f"{name}: {then[name]} -> {own}" for name, own in versions().items() if then.get(name, own) != own)
     return found
