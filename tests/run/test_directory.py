@@ -55,6 +55,17 @@ def test_a_kill_while_it_is_made_leaves_no_run_and_the_name_free(home, file):
     assert RunDirectory.create("a", Recipe(), {}).name == "a"
 
 
+def test_what_a_run_took_before_is_known_however_often_it_was_killed_since(home):
+    run = RunDirectory.create("a", Recipe(), {"result": {"minutes": 3.0}})
+    (run.checkpoints / ".checkpoint-4.part").mkdir(parents=True)
+    run.release()
+    for _ in range(2):  # and killed: without a result
+        run.reopen(2)
+        run.release()
+    assert run.manifest()["before"] == {"minutes": 3.0}
+    assert not any(run.checkpoints.iterdir())
+
+
 def test_what_a_kill_left_of_a_rewritten_record_is_not_part_of_the_next(home):
     run = RunDirectory.create("a", Recipe(), {})
     for step in (1, 2, 3):
