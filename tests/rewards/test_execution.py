@@ -471,9 +471,17 @@ def logging_reward(completions, trainer_state, log_extra, log_metric, **kwargs):
     return [1 / len(text_of(completion)) for completion in completions]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("step", 999.0), ("loss", 0.0), ("rewards/x/mean", 1.0), ("mine", "many"), ("mine", math.nan)]
-)
+def test_a_mean_of_nothing_is_not_logged_and_ends_nothing(suite):
+    def empty_reward(completions, log_metric, **kwargs):
+        log_metric("mine", math.nan)
+        return [1.0] * len(completions)
+
+    logged = []
+    assert suite(empty_reward).funcs[0](**trl_call(["a"], logged)) == [1.0]
+    assert logged == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("step", 999.0), ("loss", 0.0), ("rewards/x/mean", 1.0), ("mine", "many")])
 def test_what_is_logged_cannot_take_the_place_of_the_trainers_own(suite, name, value):
     def spoiling_reward(completions, log_metric, **kwargs):
         log_metric(name, value)

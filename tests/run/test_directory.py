@@ -247,4 +247,6 @@ def test_a_run_lives_while_its_owner_does(home):
     (run.path / "lock").write_text('{"pid": 1, "host": "another machine"}')
     assert run.live
     run.release()
+    assert run.live  # it is not this process's any more
+    (run.path / "lock").unlink()
     assert not run.live

@@ -98,6 +98,11 @@ def test_of_an_owner_elsewhere_the_age_of_its_last_sign_decides(home):
     assert run.live
     with pytest.raises(RunError, match=r"is training on a-lost-runtime[\s\S]*--take-over"):
         run.reopen(1)
+    left(run, pid=1, host=socket.gethostname(), boot="before it was started anew")
+    run.reopen(1, take_over=True)
+    run.release()
+    left(run, pid=1, host="a-lost-runtime", boot="another", age_s=-10 * locks.SILENT_S)  # its clock is ahead
+    assert not run.live
     left(run, pid=1, host="a-lost-runtime", boot="another", age_s=locks.SILENT_S + 60)
     assert not run.live
     left(run, pid=1, host="a-lost-runtime", boot="another", age_s=locks.SILENT_S + 60)

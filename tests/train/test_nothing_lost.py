@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import re
@@ -15,11 +16,13 @@ from safetensors.torch import load_file
 from workbench.errors import RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
+from workbench.run.rollouts import query, read_batches
 from workbench.tiny.task import task as arithmetic
 from workbench.training import resuming
 from workbench.training.policy import load_policy
 from workbench.training.resuming import latest_point, lost_since
 from workbench.training.trainer import continue_run, train
+from workbench.workspace import replace_folder
 
 GRPO = {
     "max_steps": 4, "save_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16,
@@ -217,7 +220,9 @@ def test_what_is_lost_of_the_record_is_found(run):
 def test_a_run_does_not_go_on_without_its_record_and_nothing_is_touched(run, policy, name):
     (run.path / name).unlink(missing_ok=True)
     (run.path / name).mkdir()
-    with pytest.raises(RunError, match=rf"{name.partition('/')[0]}[\s\S]*(4 -> 0|32 -> 24|no such file|stands in its place)"):
+    with pytest.raises(
+        RunError, match=rf"{name.partition('/')[0]}[\s\S]*(4 -> 0|32 -> 24|no such file|whole Parquet|stands in its place)"
+    ):
         continue_run(run, policy=policy, task=task(), steps=1)
     assert run.final.exists()
     assert not run.live
@@ -232,6 +237,77 @@ def test_a_run_goes_on_with_a_hole_that_is_accepted_and_is_not_asked_again(run, 
     assert "metrics.jsonl up to step 4: 4 -> 3" in capsys.readouterr().out
     assert [row["step"] for row in run.metrics()] == [1, 3, 4, 5]
     assert continue_run(run, policy=policy, task=task(), steps=1).result()["steps"] == 6
+
+
+# -- a step that is not finished ---------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), KeyboardInterrupt()], ids=["error", "abort"])
+def test_a_run_that_ends_in_the_middle_of_a_step_goes_on_from_the_step_before(home, policy, monkeypatch, error):
+    """What the step in flight has scored already is not part of what is saved: it is scored again."""
+    from workbench.training import trainer as trainers
+
+    asked = recipe(adaptive_weights={"correctness_reward": {}}, grpo={"save_steps": 100})
+    full = train(asked.model_copy(update={"run_name": "full"}), policy=load_policy("tiny", load_in_4bit=False), task=task())
+    make = trainers.make_trainer
+
+    def failing(*args, **kwargs):
+        trainer = make(*args, **kwargs)
+        step = trainer.training_step
+
+        def third(*args, **kwargs):
+            if trainer.state.global_step == 2:
+                trainer._prepare_inputs(args[1])  # generated and scored
+                raise error
+            return step(*args, **kwargs)
+
+        trainer.training_step = third
+        return trainer
+
+    with monkeypatch.context() as patched, pytest.raises(type(error)):
+        patched.setattr(trainers, "make_trainer", failing)
+        train(asked, policy=load_policy("tiny", load_in_4bit=False), task=task())
+    run = open_run("r")
+    assert [folder.name for folder in run.saved()] == ["checkpoint-2"]
+    assert max(query(run.rollouts)["step"]) == 3
+    continue_run(run, policy=load_policy("tiny", load_in_4bit=False), task=task())
+    assert [event["event"] for event in run.events() if event["event"] == "changed"] == []
+    whole, again = (load_file(each.final / "adapter_model.safetensors") for each in (full, run))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert len(query(run.rollouts)) == len(query(full.rollouts)) == 32
+
+
+def test_a_checkpoint_made_during_a_pause_is_older_than_the_row_of_its_step(run):
+    point = latest_point(run)
+    point.state["recorded"]["metrics.jsonl"] -= 1
+    assert lost_since(run, point) == []
+    without(3)(run.path / "metrics.jsonl")  # killed before it was over
+    assert lost_since(run, point) == []
+    shown = resuming.changed_since_begun(run, run.recipe(), [], point).shown
+    assert "metrics.jsonl ends with step 3, the checkpoint with step 4" in shown
+
+
+def test_a_run_that_cannot_be_taken_back_is_nobodys_and_whole(run, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device", str(run.path / "manifest.json"))
+
+    with monkeypatch.context() as patched, pytest.raises(RunError, match="the disk is full"):
+        patched.setattr(RunDirectory, "update_manifest", full)
+        run.reopen(4)
+    assert run.final.exists()
+    assert not run.live
+    run.reopen(4)
+    run.release()
+
+
+def test_what_only_fsync_tells_is_told(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    (tmp_path / "kept").mkdir()
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="quota"), replace_folder(tmp_path / "kept") as folder:
+        patched.setattr("os.fsync", full)
+        (folder / "new").touch()
+    assert [each.name for each in tmp_path.rglob("*")] == ["kept"]
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -374,6 +450,31 @@ def test_what_nobody_edited_is_no_edit(run):
     assert resuming.changed_since_begun(run, moved, [], latest_point(run)).refused == []
     other = run.recipe().model_copy(update={"task": "mine/other.py"})
     assert resuming.changed_since_begun(run, other, [], latest_point(run)).refused == ["task: 'mine/task.py' -> 'mine/other.py'"]
+
+
+@pytest.mark.slow
+def test_after_an_accepted_number_of_generations_every_batch_is_read(run, policy):
+    edit(run, grpo__num_generations=2)
+    continue_run(run, policy=policy, task=task(), steps=1, accept_changes=True)
+    assert [(batch.step, batch.num_generations) for batch in read_batches(run)] == [*((step, 4) for step in range(1, 5)), (5, 2)]
+    assert run.manifest()["settings"]["in_force"]["num_generations"] == 2
+
+
+@pytest.mark.slow
+def test_another_weight_of_the_task_is_refused_and_once_accepted_it_is_the_runs(run, policy):
+    weights = [7.0, *task().weights[1:]]
+    other = dataclasses.replace(task(), reward_weights=weights)
+    with pytest.raises(RunError, match=r"weight of correctness_reward: 1 -> 7"):
+        continue_run(run, policy=policy, task=other, steps=1)
+    continue_run(run, policy=policy, task=other, steps=1, accept_changes=True)
+    assert continue_run(run, policy=policy, task=other, steps=1).result()["steps"] == 6
+
+
+def test_another_template_is_refused_and_another_device_is_shown(run, policy):
+    manifest = run.manifest()
+    run.update_manifest(template="another", policy=manifest["policy"] | {"device": "cuda:0"})
+    with pytest.raises(RunError, match=r"chat template was changed; device: cuda:0 -> the CPU"):
+        continue_run(run, policy=policy, task=task(), steps=1)
 
 
 def fewer(made):

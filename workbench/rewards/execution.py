@@ -257,11 +257,12 @@ def _with_own_metrics(function: str, call: Call) -> Call:
         return call
 
     def logged(name: str, value: Any) -> None:
-        if is_own(str(name)) or isinstance(value, (str, bytes)) or not math.isfinite(float(value)):
-            rule = "a function logs finite numbers, under names that neither TRL nor the workbench uses"
+        if is_own(str(name)) or isinstance(value, (str, bytes)):
+            rule = "a function logs numbers, under names that neither TRL nor the workbench uses"
             remedy = f"log a number, under another name: {function}/{str(name).rpartition('/')[2]}"
             raise RewardError(f"{function} logs {name!r} = {value!r:.80}", rule=rule, remedy=remedy)
-        call["log_metric"](name, value)
+        if math.isfinite(float(value)):  # a mean of nothing is left out
+            call["log_metric"](name, value)
 
     return {**call, "log_metric": logged}
 

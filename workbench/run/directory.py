@@ -42,6 +42,7 @@ _NO_ROOM = {
     errno.ENOTDIR: "its folder is a file", errno.EEXIST: "a file stands in its place", errno.EFBIG: "it may not grow so large",
     errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone",
 }  # fmt: skip
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _ONE_OWNER = "one process at a time owns a run"
 
 
@@ -136,14 +137,18 @@ class RunDirectory:
             value = f"{self.name}: another process has just gone on with it"
             raise RunError(value, rule=_ONE_OWNER, remedy="watch it: `workbench watch`")
         try:
-            cut(self.rollouts, step)
+            self._take_out(step)
         except BaseException:
             self.lock.release()
             raise
+
+    def _take_out(self, step: int) -> None:
+        torn = list(self.checkpoints.glob(".*.part"))  # by a kill
+        for folder in torn + [each for each in self.saved() if int(each.name[11:]) > step]:
+            shutil.rmtree(folder, ignore_errors=True)
+        cut(self.rollouts, step)
         asked = self.path / "control.jsonl"
         self.requests_from = asked.stat().st_size if asked.is_file() else 0
-        # The adapter of the end is no longer that of the end; the checkpoint holds it until there is another.
-        shutil.rmtree(self.final, ignore_errors=True)
         manifest = self.manifest()
         self.update_manifest(result=None, before=manifest.get("result") or manifest.get("before"))
         rows = [row for row in self.metrics() if row["step"] <= step]
@@ -151,9 +156,8 @@ class RunDirectory:
             beside.touch()
             for row in rows:
                 append_line(beside, row)
-        torn = list(self.checkpoints.glob(".*.part"))  # by a kill
-        for folder in torn + [each for each in self.saved() if int(each.name[11:]) > step]:
-            shutil.rmtree(folder, ignore_errors=True)
+        # The adapter of the end is no longer that of the end; the checkpoint holds it until there is another.
+        shutil.rmtree(self.final, ignore_errors=True)
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
@@ -163,12 +167,13 @@ class RunDirectory:
         except Exception as error:
             found = re.search(r"os error (\d+)", str(error))
             number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
-            file = Path(getattr(error, "filename2", None) or getattr(error, "filename", None) or self.path)
-            if number not in _NO_ROOM or not file.is_relative_to(self.path):
+            named = getattr(error, "filename2", None) or getattr(error, "filename", None)
+            file = Path(named or self.path)  # without a name it may be about anything, a socket above all
+            if number not in (_NO_ROOM if named else _OF_A_DISK) or not file.is_relative_to(self.path):
                 raise
             free = shutil.disk_usage(self.path).free / 1e6 if self.path.is_dir() else 0.0
             value = f"{shown(file)} cannot be written: {_NO_ROOM[number]} ({free:,.0f} MB are free)"
-            remedy = f"make room, or put it back, then {self.again}"
+            remedy = f"free some space, or reconnect the drive, then {self.again}"
             raise RunError(value, rule="a run writes every step before it begins the next", remedy=remedy) from error
 
     @property

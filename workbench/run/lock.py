@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import RunError
+
 SILENT_S = 900.0  # an owner elsewhere that has written nothing for so long is gone
 _SIGNS = ("lock", "metrics.jsonl", "events.jsonl", "rollouts", "checkpoints")
 _SETTLE_S = 0.2  # in which a rival's write is seen where there is no flock
@@ -37,7 +39,7 @@ class Lock:
     """The lock of one run's folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.file, self._handle = folder / "lock", -1
+        self.file, self._handle, self._mine = folder / "lock", -1, b""
 
     def take(self, over: bool = False) -> bool:
         """Whether this process has become the owner. `over`: even from an owner elsewhere that may live."""
@@ -60,10 +62,14 @@ class Lock:
         if not of_here and self._lives() and not (over and self.elsewhere):
             os.close(handle)
             return False
-        os.ftruncate(handle, 0)
-        os.write(handle, _identity(locked=True))
-        self._handle = handle
+        self._handle, self._mine = handle, _identity(locked=True)
         _held.add(handle)
+        try:
+            os.ftruncate(handle, 0)
+            os.write(handle, self._mine)
+        except BaseException:  # a full disk
+            self.release()
+            raise
         return True
 
     def _take_without_flock(self, over: bool) -> bool:
@@ -85,21 +91,31 @@ class Lock:
         os.write(handle, mine)
         os.close(handle)
         time.sleep(_SETTLE_S)
-        return self._content() == mine
+        self._mine = mine if self._content() == mine else b""
+        return bool(self._mine)
 
     def release(self) -> None:
         """Give it back; the run is then nobody's."""
         with contextlib.suppress(OSError):  # a disk that can only be read, perhaps: a lock that nobody holds says nothing
-            self.file.unlink()
+            if not self.lost:
+                self.file.unlink()
         if self._handle in _held:
             _held.discard(self._handle)
             os.close(self._handle)
-        self._handle = -1
+        self._handle, self._mine = -1, b""
 
     def beat(self) -> None:
-        """A sign of life, for readers on other machines."""
+        """A sign of life, for readers on other machines; RunError if the run was taken over by somebody who saw none."""
+        if self.lost:
+            value, rule = f"{self.file.parent.name}: taken over by a process on {self.owner.get('host')}", "a run has one owner"
+            raise RunError(value, rule=rule, remedy="watch it: `workbench watch`")
         with contextlib.suppress(OSError):
             os.utime(self.file)
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else has taken it since this process had it."""
+        return bool(self._mine) and self._content() not in (None, b"", self._mine)
 
     @property
     def owner(self) -> dict[str, Any]:
@@ -112,8 +128,10 @@ class Lock:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the owner is on another machine, or cannot be told."""
-        return bool(self._content()) and self.owner.get("host") != socket.gethostname()
+        """Whether the owner is on another machine, or on this one before it was started anew, or cannot be told."""
+        owner = self.owner
+        here = owner.get("host") == socket.gethostname() and owner.get("boot", _boot()) == _boot()
+        return bool(self._content()) and not here
 
     @property
     def held(self) -> bool:
@@ -128,15 +146,14 @@ class Lock:
         if not self._content():
             return False  # nobody has written into it
         owner = self.owner
-        of_here = owner.get("host") == socket.gethostname() and owner.get("boot", _boot()) == _boot()
-        if of_here and isinstance(owner.get("pid"), int):
+        if not self.elsewhere and isinstance(owner.get("pid"), int):
             started = _started(owner["pid"])
             return started is not None and owner.get("started", started) == started
         latest = 0.0
         for name in _SIGNS:
             with contextlib.suppress(OSError):  # not there, or a rival has just taken the lock away
                 latest = max(latest, (self.file.parent / name).stat().st_mtime)
-        return time.time() - latest < SILENT_S
+        return abs(time.time() - latest) < SILENT_S  # its clock may go wrong
 
     def _blocked(self) -> bool:
         with contextlib.suppress(OSError), self.file.open("rb") as lock:

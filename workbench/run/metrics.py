@@ -36,7 +36,7 @@ TRAIN_S = "time/train_s"  # wall time of the rest of the step: forward, backward
 _OWN = frozenset(
     {"step", "loss", "epoch", "num_tokens", REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD}
 )
-_OWN_GROUPS = ("rewards/", "completions/", "groups/", "time/", "clip_ratio", "train/", "eval")
+_OWN_GROUPS = ("rewards/", "completions/", "groups/", "time/", "clip_ratio", "sampling/", "train/", "eval_", "eval/")
 
 
 def is_own(name: str) -> bool:

@@ -195,7 +195,7 @@ def read_part(
     RunError if it is no whole Parquet file, or lacks a column.
 
     Args:
-        manifest: of the run, for the settings of the part's stage; without it, G is the usual size of the batch's groups.
+        manifest: of the run, for the settings of the part's stage; where no group has its G, that is their usual size.
         bare: without prompts, dataset columns and errors, which are most of a record.
         left_out: notes the groups that are not of G completions, which are left out in any case.
     """
@@ -227,7 +227,9 @@ def read_part(
             step, group, generation = (np.diff(own[name]) for name in ("step", "group", "generation"))
             starts = np.flatnonzero((step != 0) | (group != 0) | (generation <= 0)) + 1
             sizes = np.diff([0, *starts, len(own["step"])])
-            size = known["settings"].get("num_generations") or int(np.bincount(sizes).argmax())
+            size = known["settings"].get("num_generations")
+            if size not in sizes:  # not known, or the run went on with another one, which was accepted
+                size = int(np.bincount(sizes).argmax())
             if odd := int((sizes != size).sum()):
                 whole = np.repeat(sizes == size, sizes)
                 own = {

@@ -33,7 +33,7 @@ from workbench.training.loading import measured, random_kept
 from workbench.training.plan.in_force import SHOWN
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
-from workbench.training.resuming import Point, kept_task
+from workbench.training.resuming import Changed, Point, kept_task
 from workbench.training.session import Made, Session, StagedSession
 from workbench.training.stages import ONLY_STAGE, Stage
 from workbench.training.watchers import Watchers
@@ -157,7 +157,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
         "task": {**asked, "card": json.loads(card.read_text(encoding="utf-8")) if source and card.is_file() else None},
         "rewards": _rewards(first),
         "processes": processes.count(),
-        "template": fingerprint([{"template": policy.tokenizer.chat_template or "", **policy.chat_template_kwargs}]),
+        "template": _template(policy),
         "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [
             {key: _plain(value) for key, value in row._asdict().items()}
@@ -168,6 +168,20 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
     if first.name != ONLY_STAGE or len(stages) > 1:
         found["stages"] = [_stage(stage) for stage in stages]
     return found
+
+
+def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
+    """Add to `changed` what is not as the run's manifest says of the policy: its template, its device, how it computes."""
+    manifest, found = run.manifest(), policy.found()
+    for name in ("device", "compute_dtype", "backend"):
+        if (before := (manifest.get("policy") or {}).get(name, found[name])) != found[name]:
+            changed.shown.append(f"{name}: {before} -> {found[name]}")
+    if manifest.get("template") not in (None, _template(policy)):
+        changed.refused.append("the policy's chat template was changed")
+
+
+def _template(policy: Policy) -> str:
+    return fingerprint([{"template": policy.tokenizer.chat_template or "", **policy.chat_template_kwargs}])
 
 
 def settings_in_force(args: Any) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class RunControl:
             if self._interrupted_by and time.monotonic() - self._interrupted_at < ECHO_S:
                 return
             if self._interrupted_by:
+                self._interrupted_at = time.monotonic()  # its echo must not end what is saved now
                 raise KeyboardInterrupt
             by = "interrupt" if signum == signal.SIGINT else "SIGTERM"
             self._interrupted_by, self._interrupted_at = by, time.monotonic()

@@ -46,6 +46,7 @@ class Recorder:
         self.watchdog: Any = None  # looks at the health of the stage that trains
         self._writer, self._merger = ThreadPoolExecutor(1, "rollouts"), ThreadPoolExecutor(1, "merged rollouts")
         self._writing: Future | None = None
+        self._merging: Future | None = None
         self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
         self._weights: dict[str, float] = {}
@@ -75,7 +76,7 @@ class Recorder:
                 self._writing = self._writer.submit(write_part, *part)
                 if (whole := (scored.step - 1) // MERGE) > self._merged:  # that of this step is still being written
                     self._merged = whole
-                    self._merger.submit(merge, self.run.rollouts, whole * MERGE)
+                    self._merging = self._merger.submit(merge, self.run.rollouts, whole * MERGE)
             # Now, because what is asked for at the end of the step is in force for the next one.
             self._kl_measured = self.measures_kl
             self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}
@@ -100,6 +101,8 @@ class Recorder:
     def close(self) -> None:
         """Wait until everything is written; OSError if the latest part could not be."""
         self._merger.shutdown()
+        if self._merging is not None and (error := self._merging.exception()):
+            warnings.warn(f"parts of the record were not merged, and stay as they are: {error}", stacklevel=2)
         self.finish()
         self._writer.shutdown()
 

@@ -64,7 +64,7 @@ def save_checkpoint(
     with replace_folder(run.checkpoints / f"checkpoint-{trainer.state.global_step}") as folder:
         save_adapter(trainer.model, trainer.processing_class, folder, weights)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
-        state = _saved_state(trainer, folder, states) | known | {"run": run.identity}
+        state = _saved_state(trainer, folder, states, known["done"]) | known | {"run": run.identity}
         state = to_json(state | {"files": {file.name: _sum_of(file) for file in sorted(folder.iterdir()) if file.is_file()}})
         write_json(folder / _STATE, state | {"sha256": _sum_of_state(state)})
     rotate_checkpoints(str(run.checkpoints), trainer.args.save_total_limit)
@@ -97,9 +97,9 @@ def not_numbers(run: RunDirectory, what: str) -> RunError:
     return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
 
 
-def check_room(run: RunDirectory, model: Any, kept: int | None = 0) -> None:
+def check_room(run: RunDirectory, model: Any, kept: int = 0) -> None:
     """RunError unless there is room for one more checkpoint than are `kept`, by the adapter's size and its optimiser's."""
-    needed = checkpoint_bytes(model) * (1 + (kept or 0))
+    needed = checkpoint_bytes(model) * (1 + max(0, kept))
     if (free := shutil.disk_usage(run.path).free) < needed:
         value = f"{shown(run.path)}: {free / 1e6:,.0f} MB are free"
         rule = f"checkpoints need about {needed / 1e6:,.0f} MB here"
@@ -120,7 +120,7 @@ def _sum_of_state(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None) -> dict[str, Any]:
+def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None, done: int) -> dict[str, Any]:
     # What makes the numbers go on; tensors are written beside it.
     import torch
     from safetensors.torch import save_file
@@ -140,7 +140,10 @@ def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None
     return {
         "step": trainer.state.global_step,
         "tokens": states[0].get("tokens", trainer.state.num_input_tokens_seen),
-        "whole_generation": trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0,
+        "whole_generation": done
+        * trainer.args.gradient_accumulation_steps
+        % (trainer.args.steps_per_generation * trainer.num_iterations)
+        == 0,
         "optimizer": {"plain": {key: moments[key] for key in moments if key not in tensors}, "groups": packed["param_groups"]},
         "scaler": scaler and scaler.state_dict(),
         "schedule": {key: value for key, value in schedule.items() if isinstance(value, (int, float, list))},
@@ -376,7 +379,9 @@ def lost_since(run: RunDirectory, point: Point) -> list[str]:
     """What a checkpoint knows of the run's record and is there no longer: one line each."""
     saved = _flat(point.state.get("recorded", {}))  # empty: by an earlier version
     there = _flat(to_json(recorded(run, point.step))) if saved else {}
-    lost = [name for name in saved if saved[name] != there.get(name)]
+    # Of what is counted there may be more: a checkpoint that was made during a pause is older than the row of its step.
+    more = {name for name in ("metrics.jsonl", "rollouts") if there.get(name, 0) > saved.get(name, 0)}
+    lost = [name for name in saved if name not in more and saved[name] != there.get(name)]
     return [f"{name} up to step {point.step}: {saved[name]} -> {there.get(name)}" for name in lost]
 
 
@@ -416,8 +421,14 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
         found.refused.extend(f"{name} was changed" for name, own in stage.suite.hashes.items() if functions.get(name, own) != own)
         if gone := functions.keys() ^ stage.suite.hashes.keys():
             found.refused.append(f"other reward functions: {', '.join(sorted(gone))}")
+        for name, weight in zip(stage.suite.names, stage.suite.weights, strict=True):
+            if (before := recorded.get("weights", {}).get(name, weight)) != weight:
+                found.refused.append(f"weight of {name}: {before:g} -> {weight:g}")
         if recorded.get("rows") not in (None, fingerprint(stage.task.rows)):
             found.refused.append(f"the training rows were changed ({len(stage.task.rows)} now)")
+    last = max((row["step"] for row in run.metrics()), default=point.step)
+    if point.step - last >= recipe.grpo.get("logging_steps", 1):  # saved during a pause, and killed before it was over
+        found.shown.append(f"metrics.jsonl ends with step {last}, the checkpoint with step {point.step}")
     if (before := manifest.get("processes", 1)) != processes.count():
         found.refused.append(f"processes: {before} -> {processes.count()}, so a step learns from another number of completions")
     then = manifest.get("versions") or {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import math
 import os
 import time
@@ -19,6 +20,7 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RunError
 from workbench.health import Watchdog
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE
 from workbench.training.control import RunControl, save_now
@@ -101,21 +103,23 @@ class Session:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """The trainer's own `train`, watched and recorded; what ends it before its time is recorded and raised."""
+        with self.control.graceful():  # all of it: an Interrupt that comes while something is being saved must not lose it
+            return self._recorded(*args, **kwargs)
+
+    def _recorded(self, *args: Any, **kwargs: Any) -> Any:
         started, status, details = time.monotonic(), "failed", {}
         try:
-            with self.control.graceful():
-                result = self._train_all(*args, **kwargs)
-                state, by, model = self.trainer.state, self.control.stopped_by, self.trainer.model
-                if self.stage is self.stages[-1] and state.global_step >= state.max_steps:
-                    by = None  # asked for at the end of the last step: there was nothing left to stop
-                status, details = ("stopped" if by else "finished"), {"by": by}
-                # Still inside: an Interrupt that comes while the adapter is being saved must not lose it.
-                with self._spared("the adapter was not saved"), self.run.writing():
-                    weights = whole_weights(self.trainer)
-                    if hasattr(model, "peft_config") and processes.is_main():
-                        check_finite(model, self.run, state.global_step, weights)
-                        with replace_folder(self.run.final) as folder:
-                            save_adapter(model, self.trainer.processing_class, folder, weights)
+            result = self._train_all(*args, **kwargs)
+            state, by, model = self.trainer.state, self.control.stopped_by, self.trainer.model
+            if self.stage is self.stages[-1] and state.global_step >= state.max_steps:
+                by = None  # asked for at the end of the last step: there was nothing left to stop
+            status, details = ("stopped" if by else "finished"), {"by": by}
+            with self._spared("the adapter was not saved"), self.run.writing():
+                weights = whole_weights(self.trainer)
+                if hasattr(model, "peft_config") and processes.is_main():
+                    check_finite(model, self.run, state.global_step, weights)
+                    with replace_folder(self.run.final) as folder:
+                        save_adapter(model, self.trainer.processing_class, folder, weights)
             return result
         except BaseException as error:
             status = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -130,6 +134,7 @@ class Session:
             self.at_end.close()
             try:
                 with self._spared("the record was not closed"), self.run.writing():
+                    self.run.lock.beat()  # or it is somebody else's by now
                     self._close(status, max(self.begun_at, self.trainer.state.global_step), time.monotonic() - started, details)
             except (OSError, RunError):
                 if status != "failed":  # else the error that is being raised says more
@@ -141,7 +146,10 @@ class Session:
         # The weights are whole, the record knows the step (or a hole in it would be for ever), and it is not saved yet.
         recorded = step - self.recorder.steps_before < max(1, self.trainer.args.logging_steps)
         spread = is_spread(self.trainer)  # the other processes may not be there to hand in their share
-        return recorded and not self.updating and not spread and not (self.run.checkpoints / f"checkpoint-{step}").exists()
+        mine = not self.run.lock.lost
+        return (
+            mine and recorded and not self.updating and not spread and not (self.run.checkpoints / f"checkpoint-{step}").exists()
+        )
 
     def _train_all(self, *args: Any, **kwargs: Any) -> Any:
         self._begin(self.stage)
@@ -302,10 +310,17 @@ class StagedSession(Session):
     def _train_stage(self, stage: Stage) -> Any:
         trainer, policy = self.trainer, self.policy
         adaptive = AdaptiveWeights(stage.adaptive, stage.suite)
-        stage.suite.on_batch = lambda batch: (adaptive.note(batch), self.recorder.batch(batch))
+
+        def scored(batch: ScoredBatch) -> None:
+            # What a checkpoint of the step before says, if this one is not finished.
+            self._before = batch.step, dict(self.recorder.on_record), copy.deepcopy(adaptive.state)
+            adaptive.note(batch)
+            self.recorder.batch(batch)
+
+        stage.suite.on_batch = scored
         stage.suite.gather = processes.gathered if processes.count() > 1 else None
         trainer.args.output_dir = str(self.run.checkpoints)
-        self.restored, self._at_step_end = None, None
+        self.restored, self._at_step_end, self._before = None, None, (0, {}, {})
         if self.point is not None and stage.number == self.point.stage:
             load_adapter(policy.model, self.point.folder)
             self.restored = Restored(self.point, stage.steps)
@@ -313,7 +328,8 @@ class StagedSession(Session):
         self.fit = Fit(stage)
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
-        check_room(self.run, policy.model, trainer.args.save_total_limit)
+        more = (max(stage.steps, 1) - (self.point.done if self.restored else 0)) // max(1, int(trainer.args.save_steps))
+        check_room(self.run, policy.model, min(more, trainer.args.save_total_limit or 1) - len(self.run.saved()))
         self._begin(stage, adaptive)
         self.replace("_save_checkpoint", self._save_checkpoint)
         for tracker in self.trackers:
@@ -353,11 +369,12 @@ class StagedSession(Session):
         weights = whole_weights(trainer)
         if not processes.is_main():
             return
-        known = {"stage": stage.number, "done": trainer.state.global_step - stage.offset, "adaptive": self.control.adaptive.state}
-        known["recorded"] = self.recorder.on_record | {"events.jsonl": self.recorder.state.in_force}
-        folder = save_checkpoint(trainer, self.run, known, self._at_step_end, weights)
-        if trainer.args.push_to_hub:
-            trainer._push_from_checkpoint(str(folder))
+        step, recorded, adaptive = self._before
+        if step <= trainer.state.global_step:
+            recorded, adaptive = self.recorder.on_record, self.control.adaptive.state
+        known = {"stage": stage.number, "done": trainer.state.global_step - stage.offset, "adaptive": adaptive}
+        known["recorded"] = recorded | {"events.jsonl": self.recorder.state.in_force}
+        save_checkpoint(trainer, self.run, known, self._at_step_end, weights)
 
     def _generates(self, why_not: str | None) -> None:
         step, by = self.trainer.state.global_step + 1, {"by": "trl", "why": why_not} if why_not else {"by": "workbench"}

@@ -16,7 +16,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.training import plan as settings_of
-from workbench.training.attach import attach, go_on
+from workbench.training.attach import attach, changed_policy, go_on, manifest_of
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
@@ -158,21 +158,30 @@ def continue_run(
     if changed.held or (changed.refused and not accept_changes):
         raise _another_run(run, changed)
     policy = policy or load_policy(plan)
+    changed_policy(run, policy, changed)
+    if changed.refused and not accept_changes:
+        raise _another_run(run, changed)
     trainer = make_trainer(replace(plan, stages=left), policy)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
-    result = run.manifest().get("result")
+    before = run.manifest()
     processes.in_main(lambda: run.reopen(point.step, take_over))
     try:
+        found = {}
+        if changed.refused:  # what was accepted is what the run is from here on
+            stages = [*plan.stages[: -len(left)], *vars(trainer)[Made.KEY].plan.stages]
+            found = manifest_of(plan.recipe, policy, stages, trainer, list(plan.notes))
+            found = {name: value for name, value in found.items() if name not in ("id", "created", "versions")}
+        found |= {"recipe": (recipe if steps else plan.recipe).model_dump(mode="json"), "processes": processes.count()}
+        run.update_manifest(**found)
         news = [f"WARNING: {what}" for what in point.passed_over]
         news += [f"not as when {run.name} was begun: {what}" for what in (*changed.shown, *changed.refused)]
         go_on(run, trainer, point, watchers, [*news, f"{run.name} goes on after step {point.step}, from {point.folder.name}"])
         if news:
             run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)
-        run.update_manifest(recipe=(recipe if steps else plan.recipe).model_dump(mode="json"), processes=processes.count())
         if steps and processes.is_main():
             recipe.save(run.path / "recipe.yaml")
     except BaseException:
-        run.update_manifest(result=result)
+        run.update_manifest(**before)
         run.release()
         raise
     trainer.train()
@@ -220,7 +229,7 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
 
 
 def _another_run(run: RunDirectory, changed: Changed) -> RunError:
-    lines = [*changed.held, *changed.refused]
+    lines = [*changed.held, *changed.refused, *changed.shown]
     value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
     rule, remedy = "a run goes on as the one that it was begun as", "put it back, or train a new run"
     if changed.held:
@@ -249,8 +258,9 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
 
 def _all_trained(recipe: Recipe, point: Point) -> bool:
     trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
-    asked = recipe.stages[-1].steps if recipe.stages else recipe.grpo.get("max_steps") or -1  # or so many epochs
-    return point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= max(trained["max_steps"], asked)
+    asked = sum(stage.steps for stage in recipe.stages) or recipe.grpo.get("max_steps") or -1
+    asked = asked if asked > 0 else trained["max_steps"]  # of so many epochs
+    return point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= asked
 
 
 def _unfinished(stage: Stage, point: Point) -> bool:
