@@ -263,9 +263,11 @@ def test_a_run_that_ends_in_the_middle_of_a_step_goes_on_from_the_step_before(ho
         trainer.training_step = third
         return trainer
 
-    with monkeypatch.context() as patched, pytest.raises(type(error)):
+    fresh = load_policy("tiny", load_in_4bit=False)
+    with monkeypatch.context() as patched:
         patched.setattr(trainers, "make_trainer", failing)
-        train(asked, policy=load_policy("tiny", load_in_4bit=False), task=task())
+        with pytest.raises(type(error)):
+            train(asked, policy=fresh, task=task())
     run = open_run("r")
     assert [folder.name for folder in run.saved()] == ["checkpoint-2"]
     assert max(query(run.rollouts)["step"]) == 3
@@ -290,9 +292,10 @@ def test_a_run_that_cannot_be_taken_back_is_nobodys_and_whole(run, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device", str(run.path / "manifest.json"))
 
-    with monkeypatch.context() as patched, pytest.raises(RunError, match="the disk is full"):
+    with monkeypatch.context() as patched:
         patched.setattr(RunDirectory, "update_manifest", full)
-        run.reopen(4)
+        with pytest.raises(RunError, match="the disk is full"):
+            run.reopen(4)
     assert run.final.exists()
     assert not run.live
     run.reopen(4)
@@ -304,9 +307,10 @@ def test_what_only_fsync_tells_is_told(tmp_path, monkeypatch):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     (tmp_path / "kept").mkdir()
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="quota"), replace_folder(tmp_path / "kept") as folder:
+    with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full)
-        (folder / "new").touch()
+        with pytest.raises(OSError, match="quota"), replace_folder(tmp_path / "kept") as folder:
+            (folder / "new").touch()
     assert [each.name for each in tmp_path.rglob("*")] == ["kept"]
 
 

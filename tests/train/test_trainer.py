@@ -13,15 +13,16 @@ import pytest
 
 from workbench.errors import DataError, PolicyError, RecipeError, RewardError, TaskError
 from workbench.recipe import Recipe, RewardsPart
-from workbench.run.directory import open_run
+from workbench.run.directory import RunDirectory, open_run
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, MIXED, REWARD, REWARD_STD
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer as training
-from workbench.training.control import ECHO_S
+from workbench.training.control import ECHO_S, RunControl
 from workbench.training.policy import load_policy
+from workbench.training.recorder import Recorder
 from workbench.training.trainer import train
 
 GRPO = {
@@ -189,15 +190,29 @@ def test_weights_that_are_all_0_are_refused(home, policy):
         train(recipe(weights={f.__name__: 0 for f in REWARD_FUNCS}), policy=policy, task=arithmetic(64, 8))
 
 
+def test_an_interrupt_that_comes_twice_is_one_when_it_stops_and_when_it_aborts(home):
+    run = RunDirectory.create("t", Recipe(), {})
+    control = RunControl(run, Recorder(run, None))
+    with control.graceful():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        control._interrupted_at -= ECHO_S
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # while what the abort leaves is saved
+    run.release()
+
+
 @pytest.mark.slow
 def test_the_second_interrupt_aborts_and_the_record_stays(home, policy):
     with pytest.raises(KeyboardInterrupt):
         train(recipe(max_steps=50), policy=policy, task=arithmetic(64, 8), watchers=[InterruptAt(2, times=2)])
     run = open_run("t")
     # The first Interrupt's request was overtaken by the second, and its writer is told so.
-    assert [e["event"] for e in run.events()] == ["started", "control", "aborted"]
-    assert not run.events()[1]["applied"]
+    assert [e["event"] for e in run.events()] == ["started", "checkpoint", "control", "aborted"]
+    assert not run.events()[2]["applied"]
     assert run.manifest()["result"]["status"] == "aborted"
+    assert [folder.name for folder in run.saved()] == ["checkpoint-2"]
     assert len(run.metrics()) == 2
     assert not (run.path / "lock").exists()
 
