@@ -48,6 +48,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process with threads cannot be forked
+
 import measuring
 from measuring import Line
 
