@@ -206,9 +206,11 @@ def train(
 @command("continue")
 def continue_(
     run: Annotated[str, arg("A run by name or path; latest: the last that does not train.")] = "latest",
-    steps: Annotated[int | None, opt("Train so many steps more than its recipe says.", min=1)] = None,
+    steps: Annotated[int | None, opt("Raise the recipe's max_steps by so many; not to be repeated after a kill.", min=1)] = None,
     checkpoint: Annotated[str | None, opt("Go on from this one, checkpoint-20; later ones are deleted.", "--from")] = None,
-    accept_changes: Annotated[bool, opt("Go on although recipe, rows or rewards were changed.", "--accept-changes")] = False,
+    accept_changes: Annotated[
+        bool, opt("Go on although recipe, rows or rewards were changed; recorded.", "--accept-changes")
+    ] = False,
     take_over: Annotated[bool, opt("The run began on another machine, now gone (a lost Colab runtime).", "--take-over")] = False,
 ) -> Result:
     """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.

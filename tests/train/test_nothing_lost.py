@@ -438,7 +438,7 @@ def test_an_edit_that_makes_another_run_of_it_is_refused(run, policy, name):
 def test_an_accepted_edit_is_recorded_and_not_asked_about_again(run, policy, capsys):
     edit(run, seed=3, grpo__save_steps=2)
     continue_run(run, policy=policy, task=task(), steps=1, accept_changes=True)
-    assert "not as when r was begun: seed: 0 -> 3" in capsys.readouterr().out
+    assert "not as when r was begun, and accepted: seed: 0 -> 3" in capsys.readouterr().out
     [told] = [event for event in run.events() if event["event"] == "changed"]
     assert (told["accepted"], told["shown"]) == (["seed: 0 -> 3"], ["grpo.save_steps: 1 -> 2"])
     assert continue_run(run, policy=policy, task=task(), steps=1).result()["steps"] == 6

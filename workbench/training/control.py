@@ -74,7 +74,7 @@ class RunControl:
             # Whatever the handler does happens in the middle of a step: an error here must not become the step's.
             with contextlib.suppress(Exception):
                 write_request(self.run, "stop", by, {})
-                print("stopping after this step; interrupt again to abort at once", flush=True)
+                print(f"stopping after this step; to abort at once, interrupt again in {ECHO_S:g} seconds or later", flush=True)
 
         # Python lets only the main thread handle signals; elsewhere the caller's own handling stays in force.
         signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()

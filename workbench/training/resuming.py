@@ -154,6 +154,7 @@ def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None
 def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
     """The newest whole checkpoint of a run, or the one called `checkpoint`; RunError if there is none, or it is not whole."""
     damaged, saved = [], run.saved()
+    checkpoint = f"checkpoint-{checkpoint}" if checkpoint and checkpoint.isdecimal() else checkpoint
     if checkpoint and checkpoint not in (names := [folder.name for folder in saved]):
         value, there = f"{run.name}: no {checkpoint}", ", ".join(names) or "none"
         raise RunError(
@@ -168,7 +169,10 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
                 why = str(error) if type(error) is ValueError else f"{_STATE}: {type(error).__name__}: {error}"
                 damaged.append(f"{folder.name} is damaged ({why})")
     value = f"{shown(run.checkpoints)}: no checkpoint to go on from" + "".join(f"; {what}" for what in damaged)
-    remedy = "choose another with --from checkpoint-N" if checkpoint else "start a new run, with a lower grpo.save_steps"
+    remedy = "start a new run, with a lower grpo.save_steps"
+    if damaged:
+        remedy = "choose another with --from checkpoint-N, or put the file back from a copy"
+        remedy += "; the adapter of the end is in checkpoints/final" if run.final.is_dir() else ""
     raise RunError(value, rule="a run goes on from a whole checkpoint-N, saved every save_steps", remedy=remedy)
 
 

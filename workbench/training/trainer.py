@@ -25,7 +25,7 @@ from workbench.training.resuming import STATE_FILES, Changed, Point, changed_sin
 from workbench.training.session import Made
 from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
-from workbench.workspace import replace_folder
+from workbench.workspace import replace_folder, shown
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
@@ -163,7 +163,7 @@ def continue_run(
         raise _another_run(run, changed)
     trainer = make_trainer(replace(plan, stages=left), policy)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
-    before = run.manifest()
+    before, reached = run.manifest(), run.result()["steps"]
     processes.in_main(lambda: run.reopen(point.step, take_over))
     try:
         found = {}
@@ -174,9 +174,13 @@ def continue_run(
         found |= {"recipe": (recipe if steps else plan.recipe).model_dump(mode="json"), "processes": processes.count()}
         run.update_manifest(**found)
         news = [f"WARNING: {what}" for what in point.passed_over]
-        news += [f"not as when {run.name} was begun: {what}" for what in (*changed.shown, *changed.refused)]
-        go_on(run, trainer, point, watchers, [*news, f"{run.name} goes on after step {point.step}, from {point.folder.name}"])
-        if news:
+        news += [f"not as when {run.name} was begun: {what}" for what in changed.shown]
+        news += [f"not as when {run.name} was begun, and accepted: {what}" for what in changed.refused]
+        news.append(f"{run.name} goes on after step {point.step}, from {point.folder.name}")
+        news[-1] += f", to step {left[-1].offset + left[-1].steps}" if left[-1].steps > 0 else ""
+        news[-1] += f"; steps {point.step + 1} to {reached} are trained again" if reached > point.step else ""
+        go_on(run, trainer, point, watchers, news)
+        if changed.shown or changed.refused or point.passed_over:
             run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)
         if steps and processes.is_main():
             recipe.save(run.path / "recipe.yaml")
@@ -231,10 +235,11 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
 def _another_run(run: RunDirectory, changed: Changed) -> RunError:
     lines = [*changed.held, *changed.refused, *changed.shown]
     value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
-    rule, remedy = "a run goes on as the one that it was begun as", "put it back, or train a new run"
+    recipe = shown(run.path / "recipe.yaml")
+    rule, remedy = "a run goes on as the one that it was begun as", f"put it back (settings: in {recipe}), or train a new run"
     if changed.held:
-        rule = "the checkpoint's optimiser and schedule decide, whatever the recipe says"
-        remedy += "; `workbench control` changes learning_rate while it trains"
+        rule = f"the checkpoint's optimiser and schedule decide on {changed.held[0].partition(':')[0]}, whatever is accepted"
+        remedy += f"; `workbench control {run.name} learning_rate 1e-5` changes that one while it trains"
     else:
         remedy += "; or go on all the same, which is recorded: continue_run(run, accept_changes=True), `--accept-changes`"
     return RunError(value, rule=rule, remedy=remedy)
