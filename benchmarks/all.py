@@ -21,8 +21,8 @@ from typing import Any
 import measuring
 
 NAMES = (
-    "steps", "generation", "checkpoints", "kills", "damage", "hooks", "scoring", "answers", "replay", "reading", "long_run",
-    "start", "dataset_checks", "health",
+    "steps", "generation", "checkpoints", "exports", "verifying", "kills", "damage", "hooks", "scoring", "answers", "replay",
+    "reading", "long_run", "start", "dataset_checks", "health",
 )  # fmt: skip
 README = measuring.HERE / "README.md"
 _BLOCK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

@@ -130,13 +130,16 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
     return Ratio(min(first) / min(second), min(by_round), max(by_round))
 
 
-def own_process(script: str, *words: str, **environment: str) -> Any:
+def own_process(script: str, *words: str, python: str = sys.executable, **environment: str) -> Any:
     """What a script of this folder finds in a process of its own: the last line that it prints, as JSON.
+
+    Args:
+        python: of the environment to run it in.
 
     Raises:
         subprocess.CalledProcessError: if it failed; what it said is on stderr.
     """
-    command = [sys.executable, str(HERE / script), *words]
+    command = [python, str(HERE / script), *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment})
     return json.loads(done.stdout.splitlines()[-1])
 

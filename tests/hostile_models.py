@@ -333,7 +333,7 @@ def in_a_fork(name: str, load: Callable[[], object]) -> dict[str, str]:
 
 def main(home: Path, backend: str) -> None:
     from workbench.data.template import template_card
-    from workbench.exporting import copy_adapter, merge_16bit
+    from workbench.exporting.merging import copy_adapter, write_merged
     from workbench.training.loading import load_tokenizer
     from workbench.training.policy import load_policy
     from workbench.training.resuming import save_adapter
@@ -387,7 +387,7 @@ def main(home: Path, backend: str) -> None:
         if backend == "transformers":  # the same for both
             copied = home / "copied" / make.__name__
             tried(f"copied {make.__name__}", copy_adapter, folder, copied)
-            tried(f"merged {make.__name__}", merge_16bit, "tiny", folder, home / "merged" / make.__name__)
+            tried(f"merged {make.__name__}", write_merged, "tiny", folder, home / "merged" / make.__name__)
     # Told to, both run: the folders do carry code.
     live = [
         in_a_fork("trusted", lambda: trusted(_live(home / "live" / "trusted", canaries, auto_map_of_an_own_type))),

@@ -101,9 +101,27 @@ def steps():
 
 
 def proof():
-    from workbench.exporting import Proof
+    from workbench.exporting.checks import Check, Proof
 
-    return Proof(4, 0.001, 3.0, 4, 1.5, [EVIL])
+    pair = {"policy": 0.9, "artefact": 0.2, "difference": -0.7, "low": -0.8, "high": -0.6, "base": 0.3}
+    checks = (
+        Check("files", EVIL, True, EVIL),
+        Check("weights", EVIL, False, EVIL, "not_merged", EVIL, {EVIL: EVIL}),
+        Check("behaviour", EVIL, None, EVIL, EVIL),
+    )
+    return Proof(EVIL, "merged_16bit", checks, (EVIL,), {"reward": pair, "pass@1": pair, "ended": pair}, EVIL)
+
+
+def proofs():
+    from workbench.exporting.checks import Proofs
+
+    return Proofs([proof(), proof()])
+
+
+def merge_risk():
+    from workbench.exporting.risk import MergeRisk
+
+    return MergeRisk({f"layers.0.{EVIL}": 2.0, "layers.0.q_proj": 0.02}, EVIL, "dequantised")
 
 
 def replayed():
@@ -123,7 +141,9 @@ def plan():
 
 SAMPLES = {
     "workbench.training.prepare.Plan": plan,
-    "workbench.exporting.Proof": proof,
+    "workbench.exporting.checks.Proof": proof,
+    "workbench.exporting.checks.Proofs": proofs,
+    "workbench.exporting.risk.MergeRisk": merge_risk,
     "workbench.health.diagnosis.Verdicts": verdicts,
     "workbench.inspection.evaluation.Evaluation": evaluation,
     "workbench.inspection.evaluation.Examples": lambda: evaluation().examples(),

@@ -33,6 +33,9 @@ def test_help_names_every_command_and_where_to_start():
         "control",
         "check",
         "doctor",
+        "export",
+        "prove",
+        "verify",
         "lab",
         "Start with `workbench demo`",
     ):
@@ -40,7 +43,8 @@ def test_help_names_every_command_and_where_to_start():
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "notebook", "plan", "train", "continue", "watch", "control", "check", "doctor", "lab"]
+    "command",
+    ["demo", "notebook", "plan", "train", "continue", "watch", "control", "check", "doctor", "export", "prove", "verify", "lab"],
 )
 def test_every_command_explains_itself(command):
     result = workbench(command, "--help")

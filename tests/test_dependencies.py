@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from workbench.exporting.gguf import INSTALL
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ASKED = {r.name.replace("_", "-").lower(): r for r in map(Requirement, PROJECT["project"]["dependencies"])}
@@ -78,10 +80,19 @@ def test_everything_imported_is_asked_for_and_everything_asked_for_is_imported()
                 imported.add(named[1])
     modules = {MODULES.get(name, name) for name in ASKED} - {None}
     optional = {"accelerate", "safetensors", "tokenizers", "vllm", "wandb", "trackio", "tensorboard", "mlflow"}
-    optional |= {"google", "xformers"}  # what a host may have
+    optional |= {"google", "xformers", "llama_cpp"}  # what a host may have
     ours = {"workbench", "tools", *(file.stem for file in (ROOT / "workbench").rglob("*.py"))}
     assert imported - set(sys.stdlib_module_names) - modules - optional - ours == set()
     assert modules - imported == set()
+
+
+def test_llama_cpp_is_an_extra_alone_and_resolved_without_its_source():
+    [asked] = map(Requirement, PROJECT["project"]["optional-dependencies"]["gguf"])
+    [told] = PROJECT["tool"]["uv"]["dependency-metadata"]
+    assert exact(asked)
+    assert str(asked) == f"{told['name']}=={told['version']}"
+    assert str(asked) in INSTALL
+    assert not any("gguf" in str(group) or "llama" in str(group) for group in PROJECT["dependency-groups"]["dev"])
 
 
 def test_every_override_says_why():

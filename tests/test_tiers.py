@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci" / "run"
 LINT = ("uv run ruff check", "uv run ruff format --check", "uv run ty check", "uv run python tools/lines.py")
-TIERS = (*LINT, "uv run pytest", "uv run pytest -m slow", "uv run pytest -m timing -n 0")
+TIERS = (*LINT, "uv run pytest", "uv run --extra gguf pytest -m slow", "uv run pytest -m timing -n 0")
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "getrusage"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS}
 # A limit on waiting for what never comes, and the time that a benchmark is given: nothing is asserted of either.
@@ -39,13 +39,13 @@ def test_what_the_readmes_command_leaves_out_has_a_tier_of_its_own():
 )  # 5: no test was found
 def test_every_tier_runs_and_one_that_fails_or_is_empty_is_told(tmp_path, codes, code):
     codes = (*(0 for _ in LINT), *codes)
-    for name in ("pip", "chromium"):
+    for name in ("pip", "chromium", "c++"):
         (tmp_path / name).write_text("#!/bin/sh\n")
     (tmp_path / "uv").write_text(
         f'#!/bin/sh\necho uv "$@" >> {tmp_path}/ran\nset -- {" ".join(map(str, codes))}\n'
         f"shift $(($(wc -l < {tmp_path}/ran) - 1))\nexit $1\n"
     )
-    for name in ("pip", "chromium", "uv"):
+    for name in ("pip", "chromium", "c++", "uv"):
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run([CI], env=environment, capture_output=True, text=True, check=False)

@@ -59,9 +59,11 @@ FACE = {
     "replay": "replaying",
     "evaluate": "inspection.evaluation",
     # 05: leave with the model
-    "export": "exporting",
-    "prove": "exporting",
-    "ask": "exporting",
+    "merge_risk": "exporting.risk",
+    "export": "exporting.making",
+    "prove": "exporting.proving",
+    "ask": "exporting.chat",
+    "chat": "views.chat",
 }
 __all__ = [*FACE]
 

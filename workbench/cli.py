@@ -398,6 +398,105 @@ def doctor() -> Result:
     return Result(found, tables(found), int(broken))
 
 
+@command()
+def export(
+    run: Annotated[str, arg("A run by name or path; latest: the last that ended with an adapter.")] = "latest",
+    formats: Annotated[Words, opt("adapter, merged_16bit, merged_4bit, gguf, or one of the three; repeat.", "--format")] = None,
+    into: Annotated[str, opt("Merge into base (16 bits), or dequantised (4-bit weights in 16 bits); auto: by risk.")] = "auto",
+    overwrite: Annotated[bool, opt("Replace another export that is there.", "--overwrite")] = False,
+    push: Annotated[str | None, opt("OWNER/NAME: upload it to the hub, private; wants one --format, proven.")] = None,
+) -> Result:
+    """Leave with the model: write a run's policy into runs/RUN/export/FORMAT, each format whole or not at all.
+
+    adapter: for PEFT and vLLM, beside the 16-bit base. merged_16bit: a model of its own, for transformers, vLLM and MLX.
+    merged_4bit: the same in NF4. gguf: for llama.cpp and Ollama, as gguf_f16, gguf_q8_0 and gguf_q4_k_m. Without --format:
+    adapter and merged_16bit. An export of the same adapter that is there already is kept.
+
+    Exits with 1 if it is refused: another export in its place, no room, a tool that is missing, not proven.
+
+    Examples: `workbench export`, `workbench export demo --format gguf_q4_k_m --push me/sums`.
+    """
+    from workbench.errors import ExportError
+    from workbench.exporting import artefacts, making, pushing
+    from workbench.views.terminal import progress
+    from workbench.workspace import find
+
+    asked = formats or ["adapter", "merged_16bit"]
+    if (there := find(run) / "passport.json").is_file():
+        name = own.run.name if (own := artefacts.open_artefact(there.parent)).run else "RUN"
+        rule, remedy = "what is exported is a run", f"`workbench export {name}`; `workbench prove {run}` proves this artefact"
+        raise ExportError(f"{run}: an artefact, {own.format} of run {name}", rule=rule, remedy=remedy)
+    if making.in_order(asked, into) and push and (len(asked) > 1 or asked == ["gguf"]):
+        rule, remedy = "a repository holds one artefact", "give one --format with --push"
+        raise ExportError(f"--push with {', '.join(asked)}", rule=rule, remedy=remedy)
+    opened = _opened(run, "trained")
+    try:
+        with progress("artefacts", "export") as bar:
+            made = making.export(opened, asked, into=into, overwrite=overwrite, progress=bar)
+        address = pushing.push(made[asked[0]], push) if push else None
+    except ExportError as error:
+        return Result({"refused": error.value, "rule": error.rule, "remedy": error.remedy}, f"refused: {error}", 1)
+    return Result(made.found() | {"pushed": address}, f"{made}\npushed to {address}" if address else made)
+
+
+@command()
+def prove(
+    artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: all that it was exported as.")],
+    run: Annotated[str | None, opt("The run that it was made of, where its folder does not tell.")] = None,
+    prompts: Annotated[int, opt("Held-out prompts; with fewer than 10, damage cannot be told from chance.", min=2)] = 64,
+    task: Annotated[str | None, opt("The run's task, where the one that it was begun with cannot be loaded.")] = None,
+) -> Result:
+    """Is an export the policy that was trained? Loaded back in a process of its own, and held against the live policy.
+
+    From cheap to dear: sums of its files; tensors, layer by layer; token ids; then what it writes: the probabilities of
+    completions that the policy sampled, and greedy answers to held-out prompts, rewarded as in training, with intervals.
+    Quantised formats are measured, and fail only where they equal the base, do not end, or cost more than 5 points beyond
+    chance. What cannot be told here is listed as unproven. Leaves proof.json beside the artefact.
+
+    Exits with 1 if one fails; the cause and the remedy are in the text.
+
+    Examples: `workbench prove latest`, `workbench prove runs/demo/export/gguf_q4_k_m --json`.
+    """
+    from workbench.exporting.checks import Proofs
+    from workbench.exporting.proving import prove as held_against
+    from workbench.run.directory import open_run
+    from workbench.task import load_task
+    from workbench.views.terminal import Bar
+
+    own = None if run is None else open_run(run)
+    with Bar("") as bar:
+
+        def begun(name: str) -> Callable[[int, int], None]:
+            row = bar.add_task(name, total=None, numbers="")
+            return lambda done, total: bar.update(row, completed=done, total=total or None)
+
+        found = held_against(artefact, run=own, prompts=prompts, task=task and load_task(task), progress=begun)
+    proofs = found if isinstance(found, Proofs) else Proofs([found])
+    return Result({"passed": proofs.passed, "proofs": proofs}, proofs, int(not proofs.passed))
+
+
+@command()
+def verify(
+    path: Annotated[str, arg("An artefact's folder, its passport.json; or a run by name or path: all its artefacts.")],
+    rerun: Annotated[bool, opt("Train the run again, on the CPU, and compare to the bit.", "--rerun")] = False,
+    task: Annotated[str | None, opt("With --rerun: the run's task file, where its run is not at hand.")] = None,
+) -> Result:
+    """Is an artefact still what was exported? Every byte of its files against its passport; the run, if it is at hand.
+
+    With --rerun the run is trained again from its passport: adapter, metrics and completions are to be the same to the bit on
+    the same kind of CPU, with the same libraries and as many threads; what is other is named. Exits with 1 if something differs.
+
+    Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit --rerun`.
+    """
+    from workbench.exporting.verifying import verify as held_against
+    from workbench.views.terminal import progress
+
+    with progress("steps", "trained again") if rerun else contextlib.nullcontext(lambda *_: None) as bar:
+        found = held_against(path, rerun, task, bar)
+    passed = all(each.passed for each in found)
+    return Result({"passed": passed, "artefacts": found}, "\n".join(map(str, found)), int(not passed))
+
+
 @app.command()
 def lab(
     port: Annotated[int, opt("Port of the JupyterLab server.", min=1, max=65535)] = 8888,

@@ -79,6 +79,16 @@ def _vllm() -> Found:
     return True, f"{imports}; {brings}", ""
 
 
+def _gguf() -> Found:
+    from workbench.exporting import gguf
+
+    if importlib.util.find_spec("llama_cpp") is None:
+        return False, "llama-cpp-python is not installed", f"optional, for the formats gguf_…: {gguf.INSTALL}"
+    library = f"llama-cpp-python {gguf.llama_cpp().__version__} loads"
+    found = gguf.converter()
+    return True, f"{library}; converter: {found or 'downloaded with the first export'}", ""
+
+
 def _jupyter() -> Found:
     if importlib.util.find_spec("jupyterlab") is None:
         return False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab"
@@ -106,5 +116,5 @@ def _disk() -> Found:
 PROBES = {
     "4-bit policy": _policy, "GPU": _device, "bfloat16": _bf16, "vLLM": _vllm,
     "widgets": lambda: (True, f"ipywidgets {importlib.import_module('ipywidgets').__version__} imports", ""),
-    "JupyterLab": _jupyter, "Chromium": _chromium, "disk": _disk,
+    "GGUF": _gguf, "JupyterLab": _jupyter, "Chromium": _chromium, "disk": _disk,
 }  # fmt: skip

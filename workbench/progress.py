@@ -32,12 +32,12 @@ def count_line(unit: str) -> Callable[[int], None]:
 
 
 def progress_line(label: str) -> Callable[[int, int], None]:
-    """A progress bar: call it with (done, in all)."""
+    """A progress bar: call it with (done, in all); in all 0: a process starts or loads, and nothing can be counted."""
     started, show = time.monotonic(), _line()
 
     def update(done: int, total: int) -> None:
-        text = f"{label}: {done} of {total}, {clock(time.monotonic() - started)}"
-        bar = f"<progress value='{int(done)}' max='{int(total)}'></progress> {html.escape(text)}"
+        text = f"{label}: {f'{done} of {total}' if total else 'loading'}, {clock(time.monotonic() - started)}"
+        bar = f"<progress{f' value={int(done)} max={int(total)}' * bool(total)}></progress> {html.escape(text)}"
         show({"text/html": bar, "text/plain": text})
 
     return update

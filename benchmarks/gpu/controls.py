@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import threading
+from dataclasses import replace
 from typing import Any
 
 from measuring import say
@@ -188,39 +189,38 @@ def largest_differences(whole: list[dict[str, Any]], part: list[dict[str, Any]],
 
 
 def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
-    """The adapter merged to 16 bits by Unsloth and by the workbench; each held against base + adapter."""
-    from workbench.exporting import Exported, merge_16bit, prove, sixteen_bit_base
+    """The adapter merged to 16 bits by the workbench and by Unsloth; each proven against the live policy."""
+    from workbench.exporting import passport
+    from workbench.exporting.making import export
+    from workbench.exporting.proving import prove
     from workbench.run.directory import open_run
-    from workbench.tiny.task import task
     from workbench.training.resuming import load_adapter
     from workbench.workspace import to_json
 
     run = open_run(setting.work / "runs" / f"part-{setting.device}")
     policy = _policy(_recipe(setting, "part"))
     load_adapter(policy.model, run.final)
-    base = sixteen_bit_base(policy.source)
-    prompts = [row["prompt"] for row in task(16, 8).held_out[: 2 if setting.toy else 8]]
+    own = export(run, ["merged_16bit"], into="base", overwrite=True)["merged_16bit"]
     found: dict[str, Any] = {}
 
-    def by_unsloth(out: Any) -> None:
-        policy.model.save_pretrained_merged(str(out), policy.tokenizer, save_method="merged_16bit")
-
-    def by_workbench(out: Any) -> None:
-        merge_16bit(base, run.final, out)
-
-    for who, merge in (("unsloth", by_unsloth), ("workbench", by_workbench)):
-        out = setting.work / "export" / f"{who}-{setting.device}"
+    def by_unsloth() -> Any:
+        out = setting.work / "export" / f"unsloth-{setting.device}"
         shutil.rmtree(out, ignore_errors=True)
+        policy.model.save_pretrained_merged(str(out), policy.tokenizer, save_method="merged_16bit")
+        passport.stamp(out, made := replace(own, path=out))
+        return made
+
+    for who, merge in (("unsloth", by_unsloth), ("workbench", lambda: own)):
         try:
-            merge(out)
-            proof = to_json(prove(Exported(base, run.final, out), prompts, setting.sizes.control_tokens))
+            made = merge()
+            proof = to_json(prove(made, prompts=2 if setting.toy else 16))
             proof.pop("answers")
             # The type of what was written, before it is loaded in 32 bits to be compared.
-            proof["dtype"] = json.loads((out / "config.json").read_text(encoding="utf-8")).get("dtype")
-            checks.note(f"merged by {who}: agrees with base + adapter", proof["agrees"], proof)
+            proof["dtype"] = json.loads((made.path / "config.json").read_text(encoding="utf-8")).get("dtype")
+            checks.note(f"merged by {who}: is the policy that was trained", proof["passed"], proof)
             found[who] = proof
         except Exception as error:
             found[who] = {"error": f"{type(error).__name__}: {error}"[:2000]}
-            checks.note(f"merged by {who}: agrees with base + adapter", False, found[who]["error"])
+            checks.note(f"merged by {who}: is the policy that was trained", False, found[who]["error"])
     found["load_in_4bit"] = setting.cuda
     return found

@@ -77,8 +77,8 @@ def judge(run: Any, *, cuda: bool, gain: bool) -> Checks:
     wanted = ("reward", "group_reward_std", "kl", "loss", "completions/mean_length", "time/generate_s", "time/train_s")
     missing = [name for name in wanted if any(row.get(name) is None for row in rows)]
     checks.note("every step has the metrics that the panel draws", not missing and bool(rows), missing)
-    proof = run.path / "export" / "proof.json"
-    checks.note("merged and adapter agree", proof.is_file() and run.read_json("export/proof.json")["agrees"])
+    proof = "export/merged_16bit/proof.json"
+    checks.note("the export is the policy that was trained", (run.path / proof).is_file() and run.read_json(proof)["passed"])
     low = evaluation["gain"]["low"]
     checks.note("the held-out gain's interval lies above 0", low > 0 if gain else None, evaluation["gain"])
     checks.note("the first step's memory was measured", "memory" in manifest if cuda else None, manifest.get("memory"))

@@ -106,7 +106,7 @@ def test_what_was_steered_is_in_the_record(made):
     assert {"reward", "loss", "kl", "grad_norm"} <= set(found["continuing"]["largest_differences"])
     assert found["continuing"]["same_completions"] == 1.0
     for who in ("unsloth", "workbench"):
-        assert found["exporting"][who]["agrees"]
+        assert found["exporting"][who]["passed"]
         assert found["exporting"][who]["dtype"] in ("bfloat16", "float16")
 
 
@@ -304,7 +304,7 @@ def test_a_run_on_the_cpu_is_no_run_on_a_gpu(made, monkeypatch, computed_in, als
     one.update_manifest(policy={**one.manifest()["policy"], "compute_dtype": computed_in})
     gain = {"gain": {"correct": 0.0, "low": -0.1, "high": 0.1}}
     one.write_json("evaluation.json", gain)
-    one.write_json("export/proof.json", {"agrees": True})
+    one.write_json("export/merged_16bit/proof.json", {"passed": True})
     assert notebooks.judge(one, cuda=False, gain=False).failed == []
     assert notebooks.judge(one, cuda=True, gain=True).failed == [
         "the trainer is Unsloth's",
@@ -313,8 +313,8 @@ def test_a_run_on_the_cpu_is_no_run_on_a_gpu(made, monkeypatch, computed_in, als
         "the held-out gain's interval lies above 0",
         "the first step's memory was measured",
     ]
-    one.write_json("export/proof.json", {"agrees": False})
-    assert notebooks.judge(one, cuda=False, gain=False).failed == ["merged and adapter agree"]
+    one.write_json("export/merged_16bit/proof.json", {"passed": False})
+    assert notebooks.judge(one, cuda=False, gain=False).failed == ["the export is the policy that was trained"]
 
 
 def test_a_run_that_went_on_otherwise_is_seen():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import workbench as wb
 from workbench.display import view_of
 from workbench.progress import clock, count_line, progress_line
@@ -51,4 +53,11 @@ def test_progress_shows_nothing_outside_a_notebook(capfd):
     count_line("rows")(1000)
     progress_line("difficulty")(1, 2)
     assert capfd.readouterr() == ("", "")
+    with pytest.MonkeyPatch.context() as patched:
+        shown: list = []
+        patched.setattr("workbench.progress._line", lambda: shown.append)
+        progress_line("adapter")(0, 0)
+        progress_line("adapter")(1, 2)
+    assert [bundle["text/plain"] for bundle in shown] == ["adapter: loading, 0:00", "adapter: 1 of 2, 0:00"]
+    assert [bundle["text/html"].partition(">")[0] for bundle in shown] == ["<progress", "<progress value=1 max=2"]
     assert [clock(5), clock(65), clock(3725)] == ["0:05", "1:05", "1:02:05"]

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from workbench.exporting import Exported, prove, sixteen_bit_base
+from workbench.exporting import passport
+from workbench.exporting.artefacts import Artefact
+from workbench.exporting.merging import sixteen_bit_base
+from workbench.exporting.proving import prove
 from workbench.recipe import Recipe
 from workbench.run.control_file import send
 from workbench.run.rollouts import query
@@ -128,10 +131,11 @@ def test_a_stopped_run_goes_on_with_the_prompts_of_one_that_was_not(trained, fol
 
 def test_unsloths_merge_is_base_plus_adapter(trained, tmp_path):
     run, policy = trained
-    policy.model.save_pretrained_merged(str(tmp_path / "merged"), policy.tokenizer, save_method="merged_16bit")
-    prompts = [row["prompt"] for row in arithmetic(8, 8).held_out[:4]]
-    proof = prove(Exported(sixteen_bit_base(policy.source), run.adapter, tmp_path / "merged"), prompts, 48)
-    assert proof.agrees, proof
+    merged = Artefact(tmp_path / "merged", "merged_16bit", sixteen_bit_base(policy.source), "base", run)
+    policy.model.save_pretrained_merged(str(merged.path), policy.tokenizer, save_method="merged_16bit")
+    passport.stamp(merged.path, merged)
+    proof = prove(merged, task=arithmetic(64, 8))
+    assert proof.passed, proof
 
 
 def test_the_first_steps_memory_lies_within_the_estimate(tmp_path, monkeypatch):

@@ -103,12 +103,26 @@ def test_the_live_plot_is_one_picture_of_a_bounded_size(demo):
 @pytest.mark.slow
 def test_the_export_was_proved(demo):
     _, run, _ = demo
-    proof = run.read_json("export/proof.json")
-    assert proof["agrees"]
-    assert proof["largest_difference_to_base"] > 4 * proof["largest_logit_difference"]
+    for format in ("adapter", "merged_16bit"):
+        proof = run.read_json(f"export/{format}/proof.json")
+        assert proof["passed"], format
+        assert proof["measured"]["of_the_run"]["share"] == pytest.approx(1, abs=0.05)
     assert (run.export / "merged_16bit" / "model.safetensors").is_file()
-    text = "".join(output.get("text", "") if isinstance(output.get("text"), str) else "".join(output.get("text", [])) for output in outputs(run, "05_export"))
+    text = "".join(
+        output.get("text", "") if isinstance(output.get("text"), str) else "".join(output.get("text", []))
+        for output in outputs(run, "05_export")
+    )
     assert "What is 15 + 27?" in text
+
+
+@pytest.mark.slow
+def test_05_shows_the_risk_the_card_and_an_exchange_without_widgets(demo):
+    _, run, _ = demo
+    shown = json.dumps(outputs(run, "05_export"), ensure_ascii=False)
+    for words in ("shift of the base / what training added", "## Load it", "vllm serve", "[base: ", "[trained: ", "passed, "):
+        assert words in shown, words
+    assert "widget-view" not in shown
+    assert '"stderr"' not in shown
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ from workbench.views.controls import Controls
 from workbench.views.live import RunPanel
 
 PACKAGE = Path(workbench.__file__).parent
-SHOWN_HERE = {"Table", "View", "Picture", "RunCurves", "Lab", "Controls", "RunPanel"}  # or in test_display.py
-MAKE_HTML = {"display.py", "progress.py", "views/controls.py", "views/lab.py", "views/live.py"}
+SHOWN_HERE = {"Table", "View", "Picture", "RunCurves", "Lab", "Controls", "RunPanel", "Chat"}  # or in test_display, test_chat
+MAKE_HTML = {"display.py", "progress.py", "views/controls.py", "views/lab.py", "views/live.py", "views/chat.py"}
 
 
 @pytest.fixture
@@ -125,10 +125,10 @@ def test_nothing_else_shows_itself():
     """A new view belongs in VIEWS (so in samples.py) or in a test here."""
     shows = set()
     for found in pkgutil.iter_modules(workbench.views.__path__, "workbench.views."):
-        for name, kind in vars(importlib.import_module(found.name)).items():
+        for kind in vars(importlib.import_module(found.name)).values():
             own = ("_repr_html_", "_repr_mimebundle_", "_repr_markdown_", "_repr_latex_", "_ipython_display_")
             if isinstance(kind, type) and kind.__module__ == found.name and any(each in vars(kind) for each in own):
-                shows.add(name)
+                shows.add(kind.__name__)
     assert shows == SHOWN_HERE
     made, elsewhere = set(), set()
     for file in sorted(PACKAGE.rglob("*.py")):

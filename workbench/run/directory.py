@@ -396,4 +396,14 @@ def versions() -> dict[str, Any]:
         describe = ["git", "-C", str(root), "describe", "--always", "--dirty"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             commit = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    return found | {"machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores", "commit": commit or None}
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return found | {"machine": machine, "cpu": _cpu(), "commit": commit or None}
+
+
+def _cpu() -> str | None:
+    # Its model decides which kernels run, and so the last bits of what is trained.
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None

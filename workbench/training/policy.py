@@ -180,7 +180,7 @@ def load_policy(
         tokenizer=tokenizer,
         max_seq_length=asked.max_seq_length,
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"the CPU ({torch.get_num_threads()} threads)",
-        backend=version,
+        backend=version + BESIDE * (asked.backend != "unsloth" and "unsloth" in sys.modules),
         **loading.measured(model),
         load_s=time.perf_counter() - started,
         gradient_checkpointing=gradient_checkpointing,
@@ -242,6 +242,7 @@ def _count(number: int) -> str:
     return [*short, str(number)][0]
 
 
+BESIDE = ", beside unsloth"  # which, imported, is enough to change a gradient's last bits
 _NOISE = re.compile(r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU .*chunked CE")
 
 

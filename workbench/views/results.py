@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.views.figure import BLUE, GREEN, GREY, ORANGE, RED, Picture, inline_image, lying, new_figure, with_legend
 from workbench.views.groups import contribution_bars, group_tables
-from workbench.views.tables import Table, Verbatim, View, plain, pre
+from workbench.views.tables import BAD, GOOD, Mark, Table, Verbatim, View, coloured, number, plain, pre
 
 if TYPE_CHECKING:
-    from workbench.exporting import Proof
+    from collections.abc import Sequence
+
+    from workbench.exporting.checks import Proof, Proofs
     from workbench.inspection.evaluation import Evaluation, Examples
     from workbench.inspection.reading import RecordedGroup, Steps
     from workbench.training.prepare import Plan
@@ -124,13 +126,38 @@ def examples_table(examples: Examples) -> Table:
     return Table(["held-out prompt", "base", "trained"], [list(map(Verbatim, row)) for row in examples.rows])
 
 
-def proof_table(proof: Proof) -> Table:
-    """The distances that a proof measured, and what they prove."""
-    rows = {
-        "largest logit difference, merged to adapter": proof.largest_logit_difference,
-        "spread (std) of the logits": proof.logit_spread,
-        "largest logit difference, base to adapter": proof.largest_difference_to_base,
-        "same greedy completion": f"{proof.same_greedy} of {proof.prompts} prompts",
-        "merged is base + adapter, and not base": proof.agrees,
-    }
-    return Table(["proof", "found"], rows.items())
+def proof_table(proof: Proof | Proofs) -> View:
+    """What artefacts do beside policy and base, a line each; then every check with its mark, what is wrong, what is unproven."""
+    from workbench.exporting.checks import Proofs
+
+    several = list(proof) if isinstance(proof, Proofs) else [proof]
+    measured = next((one.measured for one in several if one.measured), {})
+    rows = [[who, "", *_numbers(measured, who)] for who in ("policy", "base") if measured]
+    rows += [[one.format, Mark("passed" if one.passed else "FAILED"), *_numbers(one.measured, "artefact")] for one in several]
+    views: list[View | Table] = [Table(["", "verdict", "reward", "pass@1", "ended by EOS", "KL per token"], rows)]
+    for one in several:
+        inner, shown = _joined(_checked(one)), "" if one.passed and len(several) > 1 else " open"
+        style = f"color:{GOOD if one.passed else BAD};cursor:pointer;margin:4px 0"
+        summary = f"<summary style='{style}'>{html.escape(plain(one.verdict))}</summary>"
+        views.append(View(f"<details{shown}>{summary}{inner.html}</details>", f"{one.verdict}\n\n{inner}"))
+    return _joined(views)
+
+
+def _joined(views: Sequence[View | Table]) -> View:
+    return View("".join(view._repr_html_() for view in views), "\n\n".join(map(str, views)))
+
+
+def _numbers(measured: dict[str, Any], who: str) -> list[str]:
+    # A proof may come from a file that somebody else wrote: what is not there is left out.
+    forms = {"reward": ".2f", "pass@1": ".0%", "ended": ".0%", "kl_per_token": ".2g"}
+    return [number(own.get(who, 0) if (own := measured.get(name)) else None, form) for name, form in forms.items()]
+
+
+def _checked(proof: Proof) -> list[View | Table]:
+    from workbench.exporting.checks import CAUSES
+
+    rows = [[each.level, each.name, Mark(each.mark), each.found] for each in proof.checks]
+    said = [(f"{each.name}: {'; '.join(filter(None, [CAUSES.get(each.cause), each.remedy]))}", BAD) for each in proof.failed]
+    said += [(f"unproven: {line}", "inherit") for line in proof.unproven]
+    lines = [View(coloured(line.replace("`", ""), colour), line) for line, colour in said]
+    return [Table(["level", "check", "", "found"], rows), *lines]

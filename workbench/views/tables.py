@@ -14,6 +14,7 @@ _NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
 GOOD, BAD, WARNING, MUTED = "#1e8449", "#c0392b", "#b9770e", "#5d6d7e"  # of words
 _COLOURS = {"alarm": BAD, "error": BAD, "warning": WARNING, "note": MUTED}
+_COLOURS |= {"passed": GOOD, "FAILED": BAD, "cannot be told": WARNING, "measured": MUTED}
 # JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.
 PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"
 
@@ -59,6 +60,10 @@ class View:
 
 class Verbatim(str):
     """Text written by a model or taken from a dataset: shown in `<pre>`."""
+
+
+class Mark(str):
+    """A verdict in a word: shown in its colour."""
 
 
 def no_formulas(page: str) -> str:
@@ -121,6 +126,7 @@ def _cell(value: Any) -> str:
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".
     wrap = "white-space:nowrap" if len(text) <= _NUMBER_WIDE else "overflow-wrap:normal;word-break:keep-all"
+    text = f"<b style='color:{_COLOURS[value]}'>{text}</b>" if isinstance(value, Mark) else text
     return f"<td style='text-align:{side};vertical-align:top;{wrap};{_PADDED}'>{text}</td>"
 
 

@@ -57,8 +57,8 @@ def progress(unit: str, name: str = "") -> Iterator[Callable[..., None]]:
         task = bar.add_task(name, total=None, numbers="")
 
         def update(done: int, total: int | None = None) -> None:
-            bar.update(task, completed=done, total=total)
-            if name and not bar.console.is_terminal:
+            bar.update(task, completed=done, total=total or None)
+            if name and total and not bar.console.is_terminal:
                 print(f"{name}: {done} of {total} {unit}", file=sys.stderr, flush=True)
 
         yield update

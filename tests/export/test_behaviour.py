@@ -1,0 +1,209 @@
+"""What an artefact writes against the live policy: what is found, and what chance alone does not find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workbench.exporting.artefacts import Artefact
+from workbench.exporting.behaviour import check_behaviour
+from workbench.exporting.checks import Proof
+from workbench.exporting.reference import Reference, Written
+from workbench.rewards.suite import RewardSuite
+from workbench.task import Task
+
+PROMPTS, TOKENS = 64, 20
+
+
+def right_reward(completions, **columns):
+    return [2.0 if "right" in (text if isinstance(text, str) else text[0]["content"]) else 0.0 for text in completions]
+
+
+ROWS = [{"prompt": f"{number}?"} for number in range(PROMPTS)]
+SUITE = RewardSuite(Task("t", ROWS[:2], [right_reward], held_out=ROWS), 2)
+
+
+def artefact(format="merged_16bit", into="base"):
+    return Artefact(Path("a"), format, "base", into)
+
+
+def drawn(seed=0, effect=0.3):
+    """(a reference that is right in 9 of 10, and whose run moved log-probabilities by `effect`; the policy's own result)."""
+    rng = np.random.default_rng(seed)
+    policy = -rng.exponential(0.5, (PROMPTS, TOKENS))
+    base = policy + effect * rng.standard_normal((PROMPTS, TOKENS))
+    right = [number % 10 != 0 for number in range(PROMPTS)]
+    ids, ended = [[number, 2] for number in range(PROMPTS)], [True] * PROMPTS
+    written = Written(ids, ended, [2.0 * each for each in right], right)
+    reference = Reference(written, written, ids, policy.tolist(), base.tolist())
+    found = {"ids": ids, "ended": ended, "texts": ["right" if each else "wrong" for each in right], "logprobs": policy.tolist()}
+    return reference, found
+
+
+def causes(found, reference, **kind):
+    return [check.cause for check in check_behaviour(artefact(**kind), found, reference, SUITE)[0] if check.passed is False]
+
+
+def told(found, reference, **kind):
+    return {check.name.split(" of ")[0]: check.passed for check in check_behaviour(artefact(**kind), found, reference, SUITE)[0]}
+
+
+@pytest.mark.parametrize("kind", [{}, {"into": "dequantised"}, {"format": "adapter"}, {"format": "gguf_q4_k_m"}])
+def test_the_policy_itself_passes(kind):
+    reference, found = drawn()
+    checks, measured = check_behaviour(artefact(**kind), found, reference, SUITE)
+    assert all(check.passed is not False for check in checks)
+    assert checks[0].passed is checks[2].passed is checks[3].passed is True
+    assert measured["of_the_run"]["share"] == pytest.approx(1.0)
+    assert measured["kl_per_token"]["artefact"] == 0.0
+    assert measured["reward"]["difference"] == measured["reward"]["low"] == 0.0
+    assert measured["pass@1"]["policy"] == measured["pass@1"]["artefact"] == pytest.approx(57 / 64)
+
+
+@pytest.mark.parametrize("format", ["adapter", "merged_16bit", "gguf_q8_0"])
+def test_what_writes_like_the_base_is_found_though_its_answers_are_the_policys(format):
+    reference, found = drawn()
+    assert causes(found | {"logprobs": reference.base_logprobs}, reference, format=format)[0] == "equals_base"
+
+
+def test_rounding_larger_than_the_runs_change_hides_neither():
+    reference, found = drawn(effect=0.1)
+    noise = 0.3 * np.random.default_rng(1).standard_normal((PROMPTS, TOKENS))
+    good = found | {"logprobs": (np.array(reference.policy_logprobs) + noise).tolist()}
+    assert told(good, reference, format="gguf_q4_k_m")["the run's change is in it"] is True
+    # Far from both: no word of the base, where its probabilities are another model's.
+    assert causes(good, reference, format="gguf_q4_k_m") == []
+
+
+def test_what_is_far_from_policy_and_base_is_not_called_the_base():
+    reference, found = drawn()
+    policy, base = (np.array(each) for each in (reference.policy_logprobs, reference.base_logprobs))
+    away = found | {"logprobs": (base - 5 * (policy - base)).tolist()}
+    assert causes(away, reference) == []  # it earns what the policy does
+    assert told(away, reference)["the run's change is in it"] is None
+
+
+@pytest.mark.parametrize(("effect", "passed"), [(0.0, None), (0.001, None), (0.004, False)])
+def test_what_equals_the_base_is_told_where_the_measurement_is_clear(effect, passed):
+    reference, found = drawn(effect=effect)
+    [check, *_], _ = check_behaviour(artefact(), found | {"logprobs": reference.base_logprobs}, reference, SUITE)
+    assert (check.passed, check.mark) == (passed, "FAILED" if passed is False else "cannot be told")
+    assert check.found.startswith("the run changed nothing") == (not effect)
+
+
+def test_merged_twice_is_told_by_the_share():
+    reference, found = drawn(effect=0.005)
+    policy, base = (np.array(each) for each in (reference.policy_logprobs, reference.base_logprobs))
+    twice = found | {"logprobs": (2 * policy - base).tolist()}
+    assert causes(twice, reference) == causes(twice, reference, format="gguf_q8_0") == ["merged_twice"]
+
+
+@pytest.mark.parametrize("format", ["merged_4bit", "gguf_q4_k_m", "merged_16bit"])
+def test_rounding_that_takes_a_small_step_is_no_fault_of_the_export(format):
+    reference, found = drawn(effect=0.01)
+    at_base = found | {"logprobs": reference.base_logprobs}
+    vouched = format == "merged_16bit"  # its tensors are right
+    [check, *_], _ = check_behaviour(artefact(format), at_base, reference, SUITE, vouched)
+    assert (check.passed, check.mark) == (None, "cannot be told")
+    big, found = drawn(effect=0.3)  # a policy that matters is missed
+    assert causes(found | {"logprobs": big.base_logprobs}, big, format=format) == ["equals_base"]
+
+
+def test_rounding_noise_much_larger_than_the_step_cannot_be_told():
+    reference, found = drawn(effect=0.01)
+    noise = 2.0 * np.random.default_rng(1).standard_normal((PROMPTS, TOKENS))
+    for place in (reference.policy_logprobs, reference.base_logprobs):
+        noisy = found | {"logprobs": (np.array(place) + noise).tolist()}
+        assert told(noisy, reference, format="gguf_q8_0")["the run's change is in it"] is None
+
+
+def test_a_limit_that_the_base_keeps_tells_nothing():
+    reference, found = drawn(effect=0.01)
+    assert told(found, reference, format="adapter")["log-probabilities"] is None
+    reference, found = drawn(effect=0.3)
+    assert told(found, reference, format="adapter")["log-probabilities"] is True
+
+
+def spoiled(found, count, word="wrong"):
+    texts = list(found["texts"])
+    hit = [place for place, text in enumerate(texts) if text == "right"][:count]
+    return found | {"texts": [word if place in hit else text for place, text in enumerate(texts)]}
+
+
+def test_worse_is_what_chance_does_not_do():
+    reference, found = drawn()
+    assert causes(spoiled(found, 9), reference) == []  # 1 in 512
+    assert causes(spoiled(found, 10), reference) == ["worse"]  # 1 in 1,024, one-sided
+
+
+def test_falls_and_rises_are_chance():
+    reference, found = drawn()
+    texts = spoiled(found, 20)["texts"]
+    risen = [place for place, own in enumerate(reference.policy.right) if not own][:6]
+    mixed = ["right" if place in risen else text for place, text in enumerate(texts)]
+    assert causes(found | {"texts": mixed}, reference) == []
+
+
+def test_quantising_may_cost_five_points_beyond_the_interval():
+    reference, found = drawn()
+    assert causes(spoiled(found, 7), reference, format="gguf_q4_k_m") == []  # 11 points, the interval ends at 3
+    assert causes(spoiled(found, 9), reference, format="gguf_q4_k_m") == ["worse"]  # at 5.3; in 16 bits it is not significant
+
+
+def test_completions_that_do_not_end_are_told_from_a_broken_model():
+    reference, found = drawn()
+    endless = found | {"ended": [place > 20 for place in range(PROMPTS)]}
+    assert causes(endless, reference) == ["eos_missing"]
+    assert causes(endless, reference, format="gguf_q8_0") == ["eos_missing"]
+    broken = endless | {"logprobs": (np.array(reference.policy_logprobs) - 3.0).tolist()}
+    assert causes(broken, reference) == ["worse"]
+
+
+def test_the_weights_of_training_give_the_probabilities_of_training():
+    reference, found = drawn()
+    apart = found | {"logprobs": (np.array(reference.policy_logprobs) - 0.1).tolist()}
+    assert causes(apart, reference, into="dequantised") == causes(apart, reference, format="adapter") == ["differs"]
+    assert causes(apart, reference, into="base") == causes(apart, reference, format="gguf_q8_0", into="dequantised") == []
+
+
+def test_numbers_that_are_none_are_no_model():
+    reference, found = drawn()
+    logprobs = [[None, *row[1:]] for row in found["logprobs"]]  # NaN, as JSON holds it
+    assert causes(found | {"logprobs": logprobs}, reference) == ["unreadable"]
+
+
+def test_few_prompts_tell_nothing_of_damage():
+    reference, found = drawn()
+    few = {name: value[:6] for name, value in found.items()}
+    short = Reference(*[Written([[1]] * 6, [True] * 6, [2.0] * 6, [True] * 6)] * 2, [[1]] * 6,
+                      reference.policy_logprobs[:6], reference.base_logprobs[:6])  # fmt: skip
+    by_name = told(few | {"texts": ["wrong"] * 6}, short)
+    assert by_name["completions end by EOS"] is by_name["greedy answers to 6 held-out prompts"] is None
+    proof = Proof("a", "merged_16bit", tuple(check_behaviour(artefact(), few, short, SUITE)[0]))
+    assert "cannot be told: completions end by EOS, greedy answers to 6 held-out prompts" in proof.verdict
+
+
+def test_greedy_answers_and_ends_name_the_base_beside_the_policy():
+    reference, found = drawn()
+    base = Written(reference.base.ids, [place % 4 != 0 for place in range(PROMPTS)], [0.5] * PROMPTS, [False] * PROMPTS)
+    checks = check_behaviour(artefact(), found, replace(reference, base=base), SUITE)[0]
+    assert checks[1].found.startswith("mean difference 0.0000, the base's 0.2")
+    assert "; KL per token 0 (0 to 0), the base's 0.0" in checks[1].found
+    assert checks[2].found == "100% end, the policy's 100%, the base's 75%"
+    # 57 of 64 are right and earn 2.
+    said = "reward 1.78, the policy's 1.78 (+0.00 to +0.00), the base's 0.50; "
+    assert checks[3].found == said + "pass@1 89%, the policy's 89% (+0 to +0 points), the base's 0%"
+
+
+def test_good_exports_give_no_false_alarm():
+    for seed in range(50):
+        reference, found = drawn(seed)
+        rng = np.random.default_rng(1000 + seed)
+        noise = 0.02 * rng.standard_normal((PROMPTS, TOKENS))
+        flipped = ["right" if (text == "right") != (rng.random() < 0.05) else "wrong" for text in found["texts"]]
+        near = found | {"logprobs": (np.array(reference.policy_logprobs) + noise).tolist(), "texts": flipped}
+        for kind in ({}, {"into": "dequantised"}, {"format": "gguf_q4_k_m"}):
+            assert causes(near, reference, **kind) == [], seed

@@ -1,0 +1,297 @@
+"""Talking to an artefact: what is streamed is what the model writes, a stop keeps it, and what goes wrong is said beside it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+from hostile import formulas, obeyed
+from recording import record
+from running import TASK
+from samples import EVIL
+
+from workbench.errors import ExportError, PolicyError
+from workbench.exporting import passport
+from workbench.exporting.artefacts import Artefact, Exported
+from workbench.exporting.chat import Answer, Conversation, Turn, ask
+from workbench.tiny import MODEL_DIR
+from workbench.tiny.task import task as arithmetic
+from workbench.views.chat import Chat
+
+QUESTION = "What is 15 + 27?"
+SYSTEM = arithmetic(8, 8).held_out[0]["prompt"][0]["content"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(base, model with a random adapter, tokenizer) of plain transformers, and the folder where PEFT saved the adapter."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("made")
+    model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
+    torch.manual_seed(0)
+    model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=1.0)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    for saved in (model, tokenizer):
+        saved.save_pretrained(folder / "adapter")
+    return model.eval(), tokenizer, folder
+
+
+@pytest.fixture(scope="module")
+def adapter(made):
+    return Artefact(made[2] / "adapter", "adapter", str(MODEL_DIR))
+
+
+@pytest.fixture(scope="module")
+def merged(made):
+    """The same, merged: a folder of its own."""
+    import copy
+
+    model, tokenizer, folder = made
+    for saved in (copy.deepcopy(model).merge_and_unload(), tokenizer):
+        saved.save_pretrained(folder / "merged")
+    return Artefact(folder / "merged", "merged_16bit", str(MODEL_DIR))
+
+
+def greedy(model, tokenizer, messages, most: int = 40) -> list[str]:
+    """What transformers' own generate writes, token by token: the text after each."""
+    import torch
+
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    with torch.inference_mode():
+        written = model.generate(ids, do_sample=False, max_new_tokens=most)[0, ids.shape[1] :].tolist()
+    return [tokenizer.decode(written[: end + 1], skip_special_tokens=True) for end in range(len(written))]
+
+
+def asked(question: str = QUESTION) -> list[dict[str, str]]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+
+
+@pytest.mark.parametrize("form", ["adapter", "merged"])
+def test_both_stream_what_generate_writes(form, made, request):
+    model, tokenizer, _ = made
+    trained = greedy(model, tokenizer, asked())
+    with model.disable_adapter():
+        base = greedy(model, tokenizer, asked())
+    assert trained != base
+    talk, seen = Conversation(request.getfixturevalue(form), SYSTEM, 40), {}
+    turn = talk.reply(QUESTION, base=True, on_text=lambda answer: seen.setdefault(id(answer), []).append(answer.text))
+    assert [seen[id(turn.answers[who])] for who in ("trained", "base")] == [trained, base]
+    assert turn.answers["base"] == Answer(base[-1], len(base), "ended by EOS")
+    assert (turn.answers["trained"].ended == "cut at 40 tokens") == (len(trained) == 40)
+    assert talk.turns == [turn]
+
+
+def test_ask_is_one_answer(made, merged, monkeypatch):
+    model, tokenizer, folder = made
+    answer = greedy(model, tokenizer, asked(), 24)[-1]
+    exported = Exported(None, {"adapter": None, "merged_16bit": merged})
+    for artefact in (exported, merged, merged.path, str(folder / "adapter")):
+        assert ask(artefact, QUESTION, SYSTEM, max_completion_length=24) == answer
+    monkeypatch.setenv("WORKBENCH_HOME", str(folder))
+    without = greedy(model, tokenizer, asked()[1:], 24)[-1]
+    assert ask("merged", QUESTION, max_completion_length=24) == without != answer
+
+
+def test_the_temperature_samples(adapter):
+    talk = Conversation(adapter, SYSTEM, 24)
+    texts = {talk.reply(QUESTION, temperature).answers["trained"].text for temperature in (1.0, 1.0, 1.0, 1.0)}
+    assert len(texts) > 1
+
+
+def test_a_stop_keeps_what_was_written_and_begins_nothing_more(made, adapter):
+    model, tokenizer, _ = made
+    talk, stop = Conversation(adapter, SYSTEM, 40), threading.Event()
+    turn = talk.reply(QUESTION, base=True, on_text=lambda answer: answer.length_tokens == 5 and stop.set(), stop=stop)
+    assert turn.answers["trained"] == Answer(greedy(model, tokenizer, asked())[4], 5, "stopped")
+    assert turn.answers["base"] == Answer("", 0, "stopped")
+    assert talk.reply(QUESTION).answers["trained"].length_tokens > 5
+
+
+def test_what_is_too_long_is_cut_or_refused_in_words(adapter):
+    talk = Conversation(adapter, SYSTEM, 3)
+    assert talk.reply(QUESTION).answers["trained"].ended == "cut at 3 tokens"
+    tokens = len(_ids(talk, asked()))  # of 512 that the embedded policy reads
+    talk.max_completion_length = 200
+    filled = "9 " * ((500 - tokens) // 2)
+    room = 512 - len(_ids(talk, asked(filled)))
+    answer = talk.reply(filled).answers["trained"]
+    assert answer.ended == "cut: the context of 512 tokens is full" or answer.length_tokens < room
+    assert answer.length_tokens <= room
+    with pytest.raises(ExportError, match=r"(?s)the conversation has \d+ tokens.*512.*begin a new conversation"):
+        talk.reply("9 " * 600)
+    assert talk.turns[-1].answers["trained"].ended.startswith("failed: the conversation has")
+
+
+def _ids(talk: Conversation, messages: list[dict[str, str]]) -> list[int]:
+    return talk._writers["trained"].reader.prompt_ids(messages)
+
+
+def test_what_fails_on_the_way_keeps_what_was_written(made, adapter):
+    model, tokenizer, _ = made
+
+    def fails(answer: Answer) -> None:
+        if answer.length_tokens == 4:
+            raise OSError("the disk is gone")
+
+    talk = Conversation(adapter, SYSTEM, 40)
+    with pytest.raises(OSError, match="gone"):
+        talk.reply(QUESTION, on_text=fails)
+    assert talk.turns[0].answers["trained"] == Answer(
+        greedy(model, tokenizer, asked())[3], 4, "failed: OSError: the disk is gone"
+    )
+
+
+def test_each_of_the_two_remembers_its_own_answers(made, adapter):
+    model, tokenizer, _ = made
+    talk = Conversation(adapter, SYSTEM, 24)
+    first = talk.reply(QUESTION, base=True)
+    turn = talk.reply("And 3 + 4?", base=True)
+    for who in ("trained", "base"):
+        messages = [
+            *asked(),
+            {"role": "assistant", "content": first.answers[who].text},
+            {"role": "user", "content": "And 3 + 4?"},
+        ]
+        with model.disable_adapter() if who == "base" else threading.Lock():
+            assert turn.answers[who].text == greedy(model, tokenizer, messages, 24)[-1]
+
+
+def test_a_run_says_how_it_was_asked(home, adapter):
+    row = {**TASK.rows[0], "prompt": [{"role": "system", "content": "Be brief."}, *TASK.rows[0]["prompt"]]}
+    run = record(TASK, [[(row, ["2", "3"])]])
+    of = replace(adapter, run=run)
+    run.update_manifest(
+        settings={"in_force": {"max_completion_length": 48, "temperature": 0.7}}, policy={"source": str(MODEL_DIR)}
+    )
+    talk = Conversation(of)
+    assert (talk.system_prompt, talk.max_completion_length, talk.temperature) == ("Be brief.", 48, 0.7)
+    told = [talk.reply(QUESTION).answers["trained"] for _ in range(2)]
+    assert told[0] == told[1], "its prompts were single questions"
+    assert Chat(of).temperature == 0.7
+    assert Conversation(of, "", 7).__dict__.items() >= {"system_prompt": "", "max_completion_length": 7}.items()
+    shutil.rmtree(run.rollouts)
+    assert Conversation(of).system_prompt == ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "as_text", "system"),
+    [([{"role": "system", "content": "Be brief."}], False, "Be brief."), ([], False, ""), ("2 + 2 =", True, "")],
+)
+def test_away_from_its_run_the_passport_says_how_it_was_asked(adapter, tmp_path, prompt, as_text, system):
+    away = shutil.copytree(adapter.path, tmp_path / "mine")
+    passport._write(away, {"format": "adapter", "base": str(MODEL_DIR), "rollouts": [{"prompt": prompt}]})
+    talk = Conversation(away)
+    assert (talk.system_prompt, talk._as_text) == (system, as_text)
+    assert Conversation(away, "").system_prompt == ""
+
+
+def test_an_unknown_base_and_a_folder_without_a_model_are_named(merged, tmp_path):
+    with pytest.raises(ExportError, match=r"its base is not known[\s\S]*wb.export"):
+        Conversation(merged.path).reply(QUESTION, base=True)
+    with pytest.raises(PolicyError, match="no config.json"):
+        ask(tmp_path, QUESTION)
+
+
+# --- the panel ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["switched off", "not installed"])
+def test_without_widgets_one_exchange_beside_the_base(why, adapter, monkeypatch):
+    if why == "switched off":
+        monkeypatch.setenv("WORKBENCH_WIDGETS", "0")
+    else:
+        monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    panel = Chat(adapter, QUESTION, SYSTEM, temperature=0)
+    assert panel.widget is None
+    answers = panel.talk.turns[0].answers
+    bundle = panel._bundle()
+    assert bundle["text/html"].count("<td") == 2
+    for who, answer in answers.items():
+        assert f"[{who}: {answer.length_tokens} tokens, {answer.ended}]\n{answer.text}" in bundle["text/plain"]
+    assert "one sample" not in str(panel)  # but the likeliest tokens
+    sampled = str(Chat(adapter, QUESTION, SYSTEM, temperature=0.7, base=False))
+    assert "one sample at temperature 0.7: another run of this cell may answer otherwise\n" in sampled
+
+
+def test_a_failure_in_the_thread_is_shown_and_nothing_is_lost(adapter, tmp_path):
+    panel = Chat(adapter, QUESTION, SYSTEM, temperature=0, base=False)
+    panel.send()
+    panel.wait()
+    first, panel._box.value = panel.talk.turns[0].answers, "9 " * 600
+    panel.send()
+    panel.wait()
+    shown = panel._bundle()["text/plain"]
+    assert panel.talk.turns[0].answers["trained"].text in shown
+    assert "0 tokens, failed: the conversation has" in shown
+    panel.new()
+    panel._box.value = QUESTION
+    panel.send()
+    panel.wait()
+    assert panel.talk.turns[0].answers == first
+    nowhere = Chat(replace(adapter, path=tmp_path), QUESTION, SYSTEM)
+    nowhere.send()
+    nowhere.wait()
+    assert "failed: " in str(nowhere)
+
+
+def test_one_question_at_a_time_and_new_begins_anew(adapter):
+    panel, going_on = Chat(adapter, QUESTION, SYSTEM), threading.Event()
+    panel._thread = threading.Thread(target=going_on.wait)
+    panel._thread.start()
+    try:
+        panel.send()
+        assert str(panel).endswith("wait for its end, or press Stop.")
+        assert panel._box.value == QUESTION, "not taken"
+    finally:
+        going_on.set()
+    panel._thread.join()
+    panel._box.value = " "
+    panel.send()
+    assert str(panel).endswith("Write a question first.")
+    panel.talk.turns.append(Turn(QUESTION))
+    panel.new()
+    assert QUESTION not in str(panel)
+
+
+def test_what_a_model_writes_is_text(adapter, monkeypatch):
+    seen = []
+
+    class Handle:
+        def update(self, bundle, raw):
+            seen.append(bundle)
+
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: seen.append(bundle) or Handle())
+    panel = Chat(adapter, QUESTION, EVIL)
+    panel._ipython_display_()
+    assert "application/vnd.jupyter.widget-view+json" in seen[-1]
+    both = {"trained": Answer(EVIL * 30, 9, f"failed: {EVIL}"), "base": Answer(EVIL)}
+    panel.talk.turns.append(Turn(EVIL, both))
+    panel.look()
+    page, text = seen[-1]["text/html"], seen[-1]["text/plain"]
+    assert page.count("&lt;script&gt;") == text.count("<script>") == 33, "in whole"
+    assert "<script" not in page
+    assert not formulas(page)
+    for found in (page, text):
+        assert obeyed(found) == []
+        found.encode()
+    before = len(seen)
+    panel.look()
+    assert len(seen) == before, "nothing new, nothing sent"
+
+
+def test_the_face_has_it():
+    import workbench as wb
+
+    assert wb.chat is Chat
+    assert wb.ask is ask

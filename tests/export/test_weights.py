@@ -1,0 +1,375 @@
+"""Tensors of exports: each spoiled one is found, with its cause and its layer, and no good one is."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+
+import pytest
+import torch
+from sabotage import SABOTAGES, WORDS, deltas, edit_json, put_tensors, tensors, wrong_base
+from small_models import ATTENTION, MLP, artefact, load, make_adapter, make_base, make_run, merge
+
+from workbench.exporting import merging
+from workbench.exporting.weights import check_weights, times
+
+
+def failed(checks) -> set[str]:
+    return {check.cause for check in checks if check.passed is False}
+
+
+def the_failed(checks):
+    (check,) = [check for check in checks if check.passed is False]
+    return check
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("weights")
+
+
+@pytest.fixture(scope="module")
+def base(folder):
+    return make_base(folder / "base")
+
+
+@pytest.fixture(scope="module")
+def adapter(base, folder):
+    return make_adapter(base, folder / "adapter")
+
+
+@pytest.fixture(scope="module")
+def merged(base, adapter, folder):
+    return merge(base, adapter, folder / "merged_16bit")
+
+
+@pytest.fixture
+def run(home, base, adapter):
+    return make_run(base, adapter)
+
+
+def test_a_good_merge_and_its_adapter_pass(run, merged, adapter):
+    checks = check_weights(artefact(merged, run))
+    assert [check.passed for check in checks] == [True] * 3
+    assert checks[0].numbers["times"] == dict.fromkeys(deltas(adapter), 1.0)
+    assert len(deltas(adapter)) == 14
+    assert [check.passed for check in check_weights(artefact(adapter, run, "adapter"))] == [True] * 2
+
+
+@pytest.mark.parametrize("cause", sorted(SABOTAGES.keys() - WORDS.keys()))
+def test_a_spoiled_merge_is_named(cause, run, merged, base, adapter, tmp_path):
+    spoiled = SABOTAGES[cause](merged, tmp_path / "out", base, adapter)
+    assert failed(check_weights(artefact(spoiled, run))) == {cause}
+
+
+@pytest.mark.parametrize(
+    ("cause", "found"), [("not_merged", "equals_base"), ("layer_skipped", "other_adapter"), ("other_adapter", "other_adapter")]
+)
+def test_a_spoiled_adapter_is_named(cause, found, run, base, adapter, tmp_path):
+    spoiled = SABOTAGES[cause](adapter, tmp_path / "out", base, adapter)
+    assert failed(check_weights(artefact(spoiled, run, "adapter"))) == {found}
+
+
+def test_each_layer_that_is_skipped_is_named(run, merged, base, adapter, tmp_path):
+    for layer in deltas(adapter):
+        spoiled = SABOTAGES["layer_skipped"](merged, tmp_path / layer, base, adapter, layer.removesuffix(".weight"))
+        check = the_failed(check_weights(artefact(spoiled, run)))
+        number, name = layer.split(".")[2], layer.split(".")[-2]
+        assert check.cause == "layer_skipped"
+        assert check.found == f"not added once in 1 of 14: layer {number}, {name}: 0 times"
+
+
+def test_a_layer_that_was_merged_twice_is_named(run, merged, adapter, tmp_path):
+    shutil.copytree(merged, tmp_path / "out")
+    name = "model.layers.1.mlp.up_proj.weight"
+    found = tensors(merged)
+    put_tensors(tmp_path / "out", found | {name: (found[name].float() + deltas(adapter)[name]).bfloat16()})
+    check = the_failed(check_weights(artefact(tmp_path / "out", run)))
+    assert (check.cause, "layer 1, up_proj: 2 times" in check.found) == ("layer_skipped", True)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1e-4, "float16"), (1e-3, "bfloat16"), (1.0, "bfloat16")])
+def test_merged_twice_and_three_times_at_every_size(size, dtype, home, tmp_path):
+    base = make_base(tmp_path / "base", dtype=dtype)
+    run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", size=size))
+    for count in (2, 3):
+        check = the_failed(check_weights(artefact(merge(base, adapter, tmp_path / f"{count}", times=count), run)))
+        assert (check.cause, check.found.partition(" times")[0]) == ("merged_twice", f"added {count}")
+
+
+def test_a_base_of_another_seed(run, adapter, tmp_path):
+    other = make_base(tmp_path / "other", seed=1)
+    spoiled = merge(other, adapter, tmp_path / "out")
+    checks = check_weights(artefact(spoiled, run))
+    assert failed(checks) == {"wrong_base"}
+
+
+@pytest.mark.parametrize("only", ["layers.1.post_attention_layernorm", "model.norm", "embed_tokens", "lm_head"])
+def test_a_base_whose_revision_differs_in_one_tensor(only, run, merged, base, adapter, tmp_path):
+    check = the_failed(check_weights(artefact(wrong_base(merged, tmp_path / "out", base, adapter, only), run)))
+    place = only.replace("layers.1.", "layer 1, ")
+    assert check.cause == "wrong_base"
+    assert place.removeprefix("model.") in check.found
+
+
+def test_a_base_whose_revision_differs_in_one_adapted_layer(run, merged, base, adapter, tmp_path):
+    spoiled = wrong_base(merged, tmp_path / "out", base, adapter, "layers.0.self_attn.o_proj")
+    check = the_failed(check_weights(artefact(spoiled, run)))
+    assert (check.cause, "layer 0, o_proj: something else" in check.found) == ("wrong_base", True)
+
+
+@pytest.mark.parametrize("other", [{"seed": 5}, {"seed": 5, "target_modules": ["q_proj", "v_proj"]}, {"seed": 5, "r": 4}])
+def test_the_adapter_of_another_run(other, run, base, tmp_path):
+    spoiled = merge(base, make_adapter(base, tmp_path / "adapter", **other), tmp_path / "out")
+    assert failed(check_weights(artefact(spoiled, run))) == {"other_adapter"}
+
+
+def test_an_adapter_with_more_targets_than_the_run(base, merged, home, tmp_path):
+    run = make_run(base, make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "v_proj"]))
+    assert failed(check_weights(artefact(merged, run))) == {"other_adapter"}
+
+
+def test_a_scale_that_is_not_the_run_s(base, adapter, run, tmp_path):
+    other = shutil.copytree(adapter, tmp_path / "adapter")
+    edit_json(other / "adapter_config.json", lora_alpha=4)
+    check = the_failed(check_weights(artefact(merge(base, other, tmp_path / "out"), run)))
+    assert (check.cause, "added 0.25 times in all 14" in check.found) == ("other_adapter", True)
+    check = the_failed(check_weights(artefact(other, run, "adapter")))
+    assert (check.cause, "lora_alpha = 4, not 16" in check.found) == ("other_adapter", True)
+
+
+def test_a_step_that_16_bits_cannot_hold_is_not_judged(base, home, tmp_path):
+    run = make_run(base, make_adapter(base, tmp_path / "adapter", size=1e-9))
+    checks = check_weights(artefact(merge(base, run.adapter, tmp_path / "out"), run))
+    assert [check.passed for check in checks] == [None, True, True]
+    assert "lost in rounding" in checks[0].found
+
+
+def test_what_the_base_ties_stays_tied(home, tmp_path):
+    base = make_base(tmp_path / "base", "qwen2", tied=True)
+    run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter"))
+    merged = merge(base, adapter, tmp_path / "merged")
+    assert {check.name: check.found for check in check_weights(artefact(merged, run))}["output head"] == "tied to the embeddings"
+    lost = SABOTAGES["tied_head_lost"](merged, tmp_path / "lost", base, adapter)
+    assert failed(check_weights(artefact(lost, run))) == {"tied_head_lost"}
+    # A head of its own, as some merges leave it: harmless while it equals the embeddings.
+    edit_json(lost / "config.json", tie_word_embeddings=True)
+    found = tensors(lost)
+    put_tensors(lost, found | {"lm_head.weight": found["model.embed_tokens.weight"].clone()})
+    assert not failed(check_weights(artefact(lost, run)))
+    put_tensors(lost, found | {"lm_head.weight": found["model.embed_tokens.weight"] * 1.5})
+    assert failed(check_weights(artefact(lost, run))) == {"tied_head_lost"}
+    other = merge(make_base(tmp_path / "other", "qwen2", tied=True, seed=3), adapter, tmp_path / "out")
+    assert failed(check_weights(artefact(other, run))) == {"wrong_base"}
+
+
+def test_modules_that_were_trained_whole(home, base, tmp_path):
+    run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", modules_to_save=["lm_head", "embed_tokens"]))
+    merged = merge(base, adapter, tmp_path / "merged")
+    checks = check_weights(artefact(merged, run))
+    assert not failed(checks)
+    assert "all 2 are the adapter's" in [check.found for check in checks]
+    put_tensors(merged, tensors(merged) | {"lm_head.weight": tensors(base)["lm_head.weight"]})
+    check = the_failed(check_weights(artefact(merged, run)))
+    assert (check.cause, check.found) == ("module_lost", "1 of 2 differ: lm_head")
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning", "ignore:Input and output emb:UserWarning")
+def test_a_trained_head_on_a_tied_base(home, tmp_path):
+    base = make_base(tmp_path / "base", tied=True)
+    run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", modules_to_save=["lm_head"]))
+    merged = merge(base, adapter, tmp_path / "merged")
+    trained = tensors(adapter)["base_model.model.lm_head.weight"].bfloat16()
+    right = tensors(merged) | {"lm_head.weight": trained}
+    put_tensors(merged, right)
+    edit_json(merged / "config.json", tie_word_embeddings=False)
+    assert not failed(check_weights(artefact(merged, run)))
+    put_tensors(merged, {name: own for name, own in right.items() if name != "lm_head.weight"})
+    edit_json(merged / "config.json", tie_word_embeddings=True)
+    assert failed(check_weights(artefact(merged, run))) == {"tied_head_lost"}
+
+
+def test_missing_and_unknown_tensors_are_named(run, merged, tmp_path):
+    found = tensors(merged)
+    out = shutil.copytree(merged, tmp_path / "out")
+    put_tensors(out, {name: own for name, own in found.items() if "layers.1.input_layernorm" not in name})
+    check = the_failed(check_weights(artefact(out, run)))
+    assert (check.cause, "layer 1, input_layernorm" in check.found) == ("module_lost", True)
+    # Old checkpoints hold what can be computed; loading neither misses nor wants it.
+    put_tensors(out, found | {"model.layers.2.input_layernorm.weight": torch.ones(64)})
+    check = the_failed(check_weights(artefact(out, run)))
+    assert (check.cause, "layer 2, input_layernorm" in check.found) == ("wrong_base", True)
+
+
+def test_what_the_base_stores_and_nobody_loads_may_be_missing(home, adapter, base, merged, tmp_path):
+    older = shutil.copytree(base, tmp_path / "older")
+    put_tensors(older, tensors(base) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    assert not failed(check_weights(artefact(merged, make_run(older, adapter))))
+
+
+def test_a_config_that_decides_otherwise(run, merged, tmp_path):
+    out = shutil.copytree(merged, tmp_path / "out")
+    rope = json.loads((out / "config.json").read_text())["rope_parameters"]
+    edit_json(out / "config.json", rope_parameters=rope | {"rope_theta": 5e5})
+    check = the_failed(check_weights(artefact(out, run)))
+    assert (check.cause, "500000.0" in check.found) == ("wrong_base", True)
+
+
+def test_biases_that_were_trained(home, tmp_path):
+    base = make_base(tmp_path / "base", "qwen2")
+    run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", bias="all"))
+    merged = merge(base, adapter, tmp_path / "out")
+    checks = check_weights(artefact(merged, run))
+    assert [check.passed for check in checks] == [True] * 4
+    name = "model.layers.1.self_attn.q_proj.bias"
+    put_tensors(merged, tensors(merged) | {name: tensors(merged)[name] + 1})
+    check = the_failed(check_weights(artefact(merged, run)))
+    assert (check.cause, check.found) == ("module_lost", "1 of 6 differ: layer 1, q_proj bias")
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+def test_lora_of_embeddings_is_not_judged_and_the_rest_is(home, base, tmp_path):
+    run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", target_modules=["embed_tokens", "q_proj"]))
+    merged = merge(base, adapter, tmp_path / "out")
+    checks = check_weights(artefact(merged, run))
+    assert [check.passed for check in checks] == [True, True, None, True]
+    assert "under their names: model.embed_tokens" in checks[2].found
+    spoiled = SABOTAGES["layer_skipped"](merged, tmp_path / "skipped", base, adapter, "model.layers.1.self_attn.q_proj")
+    assert failed(check_weights(artefact(spoiled, run))) == {"layer_skipped"}
+
+
+def test_a_torn_file_is_unreadable(run, merged, tmp_path):
+    out = shutil.copytree(merged, tmp_path / "out")
+    content = (out / "model.safetensors").read_bytes()
+    (out / "model.safetensors").write_bytes(content[: len(content) // 2])
+    assert failed(check_weights(artefact(out, run))) == {"unreadable"}
+
+
+def test_what_cannot_be_told_says_why(run, merged, adapter, base, home):
+    (check,) = check_weights(artefact(merged, run, "merged_4bit"))
+    assert (check.passed, "measured" in check.found) == (None, True)
+    alone = artefact(merged, run)
+    object.__setattr__(alone, "run", None)
+    assert [check.passed for check in check_weights(alone)] == [None]
+    edit_json(run.final / "adapter_config.json", use_dora=True)
+    checks = check_weights(artefact(merged, run))
+    assert not failed(checks)
+    assert any(check.passed is None and "more than add s B A" in check.found for check in checks)
+    shutil.rmtree(run.final)
+    shutil.copytree(adapter, run.final)
+    gone = make_run(base, adapter, "gone", source=str(base / "nowhere"))
+    gone.recipe().model_copy(update={"policy": gone.recipe().policy.model_copy(update={"name": str(base / "nowhere")})}).save(
+        gone.path / "recipe.yaml"
+    )
+    (check,) = check_weights(artefact(merged, gone))
+    assert (check.passed, "cannot be read" in check.found) == (None, True)
+
+
+def test_merged_into_the_dequantised_weights(home, base, adapter, merged, tmp_path):
+    run = make_run(base, adapter, precision="nf4")
+    out = merging.write_merged(base, adapter, tmp_path / "out", held=merging.four_bit(run))
+    assert [check.passed for check in check_weights(artefact(out, run, into="dequantised"))] == [True] * 3
+    assert failed(check_weights(artefact(out, run))) == {"wrong_base"}
+    assert failed(check_weights(artefact(merged, run, into="dequantised"))) == {"wrong_base"}
+    for cause in ("merged_twice", "layer_skipped", "not_merged", "other_adapter"):
+        spoiled = SABOTAGES[cause](out, tmp_path / cause, base, adapter)
+        found = failed(check_weights(artefact(spoiled, run, into="dequantised")))
+        assert found == ({"wrong_base"} if cause == "other_adapter" else {cause})
+
+
+# -- good exports: no false alarm ---------------------------------------------------------------------------------------
+def good_export(number: int, folder) -> list:
+    """The checks of one good export, everything about it drawn at random."""
+    draw = random.Random(number)
+    dtype, tied, kind = draw.choice(["bfloat16", "float16"]), draw.random() < 0.4, draw.choice(["llama", "qwen2"])
+    shards = draw.choice(["1GB", "60KB"])
+    base = make_base(folder / "base", kind, tied=tied, dtype=dtype, seed=number, shards=shards)
+    targets = draw.sample(ATTENTION + MLP, draw.randint(1, 7))
+    lora = {"r": draw.choice([1, 2, 4, 8, 16, 32]), "lora_alpha": draw.choice([1, 8, 16, 64]), "target_modules": targets}
+    lora |= {"use_rslora": draw.random() < 0.3}
+    if draw.random() < 0.3:
+        lora |= {"rank_pattern": {targets[0]: 3}, "alpha_pattern": {targets[-1]: 5, rf"layers\.1\..*{targets[0]}": 7}}
+    if draw.random() < 0.2 and not tied:
+        lora |= {"modules_to_save": draw.choice([["lm_head"], ["embed_tokens", "lm_head"]])}
+    adapter = make_adapter(base, folder / "adapter", size=10 ** draw.uniform(-6, 0.5), seed=number, **lora)
+    run = make_run(base, adapter, f"r{number}", precision=draw.choice(["nf4", dtype]))
+    into, out = "base", folder / "merged"
+    if draw.random() < 0.5:
+        merge(base, adapter, out, shards=shards)
+    elif run.manifest()["policy"]["precision"] == "nf4" and draw.random() < 0.5:
+        into, out = "dequantised", merging.write_merged(base, adapter, out, held=merging.four_bit(run))
+    else:
+        merging.write_merged(base, adapter, out)
+    own = merging.copy_adapter(run.adapter, folder / "copy")
+    return [*check_weights(artefact(out, run, into=into)), *check_weights(artefact(own, run, "adapter"))]
+
+
+def test_good_exports_raise_no_alarm(home, tmp_path):
+    for number in range(3):
+        assert not failed(good_export(number, tmp_path / f"{number}")), number
+
+
+@pytest.mark.slow
+def test_fifty_good_exports_raise_no_alarm(home, tmp_path):
+    told = []
+    for number in range(100, 150):
+        checks = good_export(number, tmp_path / f"{number}")
+        assert not [check for check in checks if check.passed is False], number
+        told += [check.passed for check in checks if "s B A" in check.name]
+    assert len(told) == 50
+    assert told.count(True) >= 40  # most can be told, too
+
+
+# -- how often ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_times_over_seven_magnitudes(dtype):
+    draws = torch.Generator().manual_seed(0)
+    base = (torch.randn(64, 96, generator=draws) * 0.02).to(dtype)
+    for power in range(-7, 1):
+        step = torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power
+        for k in (0, 1, 2, 3):
+            found = times((base.float() + k * step).to(dtype), base, step)
+            assert found in ((k, None) if power <= -5 else (k,)), (power, k)
+            in_32_bits = base.float() * (1 + 2**-12)  # a base whose own rounding is part of the merge
+            assert times((in_32_bits + k * step).to(dtype), in_32_bits, step) in (k, None)
+        other = torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power
+        found = times((base.float() + other).to(dtype), base, step)
+        assert (found is None and power <= -6) or math.isnan(found), power
+
+
+def test_not_added_is_told_where_the_sum_would_be_the_next_number_of_its_type():
+    unit, ones = 2.0**-7, torch.ones(16, 16)
+    assert times(ones.bfloat16(), ones.bfloat16(), 0.6 * unit * ones) == 0
+    between = ones * (1 + 0.3 * unit)  # a dequantised weight
+    assert times(between.bfloat16(), between, 0.4 * unit * ones) == 0
+
+
+def test_times_that_are_not_whole_are_fitted():
+    draws = torch.Generator().manual_seed(0)
+    base, step = ((torch.randn(64, 96, generator=draws) * 0.02).bfloat16() for _ in range(2))
+    for k in (0.25, 0.9, 1.1, 1.5):
+        assert times((base.float() + k * step.float()).bfloat16(), base, step.float()) == pytest.approx(k, rel=1e-3)
+
+
+def test_times_forgives_another_order_of_the_sums():
+    draws = torch.Generator().manual_seed(0)
+    base = (torch.randn(64, 96, generator=draws) * 0.02).bfloat16()
+    for power in range(-3, 1):
+        step = torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power
+        apart = step * (1 + 1e-6 * torch.randn(step.shape, generator=draws))
+        assert times((base.float() + apart).bfloat16(), base, step) == 1
+
+
+def test_times_of_other_shapes_is_none_that_fits():
+    assert math.isnan(times(torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(3, 2)))
+
+
+def test_the_delta_is_the_one_that_peft_computes(base, adapter):
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(load(base), adapter)
+    for name, module in model.base_model.model.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            torch.testing.assert_close(merging.deltas(adapter)[name](), module.get_delta_weight("default"), rtol=1e-6, atol=1e-9)

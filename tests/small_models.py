@@ -1,0 +1,98 @@
+"""Small models, adapters and runs made by hand: plain transformers and PEFT, nothing trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.exporting.artefacts import Artefact
+from workbench.recipe import Recipe
+from workbench.run.directory import RunDirectory
+from workbench.tiny import MODEL_DIR
+
+ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+WORDS = ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+def make_base(
+    folder: Path, kind: str = "llama", *, tied: bool = False, dtype: str = "bfloat16", seed: int = 0, shards: str = "1GB"
+) -> Path:
+    """A model of 2 layers, 64 wide, with the embedded policy's tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    config, model = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}[kind]
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 640}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    torch.manual_seed(seed)
+    made = model(config(**sizes, tie_word_embeddings=tied, bos_token_id=1, eos_token_id=2, pad_token_id=3))
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "norm" in name or name.endswith("bias"):  # as after training
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    made.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shards)
+    for name in WORDS:
+        shutil.copyfile(MODEL_DIR / name, folder / name)
+    return folder
+
+
+def load(folder: Path, dtype: str = "float32") -> Any:
+    """The model in a folder."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def make_adapter(base: Path, folder: Path, *, size: float = 0.05, seed: int = 0, **lora: Any) -> Path:
+    """An adapter as training could have left it: every s B A has about `size` of its weight's norm."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    asked = {"r": 8, "lora_alpha": 16, "target_modules": ATTENTION + MLP, "task_type": "CAUSAL_LM", **lora}
+    model = get_peft_model(load(base), LoraConfig(**asked))
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if hasattr(module, "lora_A") and "default" in module.lora_A:
+                b, weight = module.lora_B["default"].weight, module.get_base_layer().weight
+                b.normal_()
+                b.mul_(size * weight.norm() / module.get_delta_weight("default").norm())
+            elif lora.get("bias") == "all" and getattr(module, "bias", None) is not None:
+                module.bias.add_(torch.randn_like(module.bias))
+            elif "modules_to_save.default" in name and hasattr(module, "weight"):
+                module.weight.add_(torch.randn_like(module.weight) * size * 0.02)
+    model.save_pretrained(folder)
+    for name in WORDS[:3]:
+        shutil.copyfile(base / name, folder / name)
+    return folder
+
+
+def merge(base: Path, adapter: Path, folder: Path, *, shards: str = "1GB", model: Any = None, times: int = 1) -> Path:
+    """Base + s B A through PEFT, in 32 bits, rounded once to the base's own type."""
+    from peft import PeftModel
+
+    dtype = json.loads((base / "config.json").read_text())["dtype"]
+    merged = load(base) if model is None else model
+    for _ in range(times):
+        merged = PeftModel.from_pretrained(merged, adapter).merge_and_unload()
+    merged.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shards)
+    for name in WORDS:
+        shutil.copyfile(base / name, folder / name)
+    return folder
+
+
+def make_run(base: Path, adapter: Path, name: str = "r", **policy: Any) -> RunDirectory:
+    """A run of the workspace that trained this adapter beside this base."""
+    found = {"source": str(base), "precision": "bfloat16", "compute_dtype": "float32", **policy}
+    recipe = Recipe(run_name=name, policy={"name": str(base), "load_in_4bit": found["precision"] == "nf4"})
+    run = RunDirectory.create(name, recipe, {"policy": found, "id": name})
+    run.release()
+    shutil.copytree(adapter, run.final)
+    return run
+
+
+def artefact(folder: Path, run: RunDirectory, format: str = "merged_16bit", into: str = "base") -> Artefact:
+    """A folder as an artefact of a run."""
+    return Artefact(folder, format, run.manifest()["policy"]["source"], into, run)

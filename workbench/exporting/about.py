@@ -1,0 +1,186 @@
+"""What a card and a passport say of an artefact: collected once from its run, without what must not leave the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import getpass
+import hashlib
+import json
+import os
+import re
+import socket
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from workbench.exporting.artefacts import Artefact
+from workbench.run.control_file import RunState
+from workbench.run.directory import RunDirectory
+from workbench.run.metrics import GROUP_STD, KL, REWARD
+from workbench.run.parts import parts, span
+from workbench.run.rollouts import read_batches
+from workbench.task import EMBEDDED
+from workbench.tiny import MODEL_DIR
+from workbench.training.loading import find_model
+from workbench.workspace import to_json
+
+SAMPLED = 8  # completions
+_CURVE = 8  # points
+# What no file may hold -> how it is called.
+KEYS = {
+    r"\bhf_\w{16,}": "a token of the hub",
+    r"\b(?:gh[oprsu]_|github_pat_)\w{16,}|\bglpat-[\w-]{16,}": "a token of GitHub or GitLab",
+    r"\b(?:sk|pk|rk)-[\w-]{16,}|\bwandb_v\d_\w{16,}": "an API key",
+    r"\bAKIA[0-9A-Z]{12,}": "an AWS key",
+    r"-----BEGIN [A-Z ]*PRIVATE KEY": "a private key",
+}
+_KEY = re.compile("|".join([*KEYS, r"\b[0-9a-f]{40}\b"]))  # the last: of Weights & Biases, or a commit
+_SECRET = re.compile(r"(token|api_?key|_key|secret|passw\w*)$", re.IGNORECASE)  # name of a setting or of a variable
+# Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an address.
+_PATH = re.compile(r"(?<![\w.:/<])~?/[A-Za-z_.~][\w.@+~-]*(?:/[\w.@+~-]+)+/?|(?<!\w)[A-Za-z]:\\[\w.@+~-]+(?:\\[\w.@+~-]+)+\\?")
+
+
+def clean(value: Any) -> Any:
+    """`value` without keys, absolute paths (their last part stays) and home folder, at any depth.
+
+    The names of user and host go from paths and from NAME@HOST only: elsewhere they are words, and may mean something.
+    """
+    home, host, keys = Path.home(), socket.gethostname().partition(".")[0], secret_variables()
+    users = {home.name} - {""}
+    with contextlib.suppress(OSError, KeyError):
+        users.add(getpass.getuser())
+    account = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, users))})@[\w.-]+|(?<!\w)[\w.-]+@{re.escape(host)}[\w.-]*")
+
+    def last(path: str) -> str:
+        name = PureWindowsPath(path).name
+        return "user" if name in users else name
+
+    def text(value: str) -> str:
+        for key in keys:
+            value = value.replace(key, "[removed]")
+        value = _KEY.sub("[removed]", value)
+        path = PureWindowsPath(value)
+        if path.root and len(path.parts) > 2 and "\n" not in value and not value.startswith("//"):
+            value = last(value)  # also one with spaces in it
+        value = re.sub(rf"(?<!\w){re.escape(str(home))}(?!\w)", "~", value)
+        return account.sub("user@host", _PATH.sub(lambda match: last(match[0]), value))
+
+    def cleaned(value: Any, name: Any = "") -> Any:
+        if isinstance(value, dict):
+            # Names of settings and functions are looked up by others.
+            return {key if key.isidentifier() else cleaned(key): cleaned(item, key) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [cleaned(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        secret = _SECRET.search(str(name)) and len(value) >= 8 and "<" not in value  # eos_token is none
+        return "[removed]" if secret else text(value)
+
+    return cleaned(value)
+
+
+def secret_variables() -> list[str]:
+    """What the environment's tokens, keys and passwords are."""
+    return [own for name, own in os.environ.items() if _SECRET.search(name) and len(own) >= 8]
+
+
+def public_name(base: str | Path) -> str:
+    """What others call a base: its hub name, without `-bnb-4bit`; of a folder its own name."""
+    text = str(base)
+    if hub := re.search(r"models--([^/]+)--([^/]+)[/\\]snapshots", text):
+        text = f"{hub[1]}/{hub[2]}"
+    elif Path(text).parts[-3:] == MODEL_DIR.parts[-3:]:  # also that of another installation
+        text = "tiny"
+    elif Path(text).is_dir() or text.startswith(("/", "~", ".")) or text.count("/") > 1 or "\\" in text:
+        text = PureWindowsPath(text).name
+    return clean(re.sub(r"-(unsloth-)?bnb-4bit$", "", text, flags=re.IGNORECASE))
+
+
+def sum_of(file: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def size_and_sum(file: Path) -> list[Any]:
+    """Bytes and SHA-256 of a file."""
+    return [file.stat().st_size, sum_of(file)]
+
+
+def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
+    """Path within the folder -> [bytes, SHA-256] of each file, in folders inside it, too."""
+    names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {name: size_and_sum(file) for name, file in names.items() if name != without}
+
+
+def steps_of(run: RunDirectory) -> dict[str, str]:
+    """Step -> the sum (8 digits) of its row of metrics, without what the clock said."""
+    rows = run.metrics()
+    kept = ({key: value for key, value in row.items() if "time" not in key} for row in rows)
+    texts = (json.dumps(row, sort_keys=True) for row in kept)
+    return {str(row["step"]): hashlib.sha256(text.encode()).hexdigest()[:8] for row, text in zip(rows, texts, strict=True)}
+
+
+def sample_of(run: RunDirectory) -> list[dict[str, Any]]:
+    """Completions of the last step on record, the first of each group, then the second: prompt, completion, scores, advantage."""
+    if not any(run.rollouts.glob("step-*.parquet")):
+        return []
+    batch = next(read_batches(run, [span(parts(run.rollouts)[-1])[1]]))
+    rows = list(zip(batch.prompts, batch.completions, batch.scores.tolist(), batch.advantages.tolist(), strict=True))
+    chosen = sorted(range(len(rows)), key=lambda place: place % batch.num_generations)[:SAMPLED]  # one group may be all alike
+    found = ((p, c, dict(zip(batch.names, s, strict=True)), a) for p, c, s, a in map(rows.__getitem__, chosen))
+    return to_json([dict(zip(("prompt", "completion", "scores", "advantage"), own, strict=True)) for own in found])
+
+
+def sums_of(run: RunDirectory) -> dict[str, str]:
+    """The sums of what a passport holds cleaned: another user's, on another machine, would be cleaned of other words."""
+    values = {"recipe": to_json(run.recipe().model_dump(mode="json")), "rollouts": sample_of(run)}
+    texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+def adapter_of(run: RunDirectory) -> dict[str, Any]:
+    """Where a run's adapter is, and the sum of its weights."""
+    return {"from": run.adapter.name, "sha256": sum_of(run.adapter / "adapter_model.safetensors")}
+
+
+def about(artefact: Artefact) -> dict[str, Any]:
+    """All that is known of an artefact but its own files: what it was made from, and by what."""
+    found: dict[str, Any] = {"format": artefact.format, "base": public_name(artefact.base), "into": artefact.into}
+    found["base_files"] = _base_files(artefact.base)
+    if (run := artefact.run) is None:
+        return found
+    manifest, rows = run.manifest(), run.metrics()
+    task, evaluation = dict(manifest.get("task") or {}), run.path / "evaluation.json"
+    recipe, source = run.recipe(), str(task.pop("source", ""))
+    ships, kept = (source or recipe.task) in EMBEDDED, run.path / "task.py"
+    policy = manifest.get("policy") or {}
+    environment = {**(manifest.get("versions") or {}), "device": policy.get("device"), "backend": policy.get("backend")}
+    task |= {"ships": ships, "file": PureWindowsPath(source).name, "sha256": sum_of(kept) if kept.is_file() else None}
+    points = [rows[round(place * (len(rows) - 1) / (_CURVE - 1))]["step"] for place in range(_CURVE)] if rows else []
+    accepted = [line for event in run.events() if event["event"] == "changed" for line in event.get("accepted") or []]
+    found |= {
+        "run": run.name, "created": manifest.get("created"), "result": run.result(),
+        "recipe": recipe.model_dump(mode="json"), "task": task, "prompts": manifest.get("prompts") or {},
+        "rewards": {name: (manifest.get("rewards") or {}).get(name) for name in ("hash", "functions", "weights")},
+        "template": manifest.get("template"), "settings": (manifest.get("settings") or {}).get("in_force") or {},
+        "environment": environment, "processes": manifest.get("processes", 1), "attached": bool(manifest.get("attached")),
+        "trained_before": policy.get("trained_in") or [], "precision": policy.get("precision"),
+        "changes": RunState.of(run).changes, "accepted": accepted, "metrics": rows[-1] if rows else {},
+        "curve": [{name: row.get(name) for name in ("step", REWARD, GROUP_STD, KL)} for row in rows if row["step"] in points],
+        "evaluation": run.read_json(evaluation.name) if evaluation.is_file() else None,
+    }  # fmt: skip
+    found = clean(to_json(found)) | {"base_files": found["base_files"]}  # a revision looks like a key
+    found |= {"run_id": run.identity, "adapter": adapter_of(run), "steps": steps_of(run), "sums": sums_of(run)}
+    return found | {"rollouts": clean(sample_of(run))}
+
+
+@functools.lru_cache(maxsize=1)  # a base may be large, and a run is exported in six formats
+def _base_files(base: str) -> dict[str, Any]:
+    # Of a hub's model its revision, if it is on this machine.
+    if Path(base).is_dir() or base == "tiny":
+        return files_in(Path(find_model(base, ask_hub=False)))
+    from huggingface_hub import try_to_load_from_cache
+
+    there = try_to_load_from_cache(base, "config.json") if base.count("/") == 1 else None
+    return {"revision": Path(there).parent.name} if isinstance(there, str) else {}

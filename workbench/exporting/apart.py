@@ -1,0 +1,91 @@
+"""Work in a fresh process, where nothing of the caller's is loaded or patched: a request and its result as JSON files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+from workbench import errors
+from workbench.errors import ExportError, WorkbenchError
+from workbench.workspace import workspace, write_json
+
+Progress = Callable[[int, int], None]
+_LINES = 12  # of what a process said last
+
+
+def run_apart(module: str, request: dict[str, Any], progress: Progress, variables: Mapping[str, str] = {}) -> dict[str, Any]:
+    """What `python -m MODULE FOLDER` makes of a request, with these variables in its environment: an object that JSON holds.
+
+    An error of the workbench's own is raised here as it was there; ExportError with what the process said last, if it crashed
+    or was killed. An Interrupt ends the process.
+    """
+    with tempfile.TemporaryDirectory(prefix="workbench-") as name, Path(name, "log.txt").open("wb") as log:
+        write_json(Path(name, "request.json"), request)
+        command, environment = [sys.executable, "-m", module, name], {**os.environ, **variables}
+        progress(0, 0)
+        # In a session of its own: it and what it starts are ended together.
+        child = Popen(
+            command, cwd=workspace(), env=environment, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True
+        )
+        try:
+            for line in child.stdout or ():
+                with contextlib.suppress(ValueError):  # printed before `answer` had taken the stream
+                    done, total = map(int, line.split())
+                    progress(done, total)
+            child.wait()
+        finally:
+            if child.poll() is None:
+                _end(child)
+            for pipe in filter(None, (child.stdin, child.stdout)):
+                pipe.close()
+        found = None
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(Path(name, "result.json").read_text(encoding="utf-8"))
+        if child.returncode == 0 and found is not None:
+            if (said := found.get("error")) is None:
+                return found
+            raise getattr(errors, said["type"], ExportError)(said["value"], rule=said["rule"], remedy=said["remedy"])
+        said = Path(name, "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES:]
+    how = f"was killed by signal {-child.returncode}" if child.returncode < 0 else f"ended with exit code {child.returncode}"
+    value = "\n".join([f"{module.rpartition('.')[2]}: the process {how}", *said])
+    remedy = "correct what it says; killed by signal 9, it most likely ran out of memory"
+    raise ExportError(value, rule="a model is loaded in a process of its own", remedy=remedy)
+
+
+def _end(child: Popen) -> None:
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, 9)
+    child.kill()
+    child.wait()
+
+
+def _end_with(caller: int) -> None:
+    # Its end of the pipe is closed however it ends, and nothing is ever written there.
+    os.read(caller, 1)
+    os.killpg(0, 9)
+
+
+def answer(work: Callable[[dict[str, Any], Progress], Any]) -> None:
+    """In the process: do the work of the request, and leave what it returns, or its error, where the caller looks."""
+    folder, told = Path(sys.argv[1]), os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no progress
+    caller, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
+    request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    print(0, 0, file=told)  # it has imported what it needs, and loads the model
+    try:
+        found = work(request, lambda done, total: print(done, total, file=told))
+    except WorkbenchError as error:
+        own = {"value": error.value, "rule": error.rule, "remedy": error.remedy}
+        found = {"error": {"type": type(error).__name__, **own}}
+    write_json(folder / "result.json", found)

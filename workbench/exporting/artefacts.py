@@ -1,0 +1,117 @@
+"""Artefacts: a run's policy in the forms that others load. Each is a folder that is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ExportError, RunError, nearest
+from workbench.exporting.merging import base_of
+from workbench.run.directory import RunDirectory, open_run
+from workbench.workspace import find, looked_in, resolve, shown
+
+PASSPORT = "passport.json"
+# What a run can be exported as, in the order in which one is made of another; each is a folder of its run's `export/`.
+FORMATS = ("adapter", "merged_16bit", "merged_4bit", "gguf_f16", "gguf_q8_0", "gguf_q4_k_m")
+QUANTISED = ("merged_4bit", "gguf_q8_0", "gguf_q4_k_m")  # measured, rather than proven equal
+INTO = {"base": "the 16-bit base", "dequantised": "the dequantised 4-bit weights"}  # what an adapter is merged into
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One form of a run's policy: a folder with the model, its card (`README.md`) and its `passport.json`."""
+
+    path: Path
+    format: str  # one of FORMATS
+    base: str  # folder or hub name of the 16-bit base
+    into: str = "base"  # what the adapter was merged into: the 16-bit weights, or "dequantised", the 4-bit ones in 16 bits
+    run: RunDirectory | None = None  # the run that it was made of, where that is at hand
+
+    @property
+    def gguf(self) -> Path:
+        """The one GGUF file of a `gguf_…` artefact, which is or will be there."""
+        name = f"{self.run.name if self.run else 'model'}-{self.format.removeprefix('gguf_').upper()}.gguf"
+        return next(self.path.glob("*.gguf"), self.path / name)
+
+
+@dataclass(frozen=True, repr=False)
+class Exported:
+    """What a run was exported as; its text lists the files."""
+
+    run: RunDirectory
+    artefacts: dict[str, Artefact]  # by format
+    notes: tuple[str, ...] = ()  # what was kept, and what the adapter was merged into
+
+    def __getitem__(self, format: str) -> Artefact:
+        return self.artefacts[format]
+
+    def found(self) -> dict[str, Any]:
+        """For scripts."""
+        made = {each.format: {"path": str(each.path), "into": each.into} for each in self.artefacts.values()}
+        return {"run": str(self.run.path), "artefacts": made, "notes": self.notes}
+
+    def __str__(self) -> str:
+        lines = []
+        for artefact in self.artefacts.values():
+            lines.append(shown(artefact.path))
+            lines += [f"  {file.name}  {-(-file.stat().st_size // 1024):,} KiB" for file in sorted(artefact.path.iterdir())]
+        return "\n".join([*lines, *self.notes])
+
+    __repr__ = __str__
+
+
+def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
+    """(None, an artefact, by its folder or passport); or (a run, by path, name or `export` folder; all its artefacts).
+
+    ExportError: it is neither, or a run without artefacts.
+    """
+    there, runs, rule = find(path), resolve("runs"), "an artefact is a folder that `export` wrote"
+    places = [there, there.parent] if there.name in (PASSPORT, "export") else [there]
+    if found := [each for each in places if (each / PASSPORT).is_file()]:
+        return None, found[:1]
+    try:
+        run = open_run(next((each for each in places if (each / "recipe.yaml").is_file()), path), latest="trained")
+    except RunError:
+        if str(path) == "latest":
+            raise
+        what = f"neither an artefact (no {PASSPORT}) nor a run (no recipe.yaml)"
+        what = what if there.exists() else f"no run or artefact of that name; {looked_in()}"
+        known = [each.parent.name for each in runs.glob("*/recipe.yaml")]
+        known += [shown(each.parent) for each in runs.glob(f"*/export/[!.]*/{PASSPORT}")]
+        remedy = nearest(str(path), known, "`workbench export RUN` makes one")
+        raise ExportError(f"{path}: {what}", rule=rule, remedy=remedy) from None
+    if folders := sorted(file.parent for file in run.export.glob(f"[!.]*/{PASSPORT}")):
+        return run, folders
+    value, remedy = f"{run.name}: no artefact in {shown(run.export)}", f"`workbench export {run.name}` makes them"
+    raise ExportError(value, rule=rule, remedy=remedy)
+
+
+def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact:
+    """The artefact in a folder that `export` wrote, by its passport; its run is found from the folder, or given.
+
+    ExportError: there is no passport, or it is that of another run than the given one.
+    """
+    folder = resolve(path)
+    found = None
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / PASSPORT).read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or found.get("format") not in FORMATS:
+        remedy = "give a folder of runs/RUN/export, or make one: `workbench export RUN`"
+        what = "its passport.json is none" if (folder / PASSPORT).exists() else "no passport.json"
+        raise ExportError(f"{shown(folder)}: {what}", rule="an artefact is a folder that `export` wrote", remedy=remedy)
+
+    def made_it(one: RunDirectory) -> bool:
+        with contextlib.suppress(RunError):
+            return one.identity == found.get("run_id") and (bool(one.identity) or one.name == found.get("run"))
+        return False
+
+    if run is not None and not made_it(run):
+        value = f"{shown(folder)}: made of run {found.get('run')!r}, not of {run.name!r}"
+        raise ExportError(value, rule="an artefact is held against the run that it was made of", remedy="give that run")
+    if run is None and made_it(parent := RunDirectory(folder.absolute().parent.parent)):
+        run = parent
+    base = str(found.get("base", ""))
+    return Artefact(folder, found["format"], base_of(run) if run else base, found.get("into", "base"), run)

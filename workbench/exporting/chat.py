@@ -1,0 +1,199 @@
+"""Talking to an artefact: one question, or a conversation that streams, stops at any token, and keeps what was written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ExportError, WorkbenchError
+from workbench.exporting import serving
+from workbench.exporting.artefacts import Artefact, Exported, open_artefact
+from workbench.exporting.merging import sixteen_bit_base
+from workbench.exporting.passport import PASSPORT, read_passport
+from workbench.exporting.reading import open_reader
+from workbench.training.loading import find_model
+from workbench.workspace import resolve, shown
+
+BASE, TRAINED = "base", "trained"
+_MOST = 256  # tokens of an answer, where no run says how long its completions may be
+
+
+def ask(artefact: Any, question: str, system_prompt: str | None = None, *, temperature: float = 0.0, **limits: Any) -> str:
+    """Ask an exported model one question.
+
+    >>> wb.ask(exported, "What is 15 + 27?")
+    '...'
+
+    Args:
+        artefact: one of an export's; an export, whose `merged_16bit` is then asked; or the folder of any saved model or adapter.
+        system_prompt: None: the one that its run was trained under, by the run or the passport; "": none.
+        temperature: 0 takes the likeliest token every time.
+        limits: `max_completion_length`, in tokens; None: the run's own.
+
+    Raises:
+        PolicyError, DataError, ExportError: if it cannot be loaded, its template refuses the messages, or they are too long.
+    """
+    return Conversation(artefact, system_prompt, **limits).reply(question, temperature).answers[TRAINED].text
+
+
+@dataclass
+class Answer:
+    """What one model has written so far; `ended` says in words why there is no more, and is empty while it writes."""
+
+    text: str = ""
+    length_tokens: int = 0
+    ended: str = ""
+
+
+@dataclass
+class Turn:
+    """A question and the answers to it, by who wrote them: "trained" and, where it was asked too, "base"."""
+
+    question: str
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+
+class Conversation:
+    """Turns with what an artefact's own files hold and, where its base is known, with the base beside it.
+
+    A model is loaded when it is first needed; an adapter and its base are one. Earlier turns are part of the prompt, each
+    model's own answers, unless a run is at hand: its policy was trained on prompts alone, and is asked each question alone.
+    """
+
+    def __init__(self, artefact: Any, system_prompt: str | None = None, max_completion_length: int | None = None) -> None:
+        self.artefact, told, in_force = _opened(artefact), "", {}
+        if (run := self.artefact.run) is not None:
+            told, in_force = serving.system_prompt(run), run.manifest().get("settings", {}).get("in_force", {})
+        elif (self.artefact.path / PASSPORT).is_file():
+            with contextlib.suppress(ExportError):  # a passport that was changed says nothing
+                prompt = (read_passport(self.artefact.path).get("rollouts") or [{"prompt": []}])[0]["prompt"]
+                system = (own["content"] for own in prompt if own["role"] == "system")
+                told = None if isinstance(prompt, str) else next(system, "")
+        self._as_text = told is None  # the run's prompts were plain text, without a template
+        self.system_prompt = told or "" if system_prompt is None else system_prompt
+        self.max_completion_length = max_completion_length or in_force.get("max_completion_length") or _MOST
+        self.temperature = float(in_force.get("temperature") or 0.0)  # at which the run sampled; 0 where that is not known
+        self.turns: list[Turn] = []
+        self._writers: dict[str, Any] = {}
+
+    def reply(
+        self,
+        question: str,
+        temperature: float = 0.0,
+        base: bool = False,
+        on_text: Callable[[Answer], None] = lambda _: None,
+        stop: threading.Event | None = None,
+    ) -> Turn:
+        """Answer a question. The turn is in `turns` from the beginning, and whatever was written stays in it.
+
+        Args:
+            base: ask the base, too.
+            on_text: called with the answer after each token of it.
+            stop: set it, from any thread, and no token follows the one in flight.
+
+        Raises:
+            Whatever went wrong, once it is noted as the answer's end.
+        """
+        turn, stop, told = Turn(question), stop or threading.Event(), [] if self.artefact.run else list(self.turns)
+        self.turns.append(turn)
+        for who in (TRAINED, *[BASE] * base):
+            answer = turn.answers[who] = Answer()
+            try:
+                if not stop.is_set():
+                    self._write(who, self._prompt(who, told, question), answer, temperature, on_text, stop)
+                answer.ended = answer.ended or "stopped"
+            except BaseException as error:
+                said = error.value if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
+                answer.ended = "stopped" if isinstance(error, KeyboardInterrupt) else f"failed: {said}"
+                raise
+        return turn
+
+    def _prompt(self, who: str, told: list[Turn], question: str) -> Any:
+        messages = [("system", self.system_prompt)] if self.system_prompt else []
+        for turn in told:
+            if who in turn.answers and (text := turn.answers[who].text):
+                messages += [("user", turn.question), ("assistant", text)]
+        whole = [{"role": role, "content": content} for role, content in (*messages, ("user", question))]
+        return question if self._as_text else whole
+
+    def _write(self, who: str, prompt: Any, answer: Answer, temperature: float, on_text: Any, stop: threading.Event) -> None:
+        if who not in self._writers:
+            self._writers |= _load(self.artefact, who)
+        writer, limit = self._writers[who], self.max_completion_length
+        ids = writer.reader.prompt_ids(prompt)
+        if (room := writer.context - len(ids)) < 1:
+            value, rule = f"the conversation has {len(ids)} tokens", f"the model reads {writer.context}, its answer included"
+            raise ExportError(value, rule=rule, remedy="begin a new conversation, or ask something shorter")
+
+        def look(written: list[int]) -> bool:
+            answer.text, answer.length_tokens = writer.reader.decode(written), len(written)
+            if written[-1] in writer.ends:
+                answer.ended = "ended by EOS"
+            elif len(written) == room:
+                answer.ended = f"cut: the context of {writer.context} tokens is full"
+            elif len(written) == limit:
+                answer.ended = f"cut at {limit} tokens"
+            on_text(answer)
+            return stop.is_set()
+
+        writer.write(ids, temperature, min(room, limit), look)
+
+
+class _Transformers:
+    # A model of transformers: `context` in tokens, `ends`: the ids that end its turn.
+    def __init__(self, reader: Any, alone: bool = False) -> None:
+        self.reader, self.alone = reader, alone  # alone: without its adapter
+        self.context = getattr(reader.model.config.get_text_config(), "max_position_embeddings", None) or 2**20
+        self.ends = reader.ends
+
+    def write(self, ids: list[int], temperature: float, most: int, look: Callable[[list[int]], bool]) -> None:
+        import torch
+
+        def each(found: Any, scores: Any, **_: Any) -> Any:  # transformers asks after every token whether to stop
+            return torch.full((1,), look(found[0, len(ids) :].tolist()), device=found.device)
+
+        with self.reader.model.disable_adapter() if self.alone else contextlib.nullcontext():
+            self.reader.generate([ids], most, temperature, stopping_criteria=[each])
+
+
+class _Llama:
+    # The same of llama.cpp.
+    def __init__(self, reader: Any) -> None:
+        self.reader, self.context, self.ends = reader, reader._llama.n_ctx(), {reader.eos}
+
+    def write(self, ids: list[int], temperature: float, most: int, look: Callable[[list[int]], bool]) -> None:
+        written: list[int] = []
+        for token in self.reader._llama.generate(ids, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
+            written.append(token)
+            if look(written) or token in self.ends or len(written) == most:
+                return
+
+
+def _load(artefact: Artefact, who: str) -> dict[str, Any]:
+    # What writes, by who it is: an adapter and its base at once, everything else by itself.
+    if who == BASE and not artefact.base:
+        value = f"{shown(artefact.path)}: its base is not known"
+        raise ExportError(value, rule="an artefact's passport names its base", remedy="give an artefact of `wb.export`")
+    if artefact.format == "adapter":
+        reader = open_reader(artefact)
+        return {TRAINED: _Transformers(reader), BASE: _Transformers(reader, alone=True)}
+    if who == BASE:
+        artefact = Artefact(Path(find_model(artefact.base)), "merged_16bit", artefact.base, run=artefact.run)
+    return {who: (_Llama if artefact.format.startswith("gguf") else _Transformers)(open_reader(artefact))}
+
+
+def _opened(artefact: Any) -> Artefact:
+    if isinstance(artefact, (Exported, Artefact)):
+        whole = getattr(artefact, "artefacts", {"merged_16bit": artefact})
+        return whole.get("merged_16bit") or next(iter(whole.values()))
+    if ((folder := resolve(artefact)) / PASSPORT).is_file():
+        return open_artefact(folder)
+    if not (folder / "adapter_config.json").is_file():
+        return Artefact(Path(find_model(artefact)), "merged_16bit", base="")
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    return Artefact(folder, "adapter", base=sixteen_bit_base(config["base_model_name_or_path"]))

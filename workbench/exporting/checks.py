@@ -1,0 +1,124 @@
+"""What a proof consists of: single checks, each with its numbers and, where it fails, the cause and the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.errors import ExportError
+
+LEVELS = ("files", "weights", "tokens", "behaviour")  # from cheap to dear
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    level: str  # one of LEVELS
+    name: str  # what was looked at, in a few words: "tensors of the base", "ids of 1,000 rendered prompts"
+    passed: bool | None  # None: cannot be told here; or, with numbers, measured without a limit
+    found: str  # what was seen, in numbers
+    cause: str = ""  # one of CAUSES, where it failed
+    remedy: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)  # the same for scripts
+
+    @property
+    def mark(self) -> str:
+        """Passed, FAILED, measured or cannot be told."""
+        unjudged = "measured" if self.numbers else "cannot be told"
+        return unjudged if self.passed is None else "passed" if self.passed else "FAILED"
+
+
+# What can be wrong with an export -> in a reader's words. A failed check names one of them.
+CAUSES = {
+    "changed_file": "a file is not the one that was exported",
+    "not_merged": "nothing was merged: the weights are the base's",
+    "merged_twice": "the adapter was merged more than once",
+    "layer_skipped": "the adapter was merged into some layers, and not into others",
+    "wrong_base": "it was merged into another base than the run had",
+    "other_adapter": "it holds the adapter of another run",
+    "off_grid": "the adapter was trained beside the 4-bit weights, and together with the 16-bit ones it is worse",
+    "tied_head_lost": "the output head is no longer tied to the embeddings as in the base",
+    "module_lost": "a module that was trained or saved whole is missing",
+    "template_lost": "the chat template is missing, or renders other text",
+    "double_bos": "prompts begin with two BOS tokens",
+    "tokenizer_differs": "the tokenizer gives other ids for the same text",
+    "eos_missing": "completions no longer end: the EOS token is missing or another one",
+    "equals_base": "it writes what the base writes, not what was trained",
+    "differs": "its probabilities are not those of the policy, although it has the same weights",
+    "worse": "it earns less than the policy that was trained, by more than chance",
+    "unreadable": "it cannot be loaded",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Proof:
+    """What an artefact was held against, check by check; a cell shows it as a table."""
+
+    artefact: str  # its folder, as shown
+    format: str
+    checks: tuple[Check, ...]
+    unproven: tuple[str, ...] = ()  # what cannot be told here, in words
+    measured: dict[str, Any] = field(default_factory=dict)  # reward, pass@1, KL per token, EOS share, with intervals
+    into: str = ""  # what it was merged into, in words; empty for an adapter
+    passed: bool = field(init=False)  # something was looked at, and nothing failed
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "passed", bool(self.checks) and not self.failed)
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.passed is False]
+
+    @property
+    def untold(self) -> list[str]:
+        """What could not be told: names of checks, and levels that were not looked at."""
+        looked = {check.level for check in self.checks}
+        named = [check.name for check in self.checks if check.mark == "cannot be told"]
+        return [*dict.fromkeys(named), *(level for level in LEVELS if level not in looked)]
+
+    @property
+    def cause(self) -> str:
+        """What is wrong with it: the cause of the first check that failed, one of CAUSES; empty if it passed."""
+        return next((check.cause for check in self.failed), "")
+
+    @property
+    def verdict(self) -> str:
+        """In a line: passed and what cannot be told, or what is wrong."""
+        what = f"{self.artefact}, merged into {self.into}" if self.into else self.artefact
+        if not self.passed:
+            return f"{what}: FAILED: {CAUSES.get(self.cause, 'nothing was looked at')}"
+        untold = f"; cannot be told: {', '.join(self.untold)}" if self.untold else ""
+        return f"{what}: passed, {sum(check.passed is True for check in self.checks)} checks{untold}"
+
+    def require(self) -> None:
+        """ExportError, naming the cause, if it is not the trained policy."""
+        if not self.passed:
+            first = next(iter(self.failed), Check("files", "", False, "no check was made"))
+            remedy = first.remedy or "prove it again"
+            raise ExportError(f"{self.verdict} ({first.found})", rule="an export is the policy that was trained", remedy=remedy)
+
+    def __str__(self) -> str:
+        lines = [f"  {check.mark}: {check.level}: {check.name}: {check.found}" for check in self.checks]
+        lines += [f"  remedy: {check.remedy}" for check in self.failed[:1] if check.remedy]
+        return "\n".join([self.verdict, *lines, *(f"  unproven: {line}" for line in self.unproven)])
+
+    __repr__ = __str__
+
+
+class Proofs(list[Proof]):
+    """The proofs of several artefacts; a cell shows them as one table."""
+
+    @property
+    def passed(self) -> bool:
+        return bool(self) and all(proof.passed for proof in self)
+
+    def require(self) -> None:
+        """ExportError for the first that did not pass."""
+        for proof in self:
+            proof.require()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    __repr__ = __str__

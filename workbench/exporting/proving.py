@@ -1,0 +1,168 @@
+"""The proof: an artefact, loaded back in a process of its own, against the live policy that was trained.
+
+From cheap to dear: sums of files, tensors, token ids, what it writes. Where a cheap level fails, the cause is known, and the
+dear one is not made. Two fresh processes: the live policy on the run's own backend (once a run), and the artefact as others
+load it, without unsloth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ExportError, WorkbenchError
+from workbench.exporting import apart, passport, risk
+from workbench.exporting.apart import Progress
+from workbench.exporting.artefacts import INTO, Artefact, Exported, meant, open_artefact
+from workbench.exporting.behaviour import check_behaviour, written_by
+from workbench.exporting.checks import LEVELS, Check, Proof, Proofs
+from workbench.exporting.reading import BaseUnread, open_reader
+from workbench.exporting.reference import measured_reference, request_of, suite_of
+from workbench.exporting.tokens import check_tokens
+from workbench.exporting.weights import check_weights
+from workbench.progress import progress_line
+from workbench.run.directory import RunDirectory
+from workbench.task import Task
+from workbench.workspace import shown
+
+_NO_MEMORY = re.compile(r"out of memory|MemoryError|allocate memory", re.IGNORECASE)
+_ENGINES = "the kernels of vLLM, and of other software on a GPU: they round in their own ways, and were not run here"
+_ON_16_BITS = "the adapter on the 16-bit base, which is how vLLM loads it: `merged_16bit`, made with `--into base`, is that sum"
+_OLLAMA = "Ollama's template (Go), in the Modelfile: Ollama was not run here"
+
+
+def prove(
+    artefact: Artefact | Exported | str | Path,
+    *,
+    prompts: int = 64,
+    run: RunDirectory | None = None,
+    task: Task | None = None,
+    progress: Callable[[str], Progress] = progress_line,
+) -> Proof | Proofs:
+    """Hold an artefact against the policy that its run trained, from cheap to dear; leaves `proof.json` beside it.
+
+    >>> proof = wb.prove(wb.export(wb.open_run())["adapter"], prompts=16)
+    >>> proof.passed, proof.failed
+    (True, [])
+
+    Args:
+        artefact: one; all that `export` made; the folder of either; or a run, by its folder or name.
+        prompts: of the task's held-out prompts, the first so many; with fewer than 10, damage cannot be told from chance.
+        run: the run that it was made of, where its folder does not tell.
+        task: the run's task; None: the one that it was begun with.
+
+    Raises:
+        ExportError: if it is no artefact, its run is not known, or the live policy cannot be measured.
+        RunError: if its run is one of your own trainer, and `task` is None.
+        DataError: if the task has no held-out prompts.
+    """
+    if prompts < 2:
+        remedy = "give 10 or more"
+        raise ExportError(f"prompts = {prompts}", rule="a proof takes at least 2 held-out prompts", remedy=remedy)
+    if isinstance(artefact, Exported):
+        return Proofs(_prove(each, prompts, task, progress) for each in artefact.artefacts.values())
+    if isinstance(artefact, Artefact):
+        return _prove(artefact, prompts, task, progress)
+    of_run, folders = meant(artefact)
+    proofs = Proofs(_prove(open_artefact(each, of_run or run), prompts, task, progress) for each in folders)
+    return proofs if of_run else proofs[0]
+
+
+def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callable[[str], Progress]) -> Proof:
+    run = artefact.run
+    if run is None:
+        rule, remedy = "an artefact is held against the policy of its run", "give the run: run=wb.open_run(...), --run"
+        raise ExportError(f"{shown(artefact.path)}: the run that it was made of is not here", rule=rule, remedy=remedy)
+    with contextlib.closing(suite_of(run, task)) as suite:
+        request = request_of(run, suite, prompts)
+        kept = measured_reference(run, suite, request, progress)
+        told = {**artefact.__dict__, "run": str(run.path)}
+        checks, measured = [_files(artefact)], {}
+        request |= {"artefact": told, "sampled_ids": kept.sampled_ids, "whole": checks[0].passed}
+        # A process that was killed, or had no memory, says nothing of the artefact: that is raised, and no proof is written.
+        found = apart.run_apart("workbench.exporting.proving", request, progress(artefact.format))
+        checks += [Check(**each) for each in found["checks"]]
+        if (written := found["written"]) is not None:
+            vouched = any(check.passed for check in checks if check.level == "weights")
+            more, measured = check_behaviour(artefact, written, kept, suite, vouched)
+            checks += more
+    if all(check.passed is not False for check in checks if check.level != "behaviour"):
+        checks = _named(artefact, checks)
+    made, failed = {each.level for each in checks}, any(each.passed is False for each in checks)
+    why = "a cheaper check failed" if failed else "it could not be loaded here"
+    unproven = [f"{level}: not looked at, as {why}" for level in LEVELS if level not in made]
+    unproven += [f"{each.level}: {each.name}: {each.found}" for each in checks if each.mark == "cannot be told"]
+    unproven += [*found["unproven"], _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
+    if artefact.format == "adapter" and run.manifest()["policy"].get("precision") == "nf4":
+        unproven.append(_ON_16_BITS)
+    into = INTO.get(artefact.into, "") if artefact.format != "adapter" else ""
+    proof = Proof(shown(artefact.path), artefact.format, tuple(checks), tuple(unproven), measured, into)
+    with contextlib.suppress(ExportError):  # a passport that was changed takes no proof
+        record = passport.read_passport(artefact.path).get("proof") or {}
+        before, over = record.get("measured", {}).get("prompts", 0), measured.get("prompts", 0)
+        if proof.passed and before > over:  # one that failed is put on record all the same
+            if not record["passed"]:  # of the same files: fewer prompts see less
+                cause = next((each["cause"] for each in record["checks"] if each["passed"] is False), "")
+                again = f"prove it over {before} prompts again"
+                failed = Check("behaviour", f"the proof on record, over {before} prompts", False, "FAILED", cause, again)
+                return replace(proof, checks=(*checks, failed))
+            return replace(proof, unproven=(f"over {over} prompts only: the proof on record, over {before}, was kept", *unproven))
+        passport.add_proof(artefact, proof)
+    return proof
+
+
+def _files(artefact: Artefact) -> Check:
+    name, again = "sums of its files", "export it again, with --overwrite, or put the file back"
+    try:
+        wrong, count = passport.changed(artefact.path), len(passport.read_passport(artefact.path)["files"])
+    except ExportError as error:
+        return Check("files", name, False, error.value, "changed_file", again)
+    if wrong:
+        return Check("files", name, False, f"not as exported: {', '.join(wrong)}", "changed_file", again)
+    return Check("files", name, True, f"{count} files are as exported")
+
+
+def _named(artefact: Artefact, checks: list[Check]) -> list[Check]:
+    # The tensors are right, and yet it is worse: was it merged into weights that the run never had beside its adapter?
+    if artefact.into != "base" or artefact.format == "adapter" or not any(check.cause == "worse" for check in checks):
+        return checks
+    assert artefact.run is not None
+    found = risk.merge_risk(artefact.run)
+    if found.layers and found.quantiles()[1] <= risk.LOW:
+        return checks
+    command = f"`workbench export {artefact.run.name} --format {artefact.format} --into dequantised --overwrite`"
+    more = {"cause": "off_grid", "remedy": f"merge into the weights that it was trained beside: {command}"}
+    return [replace(each, found=f"{each.found}; {found.verdict}", **more) if each.cause == "worse" else each for each in checks]
+
+
+def examine(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """In the artefact's process: tensors and token ids; and, where nothing failed, what it writes."""
+    told, written, unproven = request["artefact"], None, []
+    artefact = Artefact(**told | {"path": Path(told["path"]), "run": RunDirectory(Path(told["run"]))})
+    checks = check_weights(artefact)
+    try:
+        reader = open_reader(artefact)
+    except WorkbenchError as error:
+        if _NO_MEMORY.search(error.value):
+            remedy = "end what holds memory, on a GPU above all other notebooks' kernels, and prove it again"
+            raise ExportError(error.value, rule="an artefact is proven where it has room", remedy=remedy) from error
+        if isinstance(error, BaseUnread):
+            checks.append(Check("tokens", "loads", None, f"the base that it lies on cannot be loaded here: {error.value}"))
+        else:
+            checks.append(Check("tokens", "loads", False, error.value, "unreadable", error.remedy))
+    else:
+        checks += check_tokens(artefact, reader)
+        if (instead := getattr(reader, "of_base", reader.eos)) != reader.eos:
+            ends = f"PEFT takes EOS from the base's generation_config.json, which says {instead}; the adapter's says {reader.eos}"
+            unproven.append(f"{ends}: generate with eos_token_id={reader.eos}")
+        if request["whole"] and all(check.passed is not False for check in checks):
+            written = written_by(reader, request, request["sampled_ids"], progress)
+    return {"checks": checks, "written": written, "unproven": unproven}
+
+
+if __name__ == "__main__":
+    apart.answer(examine)

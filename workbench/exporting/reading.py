@@ -1,0 +1,157 @@
+"""Artefacts read back as a stranger would: transformers and PEFT for folders of safetensors, llama.cpp for GGUF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from workbench.data.template import prompt_text
+from workbench.errors import ExportError, WorkbenchError
+from workbench.exporting.artefacts import Artefact
+from workbench.exporting.merging import source_of
+from workbench.training import plain
+from workbench.training.loading import bars_for, find_model, reading, with_adapter
+
+TOGETHER = 32  # completions that are written, or read, at a time
+_SHAPES = ("temperature", "top_k", "top_p")
+_LOGITS = 1e8  # numbers that one forward pass may leave: 400 MB
+
+
+class BaseUnread(ExportError):
+    """The base under an adapter is not here, or cannot be read: that is no fault of the adapter's."""
+
+
+class Reader(Protocol):
+    """An artefact in memory; log-probabilities are natural, at temperature 1."""
+
+    eos: int | None
+
+    def render(self, prompt: Any) -> str | None:
+        """A prompt's text by the artefact's own chat template; None if it has none. Text stays as it is."""
+
+    def prompt_ids(self, prompt: Any) -> list[int]:
+        """What software that loads this artefact feeds it for a prompt: rendered, tokenised, with whatever BOS that adds."""
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text, nothing added, special tokens recognised."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a completion, without special tokens."""
+
+    def greedy(self, ids: Sequence[int], max_completion_length: int) -> list[int]:
+        """The likeliest completion of these ids, EOS included where it came."""
+
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
+        """Log-probability of each token of a completion, given the prompt and the tokens before it."""
+
+
+def open_reader(artefact: Artefact) -> Reader:
+    """Load an artefact; PolicyError or ExportError if it cannot be.
+
+    A merged model is read from its own folder. An adapter lies on the base as it was trained: quantised to NF4 again where the
+    run trained in 4 bits. On a CPU 16-bit weights compute in 32 bits.
+    """
+    run, adapter = artefact.run, artefact.format == "adapter"
+    policy = run.manifest()["policy"] if run else {}
+    if artefact.format.startswith("gguf"):
+        from workbench.exporting.gguf import open_gguf
+
+        if not artefact.gguf.is_file():
+            rule, remedy = "a GGUF artefact is a folder with a GGUF file", "export it again, with overwrite"
+            raise ExportError(f"{artefact.path.name}: no GGUF file", rule=rule, remedy=remedy)
+        return open_gguf(artefact.gguf, n_ctx=policy.get("max_seq_length") or 4096)
+    plain.version()  # imports what must come first
+    from transformers import AutoTokenizer
+
+    def loaded(source: str, in_4bit: bool) -> Any:
+        with reading(f"model {source!r}"), bars_for(source):
+            how = {"load_in_4bit": in_4bit, "max_seq_length": policy.get("max_seq_length") or 2**20, "dtype": None}
+            return plain.load_base(source, **how)[0]
+
+    if adapter:
+        try:
+            model = loaded(find_model(source_of(run) if run else artefact.base), policy.get("precision") == "nf4")
+        except WorkbenchError as error:
+            raise BaseUnread(error.value, rule=error.rule, remedy=error.remedy) from error
+        model = with_adapter(model, artefact.path)
+    else:
+        model = loaded(find_model(artefact.path), False)
+    with reading(f"tokenizer and generation_config.json in {artefact.path.name}"):
+        tokenizer, ends = AutoTokenizer.from_pretrained(artefact.path, trust_remote_code=False), None
+        if adapter and (said := artefact.path / "generation_config.json").is_file():
+            ends = json.loads(said.read_text(encoding="utf-8")).get("eos_token_id")
+    model.config.use_cache = True
+    return HFReader(model.eval(), tokenizer, ends)
+
+
+class HFReader:
+    """A `Reader` over plain transformers. `ends`: an adapter's own EOS tokens; None: the model's."""
+
+    def __init__(self, model: Any, tokenizer: Any, ends: int | list[int] | None = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        models, own = model.generation_config.eos_token_id, tokenizer.eos_token_id
+        of_model, self.ends = (
+            [each] if isinstance(each, int) else list(each or []) for each in (models, models if ends is None else ends)
+        )
+        self.eos, self.of_base = (own if own in each else next(iter(each), None) for each in (self.ends, of_model))
+
+    def render(self, prompt: Any) -> str | None:
+        no_template = not isinstance(prompt, str) and not self.tokenizer.chat_template
+        return None if no_template else prompt_text(prompt, self.tokenizer)
+
+    def prompt_ids(self, prompt: Any) -> list[int]:
+        # A template writes the special tokens itself, and those who use one add no others.
+        return self.tokenizer(prompt_text(prompt, self.tokenizer), add_special_tokens=isinstance(prompt, str))["input_ids"]
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
+        return logprobs_of(self.model, [(prompt_ids, completion_ids)])[0]
+
+    def greedy(self, ids: Sequence[int], max_completion_length: int) -> list[int]:
+        return self.generate([ids], max_completion_length)[0]
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_completion_length: int, temperature: float = 0.0, **more: Any
+    ) -> list[list[int]]:
+        """Completions of some prompts, written together; the tokens that end them are those of its own generation_config."""
+        import torch
+
+        pad, width = self.tokenizer.pad_token_id or 0, max(map(len, prompts))
+        ids = torch.tensor([[pad] * (width - len(own)) + list(own) for own in prompts], device=self.model.device)
+        mask = torch.tensor([[0] * (width - len(own)) + [1] * len(own) for own in prompts], device=self.model.device)
+        shape = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else dict.fromkeys(_SHAPES)
+        # What its generation_config asks for besides is not what it was trained under.
+        shape |= {"do_sample": temperature > 0, "min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+        more |= {"max_new_tokens": max_completion_length, "pad_token_id": pad, "eos_token_id": self.ends or None}
+        with torch.inference_mode():
+            written = self.model.generate(input_ids=ids, attention_mask=mask, **shape, **more)[:, width:].tolist()
+        ends = [min((row.index(end) + 1 for end in self.ends if end in row), default=len(row)) for row in written]
+        return [row[:end] for row, end in zip(written, ends, strict=True)]
+
+
+def logprobs_of(model: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    """For each (ids of a prompt, ids of its completion): the log-probability of each token of the completion."""
+    import torch
+
+    longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
+    together = max(1, min(TOGETHER, int(_LOGITS / (longest * model.config.vocab_size))))
+    found: list[list[float]] = []
+    for start in range(0, len(pairs), together):
+        some = [[*prompt, *completion] for prompt, completion in pairs[start : start + together]]
+        width = max(map(len, some))
+        # Padded on the right, which no token before it can see.
+        ids = torch.tensor([own + [0] * (width - len(own)) for own in some], device=model.device)
+        mask = torch.tensor([[1] * len(own) + [0] * (width - len(own)) for own in some], device=model.device)
+        with torch.inference_mode():
+            logits = model(input_ids=ids, attention_mask=mask).logits
+        for (prompt, completion), own, row in zip(pairs[start : start + together], ids, logits, strict=True):
+            first, last = len(prompt), len(prompt) + len(completion)
+            shares = row[first - 1 : last - 1].float().log_softmax(-1)
+            found.append(shares.gather(-1, own[first:last, None])[:, 0].tolist())
+    return found

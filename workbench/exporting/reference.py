@@ -1,0 +1,147 @@
+"""What the live policy writes: the run's own backend, adapter and weights, in a fresh process. A proof's reference.
+
+`export/reference.json` keeps it, for as long as the run, its rewards, its prompts and the libraries are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.data.split import fingerprint
+from workbench.data.template import prompt_text
+from workbench.errors import DataError, RunError, WorkbenchError
+from workbench.exporting import apart
+from workbench.exporting.about import adapter_of
+from workbench.exporting.apart import Progress
+from workbench.exporting.reading import logprobs_of
+from workbench.rewards.suite import RewardSuite
+from workbench.run.directory import RunDirectory, versions
+from workbench.task import Row, Task
+from workbench.training.resuming import begun_task
+
+FILE = "export/reference.json"
+
+
+@dataclass(frozen=True)
+class Written:
+    """Greedy completions of P prompts, scored by the task's own functions: lists of P."""
+
+    ids: list[list[int]]
+    ended: list[bool]  # by EOS, before the limit
+    reward: list[float]
+    right: list[bool]  # by the task's `right_by`
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The live policy on P held-out prompts, and the base: the same model without its adapter."""
+
+    policy: Written
+    base: Written
+    # Sampled at temperature 1, whatever training used: of another temperature's completions the KL divergence would be biased.
+    sampled_ids: list[list[int]]
+    policy_logprobs: list[list[float]]  # of the tokens sampled, at temperature 1
+    base_logprobs: list[list[float]]
+
+
+def suite_of(run: RunDirectory, task: Task | None) -> RewardSuite:
+    """The rewards and held-out prompts that prove an export: of the task given, or the run's own.
+
+    Raises:
+        RunError: if the run is one of your own trainer, or its task has changed, and `task` is None.
+        DataError: if there are no held-out prompts.
+    """
+    if task is None and run.manifest().get("attached"):
+        value = f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
+        remedy = "hand one over: wb.prove(artefact, task=wb.Task(..., held_out=rows))"
+        raise RunError(value, rule="held-out prompts are scored by a task's reward functions", remedy=remedy)
+    recipe = run.recipe()
+    try:
+        task = task or begun_task(run, recipe)
+    except WorkbenchError as error:  # what it says is about going on with the run
+        remedy = "put it back; or hand the task over: wb.prove(artefact, task=wb.load_task(...))"
+        raise RunError(error.value, rule="an export is proven with its run's own rewards and prompts", remedy=remedy) from error
+    if len(task.held_out) < 2:
+        value = f"task {task.name!r}: {len(task.held_out)} held-out prompts"
+        remedy = "give a task that has some: wb.prove(artefact, task=wb.Task(..., held_out=rows))"
+        raise DataError(value, rule="a proof compares answers to prompts that were not trained on, at least 2", remedy=remedy)
+    return RewardSuite(task, 2, recipe.reward_weights)
+
+
+def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> dict[str, Any]:
+    """What both processes of a proof are asked for: answers to the first held-out prompts, as long as in training."""
+    length = run.manifest()["settings"]["in_force"]["max_completion_length"]
+    asked = [row["prompt"] for row in suite.task.held_out[:prompts]]
+    return {"run": str(run.path), "prompts": asked, "max_completion_length": length}
+
+
+def measured_reference(
+    run: RunDirectory, suite: RewardSuite, request: dict[str, Any], progress: Callable[[str], Progress]
+) -> Reference:
+    """The reference of a run: as measured before, over as many prompts or more, where nothing has changed since; else anew."""
+    from pydantic import TypeAdapter
+
+    recipe, rows = run.recipe(), suite.task.held_out[: (count := len(request["prompts"]))]
+    key = {
+        "run": run.identity,
+        "adapter": adapter_of(run)["sha256"],
+        "policy": recipe.policy.model_dump(mode="json"),
+        "chat_template_kwargs": recipe.chat_template_kwargs,
+        "rewards": [suite.hash, suite.task.right_function],
+        "max_completion_length": request["max_completion_length"],
+        "versions": {name: found for name, found in versions().items() if name != "commit"},
+    }
+    kept, each_row = run.read_json(FILE) if (run.path / FILE).is_file() else {}, [fingerprint([row]) for row in rows]
+    if kept.get("key") != key or kept["rows"][:count] != each_row:
+        found = apart.run_apart("workbench.exporting.reference", request, progress(f"the policy of {run.name}"))
+        scores = {who: scored(suite, rows, **found[who]) for who in ("policy", "base")}
+        run.write_json(FILE, {"key": key, "rows": each_row, **found, **scores})
+        kept = run.read_json(FILE)
+
+    def first(own: Any) -> Any:
+        return own[:count] if isinstance(own, list) else {name: first(each) for name, each in own.items()}
+
+    return TypeAdapter(Reference).validate_python({name: first(own) for name, own in kept.items() if name != "key"})
+
+
+def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts: list[str], ended: list[bool]) -> Written:
+    """Completions, with what the task's functions pay for them."""
+    import numpy as np
+
+    scores = suite.score(rows, texts, ids)
+    right = scores[:, suite.names.index(suite.task.right_function)] > 0
+    return Written(ids, ended, np.nansum(scores * suite.weights, axis=1).tolist(), right.tolist())
+
+
+def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """In the process: load the live policy, and let it write."""
+    from workbench.training.policy import load_policy
+    from workbench.training.sampling import sample
+
+    run, prompts = RunDirectory(Path(request["run"])), request["prompts"]
+    policy = load_policy(run.recipe(), adapter=run.adapter)
+    tokenizer, found = policy.tokenizer, {}
+    how = {"max_completion_length": request["max_completion_length"]}
+    shapes = {"policy": {"temperature": 0.0}, "base": {"temperature": 0.0, "base": True}, "sampled": {"temperature": 1.0}}
+    for turn, (who, shape) in enumerate(shapes.items()):
+
+        def told(done: int, count: int, before: int = turn) -> None:
+            progress(before * count + done, len(shapes) * count)
+
+        written = [own for [own] in sample(policy, prompts, progress=told, **how, **shape)]
+        ids, texts, ended = [own.ids for own in written], [own.text for own in written], [own.finished for own in written]
+        found[who] = {"ids": ids, "texts": texts, "ended": ended}
+    found["sampled_ids"] = found.pop("sampled")["ids"]
+    texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
+    asked = tokenizer(texts, add_special_tokens=isinstance(prompts[0], str))["input_ids"]
+    for who in ("policy", "base"):
+        with policy.generating(base=who == "base") as model:
+            found[f"{who}_logprobs"] = logprobs_of(model, list(zip(asked, found["sampled_ids"], strict=True)))
+    return found
+
+
+if __name__ == "__main__":
+    apart.answer(measure)
