@@ -214,7 +214,6 @@ def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
         try:
             made = merge()
             proof = to_json(prove(made, prompts=2 if setting.toy else 16))
-            proof.pop("answers")
             # The type of what was written, before it is loaded in 32 bits to be compared.
             proof["dtype"] = json.loads((made.path / "config.json").read_text(encoding="utf-8")).get("dtype")
             checks.note(f"merged by {who}: is the policy that was trained", proof["passed"], proof)
