@@ -58,6 +58,7 @@ FACE = {
     "explain_group": "inspection.reading",
     "replay": "replaying",
     "evaluate": "inspection.evaluation",
+    "inspection": "",
     # 05: leave with the model
     "merge_risk": "exporting.risk",
     "export": "exporting.making",

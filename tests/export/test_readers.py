@@ -7,8 +7,9 @@ import pytest
 from workbench.errors import ExportError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check, Proof, Proofs
-from workbench.exporting.reading import HFReader, logprobs_of, open_reader
+from workbench.exporting.reading import HFReader, open_reader
 from workbench.tiny import MODEL_DIR
+from workbench.training.sampling import logprobs_of
 from workbench.views.results import proof_table
 
 

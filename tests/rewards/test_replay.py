@@ -14,7 +14,7 @@ from recording import record
 from workbench.errors import RecipeError, RunError, TaskError
 from workbench.replaying import DEAD, MEANING, replay
 from workbench.rewards.groups import explain
-from workbench.run.rollouts import _prompt, batch_and_place, parts
+from workbench.run.rollouts import batch_and_place, parts, prompt_of
 from workbench.task import Task
 
 CHAT = {"prompt": [{"role": "user", "content": "2 + 2?"}], "prompt_id": "p1", "answer": "4"}
@@ -167,7 +167,7 @@ def test_functions_see_the_columns_the_prompts_and_the_number_of_tokens(run):
 @pytest.mark.parametrize("prompt", ['["not", "messages"]', '[{"a": 1}]', "[{broken", '[{"role": "user", "content": "x"}]'])
 def test_a_prompt_that_is_text_stays_text_unless_it_is_messages(prompt):
     expected = [{"role": "user", "content": "x"}] if "role" in prompt else prompt
-    assert _prompt(prompt) == expected
+    assert prompt_of(prompt) == expected
 
 
 def test_a_function_that_draws_at_random_is_told(home):

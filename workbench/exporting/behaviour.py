@@ -12,9 +12,10 @@ from typing import Any
 from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import QUANTISED, Artefact
 from workbench.exporting.checks import Check
-from workbench.exporting.reading import TOGETHER, HFReader, Reader
+from workbench.exporting.reading import HFReader, Reader
 from workbench.exporting.reference import Reference, scored
 from workbench.rewards.suite import RewardSuite
+from workbench.training.sampling import TOGETHER
 
 # Mean difference of log-probabilities that 16-bit types and other kernels make: on a CPU at most 0.0001; on a GPU not measured.
 ROUNDING = 0.05

@@ -12,10 +12,9 @@ from workbench.exporting.artefacts import Artefact
 from workbench.exporting.merging import source_of
 from workbench.training import plain
 from workbench.training.loading import bars_for, find_model, reading, with_adapter
+from workbench.training.sampling import logprobs_of
 
-TOGETHER = 32  # completions that are written, or read, at a time
 _SHAPES = ("temperature", "top_k", "top_p")
-_LOGITS = 1e8  # numbers that one forward pass may leave: 400 MB
 
 
 class BaseUnread(ExportError):
@@ -133,25 +132,3 @@ class HFReader:
             written = self.model.generate(input_ids=ids, attention_mask=mask, **shape, **more)[:, width:].tolist()
         ends = [min((row.index(end) + 1 for end in self.ends if end in row), default=len(row)) for row in written]
         return [row[:end] for row, end in zip(written, ends, strict=True)]
-
-
-def logprobs_of(model: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-    """For each (ids of a prompt, ids of its completion): the log-probability of each token of the completion."""
-    import torch
-
-    longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
-    together = max(1, min(TOGETHER, int(_LOGITS / (longest * model.config.vocab_size))))
-    found: list[list[float]] = []
-    for start in range(0, len(pairs), together):
-        some = [[*prompt, *completion] for prompt, completion in pairs[start : start + together]]
-        width = max(map(len, some))
-        # Padded on the right, which no token before it can see.
-        ids = torch.tensor([own + [0] * (width - len(own)) for own in some], device=model.device)
-        mask = torch.tensor([[1] * len(own) + [0] * (width - len(own)) for own in some], device=model.device)
-        with torch.inference_mode():
-            logits = model(input_ids=ids, attention_mask=mask).logits
-        for (prompt, completion), own, row in zip(pairs[start : start + together], ids, logits, strict=True):
-            first, last = len(prompt), len(prompt) + len(completion)
-            shares = row[first - 1 : last - 1].float().log_softmax(-1)
-            found.append(shares.gather(-1, own[first:last, None])[:, 0].tolist())
-    return found

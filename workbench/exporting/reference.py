@@ -16,7 +16,6 @@ from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
 from workbench.exporting.about import adapter_of
 from workbench.exporting.apart import Progress
-from workbench.exporting.reading import logprobs_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, versions
 from workbench.task import Row, Task
@@ -119,7 +118,7 @@ def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts:
 def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """In the process: load the live policy, and let it write."""
     from workbench.training.policy import load_policy
-    from workbench.training.sampling import sample
+    from workbench.training.sampling import logprobs_of, sample
 
     run, prompts = RunDirectory(Path(request["run"])), request["prompts"]
     policy = load_policy(run.recipe(), adapter=run.adapter)

@@ -1,1 +1,28 @@
-"""04: what the run bought, and how it got there."""
+"""04: what the run bought, and how it got there.
+
+Every view of a run is here by its name, `workbench.inspection.regressions`, and is imported when it is first used.
+"""
+
+import importlib
+
+_VIEWS = {
+    "compared": ("regressions",),
+    "causes": ("failures",),
+    "prompts": ("through_time", "never_mixed"),
+    "hacks": ("hacking",),
+    "tokens": ("token_view",),
+}
+_MODULE = {name: module for module, names in _VIEWS.items() for name in names}
+__all__ = [*_MODULE]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE:
+        raise AttributeError(f"module 'workbench.inspection' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"workbench.inspection.{_MODULE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_MODULE)

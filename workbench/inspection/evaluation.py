@@ -37,6 +37,11 @@ class Measured:
         """Right, and in the strict format where there is one: [P, G] bool."""
         return self.lenient if self.format is None else self.lenient & self.format
 
+    def some(self, places: Sequence[int]) -> Measured:
+        """The same policy on some of the prompts."""
+        chosen = {name: None if own is None else own[list(places)] for name, own in vars(self).items() if name != "completions"}
+        return Measured([self.completions[place] for place in places], **chosen)
+
     def shares(self) -> dict[str, float | None]:
         """The shares of all completions: `correct` (strict), `correct_lenient`, `format`, `finished`; mean `reward`."""
         counted = {"correct": self.correct, "correct_lenient": self.lenient, "format": self.format, "finished": self.finished}
@@ -63,6 +68,7 @@ class Evaluation:
     before: Measured
     after: Measured
     right_by: str = ""  # the function that said which completions are right
+    rows: Sequence[Row] = ()  # [P] the held-out rows, with their answers
 
     @property
     def found(self) -> dict[str, Any]:
@@ -132,7 +138,7 @@ def evaluate(run: RunDirectory, task: Task | None = None, *, held_out: int = 200
         measure(policy, task, rows, weights=recipe.reward_weights, base=base, progress=progress_line(name), **asked)
         for name, base in (("base", True), ("trained", False))
     )
-    evaluation = Evaluation([row["prompt"] for row in rows], before, after, task.right_function)
+    evaluation = Evaluation([row["prompt"] for row in rows], before, after, task.right_function, rows)
     run.write_json("evaluation.json", evaluation.found)
     return evaluation
 

@@ -262,7 +262,7 @@ def _batch_of(own: dict[str, Any], names: list[str], size: int, known: dict[str,
         names=list(weights),
         weights=list(weights.values()),
         num_generations=size,
-        prompts=_each_once(texts("prompt"), _prompt),
+        prompts=_each_once(texts("prompt"), prompt_of),
         completions=texts("completion"),
         lengths=own["length_tokens"],
         columns=columns,
@@ -279,8 +279,8 @@ def _batch_of(own: dict[str, Any], names: list[str], size: int, known: dict[str,
     )
 
 
-def _prompt(recorded: str) -> Any:
-    # Messages are recorded as JSON, a prompt that is text as it is, be it JSON or not.
+def prompt_of(recorded: str) -> Any:
+    """A prompt as it was recorded: messages as JSON; one that is text as it is, be it JSON or not."""
     with contextlib.suppress(ValueError):
         messages = json.loads(recorded) if recorded.startswith("[{") else []
         if messages and all(isinstance(message, dict) and "role" in message for message in messages):

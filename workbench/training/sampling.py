@@ -17,6 +17,9 @@ from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
 from workbench.training.loading import load_tokenizer
 from workbench.training.policy import Policy, load_policy
 
+TOGETHER = 32  # completions that are read in one forward pass
+_LOGITS = 1e8  # numbers that one forward pass may leave: 400 MB
+
 
 class Completion(NamedTuple):
     """One sampled completion."""
@@ -91,6 +94,28 @@ def _left_padded(tokenizer: Any, prompts: Sequence[Any]) -> Any:
     texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
     form = {"return_tensors": "pt", "padding": True, "padding_side": "left", "return_token_type_ids": False}
     return tokenizer(texts, add_special_tokens=isinstance(prompts[0], str), **form)
+
+
+def logprobs_of(model: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float = 1.0) -> list[list[float]]:
+    """For each (ids of a prompt, ids of its completion): the natural log-probability of each token of the completion."""
+    import torch
+
+    longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
+    together = max(1, min(TOGETHER, int(_LOGITS / (longest * model.config.vocab_size))))
+    found: list[list[float]] = []
+    for start in range(0, len(pairs), together):
+        some = [[*prompt, *completion] for prompt, completion in pairs[start : start + together]]
+        width = max(map(len, some))
+        # Padded on the right, which no token before it can see.
+        ids = torch.tensor([own + [0] * (width - len(own)) for own in some], device=model.device)
+        mask = torch.tensor([[1] * len(own) + [0] * (width - len(own)) for own in some], device=model.device)
+        with torch.inference_mode():
+            logits = model(input_ids=ids, attention_mask=mask).logits
+        for (prompt, completion), own, row in zip(pairs[start : start + together], ids, logits, strict=True):
+            first, last = len(prompt), len(prompt) + len(completion)
+            shares = (row[first - 1 : last - 1].float() / temperature).log_softmax(-1)
+            found.append(shares.gather(-1, own[first:last, None])[:, 0].tolist())
+    return found
 
 
 def preview(

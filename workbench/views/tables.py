@@ -62,6 +62,17 @@ class Verbatim(str):
     """Text written by a model or taken from a dataset: shown in `<pre>`."""
 
 
+class Html(str):
+    """HTML that was made, and escaped, here, for a cell in `<pre>`; `text` is the same as text."""
+
+    text: str
+
+    def __new__(cls, page: str, text: str) -> Html:
+        made = super().__new__(cls, page)
+        made.text = text
+        return made
+
+
 class Mark(str):
     """A verdict in a word: shown in its colour."""
 
@@ -114,14 +125,15 @@ def plain(text: str) -> str:
 
 
 def _text(value: Any) -> str:
+    value = value.text if isinstance(value, Html) else value
     if value is None or value != value:
         return "-"
     return format(value, ".3g" if abs(value) < 100 else ".0f") if isinstance(value, float) else plain(str(value))
 
 
 def _cell(value: Any) -> str:
-    text = html.escape(_text(value), quote=True)
-    if isinstance(value, Verbatim):
+    text = str(value) if isinstance(value, Html) else html.escape(_text(value), quote=True)
+    if isinstance(value, (Verbatim, Html)):
         return f"<td style='text-align:left;min-width:12em;{_PADDED}'><pre style='{PRE}'>{text}</pre></td>"
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".

@@ -1,0 +1,108 @@
+"""Two policies on the same held-out prompts, prompt by prompt: which were fixed, which broke, and in which words."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.errors import DataError
+from workbench.inspection.evaluation import Evaluation, Measured, paired_difference
+from workbench.inspection.listing import Listing
+from workbench.inspection.reading import question
+
+
+def word_diff(before: str, after: str) -> list[tuple[str, str]]:
+    """What of `before` became what in `after`, word by word: (" " kept, "-" taken out or "+" put in; the words).
+
+    >>> word_diff("15 + 27 = 32", "15 + 27 = 42")
+    [(' ', '15 + 27 = '), ('-', '32'), ('+', '42')]
+    """
+    words, new = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (before, after))
+    parts: list[tuple[str, str]] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, words, new, autojunk=False).get_opcodes():
+        if kind == "equal":
+            parts.append((" ", "".join(words[a:b])))
+        else:
+            parts += [(mark, "".join(own)) for mark, own in (("-", words[a:b]), ("+", new[c:d])) if own]
+    return parts
+
+
+def regressions(evaluation: Evaluation, other: Evaluation | None = None) -> Listing:
+    """Held-out prompts, base against trained, those that got worse first: shares of right completions, both texts, a word diff.
+
+    >>> found = wb.inspection.regressions(wb.evaluate(wb.open_run(), held_out=8, samples=2))
+    >>> sum(found.numbers[kind] for kind in ("fixed", "broken", "same"))
+    8
+
+    A prompt is fixed where most of its completions are right after, and were not before; broken the other way round. The exact
+    McNemar test is on these; the interval is of the mean change over the prompts, paired.
+
+    Args:
+        other: the trained policies of two evaluations are compared instead: of two checkpoints, or of two runs.
+
+    Returns:
+        `frame`, a row per prompt: prompt, before and after (shares), change, text_before, text_after, words.
+
+    Raises:
+        DataError: if the two evaluations share fewer than 2 prompts.
+    """
+    before, after, prompts = evaluation.before, evaluation.after, evaluation.prompts
+    if other is not None:
+        before, after, prompts = _aligned(evaluation, other)
+    first, second = before.correct.mean(axis=1), after.correct.mean(axis=1)
+    change = second - first
+    fixed, broken = (first <= 0.5) & (second > 0.5), (first > 0.5) & (second <= 0.5)
+    numbers: dict[str, Any] = {"fixed": int(fixed.sum()), "broken": int(broken.sum())}
+    numbers["same"] = len(change) - numbers["fixed"] - numbers["broken"]
+    numbers["p_value"] = mcnemar(numbers["fixed"], numbers["broken"])
+    numbers |= dict(zip(("change", "low", "high"), paired_difference(before.correct, after.correct), strict=True))
+    order = np.lexsort((np.arange(len(change)), change, ~broken))
+    rows = []
+    for place in order:
+        old, new = _telling(before, place, change[place] < 0), _telling(after, place, change[place] >= 0)
+        row = (question(prompts[place]), first[place], second[place], change[place], old, new, as_text(old, new))
+        rows.append(row)
+    import pandas
+
+    names = ["prompt", "before", "after", "change", "text_before", "text_after", "words"]
+    verdict = (
+        f"fixed {numbers['fixed']}, broken {numbers['broken']}, same {numbers['same']} of {len(change)} prompts (exact McNemar "
+        f"p = {numbers['p_value']:.2g}); change {100 * numbers['change']:+.0f} points, 95 % interval "
+        f"{100 * numbers['low']:+.0f} to {100 * numbers['high']:+.0f}"
+    )
+    return Listing(verdict, pandas.DataFrame(rows, columns=names), numbers)
+
+
+def as_text(before: str, after: str) -> str:
+    """A word diff as text: `15 + 27 = [-32-]{+42+}`."""
+    marked = {" ": "{}", "-": "[-{}-]", "+": "{{+{}+}}"}
+    return "".join(marked[mark].format(words) for mark, words in word_diff(before, after))
+
+
+def mcnemar(fixed: int, broken: int) -> float:
+    """Two-sided p of McNemar's exact test: how often chance alone would part the pairs that differ as unevenly as this."""
+    from scipy.stats import binomtest
+
+    return float(binomtest(fixed, fixed + broken).pvalue) if fixed + broken else 1.0
+
+
+def _telling(measured: Measured, place: int, right: bool) -> str:
+    # The first completion that shows the side that a change is about, or the first of all.
+    flags = measured.correct[place]
+    return measured.completions[place][int(np.argmax(flags == right)) if (flags == right).any() else 0]
+
+
+def _aligned(one: Evaluation, other: Evaluation) -> tuple[Measured, Measured, Sequence[Any]]:
+    from workbench.task import prompt_key
+
+    places = [{prompt_key(prompt): place for place, prompt in enumerate(each.prompts)} for each in (one, other)]
+    both = [key for key in places[0] if key in places[1]]
+    if len(both) < 2:
+        value = f"{len(both)} prompts in common"
+        raise DataError(value, rule="two policies are compared on the same held-out prompts", remedy="evaluate both on one task")
+    first, second = (each.after.some([place[key] for key in both]) for each, place in zip((one, other), places, strict=True))
+    return first, second, [one.prompts[places[0][key]] for key in both]

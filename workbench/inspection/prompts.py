@@ -1,0 +1,86 @@
+"""The record read by prompt: one prompt through time, and the prompts that taught nothing, ever."""
+
+from __future__ import annotations
+
+from workbench.errors import RunError
+from workbench.inspection.listing import Listing
+from workbench.inspection.reading import question
+from workbench.run.directory import RunDirectory
+from workbench.run.rollouts import prompt_of, query
+
+_KEY = "coalesce(nullif(prompt_id, ''), prompt)"
+
+
+def through_time(run: RunDirectory, prompt: str) -> Listing:
+    """Every group that a prompt was drawn for, in order: its rewards, how many were right, and its best completion.
+
+    >>> asked = wb.inspection.never_mixed(wb.open_run(), least=1).frame["prompt"]
+    >>> # wb.inspection.through_time(wb.open_run(), asked[0])
+
+    Args:
+        prompt: its `prompt_id`, or words that its text holds and no other prompt's does.
+
+    Returns:
+        `frame`: step, rewards (best first), right, of (completions), length_tokens (mean), best.
+
+    Raises:
+        RunError: if no prompt on record fits, or several do.
+    """
+    found = query(run.rollouts, f"select {_KEY} as key, any_value(prompt) as prompt from rollouts group by key")
+    fits = found[found["key"] == prompt]
+    if fits.empty:
+        fits = found[[prompt in question(prompt_of(own)) for own in found["prompt"]]]
+    if len(fits) != 1:
+        some = ", ".join(repr(question(prompt_of(own))) for own in fits["prompt"][:3])
+        value = f"{prompt!r}: {len(fits)} prompts on record fit" + (f": {some}, ..." if some else "")
+        raise RunError(value, rule="one prompt is followed", remedy="give its prompt_id, or more of its words")
+    key = fits["key"].iloc[0]
+    columns = """step, list(total order by total desc) as rewards, sum(cast("right" as int)) as right, count(*) as "of",
+        avg(length_tokens) as length_tokens, arg_max(completion, total) as best"""
+    ours = f"""{_KEY} = '{key.replace("'", "''")}'"""
+    frame = query(run.rollouts, f'select {columns} from rollouts where {ours} group by step, "group" order by step, "group"')
+    frame["rewards"] = [" ".join(f"{own:.3g}" for own in each) for each in frame["rewards"]]
+    solved = frame[frame["right"] == frame["of"]]["step"]
+    when = f"all right first at step {solved.iloc[0]}" if len(solved) else "never all right"
+    verdict = f"{question(prompt_of(fits['prompt'].iloc[0]))}: drawn {len(frame)} times, right {_shares(frame)}; {when}"
+    return Listing(verdict, frame, {"prompt_id": key, "solved_at": int(solved.iloc[0]) if len(solved) else None})
+
+
+def _shares(frame) -> str:
+    shares = [f"{row.right}/{row.of}" for row in frame.itertuples()]
+    return " ".join(shares if len(shares) <= 8 else [*shares[:4], "...", *shares[-3:]])
+
+
+def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
+    """Prompts of which no group ever held right and wrong completions: too hard (never right), or too easy (always right).
+
+    >>> wb.inspection.never_mixed(wb.open_run()).numbers.keys()
+    dict_keys(['prompts', 'never_right', 'always_right', 'now_right'])
+
+    A prompt that was all wrong and is all right later was learnt from others: it is counted as `now_right`, and not listed.
+
+    Args:
+        least: groups that a prompt must have had.
+
+    Returns:
+        `frame`, those drawn most often first: prompt, kind ("never right", "always right"), groups, reward (mean), example.
+    """
+    groups = f"""select {_KEY} as key, step, "group", any_value(prompt) as prompt, avg(cast("right" as double)) as share,
+        avg(total) as reward, arg_max(completion, total) as example from rollouts group by key, step, "group" """
+    frame = query(
+        run.rollouts,
+        f"""select any_value(prompt) as prompt,
+        case when max(share) = 0 then 'never right'
+        when min(share) = 1 then 'always right'
+        else 'now right' end as kind, count(*) as groups, avg(reward) as reward, any_value(example) as example, key
+        from ({groups}) group by key having bool_and(share in (0, 1)) and count(*) >= {int(least)} order by groups desc, key""",
+    )
+    drawn = int(query(run.rollouts, f"select count(distinct {_KEY}) as n from rollouts")["n"].iloc[0])
+    frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
+    kinds = {f"{kind}_right": int((frame["kind"] == f"{kind} right").sum()) for kind in ("never", "always", "now")}
+    verdict = (
+        f"no group mixed right and wrong for {kinds['never_right'] + kinds['always_right']} of the {drawn} prompts drawn: "
+        f"{kinds['never_right']} never right (too hard), {kinds['always_right']} always (too easy); {least} groups each or more"
+    )
+    listed = frame[frame["kind"] != "now right"].reset_index(drop=True)
+    return Listing(verdict, listed.drop(columns="key").assign(prompt_id=listed["key"]), {"prompts": drawn, **kinds})

@@ -1,0 +1,90 @@
+"""One completion token by token: how likely the base and the trained policy find each, and where the two part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.data.template import prompt_text
+from workbench.errors import RunError
+from workbench.printable import printable
+from workbench.run.directory import RunDirectory
+from workbench.run.rollouts import batch_and_place
+from workbench.training.policy import Policy, load_policy
+from workbench.training.sampling import logprobs_of
+
+
+@dataclass(frozen=True, repr=False)
+class TokenView:
+    """A completion of T tokens; a cell shades each by its KL. Arrays are [T]; log-probabilities are natural."""
+
+    title: str
+    tokens: list[str]
+    base: np.ndarray
+    trained: np.ndarray
+    advantage: float
+    note: str = ""
+
+    @property
+    def kl(self) -> np.ndarray:
+        """[T] KL divergence of the trained policy from the base per token, as TRL estimates it (k3); their mean is its `kl`."""
+        apart = self.base - self.trained
+        return np.exp(apart) - apart - 1
+
+    @property
+    def verdict(self) -> str:
+        """Title, KL, and the token on which the two differ most."""
+        most = int(np.argmax(self.kl))
+        before, now = (float(np.exp(of[most])) for of in (self.base, self.trained))
+        where = f"most at {self.tokens[most]!r} (probability {before:.0%} under the base, {now:.0%} trained)"
+        said = f"{self.title}, advantage {self.advantage:+.2f}: KL per token {self.kl.mean():.3g}, {where}"
+        return f"{said}\n{self.note}" if self.note else said
+
+    def __str__(self) -> str:
+        lines = [
+            f"{text!r:>16} {base:8.3f} {trained:8.3f} {kl:8.4f}"
+            for text, base, trained, kl in zip(self.tokens, self.base, self.trained, self.kl, strict=True)
+        ]
+        return printable("\n".join([self.verdict, f"{'token':>16} {'base':>8} {'trained':>8} {'KL':>8}", *lines]))
+
+    __repr__ = __str__
+
+
+def token_view(
+    run: RunDirectory, step: int | None = None, index: int | None = None, generation: int = 0, *, policy: Policy | None = None
+) -> TokenView:
+    """A recorded completion under the base and under the trained policy: log-probabilities and KL, token by token.
+
+    >>> view = wb.inspection.token_view(wb.open_run())
+    >>> len(view.tokens) == len(view.kl)
+    True
+
+    Args:
+        step, index: the group, as for `explain_group`.
+        generation: of the group's completions, counted from 0 in the order of the record.
+        policy: the trained policy, if it is loaded already; None: loaded with the run's newest adapter.
+
+    Raises:
+        RunError: if the run recorded no such completion, or has no adapter.
+    """
+    batch, place = batch_and_place(run, step, index)
+    if not 0 <= generation < batch.num_generations:
+        rule = f"a group of this run has {batch.num_generations} completions, counted from 0"
+        raise RunError(f"generation = {generation}", rule=rule, remedy=f"choose 0 to {batch.num_generations - 1}")
+    at = place * batch.num_generations + generation
+    policy = policy or load_policy(run.recipe(), adapter=run.adapter)
+    tokenizer, prompt, text = policy.tokenizer, batch.prompts[at], batch.completions[at]
+    asked = tokenizer(prompt_text(prompt, tokenizer), add_special_tokens=isinstance(prompt, str))["input_ids"]
+    ids, note = tokenizer(text, add_special_tokens=False)["input_ids"], ""
+    if batch.finished is None or batch.finished[at]:
+        ids = [*ids, tokenizer.eos_token_id]
+    if len(ids) != batch.lengths[at]:  # special tokens are lost where TRL decodes, and some texts have several tokenisations
+        note = f"the recorded text has {len(ids)} tokens, the completion had {batch.lengths[at]}: it was tokenised otherwise"
+    temperature, found = run.manifest()["settings"]["in_force"].get("temperature") or 1.0, {}
+    for base in (True, False):
+        with policy.generating(base=base) as model:
+            found[base] = np.array(logprobs_of(model, [(asked, ids)], temperature)[0])
+    tokens = [tokenizer.decode([each]) for each in ids]
+    title = f"step {batch.step}, group {batch.group_places[place]}, completion {generation}"
+    return TokenView(title, tokens, found[True], found[False], float(batch.advantages[at]), note)

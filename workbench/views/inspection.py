@@ -1,0 +1,45 @@
+"""What was found in a run, for a cell: listings with their word diffs, and a completion shaded token by token."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from workbench.inspection.compared import word_diff
+from workbench.inspection.listing import SHOWN, Listing
+from workbench.inspection.tokens import TokenView
+from workbench.printable import printable
+from workbench.views.group_view import middle_cut
+from workbench.views.tables import BAD, GOOD, Html, Table, Verbatim, View, no_formulas, plain, pre
+
+_LONGEST = (600, 14)  # characters, lines of a text in a cell
+_DIFF = {" ": "{}", "-": f"<del style='color:{BAD}'>{{}}</del>", "+": f"<ins style='color:{GOOD}'>{{}}</ins>"}
+
+
+def listing_table(found: Listing) -> Table:
+    """A `Listing`: its verdict, and its first rows, texts as they are."""
+    rows = [[_cell(name, value, row) for name, value in row.items()] for row in found.frame.head(SHOWN).to_dict("records")]
+    left_out = f"\n{found.left_out}" if found.left_out else ""
+    return Table([name.replace("_", " ") for name in found.frame.columns] if rows else [], rows, f"{found.verdict}{left_out}")
+
+
+def _cell(name: str, value: Any, row: dict[str, Any]) -> Any:
+    if name == "words":
+        parts = word_diff(row["text_before"], row["text_after"])
+        return Html("".join(_DIFF[mark].format(html.escape(plain(words))) for mark, words in parts), value)
+    return Verbatim(middle_cut(value, *_LONGEST)) if isinstance(value, str) else value
+
+
+def token_page(view: TokenView) -> View:
+    """A `TokenView`: each token shaded by its share of the KL, underlined by what the advantage made of it."""
+    kl = view.kl
+    most, line = float(kl.max()) or 1.0, GOOD if view.advantage > 0 else BAD if view.advantage < 0 else "transparent"
+    spans = []
+    for text, base, trained, own in zip(view.tokens, view.base, view.trained, kl, strict=True):
+        colour = "230,159,0" if trained > base else "86,180,233"
+        told = f"base {base:.3f}, trained {trained:.3f}, KL {own:.4f}"
+        style = f"background:rgba({colour},{0.9 * own / most:.3f});border-bottom:2px solid {line}"
+        spans.append(f"<span title='{told}' style='{style}'>{html.escape(printable(text))}</span>")
+    legend = "orange: likelier since training; blue: less likely; the deeper, the larger the token's share of the KL"
+    page = f"{pre(view.verdict)}<pre style='white-space:pre-wrap;line-height:2'>{''.join(spans)}</pre>{pre(legend)}"
+    return View(no_formulas(page), str(view))
