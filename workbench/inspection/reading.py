@@ -56,8 +56,8 @@ def by_step(run: RunDirectory) -> Steps:
         RunError: if the run recorded nothing.
     """
     columns = """step, avg(total) as reward, avg(cast("right" as double)) as share_right, avg(length_tokens) as length_tokens,
-        avg(cast(finish_reason = 'length' as double)) as clipped, count(distinct completion) as distinct_texts"""
-    return Steps(query(run.rollouts, f"select {columns} from rollouts group by step order by step"))
+        avg(cast(finish_reason = 'length' as double)) as clipped, len(list_distinct(list(hash(completion)))) as distinct_texts"""
+    return Steps(query(run.rollouts, f"select {columns} from rollouts group by step order by step", in_turn=True))
 
 
 @dataclass(frozen=True)

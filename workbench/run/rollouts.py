@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
+_TOGETHER = 8 << 20  # bytes of parts that are asked together, where steps are asked in turn
 _BULKY = ("prompt", "columns", "reward_hash")  # what no number of a batch is made from
 # Column -> type in Arrow's words.
 _FIXED = {
@@ -122,24 +123,49 @@ def _array(values: Sequence[Any] | None, kind: pyarrow.DataType, count: int) -> 
 
 
 def query(
-    folder: Path, sql: str = 'select * from rollouts order by step, "group", generation', *, step: int | None = None
+    folder: Path,
+    sql: str = 'select * from rollouts order by step, "group", generation',
+    *,
+    step: int | None = None,
+    in_turn: bool = False,
 ) -> pandas.DataFrame:
     """Ask the record: the table is called `rollouts`, the answer is a pandas frame. Raises RunError if nothing was recorded.
 
-    `step` is the only one that the question is about: a record of thousands of parts need not be opened for one.
+    Args:
+        step: the only one that the question is about: a record of thousands of parts need not be opened for one.
+        in_turn: ask it of some steps after others, and put the answers together: right where each row of the answer is of one
+            step. What is counted then fits the processor's cache.
     """
     import duckdb
+    import pandas
 
     while True:
         files = parts(folder, None if step is None else [step]) or parts(folder)[-1:]
         try:
             with duckdb.connect() as connection:
-                found = connection.read_parquet([*map(str, files)], union_by_name=True)
-                (found if step is None else found.filter(f"step = {int(step)}")).create_view("rollouts")
-                return connection.execute(sql).df()
+                answers = []
+                for some in _in_turn(files) if in_turn else [files]:
+                    found = connection.read_parquet([*map(str, some)], union_by_name=True)
+                    (found if step is None else found.filter(f"step = {int(step)}")).create_view("rollouts", replace=True)
+                    answers.append(connection.execute(sql).df())
+                return answers[0] if len(answers) == 1 else pandas.concat(answers, ignore_index=True)
         except (duckdb.IOException, duckdb.InvalidInputException) as error:  # names the file
             if all(file.exists() for file in files):  # else some were merged meanwhile
                 raise RunError(str(error).splitlines()[0], rule=WHOLE, remedy=MOVE_IT) from error
+
+
+def _in_turn(files: list[Path]) -> Iterator[list[Path]]:
+    some, size = [], 0
+    for _, own in itertools.groupby(files, key=lambda part: span(part)[0]):  # a step may have several parts
+        for part in own:
+            some.append(part)
+            with contextlib.suppress(FileNotFoundError):  # merged meanwhile: that is seen when it is read
+                size += part.stat().st_size
+        if size > _TOGETHER:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def read_batches(
