@@ -104,10 +104,10 @@ def group_view(group: RecordedGroup) -> View:
 
 
 def evaluation_picture(evaluation: Evaluation) -> View:
-    """The shares before and after, each with its 95 % interval drawn, the gain, and the numbers beside it."""
-    from workbench.inspection.evaluation import share_interval
+    """The shares before and after, with their 95 % intervals; pass@k of both; the curve over checkpoints; and the numbers."""
+    from workbench.inspection.statistics import share_interval
 
-    text = str(evaluation)
+    text, found = str(evaluation), evaluation.found
     figure, axis = new_figure(8, 0.75 * len(evaluation.pairs) + 0.9)
     for which, (label, offset, colour) in enumerate((("base", -0.18, GREY), ("trained", 0.18, BLUE)), 1):
         for place, pair in enumerate(evaluation.pairs):
@@ -118,7 +118,37 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     lying(axis, range(len(evaluation.pairs)), [label for label, _, _ in evaluation.pairs])
     axis.set_xlim(0, 1.08)
     with_legend(figure, axis, x="share of held-out completions")
-    return View(f"{inline_image(figure, text.partition(';')[0])}{pre(text)}", text)
+    images = [inline_image(figure, text.partition(";")[0])]
+    if evaluation.before.correct.shape[1] > 1:
+        images.append(inline_image(_pass_at_k(evaluation), ": ".join(found["verdict"].values())))
+    if curve := found["curve"]:
+        figure, axis = new_figure(5, 2.8)
+        steps, share, low, high = ([point[name] for point in curve] for name in ("step", "correct", "low", "high"))
+        axis.plot(steps, share, color=BLUE, marker="o", markersize=4, label="correct")
+        axis.fill_between(steps, low, high, color=BLUE, alpha=0.15, linewidth=0, label="95 % interval")
+        axis.set_ylim(0, 1.02)
+        images.append(inline_image(with_legend(figure, axis, x="step", y="share of held-out completions"), "by checkpoint"))
+    return View(f"{''.join(images)}{pre(text)}", text)
+
+
+def _pass_at_k(evaluation: Evaluation) -> Any:
+    # With 95 % bootstrap intervals: near 1, where these curves end, a t interval would reach beyond it.
+    from workbench.inspection.statistics import bootstrap_interval
+
+    figure, axis = new_figure(6, 2.8)
+    n = evaluation.before.correct.shape[1]
+    for label, measured, colour in (("base", evaluation.before, GREY), ("trained", evaluation.after, BLUE)):
+        each = measured.pass_at_k()
+        low, high = bootstrap_interval(each.T)
+        axis.plot(range(1, n + 1), each.mean(axis=0), color=colour, marker="o", markersize=3, label=label)
+        axis.fill_between(range(1, n + 1), low, high, color=colour, alpha=0.2, linewidth=0)
+    axis.set_xscale("log", base=2)
+    ticks = [2**power for power in range(n.bit_length())]
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.set_ylim(0, 1.02)
+    last = [curve[-1] for curve in evaluation.found["pass_at_k"].values()]
+    title = f"{evaluation.found['verdict']['word']}: pass@{n} {last[0]:.0%} -> {last[1]:.0%}"
+    return with_legend(figure, axis, x="k, tries at a prompt", y="pass@k", title=title)
 
 
 def examples_table(examples: Examples) -> Table:
