@@ -34,7 +34,8 @@ from workbench.workspace import replace_file, shown
 
 FILE = "evaluation.parquet"
 _BATCH = 128  # completions generated together
-Group = list[dict[str, Any]]  # the rows of one prompt's completions
+# Column of the file -> attribute of `Measured`.
+_COLUMNS = {"right": "lenient", "format": "format", "finished": "finished", "length_tokens": "tokens", "total": "total"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Measured:
 
 
 def _answer(text: str) -> str:
-    return next(filter(None, (find_answer(text, where) for where in ("tag", "mark", "boxed"))), text.strip())
+    return next(filter(None, (find_answer(text, where) for where in ("tag", "mark", "boxed"))), text)
 
 
 def _both(of: Callable[[Measured], Any], before: Measured, after: Measured) -> dict[str, Any]:
@@ -103,29 +104,21 @@ class Evaluation:
     @cached_property
     def found(self) -> dict[str, Any]:
         """What `evaluation.json` holds: the shares before and after, the paired gain, and what can be said of it."""
-        before, after = self.before.correct, self.after.correct
-        (prompts, samples), ends = before.shape, ("correct", "low", "high")
-        low, high = map(float, statistics.bootstrap_interval(after.mean(axis=1) - before.mean(axis=1)))
-        fixed = statistics.mcnemar(*(own.correct[:, 0] for own in self.greedy)) if self.greedy else None
-        return {
-            **_both(Measured.shares, self.before, self.after),
-            "gain": dict(zip(ends, paired_difference(before, after), strict=True)),
-            "prompts": prompts,
-            "samples": samples,
-            "right_by": self.right_by,
-            "bootstrap": {"low": low, "high": high},
-            "detectable": statistics.detectable(prompts, samples),
-            "needed": statistics.needed(before, after),
-            "pass_at_k": _both(lambda own: own.pass_at_k().mean(axis=0).tolist(), self.before, self.after),
-            "majority": _both(Measured.majority, self.before, self.after),
-            "best_of": _both(lambda own: float(statistics.best_of(own.total, own.correct).mean()), self.before, self.after),
-            "verdict": dict(zip(("word", "why"), statistics.taught_or_sharpened(before, after), strict=True)),
-            "greedy": _both(Measured.shares, *self.greedy) if self.greedy else None,
-            "mcnemar": fixed and dict(zip(("fixed", "broken", "p"), fixed, strict=True)),
-            "curve": [
-                {"step": step, **dict(zip(ends, share_interval(own.correct), strict=True))} for step, own in self.curve.items()
-            ],
-        }
+        both, (prompts, samples) = (self.before, self.after), self.before.correct.shape
+        correct, ends = (self.before.correct, self.after.correct), ("correct", "low", "high")
+        low, high = statistics.bootstrap_interval(correct[1].mean(axis=1) - correct[0].mean(axis=1))
+        found = {**_both(Measured.shares, *both), "gain": dict(zip(ends, paired_difference(*correct)))}
+        found |= {"prompts": prompts, "samples": samples, "right_by": self.right_by}
+        found |= {"bootstrap": {"low": float(low), "high": float(high)}, "needed": statistics.needed(*correct)}
+        found |= {"detectable": statistics.detectable(prompts, samples), "majority": _both(Measured.majority, *both)}
+        found["pass_at_k"] = _both(lambda own: own.pass_at_k().mean(axis=0).tolist(), *both)
+        found["best_of"] = _both(lambda own: float(statistics.best_of(own.total, own.correct).mean()), *both)
+        found["verdict"] = dict(zip(("word", "why"), statistics.taught_or_sharpened(*correct)))
+        if greedy := self.greedy:
+            changed = statistics.mcnemar(*(own.correct[:, 0] for own in greedy))
+            found |= {"greedy": _both(Measured.shares, *greedy), "mcnemar": dict(zip(("fixed", "broken", "p"), changed))}
+        curve = [(step, *share_interval(own.correct)) for step, own in self.curve.items()]
+        return found | {"curve": [dict(zip(("step", *ends), point)) for point in curve]}
 
     @property
     def pairs(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
@@ -141,23 +134,25 @@ class Evaluation:
 
     def __str__(self) -> str:
         found, n = self.found, self.found["samples"]
-        old, new, verdict = found["before"], found["after"], found["verdict"]
+
+        def change(own: dict[str, Any], name: str, form: str = ".0%") -> str:
+            return f"{own['before'][name]:{form}} -> {own['after'][name]:{form}}"
+
         lines = [f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {n} completions each"]
-        if found["needed"] and not found["gain"]["low"] > 0:
+        if found["needed"]:
             lines.append(f"the interval holds 0: about {found['needed']:,} more prompts would be needed to tell such a gain")
-        lines.append(f"{verdict['word']}: {verdict['why']}")
-        lines.append(f"mean reward {old['reward']:.2f} -> {new['reward']:.2f}")
-        lines[-1] += f"; ended before the limit {old['finished']:.0%} -> {new['finished']:.0%}"
+        lines.append("{word}: {why}".format(**found["verdict"]))
+        lines.append(f"mean reward {change(found, 'reward', '.2f')}; ended before the limit {change(found, 'finished')}")
         if n > 1:
             ks = [2**power for power in range(n.bit_length())]
             curves = (", ".join(f"{own[k - 1]:.0%}" for k in ks) for own in found["pass_at_k"].values())
             lines.append(f"pass@{', '.join(map(str, ks))}: {' -> '.join(curves)}")
-            said = {f"majority of {n}": found["majority"], f"best of {n} by the training reward": found["best_of"]}
-            lines.append("; ".join(f"{name} {own['before']:.0%} -> {own['after']:.0%}" for name, own in said.items()))
-        if greedy := found["greedy"]:
+            voted, best = (" -> ".join(f"{share:.0%}" for share in found[by].values()) for by in ("majority", "best_of"))
+            lines.append(f"majority of {n} {voted}; best of {n} by the training reward {best}")
+        if "greedy" in found:
             changed = "{fixed} prompts fixed, {broken} broken, exact McNemar p = {p:.2g}".format(**found["mcnemar"])
-            lines.append(f"greedy {greedy['before']['correct']:.0%} -> {greedy['after']['correct']:.0%}: {changed}")
-        lines += [f"step {own['step']}: {own['correct']:.0%} ({own['low']:.0%} to {own['high']:.0%})" for own in found["curve"]]
+            lines.append(f"greedy {change(found['greedy'], 'correct')}: {changed}")
+        lines += ["step {step}: {correct:.0%} ({low:.0%} to {high:.0%})".format(**point) for point in found["curve"]]
         bootstrap = " to ".join(f"{100 * end:+.0f}" for end in found["bootstrap"].values())
         return "\n".join([*lines, f"the gain's interval by bootstrap over prompts (BCa): {bootstrap}"])
 
@@ -173,7 +168,7 @@ def evaluate(
     seed: int = 0,
     greedy: bool = False,
     checkpoints: Sequence[int] | str = (),
-    progress: Callable[[str], Callable[[int, int], None]] = progress_line,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Measure what a run bought: its base and its trained policy on held-out prompts that neither was trained on.
 
@@ -191,7 +186,7 @@ def evaluate(
         samples: completions per prompt; 16 or more tell whether it was taught or sharpened.
         greedy: take the likeliest tokens, too, once a prompt.
         checkpoints: steps of checkpoints to measure besides, or "all".
-        progress: name of what begins -> what is called with (prompts measured, prompts in all).
+        progress: called with (prompts measured, prompts in all) after each batch; each policy and way to sample counts anew.
 
     Raises:
         RunError: if the run has no adapter, or no such checkpoint; or is one of your own trainer, and `task` is None.
@@ -204,37 +199,40 @@ def evaluate(
     recipe, in_force = run.recipe(), run.manifest()["settings"]["in_force"]
     task = task or load_task(recipe.task)
     rows = {row_key(row): row for row in _held_out(task, task.with_ids(task.held_out))[:held_out]}
-    adapters = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
+    folders = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
     for line in changed_since(run, task):
         print(f"WARNING: {line}")
-    print(f"with {len(rows)} prompts x {samples} completions you can tell a gain of", end=" ")
-    print(f"about {100 * statistics.detectable(len(rows), samples):+.0f} points")
-    policy = load_policy(recipe, adapter=run.adapter)
+    detectable = f"a gain of about {100 * statistics.detectable(len(rows), samples):+.0f} points"
+    print(f"with {len(rows)} prompts x {samples} completions you can tell {detectable}")
+    policy, suite = load_policy(recipe, adapter=run.adapter), RewardSuite(task, samples, recipe.reward_weights)
     print(policy)
-    sampling = {"seed": seed, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}
-    ways = {"sampled": {**sampling, "samples": samples}}
+    ways = {"sampled": {"samples": samples, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}}
+    settings = {name: getattr(policy, name) for name in ("name", "precision", "compute_dtype", "chat_template_kwargs")}
+    settings |= {
+        "rewards": suite.hash,
+        "right_by": task.right_function,
+        "format_by": task.format_by,
+        "seed": seed,
+        **ways["sampled"],
+    }
     if greedy:
-        ways["greedy"] = {**sampling, "samples": 1, "temperature": 0.0}
-    with contextlib.closing(RewardSuite(task, samples, recipe.reward_weights)) as suite:
-        settings = {name: getattr(policy, name) for name in ("name", "precision", "compute_dtype", "chat_template_kwargs")}
-        settings |= {"rewards": suite.hash, "right_by": task.right_function, "format_by": task.format_by, **ways["sampled"]}
-        kept = _Kept.open(run, settings)
-        asked = {name: folder and _sum_of(folder) for name, folder in adapters.items()}
-        kept.asked = {"rows": [*rows], "adapters": asked, "greedy": greedy, "steps": run.result()["steps"]}
-        for who, folder in adapters.items():
-            if folder and folder != run.adapter:
-                put_on(policy.model, folder)
-            for how, sampled in ways.items():
-                wanted = [key for key in rows if kept.key(who, how, key) not in kept.groups]
-                size, update = max(1, _BATCH // sampled["samples"]), progress(f"{who}, {how}")
-                for start in range(0, len(wanted), size):
-                    keys = wanted[start : start + size]
-                    # A seed of the batch's own: what goes on after a kill ends as if it had not been.
-                    own = {**sampled, "seed": seed + int(keys[0][:6], 16), "base": folder is None, "batch_size": _BATCH}
-                    measured = measure(policy, task, [rows[key] for key in keys], suite=suite, **own)
-                    kept.add(who, how, {key: rows[key] for key in keys}, measured)
-                    update(len(rows) - len(wanted) + start + len(keys), len(rows))
-    kept.save()  # nothing new may have been measured, and yet another choice of it be asked for
+        ways["greedy"] = {**ways["sampled"], "samples": 1, "temperature": 0.0}
+    adapters = {who: _sum_of(folder) if folder else "" for who, folder in folders.items()}
+    kept = _Kept.open(run, settings)
+    kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}
+    passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation")
+    for number, (who, how) in enumerate(passes):
+        if (folder := folders[who]) and how == "sampled" and who != "trained":
+            put_on(policy.model, folder)
+        missing = [key for key in rows if (who, how, adapters[who], key) not in kept.groups]
+        size = max(1, _BATCH // ways[how]["samples"])
+        for start in range(0, len(missing), size):
+            some = {key: rows[key] for key in missing[start : start + size]}
+            # A seed of the batch's own: what goes on after a kill ends as if it had not been.
+            own = {**ways[how], "seed": seed + int(missing[start][:6], 16), "base": folder is None, "suite": suite}
+            kept.add((who, how, adapters[who]), some, measure(policy, task, [*some.values()], **own))
+            progress((number + 1) * len(rows) - len(missing) + start + len(some), len(passes) * len(rows))
+    kept.save()  # of what was measured before, something else may be asked for now
     evaluation = kept.evaluation()
     run.write_json("evaluation.json", evaluation.found)
     return evaluation
@@ -264,44 +262,39 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
 
 @dataclass
 class _Kept:
-    # A run's evaluation.parquet: a group of rows for each prompt, policy and way to sample. Its metadata says under which
-    # `settings` they were measured, and which of them were `asked` for last.
+    # A run's evaluation.parquet: the rows of each prompt, by (who, how, the adapter's sum, the prompt's row). Its metadata says
+    # under which `settings` they were measured, and which of them were `asked` for last.
     run: RunDirectory
     settings: dict[str, Any]
-    asked: dict[str, Any]
-    groups: dict[tuple[str, ...], Group] = field(default_factory=dict)
+    asked: dict[str, Any] = field(default_factory=dict)
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, run: RunDirectory, settings: dict[str, Any] | None = None) -> _Kept:
-        # None: the settings of the file. What was measured under others is left out.
+        # Of other `settings` than the file's, which None stands for, nothing is kept.
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        kept, settings_are = cls(run, settings or {}, {}), json.dumps(settings, sort_keys=True)
-        with contextlib.suppress(OSError, pa.ArrowException, KeyError, ValueError):  # none yet, or no file of this kind
+        with contextlib.suppress(
+            OSError, pa.ArrowException, KeyError, TypeError, ValueError
+        ):  # none yet, or another kind of file
             table = pq.read_table(run.path / FILE)
-            measured = json.loads(table.schema.metadata[b"workbench"])
-            if settings is None or json.dumps(measured["settings"], sort_keys=True) == settings_are:
-                kept.settings, kept.asked = measured["settings"], measured["asked"]
+            kept = cls(run, **json.loads(table.schema.metadata[b"workbench"]))
+            if settings in (None, kept.settings):
                 for row in table.to_pylist():
                     kept.groups.setdefault((row["who"], row["how"], row["adapter"], row["row"]), []).append(row)
-        return kept
+                return kept
+        return cls(run, settings or {})
 
-    def key(self, who: str, how: str, row: str) -> tuple[str, ...]:
-        return who, how, self.asked["adapters"][who] or "", row
-
-    def add(self, who: str, how: str, rows: dict[str, Row], measured: Measured) -> None:
-        for place, (name, row) in enumerate(rows.items()):
-            key = self.key(who, how, name)
-            same = dict(zip(("who", "how", "adapter", "row"), key, strict=True))
+    def add(self, whose: tuple[str, ...], rows: dict[str, Row], measured: Measured) -> None:
+        numbers = {name: getattr(measured, own) for name, own in _COLUMNS.items()}
+        numbers |= {f"score.{name}": own for name, own in measured.scores.items()}
+        for place, (key, row) in enumerate(rows.items()):
+            same = dict(zip(("who", "how", "adapter", "row"), (*whose, key)))
             same |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"])}
-            flags = {"finished": measured.finished, "total": measured.total, "right": measured.lenient}
-            flags |= {"length_tokens": measured.tokens, "format": measured.format}
-            flags |= {f"score.{name}": own for name, own in measured.scores.items()}
-            self.groups[key] = [
-                same
-                | {"generation": number, "completion": text.encode("utf-8", "backslashreplace").decode()}
-                | {name: None if of is None else of[place, number].item() for name, of in flags.items()}
+            self.groups[*whose, key] = [
+                {**same, "generation": number, "completion": text.encode("utf-8", "backslashreplace").decode()}
+                | {name: None if of is None else of[place, number].item() for name, of in numbers.items()}
                 for number, text in enumerate(measured.completions[place])
             ]
         self.save()
@@ -316,35 +309,31 @@ class _Kept:
             pq.write_table(table.replace_schema_metadata(about), beside, compression="zstd")
 
     def evaluation(self) -> Evaluation:
-        def of(who: str, how: str = "sampled") -> Measured:
-            return _measured([self.groups[self.key(who, how, row)] for row in self.asked["rows"]])
-
         try:
-            before, after = of("base"), of("trained")
-            both = (of("base", "greedy"), of("trained", "greedy")) if self.asked["greedy"] else None
-            between = {int(name[11:]): of(name) for name in self.asked["adapters"] if name.startswith("checkpoint-")}
-            prompts = [json.loads(self.groups[self.key("base", "sampled", row)][0]["prompt"]) for row in self.asked["rows"]]
+            groups = {
+                (who, how): [self.groups[who, how, adapter, row] for row in self.asked["rows"]]
+                for who, adapter in self.asked["adapters"].items()
+                for how in ("sampled", "greedy")[: 1 + self.asked["greedy"]]
+            }
         except KeyError:
             value, rule = f"{shown(self.run.path / FILE)}: not there, or not whole", "a run is measured before that is read"
             raise RunError(value, rule=rule, remedy=f"`workbench eval {self.run.name}` measures what is missing") from None
+        found = {each: _measured(own) for each, own in groups.items()}
+        before, after = found["base", "sampled"], found["trained", "sampled"]
+        between = {int(who[11:]): own for (who, how), own in found.items() if who.startswith("checkpoint-") and how == "sampled"}
         curve = {0: before, **between, self.asked["steps"]: after} if between else {}
-        return Evaluation(prompts, before, after, self.settings["right_by"], both, curve)
+        greedy = (found["base", "greedy"], found["trained", "greedy"]) if self.asked["greedy"] else None
+        prompts = [json.loads(group[0]["prompt"]) for group in groups["base", "sampled"]]
+        return Evaluation(prompts, before, after, self.settings["right_by"], greedy, curve)
 
 
-def _measured(groups: list[Group]) -> Measured:
-    def column(name: str, kind: type) -> np.ndarray:
-        return np.array([[row[name] for row in group] for group in groups], dtype=kind)
+def _measured(groups: list[list[dict[str, Any]]]) -> Measured:
+    def column(name: str, kind: type = float) -> Any:
+        return None if groups[0][0][name] is None else np.array([[row[name] for row in group] for group in groups], kind)
 
-    first = groups[0][0]
-    return Measured(
-        completions=[[row["completion"] for row in group] for group in groups],
-        lenient=column("right", bool),
-        format=None if first["format"] is None else column("format", bool),
-        finished=column("finished", bool),
-        total=column("total", float),
-        tokens=column("length_tokens", int),
-        scores={name.partition(".")[2]: column(name, float) for name in first if name.startswith("score.")},
-    )
+    flags = {own: column(name, int if own == "tokens" else bool) for name, own in _COLUMNS.items() if own != "total"}
+    scores = {name.partition(".")[2]: column(name) for name in groups[0][0] if name.startswith("score.")}
+    return Measured([[row["completion"] for row in group] for group in groups], total=column("total"), scores=scores, **flags)
 
 
 def measure(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -82,12 +81,8 @@ def pass_at_k(right: np.ndarray, n: int) -> np.ndarray:
 
 def majority(answers: Sequence[Sequence[Hashable]], right: np.ndarray) -> np.ndarray:
     """[P]: whether the most frequent answer of each prompt is right; of answers equally frequent, the share that are."""
-    found = np.zeros(len(right))
-    for place, (own, flags) in enumerate(zip(answers, right, strict=True)):
-        counts = Counter(own)
-        most = max(counts.values())
-        found[place] = np.mean([flag for answer, flag in zip(own, flags, strict=True) if counts[answer] == most])
-    return found
+    counts = [[own.count(answer) for answer in own] for own in answers]
+    return best_of(np.array(counts), right)
 
 
 def best_of(total: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -105,7 +105,7 @@ def group_view(group: RecordedGroup) -> View:
 
 def evaluation_picture(evaluation: Evaluation) -> View:
     """The shares before and after, with their 95 % intervals; pass@k of both; the curve over checkpoints; and the numbers."""
-    from workbench.inspection.statistics import share_interval
+    from workbench.inspection.statistics import bootstrap_interval, share_interval
 
     text, found = str(evaluation), evaluation.found
     figure, axis = new_figure(8, 0.75 * len(evaluation.pairs) + 0.9)
@@ -119,36 +119,31 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     axis.set_xlim(0, 1.08)
     with_legend(figure, axis, x="share of held-out completions")
     images = [inline_image(figure, text.partition(";")[0])]
-    if evaluation.before.correct.shape[1] > 1:
-        images.append(inline_image(_pass_at_k(evaluation), ": ".join(found["verdict"].values())))
-    if curve := found["curve"]:
-        figure, axis = new_figure(5, 2.8)
-        steps, share, low, high = ([point[name] for point in curve] for name in ("step", "correct", "low", "high"))
-        axis.plot(steps, share, color=BLUE, marker="o", markersize=4, label="correct")
-        axis.fill_between(steps, low, high, color=BLUE, alpha=0.15, linewidth=0, label="95 % interval")
-        axis.set_ylim(0, 1.02)
-        images.append(inline_image(with_legend(figure, axis, x="step", y="share of held-out completions"), "by checkpoint"))
+    if (n := found["samples"]) > 1:
+        both = {"base": (evaluation.before.pass_at_k(), GREY), "trained": (evaluation.after.pass_at_k(), BLUE)}
+        curves = {label: (own.mean(axis=0), *bootstrap_interval(own.T), colour) for label, (own, colour) in both.items()}
+        title = "{word}: pass@{n} {base:.0%} -> {trained:.0%}"
+        last = {label: own[0][-1] for label, own in curves.items()}
+        axes = {"x": "k, tries at a prompt", "y": "pass@k", "title": title.format(word=found["verdict"]["word"], n=n, **last)}
+        images.append(_shares(range(1, n + 1), curves, axes, [2**power for power in range(n.bit_length())]))
+    if found["curve"]:
+        steps, *own = ([point[name] for point in found["curve"]] for name in ("step", "correct", "low", "high"))
+        axes = {"x": "step", "y": "correct, strict format", "title": "checkpoint by checkpoint"}
+        images.append(_shares(steps, {"correct": (*own, BLUE)}, axes, steps))
     return View(f"{''.join(images)}{pre(text)}", text)
 
 
-def _pass_at_k(evaluation: Evaluation) -> Any:
-    # With 95 % bootstrap intervals: near 1, where these curves end, a t interval would reach beyond it.
-    from workbench.inspection.statistics import bootstrap_interval
-
+def _shares(x: Sequence[int], curves: dict[str, tuple], axes: dict[str, str], ticks: Sequence[int]) -> str:
+    # Curves of shares, {label: (mean, low, high, colour)}, with their intervals as areas.
     figure, axis = new_figure(6, 2.8)
-    n = evaluation.before.correct.shape[1]
-    for label, measured, colour in (("base", evaluation.before, GREY), ("trained", evaluation.after, BLUE)):
-        each = measured.pass_at_k()
-        low, high = bootstrap_interval(each.T)
-        axis.plot(range(1, n + 1), each.mean(axis=0), color=colour, marker="o", markersize=3, label=label)
-        axis.fill_between(range(1, n + 1), low, high, color=colour, alpha=0.2, linewidth=0)
-    axis.set_xscale("log", base=2)
-    ticks = [2**power for power in range(n.bit_length())]
+    for label, (mean, low, high, colour) in curves.items():
+        axis.plot(x, mean, color=colour, marker="o", markersize=3, label=label)
+        axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    if ticks is not x:  # tries double
+        axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
     axis.set_ylim(0, 1.02)
-    last = [curve[-1] for curve in evaluation.found["pass_at_k"].values()]
-    title = f"{evaluation.found['verdict']['word']}: pass@{n} {last[0]:.0%} -> {last[1]:.0%}"
-    return with_legend(figure, axis, x="k, tries at a prompt", y="pass@k", title=title)
+    return inline_image(with_legend(figure, axis, **axes), axes["title"])
 
 
 def examples_table(examples: Examples) -> Table:
