@@ -385,6 +385,36 @@ def replay(
     return Result(found.found(), replay_view(found, charts=False))
 
 
+@command("eval")
+def eval_(
+    run: Annotated[str, arg("A run by name or path; latest: the last that ended with an adapter.")] = "latest",
+    held_out: Annotated[int, opt("Held-out prompts, at most.", min=2)] = 200,
+    samples: Annotated[int, opt("Completions of each; 16 or more tell whether it was taught or sharpened.", min=1)] = 4,
+    greedy: Annotated[bool, opt("Take the likeliest tokens, too: one completion a prompt.", "--greedy")] = False,
+    checkpoints: Annotated[str, opt("Steps of checkpoints to measure besides, as 20,40; or all.")] = "",
+    seed: Annotated[int, opt("The same seed gives the same completions on the same machine.")] = 0,
+) -> Result:
+    """Is a run's policy better than its base? Both sampled on the same held-out prompts, as in training, and compared.
+
+    Says the gain with its 95 % interval, and how many more prompts it would take where that holds 0; pass@k, majority vote and
+    best of n of both; and whether the run taught (it now solves prompts that its base does not solve in n tries) or sharpened
+    (it solves at once what its base solves sometimes). Leaves evaluation.json and, in evaluation.parquet, every completion;
+    what is there already is not measured again. Notebook 04 does the same.
+
+    Exits with 1 unless the gain's interval lies above 0.
+
+    Examples: `workbench eval latest --held-out 80 --samples 16 --greedy`, `workbench eval demo --checkpoints all --json`.
+    """
+    from workbench.inspection.evaluation import evaluate
+    from workbench.views.terminal import progress
+
+    opened, steps = _opened(run, "trained"), checkpoints if checkpoints == "all" else checkpoints.split(",") * bool(checkpoints)
+    how = {"held_out": held_out, "samples": samples, "seed": seed, "greedy": greedy, "checkpoints": steps}
+    with progress("prompts") as bar:
+        found = evaluate(opened, **how, progress=bar)
+    return Result(found.found, found, int(not found.found["gain"]["low"] > 0))
+
+
 @command()
 def doctor() -> Result:
     """Report versions, device, and what works here (4-bit, bf16, vLLM, widgets), with a remedy for what does not.

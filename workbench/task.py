@@ -27,6 +27,7 @@ Row = dict[str, Any]
 # Tasks that ship -> the module whose `task()` makes them, resolved when one is asked for.
 EMBEDDED = {
     "arithmetic": "workbench.tiny.task",
+    "arithmetic_harder": "workbench.tasks.arithmetic_harder",
     "gsm8k": "workbench.tasks.gsm8k",
     "countdown": "workbench.tasks.countdown",
     "csv_qa": "workbench.tasks.csv_qa",
@@ -181,7 +182,7 @@ def _beside(folder: Path) -> Generator[None, None, None]:
 
 
 def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
-    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, `"countdown"`, `"csv_qa"`, `"json"`) or a task file by path.
+    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, ...: `EMBEDDED`) or a task file by path.
 
     >>> wb.load_task("arithmetic").right_function
     'correctness_reward'

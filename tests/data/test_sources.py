@@ -130,7 +130,7 @@ def test_a_limit():
 
 
 def test_shipped_sources_are_the_same_for_the_same_seed():
-    for name in ("arithmetic", "countdown", "json"):
+    for name in ("arithmetic", "arithmetic_harder", "countdown", "json"):
         rows = list(open_source(name, limit=30, seed=1))
         assert len(rows) == 30
         assert rows == list(open_source(name, limit=30, seed=1))

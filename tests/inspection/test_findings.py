@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from planted import (
@@ -19,7 +21,7 @@ from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import DataError, RunError
 from workbench.inspection.causes import cause
-from workbench.inspection.compared import as_text, mcnemar
+from workbench.inspection.compared import as_text
 from workbench.inspection.evaluation import Evaluation, Measured
 
 
@@ -31,7 +33,7 @@ def measured(right: np.ndarray, text=lambda row, right, g: f"<answer>{row['answe
 
 def evaluation(before: np.ndarray, after: np.ndarray) -> Evaluation:
     asked = rows(len(before))
-    return Evaluation([row["prompt"] for row in asked], measured(before), measured(after), "correctness_reward", asked)
+    return Evaluation([row["prompt"] for row in asked], measured(before), measured(after), "correctness_reward", rows=asked)
 
 
 def test_five_planted_regressions_of_200_come_first_with_both_texts_and_the_words_that_changed():
@@ -56,12 +58,6 @@ def test_five_planted_regressions_of_200_come_first_with_both_texts_and_the_word
     assert f">{number}</del><ins" in page
     assert "&lt;answer&gt;" in page
     assert "<answer>" not in page
-
-
-def test_mcnemar_by_hand():
-    # 7 of 8 pairs one way: 2 * (C(8,7) + C(8,8)) / 2^8 = 18 / 256.
-    assert mcnemar(7, 1) == pytest.approx(18 / 256)
-    assert mcnemar(0, 0) == mcnemar(3, 3) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -207,6 +203,6 @@ def test_a_hack_shows_on_held_out_prompts(home):
     flat = np.zeros((100, 4), bool)
     flat[:30] = True
     measured_ = evaluation(flat, flat)
-    paid = Evaluation(measured_.prompts, measured_.before, Measured(**{**vars(measured_.after), "total": flat + 1.0}))
+    paid = Evaluation(measured_.prompts, measured_.before, replace(measured_.after, total=flat + 1.0))
     assert len(inspection.hacking(run, paid).numbers["signs"]) == 1
     assert inspection.hacking(run, measured_).numbers["signs"] == []

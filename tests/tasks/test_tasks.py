@@ -25,7 +25,7 @@ TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
 
 
 def test_every_task_that_ships_is_tested_here():
-    assert set(EMBEDDED) == {"arithmetic", "gsm8k", "countdown", "csv_qa", "json"}
+    assert set(EMBEDDED) == {"arithmetic", "arithmetic_harder", "gsm8k", "countdown", "csv_qa", "json"}
 
 
 @pytest.fixture(params=sorted(EMBEDDED))

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import DataError
-from workbench.inspection.evaluation import Evaluation, Measured, paired_difference
+from workbench.inspection.evaluation import Evaluation, Measured
 from workbench.inspection.listing import Listing
 from workbench.inspection.reading import question
+from workbench.inspection.statistics import mcnemar, paired_difference
 
 
 def word_diff(before: str, after: str) -> list[tuple[str, str]]:
@@ -55,12 +56,10 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None) -> List
         before, after, prompts = _aligned(evaluation, other)
     first, second = before.correct.mean(axis=1), after.correct.mean(axis=1)
     change = second - first
-    fixed, broken = (first <= 0.5) & (second > 0.5), (first > 0.5) & (second <= 0.5)
-    numbers: dict[str, Any] = {"fixed": int(fixed.sum()), "broken": int(broken.sum())}
+    numbers: dict[str, Any] = dict(zip(("fixed", "broken", "p"), mcnemar(first > 0.5, second > 0.5), strict=True))
     numbers["same"] = len(change) - numbers["fixed"] - numbers["broken"]
-    numbers["p_value"] = mcnemar(numbers["fixed"], numbers["broken"])
     numbers |= dict(zip(("change", "low", "high"), paired_difference(before.correct, after.correct), strict=True))
-    order = np.lexsort((np.arange(len(change)), change, ~broken))
+    order = np.lexsort((np.arange(len(change)), change, (first <= 0.5) | (second > 0.5)))
     rows = []
     for place in order:
         old, new = _telling(before, place, change[place] < 0), _telling(after, place, change[place] >= 0)
@@ -71,7 +70,7 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None) -> List
     names = ["prompt", "before", "after", "change", "text_before", "text_after", "words"]
     verdict = (
         f"fixed {numbers['fixed']}, broken {numbers['broken']}, same {numbers['same']} of {len(change)} prompts (exact McNemar "
-        f"p = {numbers['p_value']:.2g}); change {100 * numbers['change']:+.0f} points, 95 % interval "
+        f"p = {numbers['p']:.2g}); change {100 * numbers['change']:+.0f} points, 95 % interval "
         f"{100 * numbers['low']:+.0f} to {100 * numbers['high']:+.0f}"
     )
     return Listing(verdict, pandas.DataFrame(rows, columns=names), numbers)
@@ -81,13 +80,6 @@ def as_text(before: str, after: str) -> str:
     """A word diff as text: `15 + 27 = [-32-]{+42+}`."""
     marked = {" ": "{}", "-": "[-{}-]", "+": "{{+{}+}}"}
     return "".join(marked[mark].format(words) for mark, words in word_diff(before, after))
-
-
-def mcnemar(fixed: int, broken: int) -> float:
-    """Two-sided p of McNemar's exact test: how often chance alone would part the pairs that differ as unevenly as this."""
-    from scipy.stats import binomtest
-
-    return float(binomtest(fixed, fixed + broken).pvalue) if fixed + broken else 1.0
 
 
 def _telling(measured: Measured, place: int, right: bool) -> str:

@@ -1,25 +1,41 @@
 """Measuring a policy on held-out prompts, and comparing two of them on the same prompts.
 
 Several completions per prompt, at the training temperature: GRPO trains a distribution, not its likeliest completion.
+`evaluation.parquet` keeps every one, a row each, and grows batch by batch: what a kill leaves is not measured again.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.data.difficulty import row_key
 from workbench.errors import DataError, RunError
+from workbench.inspection import statistics
 from workbench.inspection.reading import changed_since, question
+from workbench.inspection.statistics import paired_difference, share_interval
 from workbench.progress import progress_line
+from workbench.rewards.answers import find_answer
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
+from workbench.training.loading import put_on
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import sample
+from workbench.workspace import replace_file, shown, to_json
+
+FILE = "evaluation.parquet"
+_BATCH = 128  # completions generated together
+# Column of the file -> attribute of `Measured`.
+_COLUMNS = {"right": "lenient", "format": "format", "finished": "finished", "length_tokens": "tokens", "total": "total"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,8 @@ class Measured:
     format: np.ndarray | None  # bool: keeps the strict format; None where the task does not measure it
     finished: np.ndarray  # bool: ended before the limit
     total: np.ndarray  # weighted reward
+    tokens: np.ndarray | None = None  # number of them, the one that ends the turn included
+    scores: dict[str, np.ndarray] = field(default_factory=dict)  # of each function; NaN: it did not apply
 
     @property
     def correct(self) -> np.ndarray:
@@ -39,14 +57,32 @@ class Measured:
 
     def some(self, places: Sequence[int]) -> Measured:
         """The same policy on some of the prompts."""
-        chosen = {name: None if own is None else own[list(places)] for name, own in vars(self).items() if name != "completions"}
-        return Measured([self.completions[place] for place in places], **chosen)
+        own = {name: value[list(places)] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        scores = {name: value[list(places)] for name, value in self.scores.items()}
+        return replace(self, completions=[self.completions[place] for place in places], scores=scores, **own)
 
     def shares(self) -> dict[str, float | None]:
         """The shares of all completions: `correct` (strict), `correct_lenient`, `format`, `finished`; mean `reward`."""
         counted = {"correct": self.correct, "correct_lenient": self.lenient, "format": self.format, "finished": self.finished}
         shares = {name: None if flags is None else float(flags.mean()) for name, flags in counted.items()}
         return {**shares, "reward": float(np.nanmean(self.total))}
+
+    def pass_at_k(self) -> np.ndarray:
+        """[P, G]: strict pass@k of each prompt, for k = 1 to G."""
+        return statistics.pass_at_k(self.correct.sum(axis=1), self.correct.shape[1])
+
+    def majority(self) -> float:
+        """The share of prompts whose most frequent answer is correct: what is in tags, after a mark or in a box, else all."""
+        answers = [[_answer(text) for text in group] for group in self.completions]
+        return float(statistics.majority(answers, self.correct).mean())
+
+
+def _answer(text: str) -> str:
+    return next(filter(None, (find_answer(text, where) for where in ("tag", "mark", "boxed"))), text)
+
+
+def _both(of: Callable[[Measured], Any], before: Measured, after: Measured) -> dict[str, Any]:
+    return {"before": of(before), "after": of(after)}
 
 
 class Examples(NamedTuple):
@@ -62,22 +98,34 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Base and trained policy on the same held-out prompts; a cell shows the shares before and after, with the gain."""
+    """Base and trained policy on the same held-out prompts; a cell shows the shares before and after, pass@k, and the gain."""
 
     prompts: list[Any]
     before: Measured
     after: Measured
     right_by: str = ""  # the function that said which completions are right
+    greedy: tuple[Measured, Measured] | None = None  # base and trained, one completion a prompt: the likeliest tokens
+    curve: dict[int, Measured] = field(default_factory=dict)  # by step; 0: base. Empty where no checkpoints were asked for
     rows: Sequence[Row] = ()  # [P] the held-out rows, with their answers
 
-    @property
+    @cached_property
     def found(self) -> dict[str, Any]:
-        """What `evaluation.json` holds: the shares before and after, and the paired gain."""
-        before, after = self.before.correct, self.after.correct
-        prompts, samples = map(int, before.shape)
-        shares = {"before": self.before.shares(), "after": self.after.shares()}
-        gain = dict(zip(("correct", "low", "high"), paired_difference(before, after), strict=True))
-        return {**shares, "gain": gain, "prompts": prompts, "samples": samples, "right_by": self.right_by}
+        """What `evaluation.json` holds: the shares before and after, the paired gain, and what can be said of it."""
+        both, (prompts, samples) = (self.before, self.after), self.before.correct.shape
+        correct, ends = (self.before.correct, self.after.correct), ("correct", "low", "high")
+        low, high = statistics.bootstrap_interval(correct[1].mean(axis=1) - correct[0].mean(axis=1))
+        found = {**_both(Measured.shares, *both), "gain": dict(zip(ends, paired_difference(*correct)))}
+        found |= {"prompts": prompts, "samples": samples, "right_by": self.right_by}
+        found |= {"bootstrap": {"low": float(low), "high": float(high)}, "needed": statistics.needed(*correct)}
+        found |= {"detectable": statistics.detectable(prompts, samples), "majority": _both(Measured.majority, *both)}
+        found["pass_at_k"] = _both(lambda own: own.pass_at_k().mean(axis=0).tolist(), *both)
+        found["best_of"] = _both(lambda own: float(statistics.best_of(own.total, own.correct).mean()), *both)
+        found["verdict"] = dict(zip(("word", "why"), statistics.taught_or_sharpened(*correct)))
+        if greedy := self.greedy:
+            changed = statistics.mcnemar(*(own.correct[:, 0] for own in greedy))
+            found |= {"greedy": _both(Measured.shares, *greedy), "mcnemar": dict(zip(("fixed", "broken", "p"), changed))}
+        curve = [(step, *share_interval(own.correct)) for step, own in self.curve.items()]
+        return found | {"curve": [dict(zip(("step", *ends), point)) for point in curve]}
 
     @property
     def pairs(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
@@ -92,18 +140,43 @@ class Evaluation:
         return Examples([(question(prompt), before[0], after[0]) for prompt, before, after in some])
 
     def __str__(self) -> str:
-        found = self.found
-        old, new = found["before"], found["after"]
-        return (
-            f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {found['samples']} completions each\n"
-            f"mean reward {old['reward']:.2f} -> {new['reward']:.2f}; "
-            f"ended before the limit {old['finished']:.0%} -> {new['finished']:.0%}"
-        )
+        found, n = self.found, self.found["samples"]
+
+        def change(own: dict[str, Any], name: str, form: str = ".0%") -> str:
+            return f"{own['before'][name]:{form}} -> {own['after'][name]:{form}}"
+
+        lines = [f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {n} completions each"]
+        if found["needed"]:
+            lines.append(f"the interval holds 0: about {found['needed']:,} more prompts would be needed to tell such a gain")
+        lines.append("{word}: {why}".format(**found["verdict"]))
+        lines.append(f"mean reward {change(found, 'reward', '.2f')}; ended before the limit {change(found, 'finished')}")
+        if n > 1:
+            ks = [2**power for power in range(n.bit_length())]
+            curves = (", ".join(f"{own[k - 1]:.0%}" for k in ks) for own in found["pass_at_k"].values())
+            lines.append(f"pass@{', '.join(map(str, ks))}: {' -> '.join(curves)}")
+            voted, best = (" -> ".join(f"{share:.0%}" for share in found[by].values()) for by in ("majority", "best_of"))
+            lines.append(f"majority of {n} {voted}; best of {n} by the training reward {best}")
+        if "greedy" in found:
+            changed = "{fixed} prompts fixed, {broken} broken, exact McNemar p = {p:.2g}".format(**found["mcnemar"])
+            lines.append(f"greedy {change(found['greedy'], 'correct')}: {changed}")
+        lines += ["step {step}: {correct:.0%} ({low:.0%} to {high:.0%})".format(**point) for point in found["curve"]]
+        bootstrap = " to ".join(f"{100 * end:+.0f}" for end in found["bootstrap"].values())
+        return "\n".join([*lines, f"the gain's interval by bootstrap over prompts (BCa): {bootstrap}"])
 
     __repr__ = __str__
 
 
-def evaluate(run: RunDirectory, task: Task | None = None, *, held_out: int = 200, samples: int = 4, seed: int = 0) -> Evaluation:
+def evaluate(
+    run: RunDirectory,
+    task: Task | None = None,
+    *,
+    held_out: int = 200,
+    samples: int = 4,
+    seed: int = 0,
+    greedy: bool = False,
+    checkpoints: Sequence[int] | str = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
     """Measure what a run bought: its base and its trained policy on held-out prompts that neither was trained on.
 
     >>> evaluation = wb.evaluate(wb.open_run(), held_out=8, samples=1)
@@ -111,15 +184,19 @@ def evaluate(run: RunDirectory, task: Task | None = None, *, held_out: int = 200
     ...
 
     The policy is loaded on the run's own backend, and sampled at the temperature and length limit of training. Leaves
-    `evaluation.json` in the run's folder. What of the task has changed since the run is printed as a warning.
+    `evaluation.json` and, in `evaluation.parquet`, every completion in the run's folder. What is there already is not measured
+    again unless adapter, task or settings have changed. What of the task has changed since the run is printed as a warning.
 
     Args:
         task: the run's task; None: loaded from its recipe.
         held_out: measure on at most this many prompts.
-        samples: completions per prompt.
+        samples: completions per prompt; 16 or more tell whether it was taught or sharpened.
+        greedy: take the likeliest tokens, too, once a prompt.
+        checkpoints: steps of checkpoints to measure besides, or "all".
+        progress: called with (prompts measured, prompts in all) after each batch; each policy and way to sample counts anew.
 
     Raises:
-        RunError: if the run has no adapter; or is one of your own trainer, and `task` is None.
+        RunError: if the run has no adapter, or no such checkpoint; or is one of your own trainer, and `task` is None.
         DataError: if the task has no held-out prompts.
     """
     if task is None and run.manifest().get("attached"):
@@ -128,19 +205,144 @@ def evaluate(run: RunDirectory, task: Task | None = None, *, held_out: int = 200
         raise RunError(value, rule="held-out prompts are scored by a task's reward functions", remedy=remedy)
     recipe, in_force = run.recipe(), run.manifest()["settings"]["in_force"]
     task = task or load_task(recipe.task)
-    rows = _held_out(task, task.held_out)[:held_out]
+    rows = {row_key(row): row for row in _held_out(task, task.with_ids(task.held_out))[:held_out]}
+    folders = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
     for line in changed_since(run, task):
         print(f"WARNING: {line}")
-    policy = load_policy(recipe, adapter=run.adapter)
+    detectable = f"a gain of about {100 * statistics.detectable(len(rows), samples):+.0f} points"
+    print(f"with {len(rows)} prompts x {samples} completions you can tell {detectable}")
+    policy, suite = load_policy(recipe, adapter=run.adapter), RewardSuite(task, samples, recipe.reward_weights)
     print(policy)
-    asked = {"samples": samples, "seed": seed, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}
-    before, after = (
-        measure(policy, task, rows, weights=recipe.reward_weights, base=base, progress=progress_line(name), **asked)
-        for name, base in (("base", True), ("trained", False))
-    )
-    evaluation = Evaluation([row["prompt"] for row in rows], before, after, task.right_function, rows)
+    ways = {"sampled": {"samples": samples, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}}
+    settings = {name: getattr(policy, name) for name in ("name", "precision", "compute_dtype", "chat_template_kwargs")}
+    settings |= {
+        "rewards": suite.hash,
+        "right_by": task.right_function,
+        "format_by": task.format_by,
+        "seed": seed,
+        **ways["sampled"],
+    }
+    if greedy:
+        ways["greedy"] = {**ways["sampled"], "samples": 1, "temperature": 0.0}
+    adapters = {who: _sum_of(folder) if folder else "" for who, folder in folders.items()}
+    kept = _Kept.open(run, settings)
+    kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}
+    passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation")
+    for number, (who, how) in enumerate(passes):
+        if (folder := folders[who]) and how == "sampled" and who != "trained":
+            put_on(policy.model, folder)
+        missing = [key for key in rows if (who, how, adapters[who], key) not in kept.groups]
+        size = max(1, _BATCH // ways[how]["samples"])
+        for start in range(0, len(missing), size):
+            some = {key: rows[key] for key in missing[start : start + size]}
+            # A seed of the batch's own: what goes on after a kill ends as if it had not been.
+            own = {**ways[how], "seed": seed + int(missing[start][:6], 16), "base": folder is None, "suite": suite}
+            kept.add((who, how, adapters[who]), some, measure(policy, task, [*some.values()], **own))
+            progress((number + 1) * len(rows) - len(missing) + start + len(some), len(passes) * len(rows))
+    kept.save()  # of what was measured before, something else may be asked for now
+    evaluation = kept.evaluation()
     run.write_json("evaluation.json", evaluation.found)
     return evaluation
+
+
+def _checkpoints(run: RunDirectory, asked: Sequence[int] | str) -> dict[str, Path]:
+    saved = {int(folder.name[11:]): folder for folder in reversed(run.saved())}
+    chosen = [*saved] if asked == "all" else sorted(map(int, asked))
+    if missing := [step for step in chosen if step not in saved]:
+        rule, remedy = "a checkpoint is named by its step", f"choose from {', '.join(map(str, saved)) or 'none'}"
+        raise RunError(f"{run.name}: no checkpoint of step {missing[0]}", rule=rule, remedy=remedy)
+    return {saved[step].name: saved[step] for step in chosen}
+
+
+def _sum_of(adapter: Path) -> str:
+    with (adapter / "adapter_model.safetensors").open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
+
+
+def read_evaluation(run: RunDirectory) -> Evaluation:
+    """What `evaluate` measured last on this run, every completion of it; no policy is loaded.
+
+    RunError if it has not been evaluated, or only in part.
+    """
+    return _Kept.open(run).evaluation()
+
+
+@dataclass
+class _Kept:
+    # A run's evaluation.parquet: the rows of each prompt, by (who, how, the adapter's sum, the prompt's row). Its metadata says
+    # under which `settings` they were measured, and which of them were `asked` for last.
+    run: RunDirectory
+    settings: dict[str, Any]
+    asked: dict[str, Any] = field(default_factory=dict)
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, run: RunDirectory, settings: dict[str, Any] | None = None) -> _Kept:
+        # Of other `settings` than the file's, which None stands for, nothing is kept.
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with contextlib.suppress(
+            OSError, pa.ArrowException, KeyError, TypeError, ValueError
+        ):  # none yet, or another kind of file
+            table = pq.read_table(run.path / FILE)
+            kept = cls(run, **json.loads(table.schema.metadata[b"workbench"]))
+            if settings in (None, kept.settings):
+                for row in table.to_pylist():
+                    kept.groups.setdefault((row["who"], row["how"], row["adapter"], row["row"]), []).append(row)
+                return kept
+        return cls(run, settings or {})
+
+    def add(self, whose: tuple[str, ...], rows: dict[str, Row], measured: Measured) -> None:
+        numbers = {name: getattr(measured, own) for name, own in _COLUMNS.items()}
+        numbers |= {f"score.{name}": own for name, own in measured.scores.items()}
+        for place, (key, row) in enumerate(rows.items()):
+            same = dict(zip(("who", "how", "adapter", "row"), (*whose, key)))
+            columns = {name: own for name, own in row.items() if name != "prompt"}
+            same |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
+            self.groups[*whose, key] = [
+                {**same, "generation": number, "completion": text.encode("utf-8", "backslashreplace").decode()}
+                | {name: None if of is None else of[place, number].item() for name, of in numbers.items()}
+                for number, text in enumerate(measured.completions[place])
+            ]
+        self.save()
+
+    def save(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.Table.from_pylist([row for group in self.groups.values() for row in group])
+        about = {"workbench": json.dumps({"settings": self.settings, "asked": self.asked})}
+        with replace_file(self.run.path / FILE) as beside:
+            pq.write_table(table.replace_schema_metadata(about), beside, compression="zstd")
+
+    def evaluation(self) -> Evaluation:
+        try:
+            groups = {
+                (who, how): [self.groups[who, how, adapter, row] for row in self.asked["rows"]]
+                for who, adapter in self.asked["adapters"].items()
+                for how in ("sampled", "greedy")[: 1 + self.asked["greedy"]]
+            }
+        except KeyError:
+            value, rule = f"{shown(self.run.path / FILE)}: not there, or not whole", "a run is measured before that is read"
+            raise RunError(value, rule=rule, remedy=f"`workbench eval {self.run.name}` measures what is missing") from None
+        found = {each: _measured(own) for each, own in groups.items()}
+        before, after = found["base", "sampled"], found["trained", "sampled"]
+        between = {int(who[11:]): own for (who, how), own in found.items() if who.startswith("checkpoint-") and how == "sampled"}
+        curve = {0: before, **between, self.asked["steps"]: after} if between else {}
+        greedy = (found["base", "greedy"], found["trained", "greedy"]) if self.asked["greedy"] else None
+        asked = [group[0] for group in groups["base", "sampled"]]
+        rows = [{"prompt": json.loads(row["prompt"]), **json.loads(row["columns"])} for row in asked]
+        return Evaluation([row["prompt"] for row in rows], before, after, self.settings["right_by"], greedy, curve, rows)
+
+
+def _measured(groups: list[list[dict[str, Any]]]) -> Measured:
+    def column(name: str, kind: type = float) -> Any:
+        return None if groups[0][0][name] is None else np.array([[row[name] for row in group] for group in groups], kind)
+
+    flags = {own: column(name, int if own == "tokens" else bool) for name, own in _COLUMNS.items() if own != "total"}
+    scores = {name.partition(".")[2]: column(name) for name in groups[0][0] if name.startswith("score.")}
+    return Measured([[row["completion"] for row in group] for group in groups], total=column("total"), scores=scores, **flags)
 
 
 def measure(
@@ -150,6 +352,7 @@ def measure(
     *,
     weights: dict[str, float] | None = None,
     samples: int = 4,
+    suite: RewardSuite | None = None,
     **sampling: Any,
 ) -> Measured:
     """Sample `samples` completions for each held-out prompt and score them with the task's own functions.
@@ -157,11 +360,12 @@ def measure(
     Args:
         rows: prompts; None: the task's held-out rows. DataError if there are none.
         weights: of the reward functions, where they differ from the task's: the recipe's `reward_weights`.
+        suite: made of the task and the weights already.
         sampling: for `sample`: `max_completion_length`, `temperature`, `seed`, `base`, `batch_size`, `progress`.
     """
     rows = _held_out(task, task.held_out if rows is None else rows)
-    sampled = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **{"batch_size": 128, **sampling})
-    suite = RewardSuite(task, samples, weights)
+    sampled = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **{"batch_size": _BATCH, **sampling})
+    suite = suite or RewardSuite(task, samples, weights)
     flat = [completion for group in sampled for completion in group]
     scores = suite.score([row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat])
     shape, by_name = (len(rows), samples), dict(zip(suite.names, scores.T, strict=True))
@@ -171,6 +375,8 @@ def measure(
         format=None if task.format_by is None else (by_name[task.format_by] > 0).reshape(shape),
         finished=np.array([completion.finished for completion in flat]).reshape(shape),
         total=np.nansum(scores * suite.weights, axis=1).reshape(shape),
+        tokens=np.array([len(completion.ids) for completion in flat]).reshape(shape),
+        scores={name: own.reshape(shape) for name, own in by_name.items()},
     )
 
 
@@ -179,34 +385,6 @@ def _held_out(task: Task, rows: Sequence[Row]) -> Sequence[Row]:
         value, remedy = f"task {task.name!r}: 0 held-out prompts", "give the task held_out rows; notebook 01 splits them off"
         raise DataError(value, rule="a policy is measured on prompts that it was not trained on", remedy=remedy)
     return rows
-
-
-def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
-    """(mean, low, high) of after - before, [P, G] on the same prompts in the same order, with Student's 95 % t interval.
-
-    The prompts are the sample: completions of one prompt are not independent of one another, so each prompt counts once, with
-    the mean of its completions. ValueError if the prompts differ in number, or there are fewer than 2.
-    """
-    if len(before) != len(after) or len(before) < 2:
-        raise ValueError(f"{len(before)} and {len(after)} prompts: give the same prompts to both, at least 2")
-    mean, half = _t_interval(after.mean(axis=1) - before.mean(axis=1))
-    return mean, mean - half, mean + half
-
-
-def share_interval(values: np.ndarray) -> tuple[float, float, float]:
-    """(share, low, high) of a [P, G] array of bools: the mean over prompts with its 95 % t interval, within 0 and 1."""
-    if len(values) < 2:
-        return float(values.mean()), 0.0, 1.0
-    mean, half = _t_interval(values.mean(axis=1))
-    return mean, max(0.0, mean - half), min(1.0, mean + half)
-
-
-def _t_interval(values: np.ndarray) -> tuple[float, float]:
-    # (mean, half the width of its 95 % interval).
-    from scipy import stats
-
-    count = len(values)
-    return float(values.mean()), float(stats.t.ppf(0.975, count - 1)) * float(values.std(ddof=1)) / math.sqrt(count)
 
 
 def gain_in_words(found: dict[str, Any]) -> str:

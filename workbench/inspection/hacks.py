@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from workbench.inspection.evaluation import Evaluation, paired_difference
+from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing
 from workbench.inspection.reading import question
+from workbench.inspection.statistics import paired_difference
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import prompt_of, query
 

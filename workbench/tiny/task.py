@@ -17,6 +17,7 @@ LIMIT = 100  # operands run from 0 to 99
 HELD_OUT_PERCENT = 10
 CASES = Path(__file__).parent / "cases.jsonl"
 SPLIT_SALT = "workbench.tiny:"
+WORDING = "What is {}?"  # as the embedded policy was taught
 
 REWARD_FUNCS = (
     library.correctness_reward,
@@ -37,7 +38,11 @@ class Problem(NamedTuple):
     @property
     def question(self) -> str:
         """The user's message, for instance ``What is 15 + 27?``."""
-        return f"What is {self.a} {self.op} {self.b}?"
+        return self.asked(WORDING)
+
+    def asked(self, wording: str) -> str:
+        """The message in other words, which stand around the `{}`."""
+        return wording.format(f"{self.a} {self.op} {self.b}")
 
     @property
     def answer(self) -> str:
@@ -84,18 +89,18 @@ def sample_problems(split: str, n: int, seed: int = 0) -> list[Problem]:
     return chosen
 
 
-def rows(split: str, n: int, seed: int = 0) -> list[Row]:
+def rows(split: str, n: int, seed: int = 0, wording: str = WORDING) -> list[Row]:
     """``[{"prompt": [system message, user message], "answer": "42"}, ...]``; the same list for the same arguments."""
     chosen = sample_problems(split, n, seed)
-    return [{"prompt": to_messages(problem.question, SYSTEM_PROMPT), "answer": problem.answer} for problem in chosen]
+    return [{"prompt": to_messages(problem.asked(wording), SYSTEM_PROMPT), "answer": problem.answer} for problem in chosen]
 
 
-def task(train: int = 2000, held_out: int = 200, seed: int = 0) -> Task:
+def task(train: int = 2000, held_out: int = 200, seed: int = 0, name: str = "arithmetic", wording: str = WORDING) -> Task:
     """The arithmetic task with `train` training prompts and `held_out` prompts that the policy never saw."""
     return Task(
-        name="arithmetic",
-        rows=rows("train", train, seed),
-        held_out=rows("held_out", held_out, seed),
+        name=name,
+        rows=rows("train", train, seed, wording),
+        held_out=rows("held_out", held_out, seed, wording),
         reward_funcs=REWARD_FUNCS,
         right_by="correctness_reward",
         format_by="strict_format_reward",
@@ -103,14 +108,14 @@ def task(train: int = 2000, held_out: int = 200, seed: int = 0) -> Task:
     )
 
 
-def source(limit: int | None = None, seed: int = 0) -> Source:
+def source(limit: int | None = None, seed: int = 0, name: str = "arithmetic", wording: str = WORDING) -> Source:
     """The questions as a source, split by operand pair as the embedded policy was trained."""
-    return Source("arithmetic", lambda: iter(questions(limit or 2400, seed)), split_by="pair", salt=SPLIT_SALT)
+    return Source(name, lambda: iter(questions(limit or 2400, seed, wording)), split_by="pair", salt=SPLIT_SALT)
 
 
-def questions(count: int = 2400, seed: int = 0) -> list[Row]:
+def questions(count: int = 2400, seed: int = 0, wording: str = WORDING) -> list[Row]:
     """Bare questions as a dataset has them, both splits mixed: columns `question`, `answer` and `pair`, a problem's key."""
     held_out = max(2, count // 10)
     found = sample_problems("train", count - held_out, seed) + sample_problems("held_out", held_out, seed)
     found.sort(key=lambda problem: hashlib.sha256(f"{seed}{problem}".encode()).digest())
-    return [{"question": problem.question, "answer": problem.answer, "pair": problem.key} for problem in found]
+    return [{"question": problem.asked(wording), "answer": problem.answer, "pair": problem.key} for problem in found]

@@ -83,6 +83,16 @@ def with_adapter(model: Any, adapter: str | Path) -> Any:
         return PeftModel.from_pretrained(model, folder)
 
 
+def put_on(model: Any, adapter: str | Path) -> None:
+    """Other weights in the place of those of a model's adapter, of the same shapes; PolicyError if they cannot be read."""
+    from peft import set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    folder = find_adapter(adapter)
+    with reading(f"adapter {shown(folder)}"):
+        set_peft_model_state_dict(model, load_peft_weights(folder, device="cpu"))
+
+
 @contextlib.contextmanager
 def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Iterator[None]:
     """Whatever a library says of files that it cannot read, or will not run, as a PolicyError."""

@@ -104,10 +104,10 @@ def group_view(group: RecordedGroup) -> View:
 
 
 def evaluation_picture(evaluation: Evaluation) -> View:
-    """The shares before and after, each with its 95 % interval drawn, the gain, and the numbers beside it."""
-    from workbench.inspection.evaluation import share_interval
+    """The shares before and after, with their 95 % intervals; pass@k of both; the curve over checkpoints; and the numbers."""
+    from workbench.inspection.statistics import bootstrap_interval, share_interval
 
-    text = str(evaluation)
+    text, found = str(evaluation), evaluation.found
     figure, axis = new_figure(8, 0.75 * len(evaluation.pairs) + 0.9)
     for which, (label, offset, colour) in enumerate((("base", -0.18, GREY), ("trained", 0.18, BLUE)), 1):
         for place, pair in enumerate(evaluation.pairs):
@@ -118,7 +118,32 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     lying(axis, range(len(evaluation.pairs)), [label for label, _, _ in evaluation.pairs])
     axis.set_xlim(0, 1.08)
     with_legend(figure, axis, x="share of held-out completions")
-    return View(f"{inline_image(figure, text.partition(';')[0])}{pre(text)}", text)
+    images = [inline_image(figure, text.partition(";")[0])]
+    if (n := found["samples"]) > 1:
+        both = {"base": (evaluation.before.pass_at_k(), GREY), "trained": (evaluation.after.pass_at_k(), BLUE)}
+        curves = {label: (own.mean(axis=0), *bootstrap_interval(own.T), colour) for label, (own, colour) in both.items()}
+        title = "{word}: pass@{n} {base:.0%} -> {trained:.0%}"
+        last = {label: own[0][-1] for label, own in curves.items()}
+        axes = {"x": "k, tries at a prompt", "y": "pass@k", "title": title.format(word=found["verdict"]["word"], n=n, **last)}
+        images.append(_shares(range(1, n + 1), curves, axes, [2**power for power in range(n.bit_length())]))
+    if found["curve"]:
+        steps, *own = ([point[name] for point in found["curve"]] for name in ("step", "correct", "low", "high"))
+        axes = {"x": "step", "y": "correct, strict format", "title": "checkpoint by checkpoint"}
+        images.append(_shares(steps, {"correct": (*own, BLUE)}, axes, steps))
+    return View(f"{''.join(images)}{pre(text)}", text)
+
+
+def _shares(x: Sequence[int], curves: dict[str, tuple], axes: dict[str, str], ticks: Sequence[int]) -> str:
+    # Curves of shares, {label: (mean, low, high, colour)}, with their intervals as areas.
+    figure, axis = new_figure(6, 2.8)
+    for label, (mean, low, high, colour) in curves.items():
+        axis.plot(x, mean, color=colour, marker="o", markersize=3, label=label)
+        axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    if ticks is not x:  # tries double
+        axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.set_ylim(0, 1.02)
+    return inline_image(with_legend(figure, axis, **axes), axes["title"])
 
 
 def examples_table(examples: Examples) -> Table:

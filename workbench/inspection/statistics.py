@@ -1,0 +1,137 @@
+"""What can be said of a gain: intervals, tests, pass@k, and how many prompts it takes. Numbers in, numbers out.
+
+Prompts are the sample everywhere: completions of one prompt are not independent of one another. [P, G]: P prompts, G completions.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+TRIES = 16  # completions a prompt below which "base never solves it" says little
+MARGIN = 0.1  # of pass@n: a difference surely below it is none
+_SPREAD = 1 / 6  # mean of p (1 - p), pass rates spread evenly over 0 to 1
+
+
+def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
+    """(mean, low, high) of after - before, [P, G] on the same prompts in the same order, with Student's 95 % t interval.
+
+    Each prompt counts once, with the mean of its completions. ValueError if the prompts differ in number, or there are fewer
+    than 2.
+    """
+    if len(before) != len(after) or len(before) < 2:
+        raise ValueError(f"{len(before)} and {len(after)} prompts: give the same prompts to both, at least 2")
+    mean, half = _t_interval(after.mean(axis=1) - before.mean(axis=1))
+    return mean, mean - half, mean + half
+
+
+def share_interval(values: np.ndarray) -> tuple[float, float, float]:
+    """(share, low, high) of a [P, G] array of bools: the mean over prompts with its 95 % t interval, within 0 and 1."""
+    if len(values) < 2:
+        return float(values.mean()), 0.0, 1.0
+    mean, half = _t_interval(values.mean(axis=1))
+    return mean, max(0.0, mean - half), min(1.0, mean + half)
+
+
+def _t_interval(values: np.ndarray) -> tuple[float, float]:
+    # (mean, half the width of its 95 % interval).
+    from scipy import stats
+
+    count = len(values)
+    return float(values.mean()), float(stats.t.ppf(0.975, count - 1)) * float(values.std(ddof=1)) / math.sqrt(count)
+
+
+def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[Any, Any]:
+    """(low, high) of the mean over prompts, the last axis: BCa bootstrap, 95 %. Other axes are samples of their own.
+
+    For shares near 0 or 1, where a t interval reaches too far on one side. Values that are all alike, or only one: that value.
+    """
+    from scipy import stats
+
+    mean = values.mean(axis=-1)
+    if values.shape[-1] < 2:
+        return mean, mean
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        asked = {"vectorized": True, "n_resamples": 1999, "batch": max(1, 4_000_000 // values.size), "axis": -1}
+        found = stats.bootstrap((values,), np.mean, rng=np.random.default_rng(seed), **asked).confidence_interval
+    return tuple(np.where(np.isnan(end), mean, end) for end in found)
+
+
+def mcnemar(before: np.ndarray, after: np.ndarray) -> tuple[int, int, float]:
+    """(fixed, broken, p) of one answer a prompt, [P] bools: McNemar's exact test, two-sided."""
+    from scipy import stats
+
+    fixed, broken = int((after & ~before).sum()), int((before & ~after).sum())
+    return fixed, broken, float(stats.binomtest(fixed, fixed + broken).pvalue) if fixed + broken else 1.0
+
+
+def pass_at_k(right: np.ndarray, n: int) -> np.ndarray:
+    """[P, n]: pass@k for k = 1 to n, of prompts with `right` ([P]) of n completions right: 1 - C(n - right, k) / C(n, k).
+
+    The unbiased estimate of Chen et al. (2021): the chance that k of the n, drawn without replacement, hold a right one.
+    """
+    drawn = np.arange(n)
+    return 1 - np.cumprod(np.clip(n - right[:, None] - drawn, 0, None) / (n - drawn), axis=1)
+
+
+def majority(answers: Sequence[Sequence[Hashable]], right: np.ndarray) -> np.ndarray:
+    """[P]: whether the most frequent answer of each prompt is right; of answers equally frequent, the share that are."""
+    counts = [[own.count(answer) for answer in own] for own in answers]
+    return best_of(np.array(counts), right)
+
+
+def best_of(total: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """[P]: whether the completion with the highest reward is right; of several with that reward, the share that are."""
+    best = total == total.max(axis=1, keepdims=True)
+    return (best & right).sum(axis=1) / best.sum(axis=1)
+
+
+def detectable(prompts: int, samples: int) -> float:
+    """The smallest gain that can be told from none before anything is measured: half the width of its likely 95 % interval.
+
+    For pass rates that are spread evenly over 0 to 1. A true gain of this size is found half of the time, one 1.4 times as
+    large four times in five.
+    """
+    from scipy import stats
+
+    if prompts < 2:
+        return 1.0
+    return min(1.0, float(stats.t.ppf(0.975, prompts - 1)) * math.sqrt(2 * _SPREAD / (prompts * samples)))
+
+
+def needed(before: np.ndarray, after: np.ndarray) -> int | None:
+    """About how many more prompts it takes until the 95 % interval of the gain seen, [P, G], leaves out 0.
+
+    0 where it does already; None where the gain seen is 0.
+    """
+    mean, low, _ = paired_difference(before, after)
+    if not mean:
+        return None
+    # The half width falls with the square root of the number of prompts.
+    return max(0, math.ceil(len(before) * (((mean - low) / mean) ** 2 - 1)))
+
+
+def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str]:
+    """(verdict, why) of [P, n] bools, from the 95 % t intervals of the paired differences of pass@1 and pass@n.
+
+    "sharpened": pass@1 rose (its interval lies above 0), and base's pass@n is as good: the difference's upper end, taken as at
+    least 3 / P (what P prompts without one difference leave open), is at most 10 points, and half the gain of pass@1.
+    "taught": otherwise, where trained's pass@n is above base's (the interval lies above 0).
+    "cannot be told": all else, and fewer than 16 completions a prompt, or 2 prompts.
+    """
+    prompts, n = before.shape
+    if n < TRIES or prompts < 2:
+        return "cannot be told", f"whether it was taught or sharpened takes {TRIES} completions a prompt or more"
+    gain, above, _ = paired_difference(before, after)
+    old, new = before.any(axis=1, keepdims=True), after.any(axis=1, keepdims=True)
+    more, low, high = paired_difference(old, new)
+    why = f"in {n} tries base solves {old.mean():.0%} of the prompts, trained {new.mean():.0%}"
+    why += f" ({100 * more:+.0f} points, {100 * low:+.0f} to {100 * high:+.0f})"
+    if above > 0 and max(high, 3 / prompts) <= min(MARGIN, gain / 2):
+        return "sharpened", why
+    return ("taught" if low > 0 else "cannot be told"), why
