@@ -416,6 +416,26 @@ def eval_(
 
 
 @command()
+def report(
+    run: Annotated[str, arg("A run, by name or path.")] = "latest",
+    markdown: Annotated[bool, opt("Text without pictures, report.md, for a pull request or an issue.", "--markdown")] = False,
+    out: Annotated[Path | None, opt("The file to write; by default report.html in the run's folder.")] = None,
+) -> Result:
+    """One page on a run: is it better, was it taught or sharpened, is it healthy, what was fixed and what broke.
+
+    Made from the record and from the last `workbench eval`; no model is loaded. The page holds all that it shows: no script,
+    nothing fetched from a network, so it can be mailed or kept beside the run.
+
+    Examples: `workbench report`, `workbench report demo --markdown --out demo.md`.
+    """
+    from workbench.views.report import write_report
+    from workbench.workspace import shown
+
+    file = write_report(_opened(run, "recorded"), out, markdown=markdown)
+    return Result({"report": str(file)}, f"written: {shown(file)}")
+
+
+@command()
 def doctor() -> Result:
     """Report versions, device, and what works here (4-bit, bf16, vLLM, widgets), with a remedy for what does not.
 

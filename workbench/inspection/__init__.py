@@ -6,11 +6,16 @@ Every view of a run is here by its name, `workbench.inspection.regressions`, and
 import importlib
 
 _VIEWS = {
+    "evaluation": ("read_evaluation",),
     "compared": ("regressions",),
     "causes": ("failures",),
     "prompts": ("through_time", "never_mixed"),
     "hacks": ("hacking",),
     "tokens": ("token_view",),
+    "two_runs": ("compare_runs",),
+    "browsing": ("browse",),
+    "workbench.views.browser": ("Browser",),
+    "workbench.views.report": ("write_report",),
 }
 _MODULE = {name: module for module, names in _VIEWS.items() for name in names}
 __all__ = [*_MODULE]
@@ -19,7 +24,8 @@ __all__ = [*_MODULE]
 def __getattr__(name: str) -> object:
     if name not in _MODULE:
         raise AttributeError(f"module 'workbench.inspection' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"workbench.inspection.{_MODULE[name]}"), name)
+    module = _MODULE[name] if "." in _MODULE[name] else f"workbench.inspection.{_MODULE[name]}"
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

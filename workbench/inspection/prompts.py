@@ -6,9 +6,7 @@ from workbench.errors import RunError
 from workbench.inspection.listing import Listing
 from workbench.inspection.reading import question
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import prompt_of, query
-
-_KEY = "coalesce(nullif(prompt_id, ''), prompt)"
+from workbench.run.rollouts import KEY, prompt_of, query
 
 
 def through_time(run: RunDirectory, prompt: str) -> Listing:
@@ -26,7 +24,7 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
     Raises:
         RunError: if no prompt on record fits, or several do.
     """
-    found = query(run.rollouts, f"select {_KEY} as key, any_value(prompt) as prompt from rollouts group by key")
+    found = query(run.rollouts, f"select {KEY} as key, any_value(prompt) as prompt from rollouts group by key")
     fits = found[found["key"] == prompt]
     if fits.empty:
         fits = found[[prompt in question(prompt_of(own)) for own in found["prompt"]]]
@@ -37,7 +35,7 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
     key = fits["key"].iloc[0]
     columns = """step, list(total order by total desc) as rewards, sum(cast("right" as int)) as right, count(*) as "of",
         avg(length_tokens) as length_tokens, arg_max(completion, total) as best"""
-    ours = f"""{_KEY} = '{key.replace("'", "''")}'"""
+    ours = f"""{KEY} = '{key.replace("'", "''")}'"""
     frame = query(run.rollouts, f'select {columns} from rollouts where {ours} group by step, "group" order by step, "group"')
     frame["rewards"] = [" ".join(f"{own:.3g}" for own in each) for each in frame["rewards"]]
     solved = frame[frame["right"] == frame["of"]]["step"]
@@ -65,7 +63,7 @@ def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
     Returns:
         `frame`, those drawn most often first: prompt, kind ("never right", "always right"), groups, reward (mean), example.
     """
-    groups = f"""select {_KEY} as key, step, "group", any_value(prompt) as prompt, avg(cast("right" as double)) as share,
+    groups = f"""select {KEY} as key, step, "group", any_value(prompt) as prompt, avg(cast("right" as double)) as share,
         avg(total) as reward, arg_max(completion, total) as example from rollouts group by key, step, "group" """
     frame = query(
         run.rollouts,
@@ -75,7 +73,7 @@ def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
         else 'now right' end as kind, count(*) as groups, avg(reward) as reward, any_value(example) as example, key
         from ({groups}) group by key having bool_and(share in (0, 1)) and count(*) >= {int(least)} order by groups desc, key""",
     )
-    drawn = int(query(run.rollouts, f"select count(distinct {_KEY}) as n from rollouts")["n"].iloc[0])
+    drawn = int(query(run.rollouts, f"select count(distinct {KEY}) as n from rollouts")["n"].iloc[0])
     frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
     kinds = {f"{kind}_right": int((frame["kind"] == f"{kind} right").sum()) for kind in ("never", "always", "now")}
     verdict = (

@@ -47,6 +47,7 @@ _FIXED = {
     "right": "bool",
     "reward_hash": "string",
 }
+KEY = "coalesce(nullif(prompt_id, ''), prompt)"  # SQL: which prompt a completion answers
 # Of each function: None where it did not apply or failed; what it did instead, None if nothing.
 _PER_FUNCTION = {"score": "float64", "weight": "float64", "error": "string"}
 

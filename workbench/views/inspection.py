@@ -8,7 +8,10 @@ from typing import Any
 from workbench.inspection.compared import word_diff
 from workbench.inspection.listing import SHOWN, Listing
 from workbench.inspection.tokens import TokenView
+from workbench.inspection.two_runs import Comparison
 from workbench.printable import printable
+from workbench.run.metrics import GROUP_STD, KL, REWARD
+from workbench.views.figure import BLUE, ORANGE, inline_image, new_figure, with_legend
 from workbench.views.group_view import middle_cut
 from workbench.views.tables import BAD, GOOD, Html, Table, Verbatim, View, no_formulas, plain, pre
 
@@ -43,3 +46,18 @@ def token_page(view: TokenView) -> View:
     legend = "orange: likelier since training; blue: less likely; the deeper, the larger the token's share of the KL"
     page = f"{pre(view.verdict)}<pre style='white-space:pre-wrap;line-height:2'>{''.join(spans)}</pre>{pre(legend)}"
     return View(no_formulas(page), str(view))
+
+
+def comparison_view(found: Comparison) -> View:
+    """A `Comparison`: both runs' reward, group std and KL over one another, then what differs."""
+    figure, axes = new_figure(10, 2.6, columns=3)
+    for run, colour in zip(found.runs, (BLUE, ORANGE), strict=True):
+        rows = run.metrics()
+        for axis, key in zip(axes, (REWARD, GROUP_STD, KL), strict=True):
+            points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+            axis.plot(*zip(*points, strict=True) if points else ([], []), color=colour, linewidth=1, label=run.name)
+            axis.set_title(key, fontsize=9, loc="left")
+    with_legend(figure, axes[-1], x="step", title=KL)
+    tables = [listing_table(own) for own in (found.settings, found.held_out, found.prompts)]
+    page = inline_image(figure, " and ".join(run.name for run in found.runs)) + "".join(own._repr_html_() for own in tables)
+    return View(page, str(found))

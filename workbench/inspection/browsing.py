@@ -1,0 +1,60 @@
+"""A page of the rollout record: filtered by an expression, sorted by any column, read by DuckDB however long the record is."""
+
+from __future__ import annotations
+
+from workbench.errors import RunError
+from workbench.inspection.listing import Listing
+from workbench.inspection.reading import question
+from workbench.run.batch import NO_SPREAD
+from workbench.run.directory import RunDirectory
+from workbench.run.parts import parts, span
+from workbench.run.rollouts import prompt_of, query
+
+PAGE = 20  # completions
+EXAMPLES = "step > 100, total < 0, not \"right\", finish_reason = 'length', completion like '%sorry%', dead, error is not null"
+
+
+def browse(run: RunDirectory, where: str = "", sort: str = "", page: int = 0, size: int = PAGE) -> Listing:
+    """One page of a run's completions, filtered and sorted; however long the record, only what is asked for is read.
+
+    >>> found = wb.inspection.browse(wb.open_run(), where='"right" and step = 1', sort="total desc")
+    >>> bool((found.frame["total"].diff().dropna() <= 0).all())
+    True
+
+    Args:
+        where: an expression in DuckDB's SQL over the record's columns, such as `total < 0 and finish_reason = 'length'`; a
+            score is `"score.correctness_reward"`. `dead` is true in groups without spread, `error` holds what functions raised.
+        sort: a column or an expression, with `desc` for the greatest first; empty: as recorded.
+        page: counted from 0.
+
+    Raises:
+        RunError: if nothing was recorded, or the expression cannot be read.
+    """
+    import duckdb
+
+    there = list(query(run.rollouts, "select * from rollouts limit 0", step=span(parts(run.rollouts)[-1])[1]).columns)
+    scores = [name for name in there if name.startswith("score.")]
+    errors = ", ".join(_quoted(name) for name in there if name.startswith("error.")) or "null"
+    made = f"coalesce(group_std, 0) < {NO_SPREAD} as dead, nullif(concat_ws('; ', {errors}), '') as error"
+    shown = ["step", '"group"', "generation", "total", "advantage", *map(_quoted, scores), "length_tokens", "finish_reason"]
+    sql = f"select {', '.join(shown)}, prompt, completion from (select *, {made} from rollouts)"
+    sql += f" where ({where})" * bool(where.strip()) + f" order by {sort}" * bool(sort.strip())
+    sql += f" limit {int(size) + 1} offset {int(page) * int(size)}"
+    try:
+        if len(duckdb.extract_statements(sql)) != 1:
+            raise duckdb.ParserException("more than one statement")
+        frame = query(run.rollouts, sql)
+    except duckdb.Error as error:
+        value = f"{' sorted by '.join(filter(None, (where, sort)))}: {str(error).splitlines()[0]}"
+        rule = f"a filter is an expression over the record's columns: {', '.join(there)}, dead, error"
+        raise RunError(value, rule=rule, remedy=f"for example: {EXAMPLES}") from None
+    more, frame = len(frame) > size, frame.head(size)
+    frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
+    first = page * size
+    verdict = f"completions {first + 1:,} to {first + len(frame):,}" if len(frame) else "no completion" + " more" * bool(page)
+    verdict += f" where {where}" * bool(where.strip()) + f", sorted by {sort}" * bool(sort.strip())
+    return Listing(verdict + "; there are more" * more, frame, {"more": more, "page": page})
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,114 @@
+"""A run's report: one page that begins with the answer, and holds all that it shows. No script, and nothing fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workbench import inspection
+from workbench.display import view_of
+from workbench.errors import WorkbenchError
+from workbench.health import examine_run
+from workbench.inspection.evaluation import Evaluation
+from workbench.inspection.listing import Listing
+from workbench.inspection.reading import by_step, explain_group
+from workbench.printable import printable
+from workbench.run.directory import RunDirectory
+from workbench.views.tables import Table, Verbatim, pre
+from workbench.workspace import replace_file
+
+# Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the escaping.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_STYLE = "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}details{margin:1em 0}"
+_STYLE += "summary{font-weight:bold;cursor:pointer}td,th{border-bottom:1px solid #ddd}@media print{details{display:block}}"
+_EXAMPLES = 3  # prompts fixed, and as many broken
+
+
+def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool = False) -> Path:
+    """Write what a run did, and whether it is better, as one self-contained page; returns the file.
+
+    It begins with the answer: the gain with its interval, taught or sharpened, health, prompts fixed and broken. Then come
+    curves, steps, failures, settings, environment and samples, from the record and the last evaluation; no policy is loaded.
+
+    Args:
+        file: None: `report.html` (or `report.md`) in the run's folder.
+        markdown: the same as text, without pictures.
+
+    Raises:
+        RunError: if the run recorded nothing.
+    """
+    file = file or run.path / f"report.{'md' if markdown else 'html'}"
+    sections = list(_sections(run))
+    if markdown:
+        # A fence longer than any in the text: what a model wrote stays inside.
+        blocks = [(title, printable(str(view)) if isinstance(view, str) else str(view)) for title, view in sections]
+        page = "".join(f"## {title}\n\n{_fenced(text)}\n\n" for title, text in blocks)
+        page = f"# {run.name}\n\n{page}"
+    else:
+        title, parts = html.escape(printable(run.name)), []
+        for number, (name, view) in enumerate(sections):
+            shown = " open" if number < 4 else ""
+            parts.append(f"<details{shown}><summary>{html.escape(name)}</summary>{_html(view)}</details>")
+        head = f"<meta charset='utf-8'><meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\"><title>{title}</title>"
+        head = f"<!doctype html><html lang='en'><head>{head}<style>{_STYLE}</style></head>"
+        page = f"{head}<body><h1>{title}</h1>{''.join(parts)}</body></html>\n"
+    with replace_file(file) as beside:
+        beside.write_text(page, encoding="utf-8")
+    return file
+
+
+def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
+    evaluation: Evaluation | None = None
+    with contextlib.suppress(WorkbenchError):
+        evaluation = inspection.read_evaluation(run)
+    verdicts, steps = examine_run(run, last=200), by_step(run)
+    hacks = inspection.hacking(run, evaluation)
+    if evaluation is None:
+        yield (
+            "In short",
+            f"{run.describe()}\nnot evaluated on held-out prompts: `workbench eval {run.name}` measures what it gained",
+        )
+    else:
+        changed = inspection.regressions(evaluation)
+        said = str(evaluation).splitlines()
+        yield "In short", "\n".join([run.describe(), *said[:3], changed.verdict, hacks.verdict])
+        worse, better = changed.frame[changed.frame["change"] < 0], changed.frame[changed.frame["change"] > 0][::-1]
+        for word, frame in (("broken", worse), ("fixed", better)):
+            yield (
+                f"Prompts {word}",
+                Listing(f"{len(frame)} prompts became {'worse' if word == 'broken' else 'better'}", frame.head(3)),
+            )
+    yield "Health", verdicts
+    yield "Curves", run
+    if evaluation is not None:
+        yield "Base against trained", evaluation
+    yield "Step by step", steps
+    yield "Why completions fail", inspection.failures(evaluation or run)
+    yield "Reward hacking", hacks
+    yield "Prompts that never had a mixed group", inspection.never_mixed(run)
+    yield "A group of the last step", explain_group(run)
+    manifest = run.manifest()
+    asked, in_force = (manifest.get("settings") or {}).get("asked") or {}, (manifest.get("settings") or {}).get("in_force") or {}
+    rows = [[name, Verbatim(asked.get(name, "-")), Verbatim(value)] for name, value in sorted(in_force.items())]
+    yield "Settings", Table(["setting", "requested", "in force"], rows)
+    found = {**(manifest.get("versions") or {}), **(manifest.get("policy") or {})}
+    yield "Environment", Table(["", "found"], [[name, Verbatim(value)] for name, value in found.items()])
+
+
+def _html(result: Any) -> str:
+    view = pre(result) if isinstance(result, str) else view_of(result)
+    if isinstance(view, str):
+        return view
+    if hasattr(view, "_repr_html_"):
+        return view._repr_html_()
+    image = view._repr_mimebundle_()
+    return f"<img src='data:image/png;base64,{image['image/png']}' alt='{html.escape(str(view))}' style='max-width:100%'>"
+
+
+def _fenced(text: str) -> str:
+    ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{ticks}text\n{text}\n{ticks}"
