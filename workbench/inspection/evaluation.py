@@ -167,7 +167,7 @@ def evaluate(
     samples: int = 4,
     seed: int = 0,
     greedy: bool = False,
-    checkpoints: Sequence[int] | str = (),
+    checkpoints: Sequence[int | str] | str = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Measure what a run bought: its base and its trained policy on held-out prompts that neither was trained on.
@@ -238,13 +238,13 @@ def evaluate(
     return evaluation
 
 
-def _checkpoints(run: RunDirectory, asked: Sequence[int] | str) -> dict[str, Path]:
-    saved = {int(folder.name[11:]): folder for folder in reversed(run.saved())}
-    chosen = [*saved] if asked == "all" else sorted(map(int, asked))
+def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[str, Path]:
+    saved = {folder.name[11:]: folder for folder in reversed(run.saved())}
+    chosen = [*saved] if asked == "all" else [str(step).strip() for step in asked]
     if missing := [step for step in chosen if step not in saved]:
-        rule, remedy = "a checkpoint is named by its step", f"choose from {', '.join(map(str, saved)) or 'none'}"
-        raise RunError(f"{run.name}: no checkpoint of step {missing[0]}", rule=rule, remedy=remedy)
-    return {saved[step].name: saved[step] for step in chosen}
+        rule, remedy = "a checkpoint is named by its step", f"choose from {', '.join(saved) or 'none'}"
+        raise RunError(f"{run.name}: no checkpoint of step {missing[0]!r}", rule=rule, remedy=remedy)
+    return {folder.name: folder for step, folder in saved.items() if step in chosen}
 
 
 def _sum_of(adapter: Path) -> str:
