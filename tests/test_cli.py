@@ -32,6 +32,7 @@ def test_help_names_every_command_and_where_to_start():
         "watch",
         "control",
         "check",
+        "eval",
         "doctor",
         "export",
         "prove",
@@ -44,7 +45,22 @@ def test_help_names_every_command_and_where_to_start():
 
 @pytest.mark.parametrize(
     "command",
-    ["demo", "notebook", "plan", "train", "continue", "watch", "control", "check", "doctor", "export", "prove", "verify", "lab"],
+    [
+        "demo",
+        "notebook",
+        "plan",
+        "train",
+        "continue",
+        "watch",
+        "control",
+        "check",
+        "eval",
+        "doctor",
+        "export",
+        "prove",
+        "verify",
+        "lab",
+    ],
 )
 def test_every_command_explains_itself(command):
     result = workbench(command, "--help")

@@ -408,10 +408,10 @@ def eval_(
     from workbench.inspection.evaluation import evaluate
     from workbench.views.terminal import progress
 
-    opened, steps = _opened(run, "trained"), checkpoints if checkpoints == "all" else checkpoints.split(",") * bool(checkpoints)
+    steps = checkpoints if checkpoints == "all" else [step for step in checkpoints.split(",") if step]
     how = {"held_out": held_out, "samples": samples, "seed": seed, "greedy": greedy, "checkpoints": steps}
     with progress("prompts") as bar:
-        found = evaluate(opened, **how, progress=bar)
+        found = evaluate(_opened(run, "trained"), **how, progress=bar)
     return Result(found.found, found, int(not found.found["gain"]["low"] > 0))
 
 

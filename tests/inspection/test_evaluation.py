@@ -7,14 +7,8 @@ import pytest
 
 from workbench.display import view_of
 from workbench.errors import DataError
-from workbench.inspection.evaluation import (
-    Evaluation,
-    Measured,
-    gain_in_words,
-    measure,
-    paired_difference,
-    share_interval,
-)
+from workbench.inspection.evaluation import Evaluation, Measured, gain_in_words, measure
+from workbench.inspection.statistics import paired_difference, share_interval
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 
@@ -50,7 +44,7 @@ def test_share_interval_stays_a_share():
 
 def measured(lenient, form) -> Measured:
     lenient, form = np.array(lenient, dtype=bool), np.array(form, dtype=bool)
-    texts = [[str(place)] for place in range(len(lenient))]
+    texts = [[str(place)] * lenient.shape[1] for place in range(len(lenient))]
     return Measured(texts, lenient, form, np.ones_like(lenient), np.zeros(lenient.shape))
 
 
@@ -81,6 +75,46 @@ def test_correct_needs_the_format_and_lenient_does_not():
 def test_a_gain_in_words_and_what_is_none(before, after, words):
     made = [measured(lenient, np.full((2, 2), form)) for lenient, form in (before, after)]
     assert gain_in_words(Evaluation([], *made, "right_number").found).startswith(words)
+
+
+def test_what_else_is_found_by_hand():
+    # Answers 4, 4, 5, 6, the fours right; 7 in the trained policy's completions, right but for one in another format.
+    flags = [[1, 1, 0, 0]] * 2
+    before, after = measured(flags, [[1] * 4] * 2), measured([[1] * 4] * 2, [[1, 1, 1, 0]] * 2)
+    before.completions[:] = [["<answer>4</answer>", "so #### 4", "\\\\boxed{5}", "6"]] * 2
+    after.completions[:] = [["7"] * 4] * 2
+    before.total[:] = [0, 1, 2, 2]
+    found = Evaluation([], before, after).found
+    # Before, 2 of 4 are right: 1/2, 1 - 2/4 * 1/3, then a draw cannot miss; after, 3 of 4.
+    assert found["pass_at_k"]["before"] == pytest.approx([1 / 2, 5 / 6, 1, 1])
+    assert found["pass_at_k"]["after"] == pytest.approx([3 / 4, 1, 1, 1])
+    assert found["majority"] == {"before": 1.0, "after": 0.75}
+    assert found["best_of"] == {"before": 0.0, "after": 0.75}
+    assert found["verdict"]["word"] == "cannot be told"
+    assert (found["needed"], found["bootstrap"]) == (0, {"low": 0.25, "high": 0.25})
+    assert "greedy" not in found
+
+
+def test_an_interval_that_holds_0_says_how_many_prompts_it_would_take():
+    # Differences 1 0 0 0, as in test_statistics: 37 more.
+    nothing, one = (measured(own, [[1]] * 4) for own in ([[0]] * 4, [[1], [0], [0], [0]]))
+    assert "the interval holds 0: about 37 more prompts would be needed" in str(Evaluation([], nothing, one))
+    assert "more prompts" not in str(Evaluation([], nothing, measured([[1]] * 4, [[1]] * 4)))
+
+
+def test_an_evaluation_with_everything_shows_it():
+    flags = np.arange(16) < 4
+    before, after = (measured([own] * 40, [np.ones(16)] * 40) for own in (flags, ~flags))
+    greedy = measured([[0]] * 40, [[1]] * 40), measured([[1]] * 40, [[1]] * 40)
+    made = Evaluation(["p"] * 40, before, after, greedy=greedy, curve={0: before, 20: before, 45: after})
+    text = str(made)
+    assert "sharpened: in 16 tries base solves 100% of the prompts, trained 100%" in text
+    assert "pass@1, 2, 4, 8, 16: 25%, " in text
+    assert "greedy 0% -> 100%: 40 prompts fixed, 0 broken, exact McNemar p = 1.8e-12" in text  # 2 / 2^40
+    assert "step 20: 25% (25% to 25%)\nstep 45: 75%" in text
+    page = view_of(made)._repr_html_()
+    assert page.count("<img ") == 3
+    assert "alt='sharpened: pass@16 100% -&gt; 100%'" in page
 
 
 def test_an_evaluation_shows_itself():

@@ -7,6 +7,7 @@ Several completions per prompt, at the training temperature: GRPO trains a distr
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -141,15 +142,16 @@ class Evaluation:
 
     def __str__(self) -> str:
         found, n = self.found, self.found["samples"]
-
-        def change(own: dict[str, Any], name: str, form: str = ".0%") -> str:
-            return f"{own['before'][name]:{form}} -> {own['after'][name]:{form}}"
-
+        old, new = found["before"], found["after"]
+        bootstrap = " to ".join(f"{100 * end:+.0f}" for end in found["bootstrap"].values())
         lines = [f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {n} completions each"]
         if found["needed"]:
             lines.append(f"the interval holds 0: about {found['needed']:,} more prompts would be needed to tell such a gain")
         lines.append("{word}: {why}".format(**found["verdict"]))
-        lines.append(f"mean reward {change(found, 'reward', '.2f')}; ended before the limit {change(found, 'finished')}")
+        lines.append(
+            f"mean reward {old['reward']:.2f} -> {new['reward']:.2f}; "
+            f"ended before the limit {old['finished']:.0%} -> {new['finished']:.0%}"
+        )
         if n > 1:
             ks = [2**power for power in range(n.bit_length())]
             curves = (", ".join(f"{own[k - 1]:.0%}" for k in ks) for own in found["pass_at_k"].values())
@@ -157,10 +159,10 @@ class Evaluation:
             voted, best = (" -> ".join(f"{share:.0%}" for share in found[by].values()) for by in ("majority", "best_of"))
             lines.append(f"majority of {n} {voted}; best of {n} by the training reward {best}")
         if "greedy" in found:
+            shares = " -> ".join(f"{own['correct']:.0%}" for own in found["greedy"].values())
             changed = "{fixed} prompts fixed, {broken} broken, exact McNemar p = {p:.2g}".format(**found["mcnemar"])
-            lines.append(f"greedy {change(found['greedy'], 'correct')}: {changed}")
+            lines.append(f"greedy {shares}: {changed}")
         lines += ["step {step}: {correct:.0%} ({low:.0%} to {high:.0%})".format(**point) for point in found["curve"]]
-        bootstrap = " to ".join(f"{100 * end:+.0f}" for end in found["bootstrap"].values())
         return "\n".join([*lines, f"the gain's interval by bootstrap over prompts (BCa): {bootstrap}"])
 
     __repr__ = __str__
@@ -174,7 +176,7 @@ def evaluate(
     samples: int = 4,
     seed: int = 0,
     greedy: bool = False,
-    checkpoints: Sequence[int] | str = (),
+    checkpoints: Sequence[int | str] | str = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Measure what a run bought: its base and its trained policy on held-out prompts that neither was trained on.
@@ -209,49 +211,42 @@ def evaluate(
     folders = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
     for line in changed_since(run, task):
         print(f"WARNING: {line}")
-    detectable = f"a gain of about {100 * statistics.detectable(len(rows), samples):+.0f} points"
-    print(f"with {len(rows)} prompts x {samples} completions you can tell {detectable}")
+    smallest = 100 * statistics.detectable(len(rows), samples)
+    print(f"with {len(rows)} prompts x {samples} completions you can tell a gain of about {smallest:+.0f} points")
     policy, suite = load_policy(recipe, adapter=run.adapter), RewardSuite(task, samples, recipe.reward_weights)
     print(policy)
-    ways = {"sampled": {"samples": samples, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}}
+    sampled = {"samples": samples, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}
+    ways = {"sampled": sampled} | ({"greedy": {**sampled, "samples": 1, "temperature": 0.0}} if greedy else {})
     settings = {name: getattr(policy, name) for name in ("name", "precision", "compute_dtype", "chat_template_kwargs")}
-    settings |= {
-        "rewards": suite.hash,
-        "right_by": task.right_function,
-        "format_by": task.format_by,
-        "seed": seed,
-        **ways["sampled"],
-    }
-    if greedy:
-        ways["greedy"] = {**ways["sampled"], "samples": 1, "temperature": 0.0}
-    adapters = {who: _sum_of(folder) if folder else "" for who, folder in folders.items()}
+    settings |= {"rewards": suite.hash, "right_by": task.right_function, "format_by": task.format_by, "seed": seed, **sampled}
     kept = _Kept.open(run, settings)
+    adapters = {who: _sum_of(folder) if folder else "" for who, folder in folders.items()}
     kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}
     passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation")
-    for number, (who, how) in enumerate(passes):
-        if (folder := folders[who]) and how == "sampled" and who != "trained":
-            put_on(policy.model, folder)
+    for number, (who, how) in enumerate(passes, 1):
+        if who not in ("base", "trained"):
+            put_on(policy.model, folders[who])
         missing = [key for key in rows if (who, how, adapters[who], key) not in kept.groups]
         size = max(1, _BATCH // ways[how]["samples"])
         for start in range(0, len(missing), size):
             some = {key: rows[key] for key in missing[start : start + size]}
             # A seed of the batch's own: what goes on after a kill ends as if it had not been.
-            own = {**ways[how], "seed": seed + int(missing[start][:6], 16), "base": folder is None, "suite": suite}
+            own = {**ways[how], "seed": seed + int(missing[start][:6], 16), "base": who == "base", "suite": suite}
             kept.add((who, how, adapters[who]), some, measure(policy, task, [*some.values()], **own))
-            progress((number + 1) * len(rows) - len(missing) + start + len(some), len(passes) * len(rows))
+            progress(number * len(rows) - len(missing) + start + len(some), len(passes) * len(rows))
     kept.save()  # of what was measured before, something else may be asked for now
     evaluation = kept.evaluation()
     run.write_json("evaluation.json", evaluation.found)
     return evaluation
 
 
-def _checkpoints(run: RunDirectory, asked: Sequence[int] | str) -> dict[str, Path]:
-    saved = {int(folder.name[11:]): folder for folder in reversed(run.saved())}
-    chosen = [*saved] if asked == "all" else sorted(map(int, asked))
+def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[str, Path]:
+    saved = {folder.name[11:]: folder for folder in reversed(run.saved())}
+    chosen = [*saved] if asked == "all" else [str(step).strip() for step in asked]
     if missing := [step for step in chosen if step not in saved]:
-        rule, remedy = "a checkpoint is named by its step", f"choose from {', '.join(map(str, saved)) or 'none'}"
-        raise RunError(f"{run.name}: no checkpoint of step {missing[0]}", rule=rule, remedy=remedy)
-    return {saved[step].name: saved[step] for step in chosen}
+        rule, remedy = "a checkpoint is named by its step", f"choose from {', '.join(saved) or 'none'}"
+        raise RunError(f"{run.name}: no checkpoint of step {missing[0]!r}", rule=rule, remedy=remedy)
+    return {folder.name: folder for step, folder in saved.items() if step in chosen}
 
 
 def _sum_of(adapter: Path) -> str:
@@ -279,18 +274,14 @@ class _Kept:
     @classmethod
     def open(cls, run: RunDirectory, settings: dict[str, Any] | None = None) -> _Kept:
         # Of other `settings` than the file's, which None stands for, nothing is kept.
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        with contextlib.suppress(
-            OSError, pa.ArrowException, KeyError, TypeError, ValueError
-        ):  # none yet, or another kind of file
+        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):  # none yet, or a file of another kind
             table = pq.read_table(run.path / FILE)
             kept = cls(run, **json.loads(table.schema.metadata[b"workbench"]))
-            if settings in (None, kept.settings):
-                for row in table.to_pylist():
-                    kept.groups.setdefault((row["who"], row["how"], row["adapter"], row["row"]), []).append(row)
-                return kept
+            for row in table.to_pylist() if settings in (None, kept.settings) else ():
+                kept.groups.setdefault((row["who"], row["how"], row["adapter"], row["row"]), []).append(row)
+            return dataclasses.replace(kept, settings=settings or kept.settings)
         return cls(run, settings or {})
 
     def add(self, whose: tuple[str, ...], rows: dict[str, Row], measured: Measured) -> None:
@@ -317,22 +308,19 @@ class _Kept:
             pq.write_table(table.replace_schema_metadata(about), beside, compression="zstd")
 
     def evaluation(self) -> Evaluation:
+        def of(who: str, how: str = "sampled") -> Measured:
+            return _measured([self.groups[who, how, self.asked["adapters"][who], row] for row in self.asked["rows"]])
+
         try:
-            groups = {
-                (who, how): [self.groups[who, how, adapter, row] for row in self.asked["rows"]]
-                for who, adapter in self.asked["adapters"].items()
-                for how in ("sampled", "greedy")[: 1 + self.asked["greedy"]]
-            }
+            before, after = of("base"), of("trained")
+            curve = {int(who[11:]): of(who) for who in self.asked["adapters"] if who.startswith("checkpoint-")}
+            greedy = (of("base", "greedy"), of("trained", "greedy")) if self.asked["greedy"] else None
         except KeyError:
             value, rule = f"{shown(self.run.path / FILE)}: not there, or not whole", "a run is measured before that is read"
             raise RunError(value, rule=rule, remedy=f"`workbench eval {self.run.name}` measures what is missing") from None
-        found = {each: _measured(own) for each, own in groups.items()}
-        before, after = found["base", "sampled"], found["trained", "sampled"]
-        between = {int(who[11:]): own for (who, how), own in found.items() if who.startswith("checkpoint-") and how == "sampled"}
-        curve = {0: before, **between, self.asked["steps"]: after} if between else {}
-        greedy = (found["base", "greedy"], found["trained", "greedy"]) if self.asked["greedy"] else None
-        asked = [group[0] for group in groups["base", "sampled"]]
+        asked = [self.groups["base", "sampled", "", row][0] for row in self.asked["rows"]]
         rows = [{"prompt": json.loads(row["prompt"]), **json.loads(row["columns"])} for row in asked]
+        curve = {0: before, **curve, self.asked["steps"]: after} if curve else {}
         return Evaluation([row["prompt"] for row in rows], before, after, self.settings["right_by"], greedy, curve, rows)
 
 

@@ -46,10 +46,7 @@ def _t_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[Any, Any]:
-    """(low, high) of the mean over prompts, the last axis: BCa bootstrap, 95 %. Other axes are samples of their own.
-
-    For shares near 0 or 1, where a t interval reaches too far on one side. Values that are all alike, or only one: that value.
-    """
+    """(low, high) of the mean over prompts, the last axis: BCa bootstrap, 95 %; where all are alike, that value."""
     from scipy import stats
 
     mean = values.mean(axis=-1)

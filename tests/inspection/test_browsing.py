@@ -1,0 +1,158 @@
+"""Pages of the record, with a filter and an order; the widget over them; two runs side by side; and the report."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from planted import ASKED, healthy, planted
+from test_findings import evaluation
+
+from workbench import inspection
+from workbench.display import view_of
+from workbench.errors import RunError
+from workbench.inspection.evaluation import _Kept
+from workbench.printable import printable
+from workbench.run.directory import RunDirectory
+
+
+def broken(step, row, draw):
+    return f"<answer>{row['answer']}</answer>" if draw.random() < 0.5 and step % 3 else f"no {step}…"
+
+
+def kept(run: RunDirectory, before: np.ndarray, after: np.ndarray) -> None:
+    """An evaluation on record, as if a policy had been measured."""
+    made, whose = evaluation(before, after), {"base": "", "trained": "sum"}
+    held = _Kept.open(run, {"right_by": "correctness_reward"})
+    held.asked = {"rows": [row["prompt_id"] for row in made.rows], "adapters": whose, "greedy": False, "steps": 3}
+    for who, measured in (("base", made.before), ("trained", made.after)):
+        held.add((who, "sampled", whose[who]), {row["prompt_id"]: row for row in made.rows}, measured)
+    run.write_json("evaluation.json", held.evaluation().found)
+
+
+def test_a_page_is_filtered_sorted_and_turned(home):
+    run = planted("r", broken, steps=6)
+    everything = inspection.browse(run, size=1000)
+    assert (len(everything), everything.numbers["more"]) == (6 * 32, False)
+    cut = inspection.browse(run, "finish_reason = 'length'", size=50)
+    assert set(cut.frame["finish_reason"]) == {"length"}
+    assert cut.numbers["more"] == (int((everything.frame["finish_reason"] == "length").sum()) > 50)
+    assert cut.verdict.startswith("completions 1 to 50 where finish_reason = 'length'")
+    second = inspection.browse(run, page=1, size=50)
+    assert second.frame["completion"].tolist() == everything.frame["completion"][50:100].tolist()
+    best = inspection.browse(run, sort='"score.correctness_reward" desc, step', size=5)
+    assert best.frame["score.correctness_reward"].tolist() == [1.0] * 5
+    dead = inspection.browse(run, "dead", size=1000).frame
+    assert set(dead["step"][dead["step"].isin([1, 4])]) == {1, 4}  # none is right at steps 0 and 3 of the draw
+    assert len(inspection.browse(run, "error is not null")) == 0
+    assert inspection.browse(run, "step = 99").verdict == "no completion where step = 99"
+
+
+@pytest.mark.parametrize(
+    ("where", "sort", "said"),
+    [
+        ("totl < 0", "", "totl < 0: .*totl.*rule:.*over the record's columns: step.*remedy: for example: step > 100"),
+        ("total <", "", "syntax error"),
+        ("", "nothing", "sorted by nothing|nothing: "),
+        ("true); drop view rollouts; select (1", "", "more than one statement|syntax error"),
+    ],
+)
+def test_an_expression_that_cannot_be_read_is_an_error_that_names_the_columns(home, where, sort, said):
+    run = planted("r", broken, steps=2)
+    with pytest.raises(RunError) as failed:
+        inspection.browse(run, where, sort)
+    assert re.search(said, str(failed.value), re.DOTALL)
+
+
+def test_the_widget_turns_pages_follows_the_slider_and_keeps_the_page_where_a_filter_is_wrong(home):
+    browser = inspection.Browser(planted("r", broken, steps=6), size=10)
+    bundle = browser._repr_mimebundle_()
+    assert {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"} <= bundle.keys()
+    assert browser._back.disabled
+    assert "step 1, group 1 of 8" in browser._group.value
+    browser._on.click()
+    assert browser.page == 1
+    assert not browser._back.disabled
+    browser._chosen.value = 9  # the arrow key, nine times: the twentieth completion is of the fifth group
+    assert "step 1, group 5 of 8" in browser._group.value
+    before = browser.found
+    browser._where.value = "totl < 0"
+    assert "over the record&#x27;s columns" in browser._rows.value
+    assert browser.found is before
+    browser._where.value = "step = 5"
+    assert (browser.page, set(browser.found.frame["step"])) == (0, {5})
+    assert "step 5, group 1 of 8" in browser._group.value
+    browser._where.value = "step = 99"
+    assert (browser._group.value, browser._on.disabled) == ("", True)
+
+
+def test_without_widgets_it_is_a_table(home, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_WIDGETS", "0")
+    browser = inspection.Browser(planted("r", broken, steps=2))
+    assert browser.widget is None
+    assert set(browser._repr_mimebundle_()) == {"text/plain", "text/html"}
+    assert "completions 1 to 20; there are more" in str(browser)
+
+
+def test_two_runs_differ_in_what_differs(home):
+    one, other = planted("one", healthy, steps=8), planted("other", broken, steps=8, weights=(2.0, 1.0))
+    found = inspection.compare_runs(one, other)
+    differ = {row.setting: (row.one, row.other) for row in found.settings.frame.itertuples()}
+    assert differ["rewards.weights.correctness_reward"] == ("1.0", "2.0")
+    assert not any(name.startswith(("created", "id", "run_name")) for name in differ)
+    assert "not evaluated: `workbench eval one`" in str(found.held_out)
+    assert found.prompts.verdict.startswith("16 prompts were drawn by both in the last quarter of their steps")
+    assert inspection.compare_runs(one, one).settings.numbers["differ"] == 0
+    flat = np.zeros((6, 2), bool)
+    kept(one, flat, flat)
+    kept(other, flat, ~flat)
+    compared = inspection.compare_runs(one, other)
+    assert "fixed 6, broken 0, same 0 of 6 prompts" in compared.held_out.verdict
+    assert view_of(compared)._repr_html_().count("<img src='data:image/png") == 1
+
+
+class Page(HTMLParser):
+    """Tags, attributes that fetch, and the text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.fetched, self.text = set(), [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.fetched += [own for name, own in attrs if name in ("src", "href") and not own.startswith("data:image/png;base64,")]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_report_begins_with_the_answer_and_holds_all_that_it_shows(home):
+    evil = "<script>window.hacked=1</script><img src=http://e.vil/x onerror=window.hacked=1> ```` $x$ \u202e"
+    run = planted("r", lambda step, row, draw: f"{evil} <answer>{row['answer'] if draw.random() < 0.5 else 0}</answer>", steps=8)
+    page = Page(inspection.write_report(run).read_text())
+    assert "not evaluated on held-out prompts: `workbench eval r`" in page.text
+    before = np.zeros((40, 4), bool)
+    before[:4] = True
+    kept(run, before, ~before)
+    text = inspection.write_report(run).read_text()
+    page = Page(text)
+    assert not page.tags & {"script", "iframe", "link", "object", "form"}
+    assert page.fetched == []
+    assert "default-src 'none'" in text
+    answer, _, rest = page.text.partition("Prompts broken")
+    assert "gain +80 points" in answer
+    assert "fixed 36, broken 4, same 0 of 40 prompts" in answer
+    assert rest.index("4 prompts became worse") < rest.index("Curves")
+    assert printable(evil) in page.text
+    assert ASKED[:10] not in page.text.partition("A group of the last step")[0]
+    written = inspection.write_report(run, markdown=True).read_text()
+    assert written.startswith("# r\n\n## In short\n\n```text\n")
+    fences = re.findall(r"^(`{3,})(?:text)?$", written, re.MULTILINE)
+    assert len(fences) % 2 == 0
+    assert "`````" in fences  # longer than what the completion holds
+    assert json.loads((run.path / "evaluation.json").read_text())["gain"]["correct"] == 0.8

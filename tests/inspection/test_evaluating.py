@@ -1,0 +1,158 @@
+"""Evaluating a run: every completion kept, nothing measured twice, checkpoints and greedy beside base and trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hostile import run_command
+from safetensors.torch import load_file, save_file
+
+from workbench.errors import RunError
+from workbench.inspection.evaluation import FILE, evaluate, measure, read_evaluation
+from workbench.recipe import Recipe
+from workbench.run.directory import RunDirectory
+from workbench.tiny.task import task as arithmetic
+from workbench.training.policy import load_policy
+from workbench.training.trainer import train
+
+PROMPTS = 70  # three batches of 128 completions, at 4 a prompt
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> RunDirectory:
+    """A run of two steps, each with a checkpoint, at a learning rate that shows."""
+    grpo = {
+        "max_steps": 2, "save_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "learning_rate": 1e-2,
+        "max_completion_length": 48,
+    }  # fmt: skip
+    recipe = Recipe.of({"run_name": "r", "task": "arithmetic", "grpo": grpo})
+    return train(recipe, runs=tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> RunDirectory:
+    """A copy of it."""
+    return RunDirectory(shutil.copytree(trained.path, tmp_path / "runs" / "r"))
+
+
+@pytest.fixture(scope="module")
+def whole(trained, tmp_path_factory) -> RunDirectory:
+    """Another, evaluated in one go."""
+    run = RunDirectory(shutil.copytree(trained.path, tmp_path_factory.mktemp("whole") / "r"))
+    evaluate(run, held_out=PROMPTS, samples=4)
+    return run
+
+
+def batches(run: RunDirectory, **asked) -> tuple[list[int], dict]:
+    """(prompts done after each batch that was measured, what was found)."""
+    done = []
+    found = evaluate(run, progress=lambda own, total: done.append(own), **{"held_out": PROMPTS, "samples": 4, **asked}).found
+    return done, found
+
+
+def completions(run: RunDirectory, who: str) -> list[str]:
+    return [row["completion"] for row in pq.read_table(run.path / FILE).to_pylist() if row["who"] == who]
+
+
+def test_every_completion_is_kept(whole):
+    rows = pq.read_table(whole.path / FILE).to_pylist()
+    assert len(rows) == 2 * PROMPTS * 4
+    row = rows[0]
+    assert {name: row[name] for name in ("who", "how", "generation")} == {"who": "base", "how": "sampled", "generation": 0}
+    task = arithmetic()
+    [asked] = [own for own in task.with_ids(task.held_out) if own["prompt_id"] == row["prompt_id"]]
+    assert json.loads(row["prompt"]) == asked["prompt"]
+    assert 0 < row["length_tokens"] <= 48
+    for row in rows:
+        scores = {name: row[f"score.{name}"] for name in task.function_names}
+        assert row["total"] == pytest.approx(sum(scores.values()))
+        assert row["right"] == (scores["correctness_reward"] > 0)
+        assert row["format"] == (scores["strict_format_reward"] > 0)
+    found = whole.read_json("evaluation.json")
+    assert found["before"]["finished"] == pytest.approx(sum(row["finished"] for row in rows[: PROMPTS * 4]) / (PROMPTS * 4))
+    assert read_evaluation(whole).found == found
+    assert 0 < found["before"]["correct"] < 1
+
+
+def test_what_a_kill_leaves_is_not_measured_again(run, whole):
+    def killed(done: int, total: int) -> None:
+        if done >= 64:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, held_out=PROMPTS, samples=4, progress=killed)
+    with pytest.raises(RunError, match="not whole"):
+        read_evaluation(run)
+    kept = completions(run, "base")
+    assert len(kept) == 64 * 4
+    done, found = batches(run)
+    assert done == [70, 102, 134, 140]
+    assert completions(run, "base")[: 64 * 4] == kept
+    assert found == read_evaluation(whole).found
+    assert completions(run, "trained") == completions(whole, "trained")
+
+
+def test_only_what_changed_is_measured_again(whole, tmp_path, trained):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "r"))
+    assert batches(run)[0] == []
+    done, found = batches(run, held_out=40)
+    assert (done, found["prompts"]) == ([], 40)
+    assert read_evaluation(run).found == found
+    shutil.copy(trained.checkpoints / "checkpoint-1" / "adapter_model.safetensors", run.final)
+    assert batches(run)[0] == [102, 134, 140], "another adapter: the base is what it was"
+    assert batches(run, seed=1)[0] == [32, 64, 70, 102, 134, 140]
+    (run.path / FILE).write_bytes(b"torn")
+    assert len(batches(run)[0]) == 6
+
+
+def test_checkpoints_and_greedy_beside_them(run):
+    # Two steps change no likeliest token: the first checkpoint is given an effect of its own.
+    spoilt = run.checkpoints / "checkpoint-1"
+    tensors = load_file(spoilt / "adapter_model.safetensors")
+    torch.manual_seed(0)
+    changed = {name: own + 0.5 * torch.randn_like(own) if "lora_B" in name else own for name, own in tensors.items()}
+    save_file(changed, spoilt / "adapter_model.safetensors", {"format": "pt"})
+    done, found = batches(run, held_out=20, greedy=True, checkpoints="all")
+    assert done == [20 * number for number in range(1, 9)]  # base, trained and two checkpoints, sampled and greedy
+    assert [point["step"] for point in found["curve"]] == [0, 1, 2]
+    assert set(found["mcnemar"]) == {"fixed", "broken", "p"}
+    rows = pq.read_table(run.path / FILE).to_pylist()
+    greedy = [row for row in rows if row["how"] == "greedy"]
+    assert len(greedy) == 4 * 20
+    # A checkpoint's weights were those that wrote its rows.
+    task = arithmetic()
+    policy = load_policy(run.recipe(), adapter=spoilt)
+    asked = {"samples": 1, "temperature": 0.0, "max_completion_length": 48}
+    alone = measure(policy, task, task.held_out[:20], **asked).completions
+    assert [[row["completion"]] for row in greedy if row["who"] == "checkpoint-1"] == alone
+    assert [[row["completion"]] for row in greedy if row["who"] == "trained"] != alone
+    assert [row["completion"] for row in greedy if row["who"] == "checkpoint-2"] == [
+        row["completion"] for row in greedy if row["who"] == "trained"
+    ]
+    with pytest.raises(RunError, match="no checkpoint of step '7'(?s:.*)choose from 1, 2"):
+        evaluate(run, checkpoints=[1, 7])
+
+
+def test_what_was_not_measured_cannot_be_read(run):
+    with pytest.raises(RunError, match="(?s)evaluation.parquet: not there.*workbench eval r"):
+        read_evaluation(run)
+
+
+def test_the_command_says_what_can_be_told_and_its_code_is_the_answer(run, monkeypatch, capfd):
+    monkeypatch.setenv("WORKBENCH_HOME", str(run.path.parents[1]))
+    code, out, err = run_command(
+        monkeypatch, capfd, "eval", "r", "--held-out", "12", "--samples", "2", "--checkpoints", "1", "--json"
+    )
+    found = json.loads(out)
+    assert code == int(not found["gain"]["low"] > 0)
+    assert (found["prompts"], found["samples"], [point["step"] for point in found["curve"]]) == (12, 2, [0, 1, 2])
+    # t(11 degrees of freedom) 2.200985 * sqrt(2 / 6 / 24) = 0.2594.
+    assert "with 12 prompts x 2 completions you can tell a gain of about +26 points" in err
+    code, out, err = run_command(monkeypatch, capfd, "eval", "r", "--checkpoints", "one")
+    assert code == 2
+    assert "Traceback" not in err
