@@ -89,12 +89,12 @@ def _held_out(one: RunDirectory, other: RunDirectory, names: list[str]) -> Listi
 
 def _prompts(one: RunDirectory, other: RunDirectory, names: list[str]) -> Listing:
     frames = []
-    for run in (one, other):
+    for number, run in enumerate((one, other)):
         last = span(parts(run.rollouts)[-1])[1]
         sql = f"""select {KEY} as key, any_value(prompt) as prompt, avg(cast("right" as double)) as share,
             arg_max(completion, (step, total)) as text from rollouts where step > {0.75 * last} group by key"""
-        frames.append(query(run.rollouts, sql).set_index("key"))
-    both = frames[0].join(frames[1], how="inner", lsuffix="_0", rsuffix="_1")
+        frames.append(query(run.rollouts, sql).set_index("key").add_suffix(f"_{number}"))
+    both = frames[0].join(frames[1], how="inner")
     both["change"] = both["share_1"] - both["share_0"]
     both["prompt"] = [question(prompt_of(own)) for own in both["prompt_0"]]
     both = both.sort_values("change", kind="stable").reset_index(drop=True)

@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing
-from workbench.inspection.reading import by_step, explain_group
+from workbench.inspection.reading import RecordedGroup, by_step, explain_group
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.views.tables import Table, Verbatim, pre
@@ -45,9 +45,8 @@ def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool 
     sections = list(_sections(run))
     if markdown:
         # A fence longer than any in the text: what a model wrote stays inside.
-        blocks = [(title, printable(str(view)) if isinstance(view, str) else str(view)) for title, view in sections]
-        page = "".join(f"## {title}\n\n{_fenced(text)}\n\n" for title, text in blocks)
-        page = f"# {run.name}\n\n{page}"
+        page = "".join(f"## {title}\n\n{_fenced(_text(view))}\n\n" for title, view in sections)
+        page = f"# {printable(run.name)}\n\n{page}"
     else:
         title, parts = html.escape(printable(run.name)), []
         for number, (name, view) in enumerate(sections):
@@ -107,6 +106,11 @@ def _html(result: Any) -> str:
         return view._repr_html_()
     image = view._repr_mimebundle_()
     return f"<img src='data:image/png;base64,{image['image/png']}' alt='{html.escape(str(view))}' style='max-width:100%'>"
+
+
+def _text(result: Any) -> str:
+    # Completions are in a group's view, not in its text; pictures and long tables are in words.
+    return printable(str(view_of(result) if isinstance(result, RecordedGroup) else result))
 
 
 def _fenced(text: str) -> str:
