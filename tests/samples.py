@@ -92,12 +92,27 @@ def recorded_group():
     return RecordedGroup(3, EVIL, EVIL, explain(scored()))
 
 
-def steps():
-    import pandas
+def listing():
+    from workbench.inspection import regressions
 
-    from workbench.inspection.reading import Steps
+    return regressions(evaluation())
 
-    return Steps(pandas.DataFrame({"step": [1, 2], "reward": [0.5, 0.6]}))
+
+def token_view():
+    from workbench.inspection.tokens import TokenView
+
+    return TokenView(EVIL, [EVIL, "x"], np.log([0.5, 0.25]), np.log([0.5, 0.5]), 1.0, EVIL)
+
+
+def comparison():
+    from workbench.inspection import compare_runs
+
+    one, other = (Running(name, 4) for name in ("one", "other"))
+    for running in (one, other):
+        running._text = lambda answer, good: PRINTED
+        running.step()
+        running.finish()
+    return compare_runs(one.run, other.run)
 
 
 def proof():
@@ -146,9 +161,10 @@ SAMPLES = {
     "workbench.exporting.risk.MergeRisk": merge_risk,
     "workbench.health.diagnosis.Verdicts": verdicts,
     "workbench.inspection.evaluation.Evaluation": evaluation,
-    "workbench.inspection.evaluation.Examples": lambda: evaluation().examples(),
     "workbench.inspection.reading.RecordedGroup": recorded_group,
-    "workbench.inspection.reading.Steps": steps,
+    "workbench.inspection.listing.Listing": listing,
+    "workbench.inspection.tokens.TokenView": token_view,
+    "workbench.inspection.two_runs.Comparison": comparison,
     "workbench.replaying.Replay": replayed,
     "workbench.audit.examination.RewardAudit": audit,
     "workbench.data.sources.Rows": rows,

@@ -428,7 +428,7 @@ def report(
 
     Examples: `workbench report`, `workbench report demo --markdown --out demo.md`.
     """
-    from workbench.views.report import write_report
+    from workbench.reporting import write_report
     from workbench.workspace import shown
 
     file = write_report(_opened(run, "recorded"), out, markdown=markdown)

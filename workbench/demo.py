@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 import os
-import re
 import shutil
 import threading
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError, nearest
-from workbench.run.directory import RunDirectory, check_name, open_run
+from workbench.run.directory import check_name, open_run
 from workbench.workspace import find, resolve, shown
 
 NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
@@ -192,8 +191,6 @@ def run_notebooks(
         wanted = {**own, **(parameters or {}).get(stem, {})}
         with _following(folder / "metrics.jsonl", on_step) if stem == "03_train" else contextlib.nullcontext():
             execute(notebooks_folder() / f"{stem}.ipynb", out, wanted, functools.partial(on_cell, stem))
-        if stem == "04_inspect":
-            _report(out, open_run(folder))
         minutes[stem] = (time.monotonic() - before) / 60
     run = open_run(folder)
     measured = run.read_json("evaluation.json")
@@ -240,28 +237,3 @@ def _free(path: Path) -> Path:
     """`path`, or the first of `path-2`, `path-3`, ... that is not there."""
     others = (path.with_name(f"{path.stem}-{count}{path.suffix}") for count in itertools.count(2))
     return next(each for each in itertools.chain([path], others) if not each.exists())
-
-
-def _report(notebook: Path, run: RunDirectory) -> None:
-    """An executed notebook 04 as a report to hand on: what it found, without its code, in one file that needs no network."""
-    import nbformat
-    from nbconvert import HTMLExporter
-
-    from workbench.inspection.evaluation import gain_in_words
-
-    measured, manifest, result = run.read_json("evaluation.json"), run.manifest(), run.result()
-    title, policy = f"{run.name}: {gain_in_words(measured)}", manifest["policy"]
-    about = (
-        f"Correct answers in the strict format: **{measured['before']['correct']:.0%} -> {measured['after']['correct']:.0%}** of "
-        f"{measured['samples']} completions each of {measured['prompts']} held-out prompts. {policy['name']} in "
-        f"{policy['precision']} on {policy['device']} through {policy['backend']}; {result['status']} after {result['steps']} "
-        f"steps, {result['minutes']:.1f} minutes; {manifest['created'][:10]}."
-    )
-    read = nbformat.read(notebook, as_version=4)
-    # The first cell tells what to do with the notebook, the last what comes after it.
-    read.cells = [nbformat.v4.new_markdown_cell(f"# {title}\n\n{about}"), *read.cells[1:-1]]
-    nowhere = dict.fromkeys(("mathjax_url", "require_js_url", "jquery_url", "widget_renderer_url"), "")
-    exporter = HTMLExporter(exclude_input=True, exclude_output_prompt=True, **nowhere)
-    html, _ = exporter.from_notebook_node(read, resources={"metadata": {"name": title}})
-    # What is left of the scripts that were not asked for: one empty element each.
-    (run.path / "report.html").write_text(re.sub(r'<script src="">\s*</script>', "", html), encoding="utf-8")

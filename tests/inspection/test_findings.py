@@ -148,7 +148,7 @@ def test_a_prompt_through_time_and_those_that_never_had_a_mixed_group(home):
     assert sorted(zip(found.frame["prompt_id"], found.frame["kind"])) == [
         ("p10", "never right"), ("p11", "always right"), ("p13", "never right"),
     ]  # fmt: skip
-    assert found.numbers == {"prompts": 12, "never_right": 2, "always_right": 1, "now_right": 1}
+    assert found.numbers == {"prompts": 12, "often": 12, "never_right": 2, "always_right": 1, "now_right": 1}
     assert found.frame["groups"].tolist() == [40, 40, 40]
     assert len(inspection.never_mixed(run, least=41)) == 0
     learnt = inspection.through_time(run, "p12")

@@ -10,8 +10,8 @@ import pytest
 from workbench.data.split import fingerprint
 from workbench.display import view_of
 from workbench.errors import RunError
+from workbench.inspection.listing import Listing
 from workbench.inspection.reading import (
-    Steps,
     best_first,
     by_step,
     changed_since,
@@ -115,12 +115,12 @@ def test_by_step(run):
         "clipped": 0.0,
         "distinct_texts": 4,
     }
-    assert view_of(found).header == list(row)
+    assert view_of(found).header == [name.replace("_", " ") for name in row]
 
 
 def test_a_long_run_is_shown_by_some_of_its_steps(run):
     frame = by_step(run).frame
-    many = Steps(frame.loc[[0] * 45].assign(step=range(1, 46)))
+    many = Listing("45 steps", frame.loc[[0] * 45].assign(step=range(1, 46)), spread=True)
     assert many.some["step"].tolist() == [1, 8, 15, 22, 29, 36, 43, 45]
 
 

@@ -15,7 +15,7 @@ _VIEWS = {
     "two_runs": ("compare_runs",),
     "browsing": ("browse",),
     "workbench.views.browser": ("Browser",),
-    "workbench.views.report": ("write_report",),
+    "workbench.reporting": ("write_report",),
 }
 _MODULE = {name: module for module, names in _VIEWS.items() for name in names}
 __all__ = [*_MODULE]

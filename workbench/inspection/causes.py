@@ -12,7 +12,7 @@ import numpy as np
 
 from workbench.audit.prompt_format import ExpectedFormat, parse_format
 from workbench.inspection.evaluation import Evaluation
-from workbench.inspection.listing import Listing
+from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import question
 from workbench.rewards.answers import find_answer
 from workbench.run.directory import RunDirectory
@@ -41,8 +41,6 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
         `frame`, the commonest cause first: `share` of the wrong completions; `first` and `last`: the share of all completions
         that failed so in the first and the last quarter of the steps (of an evaluation: the base's and the trained policy's).
     """
-    import pandas
-
     counts, spread, example = Counter(), (Counter(), Counter()), {}
     sizes, total = [0, 0], 0
     for part, counted, rows, texts, right, ended, kept in _read(source):
@@ -66,7 +64,7 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
     verdict = f"{wrong:,} of {total:,} completions are wrong"
     if rows:
         verdict += ": " + ", ".join(f"{why} {share:.0%}" for why, _, share, *_ in rows[:4])
-    return Listing(verdict, pandas.DataFrame(rows, columns=names), {"wrong": wrong, "completions": total, "causes": dict(counts)})
+    return Listing(verdict, frame_of(rows, names), {"wrong": wrong, "completions": total, "causes": dict(counts)})
 
 
 def _read(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]:

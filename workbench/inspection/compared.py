@@ -11,7 +11,7 @@ import numpy as np
 
 from workbench.errors import DataError
 from workbench.inspection.evaluation import Evaluation, Measured
-from workbench.inspection.listing import Listing
+from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import question
 from workbench.inspection.statistics import mcnemar, paired_difference
 
@@ -65,15 +65,13 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None) -> List
         old, new = _telling(before, place, change[place] < 0), _telling(after, place, change[place] >= 0)
         row = (question(prompts[place]), first[place], second[place], change[place], old, new, as_text(old, new))
         rows.append(row)
-    import pandas
-
     names = ["prompt", "before", "after", "change", "text_before", "text_after", "words"]
     verdict = (
         f"fixed {numbers['fixed']}, broken {numbers['broken']}, same {numbers['same']} of {len(change)} prompts (exact McNemar "
         f"p = {numbers['p']:.2g}); change {100 * numbers['change']:+.0f} points, 95 % interval "
         f"{100 * numbers['low']:+.0f} to {100 * numbers['high']:+.0f}"
     )
-    return Listing(verdict, pandas.DataFrame(rows, columns=names), numbers)
+    return Listing(verdict, frame_of(rows, names), numbers)
 
 
 def as_text(before: str, after: str) -> str:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from workbench.data.difficulty import row_key
 from workbench.errors import DataError, RunError
 from workbench.inspection import statistics
-from workbench.inspection.reading import changed_since, question
+from workbench.inspection.reading import changed_since
 from workbench.inspection.statistics import paired_difference, share_interval
 from workbench.progress import progress_line
 from workbench.rewards.answers import find_answer
@@ -86,17 +86,6 @@ def _both(of: Callable[[Measured], Any], before: Measured, after: Measured) -> d
     return {"before": of(before), "after": of(after)}
 
 
-class Examples(NamedTuple):
-    """(held-out prompt, the base's first completion, the trained policy's); a cell shows them as a table."""
-
-    rows: list[tuple[str, str, str]]
-
-    def __str__(self) -> str:
-        return "\n\n".join(f"{prompt}\n  base:    {base!r}\n  trained: {trained!r}" for prompt, base, trained in self.rows)
-
-    __repr__ = __str__
-
-
 @dataclass(frozen=True, repr=False)
 class Evaluation:
     """Base and trained policy on the same held-out prompts; a cell shows the shares before and after, pass@k, and the gain."""
@@ -134,11 +123,6 @@ class Evaluation:
         counted = {"correct, strict format": "correct", "correct, lenient": "lenient", "strict format": "format"}
         pairs = [(label, getattr(self.before, of), getattr(self.after, of)) for label, of in counted.items()]
         return [pair for pair in pairs if pair[1] is not None and pair[2] is not None]
-
-    def examples(self, count: int = 4) -> Examples:
-        """The first prompts, each with one completion of the base and one of the trained policy."""
-        some = zip(self.prompts[:count], self.before.completions, self.after.completions, strict=False)
-        return Examples([(question(prompt), before[0], after[0]) for prompt, before, after in some])
 
     def __str__(self) -> str:
         found, n = self.found, self.found["samples"]

@@ -53,7 +53,7 @@ def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
     """Prompts of which no group ever held right and wrong completions: too hard (never right), or too easy (always right).
 
     >>> wb.inspection.never_mixed(wb.open_run()).numbers.keys()
-    dict_keys(['prompts', 'never_right', 'always_right', 'now_right'])
+    dict_keys(['prompts', 'often', 'never_right', 'always_right', 'now_right'])
 
     A prompt that was all wrong and is all right later was learnt from others: it is counted as `now_right`, and not listed.
 
@@ -73,12 +73,14 @@ def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
         else 'now right' end as kind, count(*) as groups, avg(reward) as reward, any_value(example) as example, key
         from ({groups}) group by key having bool_and(share in (0, 1)) and count(*) >= {int(least)} order by groups desc, key""",
     )
-    drawn = int(query(run.rollouts, f"select count(distinct {KEY}) as n from rollouts")["n"].iloc[0])
+    drawn = f"""select count(*) as drawn, count(*) filter (where groups >= {int(least)}) as often from
+        (select {KEY}, count(distinct (step, "group")) as groups from rollouts group by 1)"""
+    drawn, often = map(int, query(run.rollouts, drawn).iloc[0])
     frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
     kinds = {f"{kind}_right": int((frame["kind"] == f"{kind} right").sum()) for kind in ("never", "always", "now")}
-    verdict = (
-        f"no group mixed right and wrong for {kinds['never_right'] + kinds['always_right']} of the {drawn} prompts drawn: "
-        f"{kinds['never_right']} never right (too hard), {kinds['always_right']} always (too easy); {least} groups each or more"
-    )
     listed = frame[frame["kind"] != "now right"].reset_index(drop=True)
-    return Listing(verdict, listed.drop(columns="key").assign(prompt_id=listed["key"]), {"prompts": drawn, **kinds})
+    verdict = f"{drawn} prompts were drawn, {often} of them at least {least} times; of these, {len(listed)} never had right and "
+    verdict += f"wrong in one group: {kinds['never_right']} never right (too hard), {kinds['always_right']} always (too easy)"
+    return Listing(
+        verdict, listed.drop(columns="key").assign(prompt_id=listed["key"]), {"prompts": drawn, "often": often, **kinds}
+    )

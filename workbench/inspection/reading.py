@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from workbench.data.split import fingerprint
 from workbench.errors import RewardError
+from workbench.inspection.listing import Listing
 from workbench.rewards.groups import ExplainedGroup, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
@@ -18,46 +19,23 @@ from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, query
 from workbench.task import Task
 
-if TYPE_CHECKING:
-    import pandas
 
-
-@dataclass(repr=False)
-class Steps:
-    """A run's record step by step; a cell shows some of the steps as a table.
-
-    `frame`, a row per step: step, reward (mean), share_right, length_tokens (mean), clipped (share), distinct_texts (number).
-    """
-
-    frame: pandas.DataFrame
-
-    def __len__(self) -> int:
-        return len(self.frame)
-
-    @property
-    def some(self) -> pandas.DataFrame:
-        """Steps spread over the run, the first and the last among them."""
-        every = range(0, len(self), max(1, len(self) // 6))  # six, or a few more
-        return self.frame.iloc[sorted({*every, len(self) - 1})]
-
-    def __str__(self) -> str:
-        return self.some.to_string(index=False, float_format="%.3g")
-
-    __repr__ = __str__
-
-
-def by_step(run: RunDirectory) -> Steps:
+def by_step(run: RunDirectory) -> Listing:
     """What the completions of each step were like: rewards, lengths, how many were cut, how many were different.
 
     >>> wb.by_step(wb.open_run()).frame["step"].tolist()
     [1, 2]
+
+    Returns:
+        `frame`, a row per step: step, reward (mean), share_right, length_tokens (mean), clipped (share), distinct_texts (number).
 
     Raises:
         RunError: if the run recorded nothing.
     """
     columns = """step, avg(total) as reward, avg(cast("right" as double)) as share_right, avg(length_tokens) as length_tokens,
         avg(cast(finish_reason = 'length' as double)) as clipped, len(list_distinct(list(hash(completion)))) as distinct_texts"""
-    return Steps(query(run.rollouts, f"select {columns} from rollouts group by step order by step", in_turn=True))
+    frame = query(run.rollouts, f"select {columns} from rollouts group by step order by step", in_turn=True)
+    return Listing(f"{len(frame):,} steps", frame, spread=True)
 
 
 @dataclass(frozen=True)

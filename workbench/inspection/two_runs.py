@@ -10,7 +10,7 @@ from typing import Any
 from workbench.errors import RunError
 from workbench.inspection.compared import regressions
 from workbench.inspection.evaluation import gain_in_words, read_evaluation
-from workbench.inspection.listing import Listing
+from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import question
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
@@ -52,13 +52,11 @@ def _names(one: RunDirectory, other: RunDirectory) -> list[str]:
 
 
 def _settings(one: RunDirectory, other: RunDirectory, names: list[str]) -> Listing:
-    import pandas
-
     first, second = ({**dict(_flat(run.recipe().model_dump(mode="json"))), **dict(_flat(run.manifest()))} for run in (one, other))
     keys = list(dict.fromkeys([*first, *second]))
     rows = [(key, *(str(of.get(key, "-")) for of in (first, second))) for key in keys if first.get(key) != second.get(key)]
     verdict = f"{len(rows)} settings differ, {len(keys) - len(rows)} are the same"
-    return Listing(verdict, pandas.DataFrame(rows, columns=["setting", *names]), {"differ": len(rows), "of": len(keys)})
+    return Listing(verdict, frame_of(rows, ["setting", *names]), {"differ": len(rows), "of": len(keys)})
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -72,8 +70,6 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _held_out(one: RunDirectory, other: RunDirectory, names: list[str]) -> Listing:
-    import pandas
-
     lines, rows = [], []
     for run, name in zip((one, other), names, strict=True):
         found = run.read_json("evaluation.json") if (run.path / "evaluation.json").is_file() else None
@@ -84,7 +80,7 @@ def _held_out(one: RunDirectory, other: RunDirectory, names: list[str]) -> Listi
     with contextlib.suppress(RunError, ValueError):  # measured on other prompts, or before every completion was kept
         return Listing("\n".join([*lines, (found := regressions(*map(read_evaluation, (one, other)))).verdict]), found.frame)
     names = ["run", "base", "trained", "gain_low", "gain_high", "reward"]
-    return Listing("\n".join(lines), pandas.DataFrame(rows, columns=names))
+    return Listing("\n".join(lines), frame_of(rows, names))
 
 
 def _prompts(one: RunDirectory, other: RunDirectory, names: list[str]) -> Listing:

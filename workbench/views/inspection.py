@@ -6,7 +6,7 @@ import html
 from typing import Any
 
 from workbench.inspection.compared import word_diff
-from workbench.inspection.listing import SHOWN, Listing
+from workbench.inspection.listing import Listing
 from workbench.inspection.tokens import TokenView
 from workbench.inspection.two_runs import Comparison
 from workbench.printable import printable
@@ -21,7 +21,7 @@ _DIFF = {" ": "{}", "-": f"<del style='color:{BAD}'>{{}}</del>", "+": f"<ins sty
 
 def listing_table(found: Listing) -> Table:
     """A `Listing`: its verdict, and its first rows, texts as they are."""
-    rows = [[_cell(name, value, row) for name, value in row.items()] for row in found.frame.head(SHOWN).to_dict("records")]
+    rows = [[_cell(name, value, row) for name, value in row.items()] for row in found.some.to_dict("records")]
     left_out = f"\n{found.left_out}" if found.left_out else ""
     return Table([name.replace("_", " ") for name in found.frame.columns] if rows else [], rows, f"{found.verdict}{left_out}")
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from workbench.exporting.checks import Proof, Proofs
-    from workbench.inspection.evaluation import Evaluation, Examples
-    from workbench.inspection.reading import RecordedGroup, Steps
+    from workbench.inspection.evaluation import Evaluation
+    from workbench.inspection.reading import RecordedGroup
     from workbench.training.prepare import Plan
 
 _TEXT = "white-space:pre-wrap;font-family:monospace;border-left:3px solid #888;padding-left:8px"
@@ -90,11 +90,6 @@ def plan_view(plan: Plan) -> View:
     return View(pre("\n".join(lines)) + Table(plan.HEADER, plan.cells)._repr_html_(), str(plan))
 
 
-def steps_table(steps: Steps) -> Table:
-    """Some of a run's steps."""
-    return Table(steps.some.columns, steps.some.itertuples(index=False))
-
-
 def group_view(group: RecordedGroup) -> View:
     """A group's completions from best to worst, and what each function adds to their advantages, numbered alike."""
     table = group_tables(group.explained)[0]
@@ -144,11 +139,6 @@ def _shares(x: Sequence[int], curves: dict[str, tuple], axes: dict[str, str], ti
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
     axis.set_ylim(0, 1.02)
     return inline_image(with_legend(figure, axis, **axes), axes["title"])
-
-
-def examples_table(examples: Examples) -> Table:
-    """Prompts with a completion of the base and one of the trained policy."""
-    return Table(["held-out prompt", "base", "trained"], [list(map(Verbatim, row)) for row in examples.rows])
 
 
 def proof_table(proof: Proof | Proofs) -> View:

@@ -1,4 +1,4 @@
-"""A run's report: one page that begins with the answer, and holds all that it shows. No script, and nothing fetched."""
+"""A run's report: one page that begins with the answer, and holds all that it shows. No script, nothing fetched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import WorkbenchError
 from workbench.health import examine_run
-from workbench.inspection.evaluation import Evaluation
+from workbench.inspection.evaluation import Evaluation, gain_in_words
 from workbench.inspection.listing import Listing
 from workbench.inspection.reading import RecordedGroup, by_step, explain_group
 from workbench.printable import printable
@@ -42,13 +42,15 @@ def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool 
         RunError: if the run recorded nothing.
     """
     file = file or run.path / f"report.{'md' if markdown else 'html'}"
-    sections = list(_sections(run))
+    sections, title = list(_sections(run)), run.name
+    if (run.path / "evaluation.json").is_file():
+        title += f": {gain_in_words(run.read_json('evaluation.json'))}"
     if markdown:
         # A fence longer than any in the text: what a model wrote stays inside.
         page = "".join(f"## {title}\n\n{_fenced(_text(view))}\n\n" for title, view in sections)
-        page = f"# {printable(run.name)}\n\n{page}"
+        page = f"# {printable(title)}\n\n{page}"
     else:
-        title, parts = html.escape(printable(run.name)), []
+        title, parts = html.escape(printable(title)), []
         for number, (name, view) in enumerate(sections):
             shown = " open" if number < 4 else ""
             parts.append(f"<details{shown}><summary>{html.escape(name)}</summary>{_html(view)}</details>")
