@@ -23,8 +23,8 @@ from workbench.workspace import replace_file
 
 # Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the escaping.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-_STYLE = "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}details{margin:1em 0}"
-_STYLE += "summary{font-weight:bold;cursor:pointer}td,th{border-bottom:1px solid #ddd}@media print{details{display:block}}"
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em} details{margin:1em 0}
+summary{font-weight:bold;cursor:pointer} td,th{border-bottom:1px solid #ddd;vertical-align:top!important}"""
 _EXAMPLES = 3  # prompts fixed, and as many broken
 
 
@@ -52,7 +52,7 @@ def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool 
     else:
         title, parts = html.escape(printable(title)), []
         for number, (name, view) in enumerate(sections):
-            shown = " open" if number < 4 else ""
+            shown = " open" if number < 6 else ""
             parts.append(f"<details{shown}><summary>{html.escape(name)}</summary>{_html(view)}</details>")
         head = f"<meta charset='utf-8'><meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\"><title>{title}</title>"
         head = f"<!doctype html><html lang='en'><head>{head}<style>{_STYLE}</style></head>"
@@ -71,12 +71,12 @@ def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     if evaluation is None:
         yield (
             "In short",
-            f"{run.describe()}\nnot evaluated on held-out prompts: `workbench eval {run.name}` measures what it gained",
+            f"{run.describe(run.name)}\nnot evaluated on held-out prompts: `workbench eval {run.name}` measures what it gained",
         )
     else:
         changed = inspection.regressions(evaluation)
         said = str(evaluation).splitlines()
-        yield "In short", "\n".join([run.describe(), *said[:3], changed.verdict, hacks.verdict])
+        yield "In short", "\n".join([run.describe(run.name), *said[:3], changed.verdict, hacks.verdict])
         worse, better = changed.frame[changed.frame["change"] < 0], changed.frame[changed.frame["change"] > 0][::-1]
         for word, frame in (("broken", worse), ("fixed", better)):
             yield (

@@ -24,7 +24,15 @@ from workbench.views.live import RunPanel
 
 PACKAGE = Path(workbench.__file__).parent
 SHOWN_HERE = {"Table", "View", "Picture", "RunCurves", "Lab", "Controls", "RunPanel", "Chat", "Browser"}  # or in another test
-MAKE_HTML = {"display.py", "progress.py", "views/controls.py", "views/lab.py", "views/live.py", "views/chat.py"}
+MAKE_HTML = {
+    "display.py",
+    "progress.py",
+    "views/controls.py",
+    "views/lab.py",
+    "views/live.py",
+    "views/chat.py",
+    "views/browser.py",
+}
 
 
 @pytest.fixture
