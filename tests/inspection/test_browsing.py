@@ -29,7 +29,21 @@ def kept(run: RunDirectory, before: np.ndarray, after: np.ndarray) -> None:
     held = _Kept.open(run, {"right_by": "correctness_reward"})
     held.asked = {"rows": [row["prompt_id"] for row in made.rows], "adapters": whose, "greedy": False, "steps": 3}
     for who, measured in (("base", made.before), ("trained", made.after)):
-        held.add((who, "sampled", whose[who]), {row["prompt_id"]: row for row in made.rows}, measured)
+        groups = [
+            [
+                {
+                    "completion": text,
+                    "length_tokens": 1,
+                    "finished": True,
+                    "total": float(right),
+                    "right": bool(right),
+                    "format": None,
+                }
+                for text, right in zip(*own)
+            ]
+            for own in zip(measured.completions, measured.lenient)
+        ]
+        held.add((who, "sampled", whose[who]), {row["prompt_id"]: row for row in made.rows}, groups)
     run.write_json("evaluation.json", held.evaluation().found)
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,7 @@ from workbench.workspace import replace_file, shown, to_json
 
 FILE = "evaluation.parquet"
 _BATCH = 128  # completions generated together
-# Column of the file -> attribute of `Measured`.
-_COLUMNS = {"right": "lenient", "format": "format", "finished": "finished", "length_tokens": "tokens", "total": "total"}
+Group = list[dict[str, Any]]  # the completions of one prompt, each with its numbers
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,6 @@ class Measured:
     format: np.ndarray | None  # bool: keeps the strict format; None where the task does not measure it
     finished: np.ndarray  # bool: ended before the limit
     total: np.ndarray  # weighted reward
-    tokens: np.ndarray | None = None  # number of them, the one that ends the turn included
-    scores: dict[str, np.ndarray] = field(default_factory=dict)  # of each function; NaN: it did not apply
 
     @property
     def correct(self) -> np.ndarray:
@@ -59,8 +56,7 @@ class Measured:
     def some(self, places: Sequence[int]) -> Measured:
         """The same policy on some of the prompts."""
         own = {name: value[list(places)] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        scores = {name: value[list(places)] for name, value in self.scores.items()}
-        return replace(self, completions=[self.completions[place] for place in places], scores=scores, **own)
+        return dataclasses.replace(self, completions=[self.completions[place] for place in places], **own)
 
     def shares(self) -> dict[str, float | None]:
         """The shares of all completions: `correct` (strict), `correct_lenient`, `format`, `finished`; mean `reward`."""
@@ -204,7 +200,8 @@ def evaluate(
     settings = {name: getattr(policy, name) for name in ("name", "precision", "compute_dtype", "chat_template_kwargs")}
     settings |= {"rewards": suite.hash, "right_by": task.right_function, "format_by": task.format_by, "seed": seed, **sampled}
     kept = _Kept.open(run, settings)
-    adapters = {who: _sum_of(folder) if folder else "" for who, folder in folders.items()}
+    weights = {who: (folder / "adapter_model.safetensors").read_bytes() if folder else b"" for who, folder in folders.items()}
+    adapters = {who: hashlib.sha256(own).hexdigest()[:16] for who, own in weights.items()}
     kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}
     passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation")
     for number, (who, how) in enumerate(passes, 1):
@@ -216,7 +213,7 @@ def evaluate(
             some = {key: rows[key] for key in missing[start : start + size]}
             # A seed of the batch's own: what goes on after a kill ends as if it had not been.
             own = {**ways[how], "seed": seed + int(missing[start][:6], 16), "base": who == "base", "suite": suite}
-            kept.add((who, how, adapters[who]), some, measure(policy, task, [*some.values()], **own))
+            kept.add((who, how, adapters[who]), some, _groups(policy, task, [*some.values()], **own))
             progress(number * len(rows) - len(missing) + start + len(some), len(passes) * len(rows))
     kept.save()  # of what was measured before, something else may be asked for now
     evaluation = kept.evaluation()
@@ -231,11 +228,6 @@ def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[st
         rule, remedy = "a checkpoint is named by its step", f"choose from {', '.join(saved) or 'none'}"
         raise RunError(f"{run.name}: no checkpoint of step {missing[0]!r}", rule=rule, remedy=remedy)
     return {folder.name: folder for step, folder in saved.items() if step in chosen}
-
-
-def _sum_of(adapter: Path) -> str:
-    with (adapter / "adapter_model.safetensors").open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
@@ -253,7 +245,7 @@ class _Kept:
     run: RunDirectory
     settings: dict[str, Any]
     asked: dict[str, Any] = field(default_factory=dict)
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = field(default_factory=dict)
+    groups: dict[tuple[str, ...], Group] = field(default_factory=dict)
 
     @classmethod
     def open(cls, run: RunDirectory, settings: dict[str, Any] | None = None) -> _Kept:
@@ -268,18 +260,12 @@ class _Kept:
             return dataclasses.replace(kept, settings=settings or kept.settings)
         return cls(run, settings or {})
 
-    def add(self, whose: tuple[str, ...], rows: dict[str, Row], measured: Measured) -> None:
-        numbers = {name: getattr(measured, own) for name, own in _COLUMNS.items()}
-        numbers |= {f"score.{name}": own for name, own in measured.scores.items()}
-        for place, (key, row) in enumerate(rows.items()):
-            same = dict(zip(("who", "how", "adapter", "row"), (*whose, key)))
-            columns = {name: own for name, own in row.items() if name != "prompt"}
+    def add(self, whose: tuple[str, ...], rows: dict[str, Row], groups: list[Group]) -> None:
+        for (key, row), group in zip(rows.items(), groups, strict=True):
+            same = dict(zip(("who", "how", "adapter", "row"), (*whose, key), strict=True))
+            columns = {name: value for name, value in row.items() if name != "prompt"}
             same |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
-            self.groups[*whose, key] = [
-                {**same, "generation": number, "completion": text.encode("utf-8", "backslashreplace").decode()}
-                | {name: None if of is None else of[place, number].item() for name, of in numbers.items()}
-                for number, text in enumerate(measured.completions[place])
-            ]
+            self.groups[*whose, key] = [{**same, "generation": number, **own} for number, own in enumerate(group)]
         self.save()
 
     def save(self) -> None:
@@ -302,19 +288,10 @@ class _Kept:
         except KeyError:
             value, rule = f"{shown(self.run.path / FILE)}: not there, or not whole", "a run is measured before that is read"
             raise RunError(value, rule=rule, remedy=f"`workbench eval {self.run.name}` measures what is missing") from None
-        asked = [self.groups["base", "sampled", "", row][0] for row in self.asked["rows"]]
+        asked = [self.groups["base", "sampled", self.asked["adapters"]["base"], row][0] for row in self.asked["rows"]]
         rows = [{"prompt": json.loads(row["prompt"]), **json.loads(row["columns"])} for row in asked]
         curve = {0: before, **curve, self.asked["steps"]: after} if curve else {}
         return Evaluation([row["prompt"] for row in rows], before, after, self.settings["right_by"], greedy, curve, rows)
-
-
-def _measured(groups: list[list[dict[str, Any]]]) -> Measured:
-    def column(name: str, kind: type = float) -> Any:
-        return None if groups[0][0][name] is None else np.array([[row[name] for row in group] for group in groups], kind)
-
-    flags = {own: column(name, int if own == "tokens" else bool) for name, own in _COLUMNS.items() if own != "total"}
-    scores = {name.partition(".")[2]: column(name) for name in groups[0][0] if name.startswith("score.")}
-    return Measured([[row["completion"] for row in group] for group in groups], total=column("total"), scores=scores, **flags)
 
 
 def measure(
@@ -324,7 +301,6 @@ def measure(
     *,
     weights: dict[str, float] | None = None,
     samples: int = 4,
-    suite: RewardSuite | None = None,
     **sampling: Any,
 ) -> Measured:
     """Sample `samples` completions for each held-out prompt and score them with the task's own functions.
@@ -332,24 +308,31 @@ def measure(
     Args:
         rows: prompts; None: the task's held-out rows. DataError if there are none.
         weights: of the reward functions, where they differ from the task's: the recipe's `reward_weights`.
-        suite: made of the task and the weights already.
         sampling: for `sample`: `max_completion_length`, `temperature`, `seed`, `base`, `batch_size`, `progress`.
     """
     rows = _held_out(task, task.held_out if rows is None else rows)
+    return _measured(_groups(policy, task, rows, RewardSuite(task, samples, weights), samples, **sampling))
+
+
+def _groups(policy: Policy, task: Task, rows: Sequence[Row], suite: RewardSuite, samples: int, **sampling: Any) -> list[Group]:
     sampled = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **{"batch_size": _BATCH, **sampling})
-    suite = suite or RewardSuite(task, samples, weights)
     flat = [completion for group in sampled for completion in group]
     scores = suite.score([row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat])
-    shape, by_name = (len(rows), samples), dict(zip(suite.names, scores.T, strict=True))
-    return Measured(
-        completions=[[completion.text for completion in group] for group in sampled],
-        lenient=(by_name[task.right_function] > 0).reshape(shape),
-        format=None if task.format_by is None else (by_name[task.format_by] > 0).reshape(shape),
-        finished=np.array([completion.finished for completion in flat]).reshape(shape),
-        total=np.nansum(scores * suite.weights, axis=1).reshape(shape),
-        tokens=np.array([len(completion.ids) for completion in flat]).reshape(shape),
-        scores={name: own.reshape(shape) for name, own in by_name.items()},
-    )
+    found = []
+    for completion, own, total in zip(flat, scores.tolist(), np.nansum(scores * suite.weights, axis=1).tolist(), strict=True):
+        by = dict(zip(suite.names, own, strict=True))
+        kept = {"completion": completion.text, "length_tokens": len(completion.ids), "finished": completion.finished}
+        kept |= {"total": total, "right": by[task.right_function] > 0, "format": task.format_by and by[task.format_by] > 0}
+        found.append(kept | {f"score.{name}": score for name, score in by.items()})
+    return [found[start : start + samples] for start in range(0, len(found), samples)]
+
+
+def _measured(groups: list[Group]) -> Measured:
+    def column(name: str) -> Any:
+        return None if groups[0][0][name] is None else np.array([[row[name] for row in group] for group in groups])
+
+    texts = [[row["completion"] for row in group] for group in groups]
+    return Measured(texts, column("right"), column("format"), column("finished"), column("total"))
 
 
 def _held_out(task: Task, rows: Sequence[Row]) -> Sequence[Row]:

@@ -39,10 +39,13 @@ def share_interval(values: np.ndarray) -> tuple[float, float, float]:
 
 def _t_interval(values: np.ndarray) -> tuple[float, float]:
     # (mean, half the width of its 95 % interval).
+    return float(values.mean()), _t(len(values)) * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def _t(count: int) -> float:
     from scipy import stats
 
-    count = len(values)
-    return float(values.mean()), float(stats.t.ppf(0.975, count - 1)) * float(values.std(ddof=1)) / math.sqrt(count)
+    return float(stats.t.ppf(0.975, count - 1))
 
 
 def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[Any, Any]:
@@ -89,28 +92,19 @@ def best_of(total: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def detectable(prompts: int, samples: int) -> float:
-    """The smallest gain that can be told from none before anything is measured: half the width of its likely 95 % interval.
+    """The smallest gain that can be told from none: half the width that its 95 % interval will have, and at most 1.
 
-    For pass rates that are spread evenly over 0 to 1. A true gain of this size is found half of the time, one 1.4 times as
-    large four times in five.
+    For pass rates spread evenly over 0 to 1. A true gain of this size is found half of the time, one of 1.4 times four times in
+    five.
     """
-    from scipy import stats
-
-    if prompts < 2:
-        return 1.0
-    return min(1.0, float(stats.t.ppf(0.975, prompts - 1)) * math.sqrt(2 * _SPREAD / (prompts * samples)))
+    return min(1.0, _t(prompts) * math.sqrt(2 * _SPREAD / (prompts * samples))) if prompts > 1 else 1.0
 
 
 def needed(before: np.ndarray, after: np.ndarray) -> int | None:
-    """About how many more prompts it takes until the 95 % interval of the gain seen, [P, G], leaves out 0.
-
-    0 where it does already; None where the gain seen is 0.
-    """
+    """About how many more prompts tell the gain seen, [P, G], from none; 0: these do; None: none was seen."""
     mean, low, _ = paired_difference(before, after)
-    if not mean:
-        return None
-    # The half width falls with the square root of the number of prompts.
-    return max(0, math.ceil(len(before) * (((mean - low) / mean) ** 2 - 1)))
+    # The interval's half width falls with the square root of the number of prompts.
+    return max(0, math.ceil(len(before) * (((mean - low) / mean) ** 2 - 1))) if mean else None
 
 
 def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str]:

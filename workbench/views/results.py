@@ -117,9 +117,8 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     if (n := found["samples"]) > 1:
         both = {"base": (evaluation.before.pass_at_k(), GREY), "trained": (evaluation.after.pass_at_k(), BLUE)}
         curves = {label: (own.mean(axis=0), *bootstrap_interval(own.T), colour) for label, (own, colour) in both.items()}
-        title = "{word}: pass@{n} {base:.0%} -> {trained:.0%}"
-        last = {label: own[0][-1] for label, own in curves.items()}
-        axes = {"x": "k, tries at a prompt", "y": "pass@k", "title": title.format(word=found["verdict"]["word"], n=n, **last)}
+        last = " -> ".join(f"{own[-1]:.0%}" for own in found["pass_at_k"].values())
+        axes = {"x": "k, tries at a prompt", "y": "pass@k", "title": f"{found['verdict']['word']}: pass@{n} {last}"}
         images.append(_shares(range(1, n + 1), curves, axes, [2**power for power in range(n.bit_length())]))
     if found["curve"]:
         steps, *own = ([point[name] for point in found["curve"]] for name in ("step", "correct", "low", "high"))
