@@ -29,18 +29,9 @@ def kept(run: RunDirectory, before: np.ndarray, after: np.ndarray) -> None:
     held = _Kept.open(run, {"right_by": "correctness_reward"})
     held.asked = {"rows": [row["prompt_id"] for row in made.rows], "adapters": whose, "greedy": False, "steps": 3}
     for who, measured in (("base", made.before), ("trained", made.after)):
+        same = {"length_tokens": 1, "finished": True, "format": None}
         groups = [
-            [
-                {
-                    "completion": text,
-                    "length_tokens": 1,
-                    "finished": True,
-                    "total": float(right),
-                    "right": bool(right),
-                    "format": None,
-                }
-                for text, right in zip(*own)
-            ]
+            [{**same, "completion": text, "total": float(right), "right": bool(right)} for text, right in zip(*own)]
             for own in zip(measured.completions, measured.lenient)
         ]
         held.add((who, "sampled", whose[who]), {row["prompt_id"]: row for row in made.rows}, groups)
