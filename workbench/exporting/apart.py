@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench import errors
 from workbench.errors import ExportError, WorkbenchError
-from workbench.workspace import workspace, write_json
+from workbench.workspace import write_json
 
 Progress = Callable[[int, int], None]
 _LINES = 12  # of what a process said last
@@ -32,9 +32,7 @@ def run_apart(module: str, request: dict[str, Any], progress: Progress, variable
         command, environment = [sys.executable, "-m", module, name], {**os.environ, **variables}
         progress(0, 0)
         # In a session of its own: it and what it starts are ended together.
-        child = Popen(
-            command, cwd=workspace(), env=environment, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True
-        )
+        child = Popen(command, env=environment, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True)
         try:
             for line in child.stdout or ():
                 with contextlib.suppress(ValueError):  # printed before `answer` had taken the stream
