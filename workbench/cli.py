@@ -11,6 +11,7 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,15 +43,22 @@ class Result(NamedTuple):
     code: int = 0
 
 
-def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Result]], None]:
-    """Make a command of a function that returns a `Result`: it gets `--json`, and standard output is for the result alone."""
+def command(name: str | None = None, aborted: str = "", **settings: Any) -> Callable[[Callable[..., Result]], None]:
+    """Make a command of a function that returns a `Result`: it gets `--json`, and standard output is for the result alone.
+
+    `aborted`: what Ctrl-C leaves.
+    """
 
     def add(function: Callable[..., Result]) -> None:
         def run(as_json: bool, **arguments: Any) -> None:
             from workbench.processes import is_main
 
-            with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
-                result = function(**arguments)
+            try:
+                with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
+                    result = function(**arguments)
+            except KeyboardInterrupt:  # typer would end without a word
+                print(": ".join(filter(None, ["aborted", aborted])), file=sys.stderr)
+                raise typer.Exit(130) from None
             if is_main():
                 print(_json(result.found) if as_json else result.text)
             if result.code:
@@ -398,7 +406,7 @@ def doctor() -> Result:
     return Result(found, tables(found), int(broken))
 
 
-@command()
+@command(aborted="the formats that are whole stay in export/, nothing half-made does; the same command makes the rest")
 def export(
     run: Annotated[str, arg("A run by name or path; latest: the last that ended with an adapter.")] = "latest",
     formats: Annotated[Words, opt("adapter, merged_16bit, merged_4bit, gguf, or one of the three; repeat.", "--format")] = None,
@@ -422,10 +430,14 @@ def export(
     from workbench.workspace import find
 
     asked = formats or ["adapter", "merged_16bit"]
-    if (there := find(run) / "passport.json").is_file():
-        name = own.run.name if (own := artefacts.open_artefact(there.parent)).run else "RUN"
-        rule, remedy = "what is exported is a run", f"`workbench export {name}`; `workbench prove {run}` proves this artefact"
+    there, rule, name = find(run), "what is exported is a run", "RUN"
+    if (there / "passport.json").is_file():
+        name = own.run.name if (own := artefacts.open_artefact(there)).run else name
+        remedy = f"`workbench export {name}`; `workbench prove {run}` proves this artefact"
         raise ExportError(f"{run}: an artefact, {own.format} of run {name}", rule=rule, remedy=remedy)
+    if there.name == "export" and (there.parent / "recipe.yaml").is_file():
+        value, remedy = f"{run}: the exports of run {there.parent.name}", f"`workbench export {there.parent.name}`"
+        raise ExportError(value, rule=rule, remedy=remedy)
     if making.in_order(asked, into) and push and (len(asked) > 1 or asked == ["gguf"]):
         rule, remedy = "a repository holds one artefact", "give one --format with --push"
         raise ExportError(f"--push with {', '.join(asked)}", rule=rule, remedy=remedy)
@@ -435,11 +447,12 @@ def export(
             made = making.export(opened, asked, into=into, overwrite=overwrite, progress=bar)
         address = pushing.push(made[asked[0]], push) if push else None
     except ExportError as error:
-        return Result({"refused": error.value, "rule": error.rule, "remedy": error.remedy}, f"refused: {error}", 1)
+        found = {"refused": error.value, "rule": error.rule, "remedy": _flags(error.remedy)}
+        return Result(found, f"refused: {_flags(str(error))}", 1)
     return Result(made.found() | {"pushed": address}, f"{made}\npushed to {address}" if address else made)
 
 
-@command()
+@command(aborted="what was proven keeps its proof.json, and nothing half-made stays; the same command begins again")
 def prove(
     artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: all that it was exported as.")],
     run: Annotated[str | None, opt("The run that it was made of, where its folder does not tell.")] = None,
@@ -542,6 +555,11 @@ def _opened(run: str, latest: str) -> Any:
     return opened
 
 
+def _flags(text: str) -> str:
+    """A remedy in the command line's words: `overwrite=True` is --overwrite there, `into="base"` --into base."""
+    return re.sub(r'\b(into|overwrite)=(?:True|"(\w+)")', lambda said: f"--{said[1]} {said[2] or ''}".rstrip(), text)
+
+
 def _json(found: Any) -> str:
     """One JSON object in ASCII: json leaves DEL as it is, and writes NaN, which is not JSON."""
     from workbench.workspace import to_json
@@ -557,11 +575,8 @@ def main() -> None:
     except WorkbenchError as error:
         from workbench.processes import rank
 
-        print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {_flags(str(error))}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("aborted", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -37,13 +37,14 @@ def test_exports_are_made_kept_and_refused(workbench, home):
     code, out, _ = workbench("export", "r", "--format", "merged_16bit", "--format", "adapter", "--into", "base", "--json")
     found = json.loads(out)
     assert code == 0
-    assert {name: each["into"] for name, each in found["artefacts"].items()} == {"adapter": "base", "merged_16bit": "base"}
+    assert {name: each["into"] for name, each in found["artefacts"].items()} == {"adapter": None, "merged_16bit": "base"}
     assert [note.partition(":")[0] for note in found["notes"]] == ["adapter"]
     assert found["pushed"] is None
     (home / "runs/r/export/adapter/README.md").write_text("mine")
     code, out, _ = workbench("export", "r", "--format", "adapter", "--json")
     assert code == 1
-    assert "runs/r/export/adapter: another export" in json.loads(out)["refused"]
+    assert "runs/r/export/adapter: another export: README.md was changed" in json.loads(out)["refused"]
+    assert json.loads(out)["remedy"] == "--overwrite replaces it; or move it"
     code, out, _ = workbench("export", "r", "--format", "adapter")
     assert code == 1
     assert out.startswith("refused: runs/r/export/adapter: another export")
@@ -104,6 +105,10 @@ def test_a_name_that_is_wrong_is_told_from_one_that_is_none(workbench, home):
     assert code == 2
     assert "runs/demo/export/adapter: an artefact, adapter of run demo" in said
     assert "`workbench export demo`; `workbench prove runs/demo/export/adapter` proves" in said
+    code, _, said = workbench("export", "runs/demo/export")
+    assert code == 2
+    assert "runs/demo/export: the exports of run demo" in said
+    assert "remedy: `workbench export demo`" in said
     (home / "mine").mkdir()
     for command in ("prove", "verify"):
         assert "mine: neither an artefact (no passport.json) nor a run (no recipe.yaml)" in workbench(command, "mine")[2]

@@ -100,27 +100,28 @@ def test_what_is_there_already_is_kept_and_what_is_not_the_same_is_refused(home)
     again = export(run, ["adapter", "merged_16bit"], into="base", overwrite=True)
     assert [note.partition(":")[0] for note in again.notes] == ["adapter", "merged_16bit"]
     assert inodes(again) == before
-    with pytest.raises(ExportError, match="merged_16bit: another export"):
+    weights = "merged into the 16-bit base, not into the dequantised 4-bit weights"
+    with pytest.raises(ExportError, match=f"(?s)merged_16bit: another export: {weights}.*overwrite=True replaces it"):
         export(run, into="dequantised")
     assert inodes(again) == before
     assert export(run, into="dequantised", overwrite=True)["merged_16bit"].into == "dequantised"
     card = again["adapter"].path / "README.md"
     card.write_text(card.read_text() + "!")
     assert list(changed(again["adapter"].path)) == ["README.md"]
-    with pytest.raises(ExportError, match="adapter: another export, or one whose files were changed"):
+    with pytest.raises(ExportError, match="adapter: another export: README.md was changed: .* bytes then, "):
         export(run, ["adapter"])
     export(run, ["adapter"], overwrite=True)
     assert not changed(again["adapter"].path)
     # Another adapter, as after `continue`.
     shutil.copytree(saved_adapter(seed=2), run.final, dirs_exist_ok=True)
-    with pytest.raises(ExportError, match="another export"):
+    with pytest.raises(ExportError, match="another export: made of another adapter"):
         export(run, ["adapter"])
 
 
 def test_an_export_from_before_passports_is_another_export(home):
     run = made_run()
     shutil.copytree(MODEL_DIR, run.export / "merged_16bit")
-    with pytest.raises(ExportError, match="merged_16bit: another export"):
+    with pytest.raises(ExportError, match="merged_16bit: another export: its passport.json: it cannot be read: No such file"):
         export(run, ["merged_16bit"])
 
 
@@ -237,6 +238,7 @@ def test_merged_4_bit_is_quantised_again(home):
     with torch.inference_mode():
         assert model(ids).logits.isfinite().all()
     assert "merged_16bit" in exported.artefacts
+    assert "runs/r/export/merged_16bit (needed for merged_4bit)\n" in str(exported)  # which nobody asked for
 
 
 def test_what_a_kill_left_is_cleaned_up_and_never_counts(home):

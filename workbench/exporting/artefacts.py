@@ -44,19 +44,22 @@ class Exported:
     run: RunDirectory
     artefacts: dict[str, Artefact]  # by format
     notes: tuple[str, ...] = ()  # what was kept, and what the adapter was merged into
+    needed_for: str = ""  # the formats that merged_16bit was made for, where nobody asked for it
 
     def __getitem__(self, format: str) -> Artefact:
         return self.artefacts[format]
 
     def found(self) -> dict[str, Any]:
         """For scripts."""
-        made = {each.format: {"path": str(each.path), "into": each.into} for each in self.artefacts.values()}
+        into = {name: each.into if name != "adapter" else None for name, each in self.artefacts.items()}
+        made = {name: {"path": str(each.path), "into": into[name]} for name, each in self.artefacts.items()}
         return {"run": str(self.run.path), "artefacts": made, "notes": self.notes}
 
     def __str__(self) -> str:
         lines = []
         for artefact in self.artefacts.values():
-            lines.append(shown(artefact.path))
+            needed = self.needed_for if artefact.format == "merged_16bit" else ""
+            lines.append(shown(artefact.path) + f" (needed for {needed})" * bool(needed))
             lines += [f"  {file.name}  {-(-file.stat().st_size // 1024):,} KiB" for file in sorted(artefact.path.iterdir())]
         return "\n".join([*lines, *self.notes])
 
@@ -83,7 +86,13 @@ def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
         known += [shown(each.parent) for each in runs.glob(f"*/export/[!.]*/{PASSPORT}")]
         remedy = nearest(str(path), known, "`workbench export RUN` makes one")
         raise ExportError(f"{path}: {what}", rule=rule, remedy=remedy) from None
-    if folders := sorted(file.parent for file in run.export.glob(f"[!.]*/{PASSPORT}")):
+    folders = [run.export / format for format in FORMATS if (run.export / format / PASSPORT).is_file()]
+    for folder in sorted({file.parent for file in run.export.glob(f"[!.]*/{PASSPORT}")} - {*folders}):
+        try:
+            folders.append(open_artefact(folder, run).path)
+        except ExportError as error:  # somebody else's, put there
+            print(f"left out: {error.value}")
+    if folders:
         return run, folders
     value, remedy = f"{run.name}: no artefact in {shown(run.export)}", f"`workbench export {run.name}` makes them"
     raise ExportError(value, rule=rule, remedy=remedy)

@@ -34,6 +34,7 @@ _REFUSALS = {  # what the converter says -> what that means
     "BPE pre-tokenizer was not recognized": "llama.cpp does not know the rules by which this tokenizer splits text",
     "is not supported": "llama.cpp does not know this architecture",
 }
+_UNWRITTEN = re.compile(r"requested and \d+ written|iostream error|No space left|quota exceeded")  # what both say of a full disk
 # What llama.cpp's server falls back to where a file has no chat template.
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -143,7 +144,8 @@ def quantise(f16: Path, out: Path, kind: str) -> str:
     with _log(library) as lines:
         failed = library.llama_model_quantize(str(f16).encode(), str(out).encode(), ctypes.byref(asked))
     if failed:
-        remedy = "see whether the disk has room; gguf_f16 and gguf_q8_0 take every model"
+        _check_written("".join(lines))
+        remedy = "gguf_f16 and gguf_q8_0 take every model"
         raise ExportError(f"{kind}: {''.join(lines)[-400:].strip()}", rule=_RULE, remedy=remedy)
     found = Counter(re.findall(r"not divisible by +(\d+) .*?falling back to +(\w+)", "".join(lines)))
     return "; ".join(f"{count} tensors as {name}: rows no multiple of {size}" for (size, name), count in found.items())
@@ -257,9 +259,15 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, env=offline, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip() or f"exit code {done.returncode}"
+        _check_written(said)
         what = next((means for words, means in _REFUSALS.items() if words in said), "llama.cpp's converter failed")
         value = f"{what}: {said.splitlines()[-1]}"
         raise ExportError(value, rule="llama.cpp's converter knows a model and its tokenizer", remedy=_ELSEWHERE)
+
+
+def _check_written(said: str) -> None:
+    if _UNWRITTEN.search(said):
+        raise OSError("No space left on device: llama.cpp could not write its file")
 
 
 @contextlib.contextmanager
