@@ -489,6 +489,28 @@ def prove(
 
 
 @command()
+def ask(
+    artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: of its exports, merged_16bit goes first.")],
+    question: Annotated[str, arg("What to ask, in quotes.")],
+    system: Annotated[str | None, opt("System prompt, instead of the one that the run was trained under; '': none.")] = None,
+    temperature: Annotated[float, opt("0 takes the likeliest token every time.", min=0)] = 0.0,
+    base: Annotated[bool, opt("Ask the base, too.", "--base")] = False,
+) -> Result:
+    """Ask an exported model one question. It answers from the artefact's own files; `wb.chat` is the same in a notebook.
+
+    Example: `workbench ask latest "What is 15 + 27?" --base`.
+    """
+    from workbench.exporting.artefacts import meant
+    from workbench.exporting.chat import Conversation
+
+    folders = meant(artefact)[1]
+    folder = next((each for each in folders if each.name == "merged_16bit"), folders[0])
+    answers = Conversation(folder, system).reply(question, temperature, base).answers
+    said = (f"[{who}: {one.length_tokens} tokens, {one.ended}]\n{one.text}" for who, one in answers.items())
+    return Result({"artefact": folder, "question": question, "answers": answers}, "\n".join(said))
+
+
+@command()
 def verify(
     path: Annotated[str, arg("An artefact's folder, its passport.json; or a run by name or path: all its artefacts.")],
     rerun: Annotated[bool, opt("Train the run again, on the CPU, and compare to the bit.", "--rerun")] = False,

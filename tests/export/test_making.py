@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -293,12 +294,38 @@ def test_killed_at_20_random_moments(home):
     assert sum(one["killed"] for one in killed(made_run(), 20, seed=1, formats=["adapter", "merged_4bit"])) >= 15
 
 
-@pytest.mark.slow
-def test_gguf_files_are_made_of_the_merged_model(home):
+@pytest.fixture
+def llama_cpp():
     try:
         gguf.check_tools()
     except ExportError as error:
         pytest.skip(error.value)
+
+
+@pytest.mark.slow
+def test_killed_at_10_random_moments_of_a_gguf(home, llama_cpp):
+    assert sum(one["killed"] for one in killed(made_run(), 10, seed=2, formats=["gguf_q8_0"])) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "room"), [("merged_4bit", 300_000), ("gguf_f16", 1_000_000), ("gguf_q8_0", 500_000)])
+def test_a_disk_that_fills_while_a_format_is_made_of_the_merged_model(home, request, format, room):
+    run = made_run()
+    if format.startswith("gguf"):
+        request.getfixturevalue("llama_cpp")
+    export(run, ["gguf_f16" if format == "gguf_q8_0" else "merged_16bit"], into="base")
+    limit, before = resource.getrlimit(resource.RLIMIT_FSIZE), names_in(run.export)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
+    try:
+        with pytest.raises(ExportError, match=f"(?s)runs/r/export/{format}: .*remedy: free some space"):
+            export(run, [format], into="base")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert names_in(run.export) == before
+
+
+@pytest.mark.slow
+def test_gguf_files_are_made_of_the_merged_model(home, llama_cpp):
     run = made_run()
     alone = export(run, ["gguf_q8_0"], into="base")
     assert list(alone.artefacts) == ["merged_16bit", "gguf_q8_0"]
