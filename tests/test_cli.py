@@ -35,6 +35,7 @@ def test_help_names_every_command_and_where_to_start():
         "doctor",
         "export",
         "prove",
+        "ask",
         "verify",
         "lab",
         "Start with `workbench demo`",
@@ -44,7 +45,7 @@ def test_help_names_every_command_and_where_to_start():
 
 @pytest.mark.parametrize(
     "command",
-    ["demo", "notebook", "plan", "train", "continue", "watch", "control", "check", "doctor", "export", "prove", "verify", "lab"],
+    ["demo", "notebook", "plan", "train", "continue", "watch", "control", "check", "doctor", "export", "prove", "ask", "lab"],
 )
 def test_every_command_explains_itself(command):
     result = workbench(command, "--help")
