@@ -45,7 +45,22 @@ def test_help_names_every_command_and_where_to_start():
 
 @pytest.mark.parametrize(
     "command",
-    ["demo", "notebook", "plan", "train", "continue", "watch", "control", "check", "doctor", "export", "prove", "ask", "lab"],
+    [
+        "demo",
+        "notebook",
+        "plan",
+        "train",
+        "continue",
+        "watch",
+        "control",
+        "check",
+        "doctor",
+        "export",
+        "prove",
+        "ask",
+        "verify",
+        "lab",
+    ],
 )
 def test_every_command_explains_itself(command):
     result = workbench(command, "--help")

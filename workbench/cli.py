@@ -425,19 +425,14 @@ def export(
     Examples: `workbench export`, `workbench export demo --format gguf_q4_k_m --push me/sums`.
     """
     from workbench.errors import ExportError
-    from workbench.exporting import artefacts, making, pushing
+    from workbench.exporting import making, pushing
     from workbench.views.terminal import progress
     from workbench.workspace import find
 
     asked = formats or ["adapter", "merged_16bit"]
-    there, rule, name = find(run), "what is exported is a run", "RUN"
-    if (there / "passport.json").is_file():
-        name = own.run.name if (own := artefacts.open_artefact(there)).run else name
-        remedy = f"`workbench export {name}`; `workbench prove {run}` proves this artefact"
-        raise ExportError(f"{run}: an artefact, {own.format} of run {name}", rule=rule, remedy=remedy)
-    if there.name == "export" and (there.parent / "recipe.yaml").is_file():
-        value, remedy = f"{run}: the exports of run {there.parent.name}", f"`workbench export {there.parent.name}`"
-        raise ExportError(value, rule=rule, remedy=remedy)
+    if of := next((up.name for up in find(run).parents[:2] if (up / "recipe.yaml").is_file()), ""):
+        remedy = f"`workbench export {of}`; `workbench prove {run}` proves what is there"
+        raise ExportError(f"{run}: a folder of run {of}", rule="what is exported is a run", remedy=remedy)
     if making.in_order(asked, into) and push and (len(asked) > 1 or asked == ["gguf"]):
         rule, remedy = "a repository holds one artefact", "give one --format with --push"
         raise ExportError(f"--push with {', '.join(asked)}", rule=rule, remedy=remedy)

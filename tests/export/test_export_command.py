@@ -109,12 +109,12 @@ def test_a_name_that_is_wrong_is_told_from_one_that_is_none(workbench, home):
     assert "did you mean 'runs/demo/export/adapter'?" in workbench("verify", "runs/demo/export/adaptor")[2]
     code, _, said = workbench("export", "runs/demo/export/adapter")
     assert code == 2
-    assert "runs/demo/export/adapter: an artefact, adapter of run demo" in said
+    assert "runs/demo/export/adapter: a folder of run demo" in said
     assert "`workbench export demo`; `workbench prove runs/demo/export/adapter` proves" in said
     code, _, said = workbench("export", "runs/demo/export")
     assert code == 2
-    assert "runs/demo/export: the exports of run demo" in said
-    assert "remedy: `workbench export demo`" in said
+    assert "runs/demo/export: a folder of run demo" in said
+    assert "remedy: `workbench export demo`; `workbench prove runs/demo/export` proves" in said
     (home / "mine").mkdir()
     for command in ("prove", "verify"):
         assert "mine: neither an artefact (no passport.json) nor a run (no recipe.yaml)" in workbench(command, "mine")[2]

@@ -38,7 +38,7 @@ def written_by(reader: Reader, request: dict[str, Any], sampled: list[list[int]]
     ids, logprobs = [], []
     while len(ids) < count:
         some = prompts[len(ids) : len(ids) + TOGETHER]
-        ids += reader.generate(some, most) if isinstance(reader, HFReader) else [reader.greedy(some[0], most)]
+        ids += reader.generate(some, most) if isinstance(reader, HFReader) else [reader.write(some[0], most)]
         progress(len(ids), 2 * count)
     for prompt, completion in zip(prompts, sampled, strict=True):
         logprobs.append(reader.logprobs(prompt, completion))

@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,21 +151,17 @@ def quantise(f16: Path, out: Path, kind: str) -> str:
     return "; ".join(f"{count} tensors as {name}: rows no multiple of {size}" for (size, name), count in found.items())
 
 
-def open_gguf(file: Path, n_ctx: int = 4096) -> Gguf:
-    """A `reading.Reader` over llama.cpp, on the CPU, with room for `n_ctx` tokens; it grows where a completion wants more.
+class Gguf:
+    """A GGUF file as llama.cpp reads it, on the CPU, with room for `n_ctx` tokens, which grows; else as `reading.HFReader`.
 
     ExportError, with what llama.cpp said, if it cannot load the file.
     """
-    return Gguf(file, n_ctx)
 
-
-class Gguf:
-    """A GGUF file as llama.cpp reads it: see `reading.Reader`."""
-
-    def __init__(self, file: Path, n_ctx: int) -> None:
+    def __init__(self, file: Path, n_ctx: int = 4096) -> None:
         self._library, self._file = llama_cpp(), file
         self._open(n_ctx)
         self.template = self._llama.metadata.get("tokenizer.chat_template")
+        self.ends = {each for each in range(self._llama.n_vocab()) if self._library.llama_vocab_is_eog(self._model.vocab, each)}
         self.eos, self.bos = (None if token < 0 else token for token in (self._llama.token_eos(), self._llama.token_bos()))
 
     def _open(self, n_ctx: int) -> None:
@@ -201,21 +197,22 @@ class Gguf:
         size = self._library.llama_detokenize(self._model.vocab, tokens, len(ids), text, len(text), False, False)
         return text.raw[: max(size, 0)].decode(errors="replace")
 
-    def greedy(self, ids: Sequence[int], max_completion_length: int) -> list[int]:
-        """To the first token that llama.cpp takes for an end, or to that many."""
-        self._evaluate(ids, max_completion_length)
-        found: list[int] = []
-        while len(found) < max_completion_length:
-            found.append(int(self._llama.scores[self._llama.n_tokens - 1].argmax()))
-            if self._library.llama_vocab_is_eog(self._model.vocab, found[-1]):
+    def write(
+        self, ids: Sequence[int], most: int, temperature: float = 0.0, look: Callable[[list[int]], bool] = lambda written: False
+    ) -> list[int]:
+        self._make_room(len(ids) + most)
+        written: list[int] = []
+        for token in self._llama.generate(ids, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
+            written.append(token)
+            if look(written) or token in self.ends or len(written) == most:
                 break
-            self._llama.eval(found[-1:])
-        return found
+        return written
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         from scipy.special import logsumexp
 
-        self._evaluate([*prompt_ids, *completion_ids])
+        self._make_room(len(prompt_ids) + len(completion_ids))
+        self._llama.eval([*prompt_ids, *completion_ids])
         first, count = len(prompt_ids) - 1, len(completion_ids)
         logits = self._llama.scores[first : first + count].astype("float64")
         chosen = logits[range(count), list(completion_ids)]
@@ -229,12 +226,15 @@ class Gguf:
         eos, bos = ("" if token is None else self._model.token_get_text(token) for token in (self.eos, self.bos))
         return self._library.llama_chat_format.Jinja2ChatFormatter(self.template or _CHATML, eos, bos)
 
-    def _evaluate(self, ids: Sequence[int], room: int = 0) -> None:
-        if len(ids) + room > self._llama.n_ctx():
+    def _make_room(self, tokens: int) -> None:
+        if tokens > self._llama.n_ctx():
             self.close()
-            self._open(2 * (len(ids) + room))
+            self._open(2 * tokens)
         self._llama.reset()
-        self._llama.eval(list(ids))
+
+    @property
+    def context(self) -> int:
+        return self._llama.n_ctx()
 
 
 def llama_cpp() -> Any:
