@@ -430,7 +430,7 @@ def export(
     from workbench.workspace import find
 
     asked = formats or ["adapter", "merged_16bit"]
-    if of := next((up.name for up in find(run).parents[:2] if (up / "recipe.yaml").is_file()), ""):
+    if of := next((up.name for up in find(run).parents[:2] if (up / "manifest.json").is_file()), ""):
         remedy = f"`workbench export {of}`; `workbench prove {run}` proves what is there"
         raise ExportError(f"{run}: a folder of run {of}", rule="what is exported is a run", remedy=remedy)
     if making.in_order(asked, into) and push and (len(asked) > 1 or asked == ["gguf"]):

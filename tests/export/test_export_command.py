@@ -115,6 +115,8 @@ def test_a_name_that_is_wrong_is_told_from_one_that_is_none(workbench, home):
     assert code == 2
     assert "runs/demo/export: a folder of run demo" in said
     assert "remedy: `workbench export demo`; `workbench prove runs/demo/export` proves" in said
+    (home / "recipe.yaml").write_text("")  # somebody's next recipe: what lies around a run is no run
+    assert workbench("export", "runs/demo", "--format", "adapter")[0] == 0
     (home / "mine").mkdir()
     for command in ("prove", "verify"):
         assert "mine: neither an artefact (no passport.json) nor a run (no recipe.yaml)" in workbench(command, "mine")[2]

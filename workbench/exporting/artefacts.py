@@ -51,8 +51,8 @@ class Exported:
 
     def found(self) -> dict[str, Any]:
         """For scripts."""
-        into = {name: each.into if name != "adapter" else None for name, each in self.artefacts.items()}
-        made = {name: {"path": str(each.path), "into": into[name]} for name, each in self.artefacts.items()}
+        into = {name: one.into if name != "adapter" else None for name, one in self.artefacts.items()}
+        made = {name: {"path": str(one.path), "into": into[name]} for name, one in self.artefacts.items()}
         return {"run": str(self.run.path), "artefacts": made, "notes": self.notes}
 
     def __str__(self) -> str:

@@ -70,11 +70,9 @@ class Conversation:
         self.artefact, told, in_force = _opened(artefact), "", {}
         if (run := self.artefact.run) is not None:
             told, in_force = serving.system_prompt(run), run.manifest().get("settings", {}).get("in_force", {})
-        elif (self.artefact.path / PASSPORT).is_file():
-            with contextlib.suppress(ExportError):  # a passport that was changed says nothing
-                prompt = (read_passport(self.artefact.path).get("rollouts") or [{"prompt": []}])[0]["prompt"]
-                system = (own["content"] for own in prompt if own["role"] == "system")
-                told = None if isinstance(prompt, str) else next(system, "")
+        else:
+            with contextlib.suppress(ExportError):  # none, or a passport that was changed, says nothing
+                told = serving.system_of((read_passport(self.artefact.path).get("rollouts") or [{"prompt": []}])[0]["prompt"])
         self._as_text = told is None  # the run's prompts were plain text, without a template
         self.system_prompt = told or "" if system_prompt is None else system_prompt
         self.max_completion_length = max_completion_length or in_force.get("max_completion_length") or _MOST

@@ -118,15 +118,10 @@ class Proofs(list[Proof]):
         for proof in self:
             proof.require()
 
-    @property
-    def summary(self) -> str:
-        """In a line: how many passed, or which did not."""
-        count, failed = len(self), [proof.format for proof in self if not proof.passed]
-        if failed:
-            return f"{len(failed)} of {count} FAILED: {', '.join(failed)}"
-        return f"{count} artefacts: {count} passed ({', '.join(proof.format for proof in self)})"
-
     def __str__(self) -> str:
-        return "\n".join([*map(str, self), *[self.summary] * (len(self) > 1)])
+        count, failed = len(self), [proof.format for proof in self if not proof.passed]
+        last = f"{count} artefacts: {count} passed ({', '.join(proof.format for proof in self)})"
+        last = f"{len(failed)} of {count} FAILED: {', '.join(failed)}" if failed else last
+        return "\n".join([*map(str, self), *[last] * (count > 1)])
 
     __repr__ = __str__

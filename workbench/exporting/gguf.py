@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,16 @@ def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> No
         config["added_tokens_decoder"] = {index: token.__getstate__() for index, token in tokenizer.added_tokens_decoder.items()}
         (links / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         options = ["--outfile", str(out), "--outtype", "f16", "--model-name", name or out.stem]
-        _run([sys.executable, str(tools / _CONVERTER), str(links), *options])
-    # tokenizer.json has a say in these, too. What the converter left out keeps llama.cpp's default.
+        command = [sys.executable, str(tools / _CONVERTER), str(links), *options]
+        offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # it would run the code that a tokenizer names
+        done = subprocess.run(command, env=offline, capture_output=True, text=True)
+    if done.returncode:
+        _check_written(said := done.stderr.strip() or f"exit code {done.returncode}")
+        what = next((means for words, means in _REFUSALS.items() if words in said), "llama.cpp's converter failed")
+        value, rule = f"{what}: {said.splitlines()[-1]}", "llama.cpp's converter knows a model and its tokenizer"
+        raise ExportError(value, rule=rule, remedy=_ELSEWHERE)
     reader = gguf_py(tools).GGUFReader(out, "r+")
+    # tokenizer.json has a say in these, too. What the converter left out keeps llama.cpp's default.
     for field_name, value in (adds | {"eos_token_id": tokenizer.eos_token_id}).items():
         if (field := reader.get_field(f"tokenizer.ggml.{field_name}")) is not None and value is not None:
             field.parts[field.data[0]][0] = value
@@ -165,6 +172,7 @@ class Gguf:
         self.eos, self.bos = (None if token < 0 else token for token in (self._llama.token_eos(), self._llama.token_bos()))
 
     def _open(self, n_ctx: int) -> None:
+        self.context = n_ctx
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // 2))
         options = {"n_ctx": n_ctx, "n_threads": threads, "n_threads_batch": threads, "logits_all": True, "verbose": False}
         with _log(self._library) as lines:
@@ -175,7 +183,7 @@ class Gguf:
                 value, remedy = f"{shown(self._file)}: {said or error}", "export it again"
                 raise ExportError(value, rule="a GGUF file loads in llama.cpp", remedy=remedy) from error
         self._model = self._llama._model
-        self._end = weakref.finalize(self, self._llama.close)  # at the latest when Python ends: too late for the library's own
+        self.close = weakref.finalize(self, self._llama.close)  # at the latest when Python ends: too late for the library's own
 
     def render(self, prompt: Any) -> str | None:
         return prompt if isinstance(prompt, str) else self._formatter(messages=prompt).prompt if self.template else None
@@ -197,9 +205,7 @@ class Gguf:
         size = self._library.llama_detokenize(self._model.vocab, tokens, len(ids), text, len(text), False, False)
         return text.raw[: max(size, 0)].decode(errors="replace")
 
-    def write(
-        self, ids: Sequence[int], most: int, temperature: float = 0.0, look: Callable[[list[int]], bool] = lambda written: False
-    ) -> list[int]:
+    def write(self, ids: Sequence[int], most: int, temperature: float = 0.0, look: Any = lambda _: False) -> list[int]:
         self._make_room(len(ids) + most)
         written: list[int] = []
         for token in self._llama.generate(ids, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
@@ -218,23 +224,16 @@ class Gguf:
         chosen = logits[range(count), list(completion_ids)]
         return (chosen - logsumexp(logits, axis=1)).tolist()
 
-    def close(self) -> None:
-        self._end()
-
     @functools.cached_property
     def _formatter(self) -> Any:
         eos, bos = ("" if token is None else self._model.token_get_text(token) for token in (self.eos, self.bos))
         return self._library.llama_chat_format.Jinja2ChatFormatter(self.template or _CHATML, eos, bos)
 
     def _make_room(self, tokens: int) -> None:
-        if tokens > self._llama.n_ctx():
+        if tokens > self.context:
             self.close()
             self._open(2 * tokens)
         self._llama.reset()
-
-    @property
-    def context(self) -> int:
-        return self._llama.n_ctx()
 
 
 def llama_cpp() -> Any:
@@ -252,17 +251,6 @@ def _version() -> str:
 def _cached() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "grpo-workbench" / f"llama.cpp-{_version()}"
-
-
-def _run(command: list[str]) -> None:
-    offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # it would run the code that a tokenizer names
-    done = subprocess.run(command, env=offline, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip() or f"exit code {done.returncode}"
-        _check_written(said)
-        what = next((means for words, means in _REFUSALS.items() if words in said), "llama.cpp's converter failed")
-        value = f"{what}: {said.splitlines()[-1]}"
-        raise ExportError(value, rule="llama.cpp's converter knows a model and its tokenizer", remedy=_ELSEWHERE)
 
 
 def _check_written(said: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workbench.data.template import prompt_text
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Reader: TypeAlias = "HFReader | Gguf"  # an artefact in memory; log-probabilities are natural, at temperature 1
 TOGETHER = 32  # completions that are written, or read, at a time
-_SHAPES = ("temperature", "top_k", "top_p")
 _LOGITS = 1e8  # numbers that one forward pass may leave: 400 MB
 
 
@@ -38,9 +37,6 @@ def open_reader(artefact: Artefact) -> Reader:
     if artefact.format.startswith("gguf"):
         from workbench.exporting.gguf import Gguf
 
-        if not artefact.gguf.is_file():
-            rule, remedy = "a GGUF artefact is a folder with a GGUF file", "export it again, with overwrite"
-            raise ExportError(f"{artefact.path.name}: no GGUF file", rule=rule, remedy=remedy)
         return Gguf(artefact.gguf, n_ctx=policy.get("max_seq_length") or 4096)
     plain.version()  # imports what must come first
     from transformers import AutoTokenizer
@@ -99,9 +95,7 @@ class HFReader:
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         return logprobs_of(self.model, [(prompt_ids, completion_ids)])[0]
 
-    def write(
-        self, ids: Sequence[int], most: int, temperature: float = 0.0, look: Callable[[list[int]], bool] = lambda written: False
-    ) -> list[int]:
+    def write(self, ids: Sequence[int], most: int, temperature: float = 0.0, look: Any = lambda _: False) -> list[int]:
         """A completion of at most so many tokens, EOS included; `look` gets what is written after each, and ends it by True."""
         import torch
 
@@ -120,7 +114,8 @@ class HFReader:
         pad, width = self.tokenizer.pad_token_id or 0, max(map(len, prompts))
         ids = torch.tensor([[pad] * (width - len(own)) + list(own) for own in prompts], device=self.model.device)
         mask = torch.tensor([[0] * (width - len(own)) + [1] * len(own) for own in prompts], device=self.model.device)
-        shape = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else dict.fromkeys(_SHAPES)
+        shape: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        shape = shape if temperature else dict.fromkeys(shape)
         # What its generation_config asks for besides is not what it was trained under.
         shape |= {"do_sample": temperature > 0, "min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
         more |= {"max_new_tokens": max_completion_length, "pad_token_id": pad, "eos_token_id": self.ends or None}

@@ -152,9 +152,8 @@ def _numbers(measured: dict[str, Any], who: str) -> list[str]:
     # A proof may come from a file that somebody else wrote: what is not there is left out.
     forms = {"reward": ".2f", "pass@1": ".0%", "ended": ".0%", "kl_per_token": ".2g"}
     numbers = [number(own.get(who, 0) if (own := measured.get(name)) else None, form) for name, form in forms.items()]
-    share = {"policy": {"share": 1.0}, "base": {"share": 0.0}}.get(who) or measured.get("of_the_run") or {}
-    between = f" ({share['low']:.0%} to {share['high']:.0%})" if "low" in share else ""
-    return [number(share.get("share"), ".0%") + between, *numbers]
+    share = "{share:.0%} ({low:.0%} to {high:.0%})".format(**measured["of_the_run"]) if "of_the_run" in measured else "-"
+    return [{"policy": "100%", "base": "0%"}.get(who, share), *numbers]
 
 
 def _checked(proof: Proof) -> list[View | Table]:
