@@ -44,10 +44,7 @@ class Result(NamedTuple):
 
 
 def command(name: str | None = None, aborted: str = "", **settings: Any) -> Callable[[Callable[..., Result]], None]:
-    """Make a command of a function that returns a `Result`: it gets `--json`, and standard output is for the result alone.
-
-    `aborted`: what Ctrl-C leaves.
-    """
+    """A command of a function that returns a `Result`, which alone goes to standard output; `aborted`: what Ctrl-C leaves."""
 
     def add(function: Callable[..., Result]) -> None:
         def run(as_json: bool, **arguments: Any) -> None:

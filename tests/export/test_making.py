@@ -239,7 +239,7 @@ def test_merged_4_bit_is_quantised_again(home):
     with torch.inference_mode():
         assert model(ids).logits.isfinite().all()
     assert "merged_16bit" in exported.artefacts
-    assert "runs/r/export/merged_16bit (needed for merged_4bit)\n" in str(exported)  # which nobody asked for
+    assert "merged_16bit: needed for merged_4bit" in exported.notes  # which nobody asked for
 
 
 def test_what_a_kill_left_is_cleaned_up_and_never_counts(home):

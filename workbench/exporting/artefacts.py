@@ -43,8 +43,7 @@ class Exported:
 
     run: RunDirectory
     artefacts: dict[str, Artefact]  # by format
-    notes: tuple[str, ...] = ()  # what was kept, and what the adapter was merged into
-    needed_for: str = ""  # the formats that merged_16bit was made for, where nobody asked for it
+    notes: tuple[str, ...] = ()  # what was kept, what nobody asked for, and what the adapter was merged into
 
     def __getitem__(self, format: str) -> Artefact:
         return self.artefacts[format]
@@ -58,8 +57,7 @@ class Exported:
     def __str__(self) -> str:
         lines = []
         for artefact in self.artefacts.values():
-            needed = self.needed_for if artefact.format == "merged_16bit" else ""
-            lines.append(shown(artefact.path) + f" (needed for {needed})" * bool(needed))
+            lines.append(shown(artefact.path))
             lines += [f"  {file.name}  {-(-file.stat().st_size // 1024):,} KiB" for file in sorted(artefact.path.iterdir())]
         return "\n".join([*lines, *self.notes])
 

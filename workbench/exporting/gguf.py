@@ -159,10 +159,7 @@ def quantise(f16: Path, out: Path, kind: str) -> str:
 
 
 class Gguf:
-    """A GGUF file as llama.cpp reads it, on the CPU, with room for `n_ctx` tokens, which grows; else as `reading.HFReader`.
-
-    ExportError, with what llama.cpp said, if it cannot load the file.
-    """
+    """As `reading.HFReader`, a GGUF file in llama.cpp, on the CPU, with room for `n_ctx` tokens, which grows; or ExportError."""
 
     def __init__(self, file: Path, n_ctx: int = 4096) -> None:
         self._library, self._file = llama_cpp(), file

@@ -65,10 +65,11 @@ def export(
     other = {each: _other(artefact, weights) for each, artefact in chosen.items()}
     kept, making = [each for each in ordered if not other[each]], [chosen[each] for each in ordered if other[each]]
     notes += [f"{each}: kept, as nothing has changed since it was made" for each in kept]
-    if (there := [each for each in making if each.path.exists()]) and not overwrite:
-        value = f"{shown(there[0].path)}: another export: {other[there[0].format]}"
-        remedy = "overwrite=True replaces it; or move it"
+    if (there := next((each for each in making if each.path.exists()), None)) and not overwrite:
+        value, remedy = f"{shown(there.path)}: another export: {other[there.format]}", "overwrite=True replaces it; or move it"
         raise ExportError(value, rule="an export never writes over another unasked", remedy=remedy)
+    if "merged_16bit" in ordered and "merged_16bit" not in formats:
+        notes.append(f"merged_16bit: needed for {', '.join(each for each in ordered if each not in FORMATS[:2])}")
     update = progress or progress_line("export")
     with _alone(run):
         for left in [*run.export.glob(".*.part"), *run.export.glob(".*.before")]:  # by a kill
@@ -80,8 +81,7 @@ def export(
             update(done, len(chosen))
             notes += _made(run, artefact, verdict)
         update(len(chosen), len(chosen))
-    unasked = () if "merged_16bit" in formats else [each for each in ordered if each not in ("adapter", "merged_16bit")]
-    return Exported(run, chosen, tuple(notes), ", ".join(unasked))
+    return Exported(run, chosen, tuple(notes))
 
 
 @contextlib.contextmanager
