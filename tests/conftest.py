@@ -78,8 +78,9 @@ def patience() -> None:
 
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Path:
-    """A workspace of its own for everything that is written under relative paths."""
+    """A workspace of its own for everything that is written under relative paths, and somebody who stands in it."""
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

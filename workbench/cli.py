@@ -11,6 +11,7 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,15 +43,19 @@ class Result(NamedTuple):
     code: int = 0
 
 
-def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Result]], None]:
-    """Make a command of a function that returns a `Result`: it gets `--json`, and standard output is for the result alone."""
+def command(name: str | None = None, aborted: str = "", **settings: Any) -> Callable[[Callable[..., Result]], None]:
+    """A command of a function that returns a `Result`, which alone goes to standard output; `aborted`: what Ctrl-C leaves."""
 
     def add(function: Callable[..., Result]) -> None:
         def run(as_json: bool, **arguments: Any) -> None:
             from workbench.processes import is_main
 
-            with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
-                result = function(**arguments)
+            try:
+                with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
+                    result = function(**arguments)
+            except KeyboardInterrupt:  # typer would end without a word
+                print(": ".join(filter(None, ["aborted", aborted])), file=sys.stderr)
+                raise typer.Exit(130) from None
             if is_main():
                 print(_json(result.found) if as_json else result.text)
             if result.code:
@@ -448,7 +453,7 @@ def doctor() -> Result:
     return Result(found, tables(found), int(broken))
 
 
-@command()
+@command(aborted="the formats that are whole stay in export/, nothing half-made does; the same command makes the rest")
 def export(
     run: Annotated[str, arg("A run by name or path; latest: the last that ended with an adapter.")] = "latest",
     formats: Annotated[Words, opt("adapter, merged_16bit, merged_4bit, gguf, or one of the three; repeat.", "--format")] = None,
@@ -467,15 +472,14 @@ def export(
     Examples: `workbench export`, `workbench export demo --format gguf_q4_k_m --push me/sums`.
     """
     from workbench.errors import ExportError
-    from workbench.exporting import artefacts, making, pushing
+    from workbench.exporting import making, pushing
     from workbench.views.terminal import progress
     from workbench.workspace import find
 
     asked = formats or ["adapter", "merged_16bit"]
-    if (there := find(run) / "passport.json").is_file():
-        name = own.run.name if (own := artefacts.open_artefact(there.parent)).run else "RUN"
-        rule, remedy = "what is exported is a run", f"`workbench export {name}`; `workbench prove {run}` proves this artefact"
-        raise ExportError(f"{run}: an artefact, {own.format} of run {name}", rule=rule, remedy=remedy)
+    if of := next((up.name for up in find(run).parents[:2] if (up / "manifest.json").is_file()), ""):
+        remedy = f"`workbench export {of}`; `workbench prove {run}` proves what is there"
+        raise ExportError(f"{run}: a folder of run {of}", rule="what is exported is a run", remedy=remedy)
     if making.in_order(asked, into) and push and (len(asked) > 1 or asked == ["gguf"]):
         rule, remedy = "a repository holds one artefact", "give one --format with --push"
         raise ExportError(f"--push with {', '.join(asked)}", rule=rule, remedy=remedy)
@@ -485,11 +489,12 @@ def export(
             made = making.export(opened, asked, into=into, overwrite=overwrite, progress=bar)
         address = pushing.push(made[asked[0]], push) if push else None
     except ExportError as error:
-        return Result({"refused": error.value, "rule": error.rule, "remedy": error.remedy}, f"refused: {error}", 1)
+        found = {"refused": error.value, "rule": error.rule, "remedy": _flags(error.remedy)}
+        return Result(found, f"refused: {_flags(str(error))}", 1)
     return Result(made.found() | {"pushed": address}, f"{made}\npushed to {address}" if address else made)
 
 
-@command()
+@command(aborted="what was proven keeps its proof.json, and nothing half-made stays; the same command begins again")
 def prove(
     artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: all that it was exported as.")],
     run: Annotated[str | None, opt("The run that it was made of, where its folder does not tell.")] = None,
@@ -523,6 +528,28 @@ def prove(
         found = held_against(artefact, run=own, prompts=prompts, task=task and load_task(task), progress=begun)
     proofs = found if isinstance(found, Proofs) else Proofs([found])
     return Result({"passed": proofs.passed, "proofs": proofs}, proofs, int(not proofs.passed))
+
+
+@command()
+def ask(
+    artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: of its exports, merged_16bit goes first.")],
+    question: Annotated[str, arg("What to ask, in quotes.")],
+    system: Annotated[str | None, opt("System prompt, instead of the one that the run was trained under; '': none.")] = None,
+    temperature: Annotated[float, opt("0 takes the likeliest token every time.", min=0)] = 0.0,
+    base: Annotated[bool, opt("Ask the base, too.", "--base")] = False,
+) -> Result:
+    """Ask an exported model one question. It answers from the artefact's own files; `wb.chat` is the same in a notebook.
+
+    Example: `workbench ask latest "What is 15 + 27?" --base`.
+    """
+    from workbench.exporting.artefacts import meant
+    from workbench.exporting.chat import Conversation
+
+    folders = meant(artefact)[1]
+    folder = next((each for each in folders if each.name == "merged_16bit"), folders[0])
+    answers = Conversation(folder, system).reply(question, temperature, base).answers
+    said = (f"[{who}: {one.length_tokens} tokens, {one.ended}]\n{one.text}" for who, one in answers.items())
+    return Result({"artefact": folder, "question": question, "answers": answers}, "\n".join(said))
 
 
 @command()
@@ -592,6 +619,11 @@ def _opened(run: str, latest: str) -> Any:
     return opened
 
 
+def _flags(text: str) -> str:
+    """A remedy in the command line's words: `overwrite=True` is --overwrite there, `into="base"` --into base."""
+    return re.sub(r'\b(into|overwrite)=(?:True|"(\w+)")', lambda said: f"--{said[1]} {said[2] or ''}".rstrip(), text)
+
+
 def _json(found: Any) -> str:
     """One JSON object in ASCII: json leaves DEL as it is, and writes NaN, which is not JSON."""
     from workbench.workspace import to_json
@@ -607,11 +639,8 @@ def main() -> None:
     except WorkbenchError as error:
         from workbench.processes import rank
 
-        print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {_flags(str(error))}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("aborted", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

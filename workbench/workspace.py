@@ -45,9 +45,10 @@ def looked_in() -> str:
 
 
 def shown(path: str | os.PathLike) -> str:
-    """`path` as a reader wants it: relative to the workspace where it lies inside it."""
-    path = Path(path)
-    return str(path.relative_to(workspace()) if path.is_relative_to(workspace()) else path)
+    """`path` as a reader wants it: relative to the workspace where somebody stands in it (or in its `notebooks`)."""
+    path, here = Path(path), workspace()
+    stands = Path.cwd() in (here, here / "notebooks")  # from anywhere else, a relative path would lead nowhere
+    return str(path.relative_to(here) if stands and path.is_relative_to(here) else path)
 
 
 @contextlib.contextmanager

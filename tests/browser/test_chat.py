@@ -25,15 +25,15 @@ chat = wb.chat(wb.resolve("adapter"), "What is 15 + 27?", max_completion_length=
 chat.talk.reply("Hello")
 chat.talk.turns.clear()
 writer = chat.talk._writers["trained"]
-prompt_ids, decode = writer.reader.prompt_ids, writer.reader.decode
+prompt_ids, decode = writer.prompt_ids, writer.decode
 
 def endless(prompt):
     if len(chat.talk.turns) > 1:
-        writer.reader.model.generation_config.eos_token_id, writer.ends = 600, set()
-        writer.reader.decode = lambda ids: time.sleep(0.3) or decode(ids)
+        writer.model.generation_config.eos_token_id, writer.ends = 600, set()
+        writer.decode = lambda ids: time.sleep(0.3) or decode(ids)
     return prompt_ids(prompt)
 
-writer.reader.prompt_ids = endless
+writer.prompt_ids = endless
 chat"""
 
 

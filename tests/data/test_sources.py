@@ -184,7 +184,9 @@ def test_files_that_are_none_are_errors_with_a_remedy(home, name, content, said)
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "nowhere", "./x/y", "a/b/c"])
-def test_a_missing_file(home, name):
+def test_a_missing_file(home, name, monkeypatch):
+    (home / "here").mkdir()
+    monkeypatch.chdir(home / "here")
     with pytest.raises(DataError, match=r"(?s)no such file.*looked in .* and in "):
         open_source(name)
 

@@ -76,7 +76,7 @@ def _export(run: Any, formats: Sequence[str], out: int, moment: tuple[int, int])
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        making._same = lambda *_: False  # all is made again
+        making._other = lambda *_: "all is made again"
         sys.addaudithook(seen)
         making.export(run, formats, overwrite=True)
         os.write(out, f"{operations} {events}".encode())

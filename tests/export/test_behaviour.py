@@ -63,6 +63,15 @@ def test_the_policy_itself_passes(kind):
     assert measured["pass@1"]["policy"] == measured["pass@1"]["artefact"] == pytest.approx(57 / 64)
 
 
+def test_greedy_answers_that_the_base_gives_too_are_said_to_tell_nothing():
+    reference, found = drawn()  # the base's answers are the policy's
+    words = "policy and base cannot be told apart here, so this line tells nothing about training"
+    assert check_behaviour(artefact(), found, reference, SUITE)[0][3].found.endswith(words)
+    right = [each and number % 2 == 0 for number, each in enumerate(reference.policy.right)]  # and now half of them
+    worse = replace(reference.base, right=right, reward=[2.0 * each for each in right])
+    assert words not in check_behaviour(artefact(), found, replace(reference, base=worse), SUITE)[0][3].found
+
+
 @pytest.mark.parametrize("format", ["adapter", "merged_16bit", "gguf_q8_0"])
 def test_what_writes_like_the_base_is_found_though_its_answers_are_the_policys(format):
     reference, found = drawn()

@@ -134,7 +134,7 @@ def test_what_is_too_long_is_cut_or_refused_in_words(adapter):
 
 
 def _ids(talk: Conversation, messages: list[dict[str, str]]) -> list[int]:
-    return talk._writers["trained"].reader.prompt_ids(messages)
+    return talk._writers["trained"].prompt_ids(messages)
 
 
 def test_what_fails_on_the_way_keeps_what_was_written(made, adapter):

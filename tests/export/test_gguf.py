@@ -147,7 +147,7 @@ def greedy(model, prompt, count=64):
 @pytest.mark.slow
 def test_token_ids_are_those_of_training(f16, original, rows, tmp_path):
     _, tokenizer = original
-    reader = gguf.open_gguf(f16)
+    reader = gguf.Gguf(f16)
     texts = [prompt_text(row["prompt"], tokenizer) for row in rows]
     assert len(texts) == 1000
     theirs = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -164,21 +164,21 @@ def test_token_ids_are_those_of_training(f16, original, rows, tmp_path):
 @pytest.mark.slow
 def test_it_writes_what_the_original_writes(f16, original, rows, capfd):
     model, _ = original
-    reader, again = gguf.open_gguf(f16), gguf.open_gguf(f16)
+    reader, again = gguf.Gguf(f16), gguf.Gguf(f16)
     for row in rows[:4]:
         prompt = reader.prompt_ids(row["prompt"])
         completion = greedy(model, prompt)
-        assert reader.greedy(prompt, 64) == again.greedy(prompt, 64) == completion
-        assert reader.greedy(prompt, 3) == completion[:3]
+        assert reader.write(prompt, 64) == again.write(prompt, 64) == completion
+        assert reader.write(prompt, 3) == completion[:3]
         found = reader.logprobs(prompt, completion)
         assert found == again.logprobs(prompt, completion)
         assert np.abs(found - log_probabilities(model, prompt, completion)).max() < 2e-3
     assert capfd.readouterr() == ("", "")
     # Where there is too little room for a prompt and its completion, there is more.
-    small = gguf.open_gguf(f16, n_ctx=256)
+    small = gguf.Gguf(f16, n_ctx=256)
     long = prompt * 5 + prompt
     assert len(long) > 256
-    assert small.greedy(long, 64) == reader.greedy(long, 64)
+    assert small.write(long, 64) == reader.write(long, 64)
 
 
 @pytest.mark.slow
@@ -190,9 +190,9 @@ def test_quantised_forms_stay_near_and_say_what_they_store_otherwise(f16, rows, 
     assert note == (
         "" if kind == "q8_0" else "20 tensors as q5_0: rows no multiple of 256; 2 tensors as q8_0: rows no multiple of 256"
     )
-    whole, small = gguf.open_gguf(f16), gguf.open_gguf(tmp_path / "small.gguf")
+    whole, small = gguf.Gguf(f16), gguf.Gguf(tmp_path / "small.gguf")
     prompt = whole.prompt_ids(rows[0]["prompt"])
-    completion = whole.greedy(prompt, 64)
+    completion = whole.write(prompt, 64)
     apart = np.abs(np.subtract(whole.logprobs(prompt, completion), small.logprobs(prompt, completion)))
     assert 0 < apart.mean() < most
     assert capfd.readouterr() == ("", "")
@@ -209,7 +209,7 @@ def test_a_tokenizer_without_bos_gets_none(llama, tmp_path):
     tokenizer = load_tokenizer(folder)
     assert tokenizer.bos_token_id is None
     gguf.convert(folder, tmp_path / "out.gguf", name="a model's name")
-    reader = gguf.open_gguf(tmp_path / "out.gguf")
+    reader = gguf.Gguf(tmp_path / "out.gguf")
     assert reader.prompt_ids(SUM) == tokenizer(prompt_text(SUM, tokenizer), add_special_tokens=False)["input_ids"]
     assert b"a model's name" in (tmp_path / "out.gguf").read_bytes()
 
@@ -242,7 +242,7 @@ def adds_bos(tmp_path_factory):
 @pytest.mark.parametrize("chat", [True, False])
 def test_bos_is_added_as_in_training(llama, adds_bos, tmp_path, chat):
     gguf.convert(adds_bos, tmp_path / "out.gguf", chat=chat)
-    reader, tokenizer = gguf.open_gguf(tmp_path / "out.gguf"), load_tokenizer(adds_bos)
+    reader, tokenizer = gguf.Gguf(tmp_path / "out.gguf"), load_tokenizer(adds_bos)
     if chat:
         text = prompt_text(SUM, tokenizer)
         assert reader.prompt_ids(SUM) == tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -252,7 +252,7 @@ def test_bos_is_added_as_in_training(llama, adds_bos, tmp_path, chat):
 
 @pytest.mark.slow
 def test_a_reader_that_nobody_closes_ends_in_silence(f16):
-    code = "import sys, pathlib; from workbench.exporting import gguf; reader = gguf.open_gguf(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib; from workbench.exporting import gguf; reader = gguf.Gguf(pathlib.Path(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", code, f16], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -262,15 +262,15 @@ def test_a_reader_that_nobody_closes_ends_in_silence(f16):
 
 @pytest.mark.slow
 def test_spoiled_files_are_read_as_they_are(f16, tmp_path):
-    good = gguf.open_gguf(f16)
+    good = gguf.Gguf(f16)
     ids = good.prompt_ids(SUM)
     doubled = "{{ bos_token }}" + good.template
-    double = gguf.open_gguf(spoil(f16, tmp_path / "double.gguf", add_bos_token=True, chat_template=doubled))
+    double = gguf.Gguf(spoil(f16, tmp_path / "double.gguf", add_bos_token=True, chat_template=doubled))
     assert double.prompt_ids(SUM) == [1, 1, *ids]
-    bare = gguf.open_gguf(spoil(f16, tmp_path / "bare.gguf", without="tokenizer.chat_template"))
+    bare = gguf.Gguf(spoil(f16, tmp_path / "bare.gguf", without="tokenizer.chat_template"))
     assert bare.render(SUM) is None
     assert bare.decode(bare.prompt_ids(SUM)).startswith("<|im_start|>user\nWhat is 15 + 27?<|im_end|>")
-    endless = gguf.open_gguf(spoil(f16, tmp_path / "endless.gguf", eos_token_id=3))
+    endless = gguf.Gguf(spoil(f16, tmp_path / "endless.gguf", eos_token_id=3))
     assert (good.eos, endless.eos) == (2, 3)
 
 
@@ -278,7 +278,7 @@ def test_spoiled_files_are_read_as_they_are(f16, tmp_path):
 def test_a_broken_file_is_an_error_with_what_llama_cpp_says(f16, tmp_path, capfd):
     (tmp_path / "cut.gguf").write_bytes(f16.read_bytes()[: f16.stat().st_size // 2])
     with pytest.raises(ExportError, match=r"cut\.gguf: .*(bounds|corrupted|read)") as caught:
-        gguf.open_gguf(tmp_path / "cut.gguf")
+        gguf.Gguf(tmp_path / "cut.gguf")
     assert "Traceback" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -100,27 +101,28 @@ def test_what_is_there_already_is_kept_and_what_is_not_the_same_is_refused(home)
     again = export(run, ["adapter", "merged_16bit"], into="base", overwrite=True)
     assert [note.partition(":")[0] for note in again.notes] == ["adapter", "merged_16bit"]
     assert inodes(again) == before
-    with pytest.raises(ExportError, match="merged_16bit: another export"):
+    weights = "merged into the 16-bit base, not into the dequantised 4-bit weights"
+    with pytest.raises(ExportError, match=f"(?s)merged_16bit: another export: {weights}.*overwrite=True replaces it"):
         export(run, into="dequantised")
     assert inodes(again) == before
     assert export(run, into="dequantised", overwrite=True)["merged_16bit"].into == "dequantised"
     card = again["adapter"].path / "README.md"
     card.write_text(card.read_text() + "!")
     assert list(changed(again["adapter"].path)) == ["README.md"]
-    with pytest.raises(ExportError, match="adapter: another export, or one whose files were changed"):
+    with pytest.raises(ExportError, match="adapter: another export: README.md was changed: .* bytes then, "):
         export(run, ["adapter"])
     export(run, ["adapter"], overwrite=True)
     assert not changed(again["adapter"].path)
     # Another adapter, as after `continue`.
     shutil.copytree(saved_adapter(seed=2), run.final, dirs_exist_ok=True)
-    with pytest.raises(ExportError, match="another export"):
+    with pytest.raises(ExportError, match="another export: made of another adapter"):
         export(run, ["adapter"])
 
 
 def test_an_export_from_before_passports_is_another_export(home):
     run = made_run()
     shutil.copytree(MODEL_DIR, run.export / "merged_16bit")
-    with pytest.raises(ExportError, match="merged_16bit: another export"):
+    with pytest.raises(ExportError, match="merged_16bit: another export: its passport.json: it cannot be read: No such file"):
         export(run, ["merged_16bit"])
 
 
@@ -237,6 +239,7 @@ def test_merged_4_bit_is_quantised_again(home):
     with torch.inference_mode():
         assert model(ids).logits.isfinite().all()
     assert "merged_16bit" in exported.artefacts
+    assert "merged_16bit: needed for merged_4bit" in exported.notes  # which nobody asked for
 
 
 def test_what_a_kill_left_is_cleaned_up_and_never_counts(home):
@@ -291,12 +294,38 @@ def test_killed_at_20_random_moments(home):
     assert sum(one["killed"] for one in killed(made_run(), 20, seed=1, formats=["adapter", "merged_4bit"])) >= 15
 
 
-@pytest.mark.slow
-def test_gguf_files_are_made_of_the_merged_model(home):
+@pytest.fixture
+def llama_cpp():
     try:
         gguf.check_tools()
     except ExportError as error:
         pytest.skip(error.value)
+
+
+@pytest.mark.slow
+def test_killed_at_6_random_moments_of_a_gguf(home, llama_cpp):
+    assert sum(one["killed"] for one in killed(made_run(), 6, seed=2, formats=["gguf_q8_0"])) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "room"), [("merged_4bit", 300_000), ("gguf_f16", 1_000_000), ("gguf_q8_0", 500_000)])
+def test_a_disk_that_fills_while_a_format_is_made_of_the_merged_model(home, request, format, room):
+    run = made_run()
+    if format.startswith("gguf"):
+        request.getfixturevalue("llama_cpp")
+    export(run, ["gguf_f16" if format == "gguf_q8_0" else "merged_16bit"], into="base")
+    limit, before = resource.getrlimit(resource.RLIMIT_FSIZE), names_in(run.export)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
+    try:
+        with pytest.raises(ExportError, match=f"(?s)runs/r/export/{format}: .*remedy: free some space"):
+            export(run, [format], into="base")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert names_in(run.export) == before
+
+
+@pytest.mark.slow
+def test_gguf_files_are_made_of_the_merged_model(home, llama_cpp):
     run = made_run()
     alone = export(run, ["gguf_q8_0"], into="base")
     assert list(alone.artefacts) == ["merged_16bit", "gguf_q8_0"]

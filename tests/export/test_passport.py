@@ -268,6 +268,7 @@ def test_a_users_name_is_a_word_everywhere_but_in_a_path(monkeypatch):
     [
         "<answer>\n42\n</answer>", "a/b", "1/2/3 + 4/5", "and/or", "/no_think", "What is 6/3? x/y/z", "https://example.org/a/b",
         "openai/gsm8k", "tasks/mine/task.py", "Sketch a sk-etch", "the root of 2", "a user", "C: 5", r"\frac{1}{2}", "// no",
+        r"\frac{1}{2} and \sqrt{2}/3", r"\[ 1/2 \cdot 3 \]",
         "0123456789abcdef" * 4,
     ],
 )  # fmt: skip

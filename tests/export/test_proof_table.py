@@ -9,6 +9,7 @@ from workbench.views.results import proof_table
 
 PAIR = {"policy": 0.75, "artefact": 0.5, "base": 0.25, "low": -0.5, "high": 0.0}
 MEASURED = {"reward": PAIR, "pass@1": PAIR, "kl_per_token": {"artefact": 0.01, "low": 0.0, "high": 0.02, "base": 0.5}}
+MEASURED["of_the_run"] = {"share": 0.975, "low": 0.9, "high": 1.05}
 FILES, EOS = Check("files", "sums", True, "5 files"), Check("tokens", "EOS", None, "no template")
 GOOD = Proof("runs/r/export/adapter", "adapter", (FILES, EOS), measured=MEASURED)
 WORSE = Check("behaviour", "greedy answers", False, "reward 1", "worse", "export again: `workbench export r`")
@@ -38,12 +39,18 @@ def test_marks_have_a_colour_and_are_words():
 def test_several_proofs_begin_with_a_line_each_and_what_passed_is_folded():
     view = proof_table(Proofs([GOOD, BAD]))
     assert [line.split() for line in view.text.splitlines()[:5]] == [
-        ["verdict", "reward", "pass@1", "ended", "by", "EOS", "KL", "per", "token"],
-        ["policy", "0.75", "75%", "-", "0"],
-        ["base", "0.25", "25%", "-", "0.5"],
-        ["adapter", "passed", "0.50", "50%", "-", "0.01"],
-        ["merged_16bit", "FAILED", "-", "-", "-", "-"],
+        ["verdict", "share", "of", "the", "run's", "change", "reward", "pass@1", "ended", "by", "EOS", "KL", "per", "token"],
+        ["policy", "100%", "0.75", "75%", "-", "0"],
+        ["base", "0%", "0.25", "25%", "-", "0.5"],
+        ["adapter", "passed", "98%", "(90%", "to", "105%)", "0.50", "50%", "-", "0.01"],
+        ["merged_16bit", "FAILED", "-", "-", "-", "-", "-"],
     ]
     assert re.findall(r"<details( open)?>", view.html) == ["", " open"]
     assert GOOD.verdict in view.text
     assert GOOD.verdict in view.html
+
+
+def test_several_proofs_end_with_a_line_that_counts():
+    assert str(Proofs([GOOD, GOOD])).splitlines()[-1] == "2 artefacts: 2 passed (adapter, adapter)"
+    assert str(Proofs([GOOD, BAD])).splitlines()[-1] == "1 of 2 FAILED: merged_16bit"
+    assert str(Proofs([GOOD])) == str(GOOD)

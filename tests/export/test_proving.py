@@ -143,14 +143,14 @@ def test_a_gguf_file_is_proven_and_a_spoiled_one_named(run):
     pytest.importorskip("llama_cpp")
     from spoiled_gguf import spoil
 
-    from workbench.exporting.gguf import open_gguf
+    from workbench.exporting.gguf import Gguf
 
     artefact = export(run, ["gguf_f16"], into="base")["gguf_f16"]
     proof = prove(artefact, prompts=PROMPTS)
     assert proof.passed, str(proof)
     assert proof.measured["of_the_run"]["share"] == pytest.approx(1, abs=0.05)
     good = shutil.move(artefact.gguf, run.path / "good.gguf")
-    twice = {"add_bos_token": True, "chat_template": "{{ bos_token }}" + str(open_gguf(good).template)}
+    twice = {"add_bos_token": True, "chat_template": "{{ bos_token }}" + str(Gguf(good).template)}
     ways = {"double_bos": twice, "template_lost": {"without": "tokenizer.chat_template"}, "eos_missing": {"eos_token_id": 3}}
     for cause, how in ways.items():
         spoil(good, artefact.path / "r-F16.gguf", **how)

@@ -19,7 +19,7 @@ def test_a_reader_writes_together_what_it_writes_alone():
     asked = [[{"role": "user", "content": text}] for text in ("What is 15 + 27?", "Hi", "What is 1 + 1? " * 6)]
     prompts = [reader.prompt_ids(prompt) for prompt in asked]
     together = reader.generate(prompts, 16)
-    assert together == [reader.greedy(prompt, 16) for prompt in prompts]
+    assert together == [reader.write(prompt, 16) for prompt in prompts]
     assert reader.eos == 2
     alone = [reader.logprobs(prompt, ids) for prompt, ids in zip(prompts, together, strict=True)]
     for one, other in zip(alone, logprobs_of(reader.model, list(zip(prompts, together, strict=True))), strict=True):

@@ -93,7 +93,14 @@ def test_another_template_shows_where_the_two_part(folder, run):
     assert failed == ["template_lost"]
     assert "40 of 40 differ; prompt 1 parts at" in checks[1].found
     assert "'' in training, 'Sure: ' here" in checks[1].found
-    assert checks[2].passed is None
+    assert [each.name for each in checks[2:]] == ["ids of 4 recorded completions"]  # no prompt is left to compare
+
+
+def test_a_template_that_is_missing_is_told_once(folder, run):
+    (folder / "chat_template.jinja").unlink()
+    checks, failed = checked(folder, run)
+    assert failed == ["template_lost"]
+    assert [each.found for each in checks[1:]] == ["the chat template is missing", "equal"]
 
 
 def test_a_template_that_fails_on_some_prompts(folder, run):
@@ -103,7 +110,7 @@ def test_a_template_that_fails_on_some_prompts(folder, run):
     )
     checks, failed = checked(folder, run)
     assert failed == ["template_lost"]
-    assert "is refused, or there is no template" in checks[1].found
+    assert "4 of 40 differ; prompt 5 is refused: " in checks[1].found
     assert checks[2].passed  # those that it renders
 
 

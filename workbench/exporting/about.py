@@ -59,9 +59,9 @@ def clean(value: Any) -> Any:
         for key in keys:
             value = value.replace(key, "[removed]")
         value = _KEY.sub("[removed]", value)
-        path = PureWindowsPath(value)
-        if path.root and len(path.parts) > 2 and "\n" not in value and not value.startswith("//"):
-            value = last(value)  # also one with spaces in it
+        # The whole text, also one with spaces in it; what begins with a backslash, and no share, is LaTeX.
+        whole = re.match(r"/(?!/)|[A-Za-z]:[\\/]|\\\\[\w.-]+\\[\w.$-]+\\", value) and "\n" not in value
+        value = last(value) if whole and len(PureWindowsPath(value).parts) > 2 else value
         value = re.sub(rf"(?<!\w){re.escape(str(home))}(?!\w)", "~", value)
         return account.sub("user@host", _PATH.sub(lambda match: last(match[0]), value))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench import errors
 from workbench.errors import ExportError, WorkbenchError
-from workbench.workspace import workspace, write_json
+from workbench.workspace import write_json
 
 Progress = Callable[[int, int], None]
 _LINES = 12  # of what a process said last
@@ -32,20 +32,16 @@ def run_apart(module: str, request: dict[str, Any], progress: Progress, variable
         command, environment = [sys.executable, "-m", module, name], {**os.environ, **variables}
         progress(0, 0)
         # In a session of its own: it and what it starts are ended together.
-        child = Popen(
-            command, cwd=workspace(), env=environment, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True
-        )
-        try:
-            for line in child.stdout or ():
-                with contextlib.suppress(ValueError):  # printed before `answer` had taken the stream
-                    done, total = map(int, line.split())
-                    progress(done, total)
-            child.wait()
-        finally:
-            if child.poll() is None:
-                _end(child)
-            for pipe in filter(None, (child.stdin, child.stdout)):
-                pipe.close()
+        with Popen(command, env=environment, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True) as child:
+            try:
+                for line in child.stdout or ():
+                    with contextlib.suppress(ValueError):  # printed before `answer` had taken the stream
+                        done, total = map(int, line.split())
+                        progress(done, total)
+                child.wait()
+            except BaseException:
+                os.killpg(child.pid, 9)
+                raise
         found = None
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(Path(name, "result.json").read_text(encoding="utf-8"))
@@ -58,14 +54,6 @@ def run_apart(module: str, request: dict[str, Any], progress: Progress, variable
     value = "\n".join([f"{module.rpartition('.')[2]}: the process {how}", *said])
     remedy = "correct what it says; killed by signal 9, it most likely ran out of memory"
     raise ExportError(value, rule="a model is loaded in a process of its own", remedy=remedy)
-
-
-def _end(child: Popen) -> None:
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, 9)
-    child.kill()
-    child.wait()
 
 
 def _end_with(caller: int) -> None:

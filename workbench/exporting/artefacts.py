@@ -43,14 +43,15 @@ class Exported:
 
     run: RunDirectory
     artefacts: dict[str, Artefact]  # by format
-    notes: tuple[str, ...] = ()  # what was kept, and what the adapter was merged into
+    notes: tuple[str, ...] = ()  # what was kept, what nobody asked for, and what the adapter was merged into
 
     def __getitem__(self, format: str) -> Artefact:
         return self.artefacts[format]
 
     def found(self) -> dict[str, Any]:
         """For scripts."""
-        made = {each.format: {"path": str(each.path), "into": each.into} for each in self.artefacts.values()}
+        into = {name: one.into if name != "adapter" else None for name, one in self.artefacts.items()}
+        made = {name: {"path": str(one.path), "into": into[name]} for name, one in self.artefacts.items()}
         return {"run": str(self.run.path), "artefacts": made, "notes": self.notes}
 
     def __str__(self) -> str:
@@ -83,7 +84,13 @@ def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
         known += [shown(each.parent) for each in runs.glob(f"*/export/[!.]*/{PASSPORT}")]
         remedy = nearest(str(path), known, "`workbench export RUN` makes one")
         raise ExportError(f"{path}: {what}", rule=rule, remedy=remedy) from None
-    if folders := sorted(file.parent for file in run.export.glob(f"[!.]*/{PASSPORT}")):
+    folders = [run.export / format for format in FORMATS if (run.export / format / PASSPORT).is_file()]
+    for folder in sorted({file.parent for file in run.export.glob(f"[!.]*/{PASSPORT}")} - {*folders}):
+        try:
+            folders.append(open_artefact(folder, run).path)
+        except ExportError as error:  # somebody else's, put there
+            print(f"left out: {error.value}")
+    if folders:
         return run, folders
     value, remedy = f"{run.name}: no artefact in {shown(run.export)}", f"`workbench export {run.name}` makes them"
     raise ExportError(value, rule=rule, remedy=remedy)

@@ -39,7 +39,7 @@ def written_by(reader: Reader, request: dict[str, Any], sampled: list[list[int]]
     ids, logprobs = [], []
     while len(ids) < count:
         some = prompts[len(ids) : len(ids) + TOGETHER]
-        ids += reader.generate(some, most) if isinstance(reader, HFReader) else [reader.greedy(some[0], most)]
+        ids += reader.generate(some, most) if isinstance(reader, HFReader) else [reader.write(some[0], most)]
         progress(len(ids), 2 * count)
     for prompt, completion in zip(prompts, sampled, strict=True):
         logprobs.append(reader.logprobs(prompt, completion))
@@ -68,7 +68,8 @@ def check_behaviour(
     measured = _likelihoods(logprobs, policy, base)
     for name, key in {"reward": "reward", "pass@1": "right", "ended": "ended"}.items():
         live, mine, without = (getattr(each, key) for each in (reference.policy, own, reference.base))
-        measured[name] = _paired(live, mine) | {"base": float(np.mean(without))}
+        gain = _paired(without, live)
+        measured[name] = _paired(live, mine) | {"base": float(np.mean(without)), "told": gain["low"] > 0 or gain["high"] < 0}
     measured["prompts"] = len(rows)
     checks = [each(artefact, measured) for each in (_likelihood, _ends, _earns)]
     return [_changed(artefact, measured, vouched), *checks], measured
@@ -193,6 +194,8 @@ def _earns(artefact: Artefact, measured: dict[str, Any]) -> Check:
         f"the base's {reward['base']:.2f}; pass@1 {right['artefact']:.0%}, the policy's {right['policy']:.0%} "
         f"({100 * right['low']:+.0f} to {100 * right['high']:+.0f} points), the base's {right['base']:.0%}"
     )
+    if not (reward["told"] or right["told"]):
+        said += "; policy and base cannot be told apart here, so this line tells nothing about training"
     # A reward's unit is its task's own: in fewer bits, points are counted in right answers.
     worse = _lower(artefact, right) or (artefact.format not in QUANTISED and _lower(artefact, reward))
     numbers, name = {"reward": reward, "pass@1": right}, f"greedy answers to {measured['prompts']} held-out prompts"

@@ -143,7 +143,8 @@ def _training(known: dict[str, Any]) -> Iterable[str]:
     yield "## Training\n\n" + _table(["setting", "value"], settings)
     functions, weights = (known["rewards"][name] or {} for name in ("functions", "weights"))
     yield _table(["reward function", "weight", "hash"], [[name, weights.get(name), own] for name, own in functions.items()])
-    points = [[row["step"], *(_number(row[name]) for name in (REWARD, GROUP_STD, KL))] for row in known["curve"]]
+    rows = ([row[name] for name in ("step", REWARD, GROUP_STD, KL)] for row in known["curve"])
+    points = [[step, *("not measured" if own is None else f"{own:.3g}" for own in values)] for step, *values in rows]
     yield _table(["step", "reward", "std within groups", "KL"], points)
     sizes = (task.get("card") or {}).get("rows") or {"train": known["prompts"].get("used")}
     data = [[f"{split} rows", sizes.get(split), task.get(own)] for split, own in (("train", "rows"), ("held_out", "held_out"))]
@@ -184,7 +185,3 @@ def _fenced(text: str) -> str:
 def _table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
     lines = [header, ["---"] * len(header), *([_text(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(lines) > 2 else ""
-
-
-def _number(value: Any) -> str:
-    return format(value, ".3g") if isinstance(value, (int, float)) else "not measured"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import threading
 from collections.abc import Callable
@@ -69,11 +70,9 @@ class Conversation:
         self.artefact, told, in_force = _opened(artefact), "", {}
         if (run := self.artefact.run) is not None:
             told, in_force = serving.system_prompt(run), run.manifest().get("settings", {}).get("in_force", {})
-        elif (self.artefact.path / PASSPORT).is_file():
-            with contextlib.suppress(ExportError):  # a passport that was changed says nothing
-                prompt = (read_passport(self.artefact.path).get("rollouts") or [{"prompt": []}])[0]["prompt"]
-                system = (own["content"] for own in prompt if own["role"] == "system")
-                told = None if isinstance(prompt, str) else next(system, "")
+        else:
+            with contextlib.suppress(ExportError):  # none, or a passport that was changed, says nothing
+                told = serving.system_of((read_passport(self.artefact.path).get("rollouts") or [{"prompt": []}])[0]["prompt"])
         self._as_text = told is None  # the run's prompts were plain text, without a template
         self.system_prompt = told or "" if system_prompt is None else system_prompt
         self.max_completion_length = max_completion_length or in_force.get("max_completion_length") or _MOST
@@ -125,13 +124,13 @@ class Conversation:
         if who not in self._writers:
             self._writers |= _load(self.artefact, who)
         writer, limit = self._writers[who], self.max_completion_length
-        ids = writer.reader.prompt_ids(prompt)
+        ids = writer.prompt_ids(prompt)
         if (room := writer.context - len(ids)) < 1:
             value, rule = f"the conversation has {len(ids)} tokens", f"the model reads {writer.context}, its answer included"
             raise ExportError(value, rule=rule, remedy="begin a new conversation, or ask something shorter")
 
         def look(written: list[int]) -> bool:
-            answer.text, answer.length_tokens = writer.reader.decode(written), len(written)
+            answer.text, answer.length_tokens = writer.decode(written), len(written)
             if written[-1] in writer.ends:
                 answer.ended = "ended by EOS"
             elif len(written) == room:
@@ -141,37 +140,7 @@ class Conversation:
             on_text(answer)
             return stop.is_set()
 
-        writer.write(ids, temperature, min(room, limit), look)
-
-
-class _Transformers:
-    # A model of transformers: `context` in tokens, `ends`: the ids that end its turn.
-    def __init__(self, reader: Any, alone: bool = False) -> None:
-        self.reader, self.alone = reader, alone  # alone: without its adapter
-        self.context = getattr(reader.model.config.get_text_config(), "max_position_embeddings", None) or 2**20
-        self.ends = reader.ends
-
-    def write(self, ids: list[int], temperature: float, most: int, look: Callable[[list[int]], bool]) -> None:
-        import torch
-
-        def each(found: Any, scores: Any, **_: Any) -> Any:  # transformers asks after every token whether to stop
-            return torch.full((1,), look(found[0, len(ids) :].tolist()), device=found.device)
-
-        with self.reader.model.disable_adapter() if self.alone else contextlib.nullcontext():
-            self.reader.generate([ids], most, temperature, stopping_criteria=[each])
-
-
-class _Llama:
-    # The same of llama.cpp.
-    def __init__(self, reader: Any) -> None:
-        self.reader, self.context, self.ends = reader, reader._llama.n_ctx(), {reader.eos}
-
-    def write(self, ids: list[int], temperature: float, most: int, look: Callable[[list[int]], bool]) -> None:
-        written: list[int] = []
-        for token in self.reader._llama.generate(ids, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
-            written.append(token)
-            if look(written) or token in self.ends or len(written) == most:
-                return
+        writer.write(ids, min(room, limit), temperature, look)
 
 
 def _load(artefact: Artefact, who: str) -> dict[str, Any]:
@@ -180,11 +149,12 @@ def _load(artefact: Artefact, who: str) -> dict[str, Any]:
         value = f"{shown(artefact.path)}: its base is not known"
         raise ExportError(value, rule="an artefact's passport names its base", remedy="give an artefact of `wb.export`")
     if artefact.format == "adapter":
-        reader = open_reader(artefact)
-        return {TRAINED: _Transformers(reader), BASE: _Transformers(reader, alone=True)}
+        alone = copy.copy(reader := open_reader(artefact))
+        vars(alone)["alone"] = True
+        return {TRAINED: reader, BASE: alone}
     if who == BASE:
         artefact = Artefact(Path(find_model(artefact.base)), "merged_16bit", artefact.base, run=artefact.run)
-    return {who: (_Llama if artefact.format.startswith("gguf") else _Transformers)(open_reader(artefact))}
+    return {who: open_reader(artefact)}
 
 
 def _opened(artefact: Any) -> Artefact:

@@ -119,6 +119,9 @@ class Proofs(list[Proof]):
             proof.require()
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self))
+        count, failed = len(self), [proof.format for proof in self if not proof.passed]
+        last = f"{count} artefacts: {count} passed ({', '.join(proof.format for proof in self)})"
+        last = f"{len(failed)} of {count} FAILED: {', '.join(failed)}" if failed else last
+        return "\n".join([*map(str, self), *[last] * (count > 1)])
 
     __repr__ = __str__

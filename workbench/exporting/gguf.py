@@ -34,6 +34,7 @@ _REFUSALS = {  # what the converter says -> what that means
     "BPE pre-tokenizer was not recognized": "llama.cpp does not know the rules by which this tokenizer splits text",
     "is not supported": "llama.cpp does not know this architecture",
 }
+_UNWRITTEN = re.compile(r"requested and \d+ written|iostream error|No space left|quota exceeded")  # what both say of a full disk
 # What llama.cpp's server falls back to where a file has no chat template.
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -103,9 +104,16 @@ def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> No
         config["added_tokens_decoder"] = {index: token.__getstate__() for index, token in tokenizer.added_tokens_decoder.items()}
         (links / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         options = ["--outfile", str(out), "--outtype", "f16", "--model-name", name or out.stem]
-        _run([sys.executable, str(tools / _CONVERTER), str(links), *options])
-    # tokenizer.json has a say in these, too. What the converter left out keeps llama.cpp's default.
+        command = [sys.executable, str(tools / _CONVERTER), str(links), *options]
+        offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # it would run the code that a tokenizer names
+        done = subprocess.run(command, env=offline, capture_output=True, text=True)
+    if done.returncode:
+        _check_written(said := done.stderr.strip() or f"exit code {done.returncode}")
+        what = next((means for words, means in _REFUSALS.items() if words in said), "llama.cpp's converter failed")
+        value, rule = f"{what}: {said.splitlines()[-1]}", "llama.cpp's converter knows a model and its tokenizer"
+        raise ExportError(value, rule=rule, remedy=_ELSEWHERE)
     reader = gguf_py(tools).GGUFReader(out, "r+")
+    # tokenizer.json has a say in these, too. What the converter left out keeps llama.cpp's default.
     for field_name, value in (adds | {"eos_token_id": tokenizer.eos_token_id}).items():
         if (field := reader.get_field(f"tokenizer.ggml.{field_name}")) is not None and value is not None:
             field.parts[field.data[0]][0] = value
@@ -143,30 +151,25 @@ def quantise(f16: Path, out: Path, kind: str) -> str:
     with _log(library) as lines:
         failed = library.llama_model_quantize(str(f16).encode(), str(out).encode(), ctypes.byref(asked))
     if failed:
-        remedy = "see whether the disk has room; gguf_f16 and gguf_q8_0 take every model"
+        _check_written("".join(lines))
+        remedy = "gguf_f16 and gguf_q8_0 take every model"
         raise ExportError(f"{kind}: {''.join(lines)[-400:].strip()}", rule=_RULE, remedy=remedy)
     found = Counter(re.findall(r"not divisible by +(\d+) .*?falling back to +(\w+)", "".join(lines)))
     return "; ".join(f"{count} tensors as {name}: rows no multiple of {size}" for (size, name), count in found.items())
 
 
-def open_gguf(file: Path, n_ctx: int = 4096) -> Gguf:
-    """A `reading.Reader` over llama.cpp, on the CPU, with room for `n_ctx` tokens; it grows where a completion wants more.
-
-    ExportError, with what llama.cpp said, if it cannot load the file.
-    """
-    return Gguf(file, n_ctx)
-
-
 class Gguf:
-    """A GGUF file as llama.cpp reads it: see `reading.Reader`."""
+    """As `reading.HFReader`, a GGUF file in llama.cpp, on the CPU, with room for `n_ctx` tokens, which grows; or ExportError."""
 
-    def __init__(self, file: Path, n_ctx: int) -> None:
+    def __init__(self, file: Path, n_ctx: int = 4096) -> None:
         self._library, self._file = llama_cpp(), file
         self._open(n_ctx)
         self.template = self._llama.metadata.get("tokenizer.chat_template")
+        self.ends = {each for each in range(self._llama.n_vocab()) if self._library.llama_vocab_is_eog(self._model.vocab, each)}
         self.eos, self.bos = (None if token < 0 else token for token in (self._llama.token_eos(), self._llama.token_bos()))
 
     def _open(self, n_ctx: int) -> None:
+        self.context = n_ctx
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // 2))
         options = {"n_ctx": n_ctx, "n_threads": threads, "n_threads_batch": threads, "logits_all": True, "verbose": False}
         with _log(self._library) as lines:
@@ -177,7 +180,7 @@ class Gguf:
                 value, remedy = f"{shown(self._file)}: {said or error}", "export it again"
                 raise ExportError(value, rule="a GGUF file loads in llama.cpp", remedy=remedy) from error
         self._model = self._llama._model
-        self._end = weakref.finalize(self, self._llama.close)  # at the latest when Python ends: too late for the library's own
+        self.close = weakref.finalize(self, self._llama.close)  # at the latest when Python ends: too late for the library's own
 
     def render(self, prompt: Any) -> str | None:
         return prompt if isinstance(prompt, str) else self._formatter(messages=prompt).prompt if self.template else None
@@ -199,40 +202,35 @@ class Gguf:
         size = self._library.llama_detokenize(self._model.vocab, tokens, len(ids), text, len(text), False, False)
         return text.raw[: max(size, 0)].decode(errors="replace")
 
-    def greedy(self, ids: Sequence[int], max_completion_length: int) -> list[int]:
-        """To the first token that llama.cpp takes for an end, or to that many."""
-        self._evaluate(ids, max_completion_length)
-        found: list[int] = []
-        while len(found) < max_completion_length:
-            found.append(int(self._llama.scores[self._llama.n_tokens - 1].argmax()))
-            if self._library.llama_vocab_is_eog(self._model.vocab, found[-1]):
+    def write(self, ids: Sequence[int], most: int, temperature: float = 0.0, look: Any = lambda _: False) -> list[int]:
+        self._make_room(len(ids) + most)
+        written: list[int] = []
+        for token in self._llama.generate(ids, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
+            written.append(token)
+            if look(written) or token in self.ends or len(written) == most:
                 break
-            self._llama.eval(found[-1:])
-        return found
+        return written
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         from scipy.special import logsumexp
 
-        self._evaluate([*prompt_ids, *completion_ids])
+        self._make_room(len(prompt_ids) + len(completion_ids))
+        self._llama.eval([*prompt_ids, *completion_ids])
         first, count = len(prompt_ids) - 1, len(completion_ids)
         logits = self._llama.scores[first : first + count].astype("float64")
         chosen = logits[range(count), list(completion_ids)]
         return (chosen - logsumexp(logits, axis=1)).tolist()
-
-    def close(self) -> None:
-        self._end()
 
     @functools.cached_property
     def _formatter(self) -> Any:
         eos, bos = ("" if token is None else self._model.token_get_text(token) for token in (self.eos, self.bos))
         return self._library.llama_chat_format.Jinja2ChatFormatter(self.template or _CHATML, eos, bos)
 
-    def _evaluate(self, ids: Sequence[int], room: int = 0) -> None:
-        if len(ids) + room > self._llama.n_ctx():
+    def _make_room(self, tokens: int) -> None:
+        if tokens > self.context:
             self.close()
-            self._open(2 * (len(ids) + room))
+            self._open(2 * tokens)
         self._llama.reset()
-        self._llama.eval(list(ids))
 
 
 def llama_cpp() -> Any:
@@ -252,14 +250,9 @@ def _cached() -> Path:
     return cache / "grpo-workbench" / f"llama.cpp-{_version()}"
 
 
-def _run(command: list[str]) -> None:
-    offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # it would run the code that a tokenizer names
-    done = subprocess.run(command, env=offline, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip() or f"exit code {done.returncode}"
-        what = next((means for words, means in _REFUSALS.items() if words in said), "llama.cpp's converter failed")
-        value = f"{what}: {said.splitlines()[-1]}"
-        raise ExportError(value, rule="llama.cpp's converter knows a model and its tokenizer", remedy=_ELSEWHERE)
+def _check_written(said: str) -> None:
+    if _UNWRITTEN.search(said):
+        raise OSError("No space left on device: llama.cpp could not write its file")
 
 
 @contextlib.contextmanager

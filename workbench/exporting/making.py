@@ -62,13 +62,14 @@ def export(
         notes.append(f"merged into {INTO[into]}; merge risk {verdict}")
     base, weights = merging.base_of(run), adapter_of(run)["sha256"]
     chosen = {each: Artefact(run.export / each, each, base, "base" if each == "adapter" else into, run) for each in ordered}
-    kept = [each for each, artefact in chosen.items() if _same(artefact, weights)]
-    notes += [f"{each}: kept, as it was made of this adapter into this base" for each in kept]
-    making = [artefact for each, artefact in chosen.items() if each not in kept]
-    if (others := [each for each in making if each.path.exists()]) and not overwrite:
-        value = f"{shown(others[0].path)}: another export, or one whose files were changed"
-        rule, remedy = "an export never writes over another unasked", "overwrite=True (--overwrite) replaces it; or move it"
-        raise ExportError(value, rule=rule, remedy=remedy)
+    other = {each: _other(artefact, weights) for each, artefact in chosen.items()}
+    kept, making = [each for each in ordered if not other[each]], [chosen[each] for each in ordered if other[each]]
+    notes += [f"{each}: kept, as nothing has changed since it was made" for each in kept]
+    if (there := next((each for each in making if each.path.exists()), None)) and not overwrite:
+        value, remedy = f"{shown(there.path)}: another export: {other[there.format]}", "overwrite=True replaces it; or move it"
+        raise ExportError(value, rule="an export never writes over another unasked", remedy=remedy)
+    if "merged_16bit" in ordered and "merged_16bit" not in formats:
+        notes.append(f"merged_16bit: needed for {', '.join(each for each in ordered if each not in FORMATS[:2])}")
     update = progress or progress_line("export")
     with _alone(run):
         for left in [*run.export.glob(".*.part"), *run.export.glob(".*.before")]:  # by a kill
@@ -85,9 +86,10 @@ def export(
 
 @contextlib.contextmanager
 def _alone(run: RunDirectory) -> Generator[None, None, None]:
-    run.export.mkdir(exist_ok=True)
-    lock = Lock(run.export)
-    if not lock.take():
+    with _written(run.export):
+        run.export.mkdir(exist_ok=True)
+        taken = (lock := Lock(run.export)).take()
+    if not taken:
         value, rule = f"{shown(run.export)}: another process exports this run", "a run is exported by one process at a time"
         raise ExportError(value, rule=rule, remedy="wait until it has ended, and export again: what it made is kept")
     try:
@@ -97,21 +99,26 @@ def _alone(run: RunDirectory) -> Generator[None, None, None]:
 
 
 def _made(run: RunDirectory, artefact: Artefact, verdict: str) -> list[str]:
+    with _written(artefact.path), replace_folder(artefact.path) as staged:
+        said = _MAKES[artefact.format](run, artefact, staged)
+        serving.write(staged, artefact)
+        passport.stamp(staged, artefact, verdict)
+        usual = (staged / passport.PASSPORT).stat().st_mode
+        for file in staged.rglob("*"):
+            if file.is_file() and file.stat().st_mode != usual:  # safetensors lets only the owner read
+                file.chmod(usual)
+    return [f"{artefact.format}: {said}"] if said else []
+
+
+@contextlib.contextmanager
+def _written(place: Path) -> Generator[None, None, None]:
     try:
-        with replace_folder(artefact.path) as staged:
-            said = _MAKES[artefact.format](run, artefact, staged)
-            serving.write(staged, artefact)
-            passport.stamp(staged, artefact, verdict)
-            usual = (staged / passport.PASSPORT).stat().st_mode
-            for file in staged.rglob("*"):
-                if file.is_file() and file.stat().st_mode != usual:  # safetensors lets only the owner read
-                    file.chmod(usual)
+        yield
     except Exception as error:
         if not isinstance(error, OSError) and "(os error " not in str(error):  # as safetensors says it
             raise
-        value, rule = f"{shown(artefact.path)}: {error}", "an artefact is there whole or not at all"
+        value, rule = f"{shown(place)}: {error}", "an artefact is there whole or not at all"
         raise ExportError(value, rule=rule, remedy="free some space, or reconnect the drive, and export again") from error
-    return [f"{artefact.format}: {said}"] if said else []
 
 
 def in_order(formats: Sequence[str], into: str = "auto") -> list[str]:
@@ -127,14 +134,18 @@ def in_order(formats: Sequence[str], into: str = "auto") -> list[str]:
     return [each for each in FORMATS if each in wanted]
 
 
-def _same(artefact: Artefact, weights: str) -> bool:
-    # `weights`: the sum of the adapter that it would be made of.
+def _other(artefact: Artefact, weights: str) -> str:
+    # In what the export that is there differs from the one asked for, of the adapter with the sum `weights`; empty: in nothing.
     try:
-        found = passport.read_passport(artefact.path)
-    except ExportError:
-        return False
-    wanted = [artefact.into, public_name(artefact.base), weights]
-    return [found["into"], found["base"], found["adapter"]["sha256"]] == wanted and not passport.changed(artefact.path)
+        found, changed = passport.read_passport(artefact.path), passport.changed(artefact.path)
+    except ExportError as error:
+        return f"its {error.value.removeprefix(f'{shown(artefact.path)}/')}"
+    if (base := public_name(artefact.base)) != found["base"]:
+        return f"its base is {found['base']}, not {base}"
+    if found["into"] != artefact.into:
+        return f"merged into {INTO[found['into']]}, not into {INTO[artefact.into]}"
+    of_another = "made of another adapter, from before the run went on" if found["adapter"]["sha256"] != weights else ""
+    return of_another or "; ".join(f"{name} {what}" for name, what in changed.items())
 
 
 def _check_room(run: RunDirectory, adapter: Path, making: Sequence[Artefact]) -> None:
@@ -188,7 +199,7 @@ def _gguf(run: RunDirectory, artefact: Artefact, folder: Path) -> str:
         gguf.convert(merged, out, chat=chat, name=run.name)
         return ""
     whole = replace(artefact, path=artefact.path.with_name("gguf_f16"), format="gguf_f16")
-    f16 = whole.gguf if _same(whole, adapter_of(run)["sha256"]) else folder / ".f16.gguf"
+    f16 = folder / ".f16.gguf" if _other(whole, adapter_of(run)["sha256"]) else whole.gguf
     if f16.parent == folder:
         gguf.convert(merged, f16, chat=chat, name=run.name)
     said = gguf.quantise(f16, out, kind)

@@ -123,7 +123,7 @@ def _files(artefact: Artefact) -> Check:
         return Check("files", name, False, error.value, "changed_file", again)
     if wrong:
         return Check("files", name, False, f"not as exported: {', '.join(wrong)}", "changed_file", again)
-    return Check("files", name, True, f"{count} files are as exported")
+    return Check("files", name, True, f"{count} files and the passport are as exported")
 
 
 def _named(artefact: Artefact, checks: list[Check]) -> list[Check]:

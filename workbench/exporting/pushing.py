@@ -15,12 +15,10 @@ from workbench.workspace import shown, workspace
 _HELD = KEYS | {r"(?:/home/|/Users/|[A-Z]:\\{1,2}Users\\{1,2})[\w.-]+": "a path of somebody's machine"}
 
 
-def push(artefact: Artefact, repo: str, *, private: bool = True, token: str | None = None, unproven: bool = False) -> str:
-    """Upload an artefact with its card to the hub as `repo` (OWNER/NAME), which is made if there is none; returns its address.
+def push(artefact: Artefact, repo: str, *, unproven: bool = False) -> str:
+    """Upload an artefact with its card to the hub as `repo` (OWNER/NAME), made private if there is none; returns its address.
 
-    Args:
-        token: of the hub; None: HF_TOKEN, or that of `hf auth login`.
-        unproven: also without a proof that holds.
+    The token is HF_TOKEN, or that of `hf auth login`. `unproven`: also without a proof that holds.
 
     Raises:
         ExportError: a file was changed, there is no proof or it failed, a file holds a secret or a path of this machine, or
@@ -31,8 +29,8 @@ def push(artefact: Artefact, repo: str, *, private: bool = True, token: str | No
 
     _check(artefact, unproven)
     try:
-        api = HfApi(token=token)
-        address = api.create_repo(repo, private=private, exist_ok=True)
+        api = HfApi()
+        address = api.create_repo(repo, private=True, exist_ok=True)
         api.upload_folder(repo_id=address.repo_id, folder_path=artefact.path, commit_message=artefact.format)
         return str(address)
     except HFValidationError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workbench.data.template import prompt_text
 from workbench.errors import ExportError, WorkbenchError
@@ -14,35 +15,14 @@ from workbench.training import plain
 from workbench.training.loading import bars_for, find_model, reading, with_adapter
 from workbench.training.sampling import logprobs_of
 
-_SHAPES = ("temperature", "top_k", "top_p")
+if TYPE_CHECKING:
+    from workbench.exporting.gguf import Gguf
+
+Reader: TypeAlias = "HFReader | Gguf"  # an artefact in memory; log-probabilities are natural, at temperature 1
 
 
 class BaseUnread(ExportError):
     """The base under an adapter is not here, or cannot be read: that is no fault of the adapter's."""
-
-
-class Reader(Protocol):
-    """An artefact in memory; log-probabilities are natural, at temperature 1."""
-
-    eos: int | None
-
-    def render(self, prompt: Any) -> str | None:
-        """A prompt's text by the artefact's own chat template; None if it has none. Text stays as it is."""
-
-    def prompt_ids(self, prompt: Any) -> list[int]:
-        """What software that loads this artefact feeds it for a prompt: rendered, tokenised, with whatever BOS that adds."""
-
-    def ids(self, text: str) -> list[int]:
-        """The ids of a text, nothing added, special tokens recognised."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of a completion, without special tokens."""
-
-    def greedy(self, ids: Sequence[int], max_completion_length: int) -> list[int]:
-        """The likeliest completion of these ids, EOS included where it came."""
-
-    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
-        """Log-probability of each token of a completion, given the prompt and the tokens before it."""
 
 
 def open_reader(artefact: Artefact) -> Reader:
@@ -54,12 +34,9 @@ def open_reader(artefact: Artefact) -> Reader:
     run, adapter = artefact.run, artefact.format == "adapter"
     policy = run.manifest()["policy"] if run else {}
     if artefact.format.startswith("gguf"):
-        from workbench.exporting.gguf import open_gguf
+        from workbench.exporting.gguf import Gguf
 
-        if not artefact.gguf.is_file():
-            rule, remedy = "a GGUF artefact is a folder with a GGUF file", "export it again, with overwrite"
-            raise ExportError(f"{artefact.path.name}: no GGUF file", rule=rule, remedy=remedy)
-        return open_gguf(artefact.gguf, n_ctx=policy.get("max_seq_length") or 4096)
+        return Gguf(artefact.gguf, n_ctx=policy.get("max_seq_length") or 4096)
     plain.version()  # imports what must come first
     from transformers import AutoTokenizer
 
@@ -85,7 +62,7 @@ def open_reader(artefact: Artefact) -> Reader:
 
 
 class HFReader:
-    """A `Reader` over plain transformers. `ends`: an adapter's own EOS tokens; None: the model's."""
+    """An artefact in plain transformers. `ends`: an adapter's own EOS tokens; None: the model's."""
 
     def __init__(self, model: Any, tokenizer: Any, ends: int | list[int] | None = None) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -93,17 +70,22 @@ class HFReader:
         of_model, self.ends = (
             [each] if isinstance(each, int) else list(each or []) for each in (models, models if ends is None else ends)
         )
+        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20  # tokens
+        self.alone = False  # whether an adapter's base writes, without it
         self.eos, self.of_base = (own if own in each else next(iter(each), None) for each in (self.ends, of_model))
 
     def render(self, prompt: Any) -> str | None:
+        """A prompt's text by the artefact's own chat template; None if it has none. Text stays as it is."""
         no_template = not isinstance(prompt, str) and not self.tokenizer.chat_template
         return None if no_template else prompt_text(prompt, self.tokenizer)
 
     def prompt_ids(self, prompt: Any) -> list[int]:
+        """What software that loads this artefact feeds it for a prompt: rendered, tokenised, with whatever BOS that adds."""
         # A template writes the special tokens itself, and those who use one add no others.
         return self.tokenizer(prompt_text(prompt, self.tokenizer), add_special_tokens=isinstance(prompt, str))["input_ids"]
 
     def ids(self, text: str) -> list[int]:
+        """The ids of a text, nothing added, special tokens recognised."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -112,8 +94,15 @@ class HFReader:
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         return logprobs_of(self.model, [(prompt_ids, completion_ids)])[0]
 
-    def greedy(self, ids: Sequence[int], max_completion_length: int) -> list[int]:
-        return self.generate([ids], max_completion_length)[0]
+    def write(self, ids: Sequence[int], most: int, temperature: float = 0.0, look: Any = lambda _: False) -> list[int]:
+        """A completion of at most so many tokens, EOS included; `look` gets what is written after each, and ends it by True."""
+        import torch
+
+        def each(found: Any, scores: Any, **_: Any) -> Any:  # transformers asks after every token whether to stop
+            return torch.full((1,), look(found[0, len(ids) :].tolist()), device=found.device)
+
+        with self.model.disable_adapter() if self.alone else contextlib.nullcontext():
+            return self.generate([ids], most, temperature, stopping_criteria=[each])[0]
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_completion_length: int, temperature: float = 0.0, **more: Any
@@ -124,7 +113,8 @@ class HFReader:
         pad, width = self.tokenizer.pad_token_id or 0, max(map(len, prompts))
         ids = torch.tensor([[pad] * (width - len(own)) + list(own) for own in prompts], device=self.model.device)
         mask = torch.tensor([[0] * (width - len(own)) + [1] * len(own) for own in prompts], device=self.model.device)
-        shape = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else dict.fromkeys(_SHAPES)
+        shape: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        shape = shape if temperature else dict.fromkeys(shape)
         # What its generation_config asks for besides is not what it was trained under.
         shape |= {"do_sample": temperature > 0, "min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
         more |= {"max_new_tokens": max_completion_length, "pad_token_id": pad, "eos_token_id": self.ends or None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.errors import ExportError
@@ -42,7 +41,7 @@ class MergeRisk:
         return f"{self.verdict}\n  shift of the base / what training added, {spread}"
 
 
-def merge_risk(run: RunDirectory, progress: Callable[[int, int], None] | None = None) -> MergeRisk:
+def merge_risk(run: RunDirectory) -> MergeRisk:
     """The risk of merging a run's adapter into the 16-bit base, on the CPU, one layer at a time.
 
     >>> len(wb.merge_risk(wb.open_run("latest", latest="trained")).layers)
@@ -59,7 +58,7 @@ def merge_risk(run: RunDirectory, progress: Callable[[int, int], None] | None = 
         return MergeRisk({}, "not measured: the policy's folder holds 4-bit weights, and no 16-bit base is known", "dequantised")
     held, deltas, stored = merging.four_bit(run), merging.deltas(adapter), merging.tensors_of(base)
     there = [layer for layer in deltas if f"{layer}.weight" in stored]
-    found, moved, update = {}, [], progress or progress_line("merge risk")
+    found, moved, update = {}, [], progress_line("merge risk")
     for done, layer in enumerate(there, start=1):
         weight = stored[f"{layer}.weight"]().float()
         four, added = held(layer, weight), float(deltas[layer]().norm())

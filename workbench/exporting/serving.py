@@ -120,6 +120,10 @@ def _rendered(tokenizer: Any, system: str, *turns: str) -> str:
 def system_prompt(run: RunDirectory) -> str | None:
     """What a run's prompts begin with, "" if they have no system message; None if they are plain text, without a template."""
     with contextlib.suppress(WorkbenchError, LookupError):  # a run without a record says nothing of its prompts
-        prompt = batch_and_place(run)[0].prompts[0]
-        return None if isinstance(prompt, str) else next((own["content"] for own in prompt if own["role"] == "system"), "")
+        return system_of(batch_and_place(run)[0].prompts[0])
     return ""
+
+
+def system_of(prompt: Any) -> str | None:
+    """A prompt's system message, "" if it has none; None if it is plain text."""
+    return None if isinstance(prompt, str) else next((own["content"] for own in prompt if own["role"] == "system"), "")

@@ -75,23 +75,26 @@ def _prompts(run: RunDirectory, reader: Reader, tokenizer: Any, most: int) -> li
         return text
 
     texts, theirs = [prompt_text(prompt, tokenizer) for prompt in prompts], [_rendered(reader, prompt) for prompt in prompts]
-    other = [at for at, own in enumerate(theirs) if own is None or bare(own) != bare(texts[at])]
+    other = [at for at, own in enumerate(theirs) if not isinstance(own, str) or bare(own) != bare(texts[at])]
     found = "equal"
     if other:
-        ours, own, number = bare(texts[other[0]]), theirs[other[0]], other[0] + 1
-        parted = "is refused, or there is no template" if own is None else _parting(ours, bare(own))
-        found = f"{len(other)} of {len(texts)} differ; prompt {number} {parted}"
+        ours, own = bare(texts[other[0]]), theirs[other[0]]
+        parted = _parting(ours, bare(own)) if isinstance(own, str) else f"is refused: {getattr(own, 'value', own)}"
+        found = f"{len(other)} of {len(texts)} differ; prompt {other[0] + 1} {parted}"
+        found = "the chat template is missing" if own is None else found
     checks = [_check(f"text of {len(texts):,} rendered prompts", found, "template_lost" if other else "")]
-    same = [at for at in range(len(texts)) if at not in {*other}]
+    if not (same := [at for at in range(len(texts)) if at not in {*other}]):
+        return checks
     # The template writes special tokens itself; a prompt that is plain text gets those that the tokenizer adds, as in TRL.
     plain, kept = isinstance(prompts[0], str), [texts[at] for at in same]
     return [*checks, _equal("rendered prompts", kept, tokenizer, plain, lambda at: reader.prompt_ids(prompts[same[at]]))]
 
 
-def _rendered(reader: Reader, prompt: Any) -> str | None:
-    with contextlib.suppress(Exception):  # a template can fail in as many ways as a program
+def _rendered(reader: Reader, prompt: Any) -> str | Exception | None:
+    try:
         return reader.render(prompt)
-    return None
+    except Exception as error:  # a template can fail in as many ways as a program
+        return error
 
 
 def _completions(run: RunDirectory, reader: Reader, tokenizer: Any, most: int) -> list[Check]:

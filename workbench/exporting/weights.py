@@ -281,7 +281,8 @@ def _head(own: _Model, base: _Model, untied: bool, right: Callable[[str], bool])
 
 def _layers(layers: dict[str, float | None], foreign: str) -> Check:
     # One verdict on how many times s B A was added to each.
-    what, told = f"merged - base = s B A in {len(layers)} layers", {name: k for name, k in layers.items() if k is not None}
+    what = f"merged - base = the adapter's change (s B A) in {len(layers)} layers"
+    told = {name: k for name, k in layers.items() if k is not None}
     small = f"; in {len(layers) - len(told)} it is lost in rounding" * (len(told) < len(layers))
     wrong = {name: k for name, k in told.items() if k != 1}
     if not wrong:

@@ -148,7 +148,8 @@ def proof_table(proof: Proof | Proofs) -> View:
     measured = next((one.measured for one in several if one.measured), {})
     rows = [[who, "", *_numbers(measured, who)] for who in ("policy", "base") if measured]
     rows += [[one.format, Mark("passed" if one.passed else "FAILED"), *_numbers(one.measured, "artefact")] for one in several]
-    views: list[View | Table] = [Table(["", "verdict", "reward", "pass@1", "ended by EOS", "KL per token"], rows)]
+    header = ["", "verdict", "share of the run's change", "reward", "pass@1", "ended by EOS", "KL per token"]
+    views: list[View | Table] = [Table(header, rows)]
     for one in several:
         inner, shown = _joined(_checked(one)), "" if one.passed and len(several) > 1 else " open"
         style = f"color:{GOOD if one.passed else BAD};cursor:pointer;margin:4px 0"
@@ -164,7 +165,9 @@ def _joined(views: Sequence[View | Table]) -> View:
 def _numbers(measured: dict[str, Any], who: str) -> list[str]:
     # A proof may come from a file that somebody else wrote: what is not there is left out.
     forms = {"reward": ".2f", "pass@1": ".0%", "ended": ".0%", "kl_per_token": ".2g"}
-    return [number(own.get(who, 0) if (own := measured.get(name)) else None, form) for name, form in forms.items()]
+    numbers = [number(own.get(who, 0) if (own := measured.get(name)) else None, form) for name, form in forms.items()]
+    share = "{share:.0%} ({low:.0%} to {high:.0%})".format(**measured["of_the_run"]) if "of_the_run" in measured else "-"
+    return [{"policy": "100%", "base": "0%"}.get(who, share), *numbers]
 
 
 def _checked(proof: Proof) -> list[View | Table]:
