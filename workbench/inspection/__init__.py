@@ -14,6 +14,7 @@ _VIEWS = {
     "tokens": ("token_view",),
     "two_runs": ("compare_runs",),
     "browsing": ("browse",),
+    "others": ("read_trl",),
     "workbench.views.browser": ("Browser",),
     "workbench.reporting": ("write_report",),
 }
