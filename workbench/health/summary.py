@@ -113,7 +113,7 @@ def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
         return np.reshape(values, (len(batches), -1))
 
     right, lengths, totals, stds = map(
-        by_batch, (whole.right.astype(bool), whole.lengths, whole.totals, whole.groups.stds[::size])
+        by_batch, (whole.right.astype(bool), np.nan_to_num(whole.lengths), whole.totals, whole.groups.stds[::size])
     )
     unended = np.zeros(right.shape, dtype=bool) if whole.finished is None else by_batch(~whole.finished)
     # A policy with several end tokens may stop by one that is not the tokenizer's; what is cut is cut at one length.

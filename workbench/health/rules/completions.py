@@ -138,6 +138,8 @@ def truncation(view: RunView) -> Verdict:
 def length_drift(view: RunView) -> Verdict:
     """Completions that have become much longer or shorter, and no more often right."""
     before, after = (statistics.fmean(batch.length for batch in side) for side in view.ends())
+    if not before and not after:
+        return missing("length_tokens", "the record does not say how long completions are")
     moved, ratio = slope([batch.length for batch in view.batches]), after / before if before else float("inf")
     right_before, right_after, risen = view.rise("right")
     correlations = [batch.length_correlation for batch in view.recent if batch.length_correlation is not None]
