@@ -61,6 +61,9 @@ def export(
         into, verdict = into.into, into.verdict
         notes.append(f"merged into {INTO[into]}; merge risk {verdict}")
     base, weights = merging.base_of(run), adapter_of(run)["sha256"]
+    if differs := merging.base_differs(run):
+        value, rule = f"{shown(merging.source_of(run))}: not as {run.name} loaded it: {differs}", "an adapter belongs to one base"
+        raise ExportError(value, rule=rule, remedy=merging.PUT_BACK)
     chosen = {each: Artefact(run.export / each, each, base, "base" if each == "adapter" else into, run) for each in ordered}
     kept = [each for each, artefact in chosen.items() if _same(artefact, weights)]
     notes += [f"{each}: kept, as it was made of this adapter into this base" for each in kept]
