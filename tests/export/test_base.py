@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import shutil
 
 import pytest
@@ -167,10 +165,8 @@ def test_somebody_s_own_trainer_is_recorded_with_its_base(home):
     rows = Dataset.from_list([{"prompt": "1 + 1 ="}] * 4)
     trainer = GRPOTrainer(model=model, reward_funcs=[zero_reward], args=config, train_dataset=rows, processing_class=tokenizer)
     run = wb.attach(trainer, run_name="theirs", watchers=None)
-    try:
-        assert run.manifest()["policy"]["base"] == base_files(MODEL_DIR)
-    finally:
-        run.discard()
+    trainer.train()
+    assert run.manifest()["policy"]["base"] == base_files(MODEL_DIR)
 
 
 # -- what cannot be told -----------------------------------------------------------------------------------------------

@@ -306,7 +306,8 @@ def test_a_good_merge_into_the_dequantised_weights_passes_in_four_bits(home, bas
     out = merging.write_merged(base, adapter, tmp_path / "out", held=merging.four_bit(run))
     four = in_four_bits(out, tmp_path / "four")
     assert {check.passed for check in check_weights(artefact(four, run, "merged_4bit", into="dequantised"))} == {True}
-    print(failed(check_weights(artefact(four, run, "merged_4bit"))))
+    # Into the other weights. Which fault it is, NF4's own rounding hides.
+    assert failed(check_weights(artefact(four, run, "merged_4bit"))) == {"other_adapter"}
 
 
 @pytest.mark.parametrize("cause", sorted(SABOTAGES.keys() - WORDS.keys()))

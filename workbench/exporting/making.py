@@ -17,7 +17,7 @@ from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
 from workbench.run.lock import Lock
 from workbench.run.rollouts import read_batches
-from workbench.training.loading import bars_for, check_4bit, quiet_imports
+from workbench.training.loading import bars_for, base_differs, base_files, check_4bit, quiet_imports
 from workbench.workspace import replace_folder, shown
 
 # Size of each format against the weights in 16 bits. A GGUF is made of an f16 one, which lies beside it meanwhile.
@@ -137,7 +137,8 @@ def _same(artefact: Artefact, weights: str) -> bool:
     except ExportError:
         return False
     wanted = [artefact.into, public_name(artefact.base), weights]
-    return [found["into"], found["base"], found["adapter"]["sha256"]] == wanted and not passport.changed(artefact.path)
+    same = [found["into"], found["base"], found["adapter"]["sha256"]] == wanted and not passport.changed(artefact.path)
+    return same and not base_differs(found["base_files"], base_files(artefact.base))
 
 
 def _check_room(run: RunDirectory, adapter: Path, making: Sequence[Artefact]) -> None:

@@ -114,7 +114,7 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
                 again = f"prove it over {before} prompts again"
                 failed = Check("behaviour", f"the proof on record, over {before} prompts", False, "FAILED", cause, again)
                 return replace(proof, checks=(*checks, failed))
-            return replace(proof, note=f"over {over} prompts only: the proof on record, over {before}, was kept")
+            return replace(proof, note=f"the proof on record, over {before} prompts, was kept")
         passport.add_proof(artefact, proof)
     return proof
 
