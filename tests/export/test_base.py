@@ -137,7 +137,7 @@ def test_an_export_from_another_base_is_refused_and_a_forced_one_fails_its_proof
         assert any("behaviour: not looked at" in line for line in proof.unproven)
     assert not (run.export / "reference.json").exists()  # no policy on another base is taken for the run's
     [found] = verify(forced.path)  # without looking at the base
-    assert found.differs == (f"the base was not as the run had loaded it: {CHANGES[change]}",)
+    assert found.differs == (f"the base as the run loaded it: {CHANGES[change]}",)
 
 
 def test_a_run_goes_on_with_its_own_base_only(run, tmp_path):
@@ -182,7 +182,7 @@ def test_an_older_run_cannot_be_told_and_does_not_fail(home, monkeypatch):
     assert str(proof).count(check.found) == 1
     [found] = verify(run.path)
     assert found.passed
-    assert found.untold == ("whether the base was as the run had loaded it",)
+    assert found.untold == ("the base as the run loaded it",)
 
 
 def test_the_16_bit_base_of_a_4_bit_source_is_not_vouched_for(home, monkeypatch):
@@ -192,7 +192,7 @@ def test_the_16_bit_base_of_a_4_bit_source_is_not_vouched_for(home, monkeypatch)
     run = proven_run(precision="nf4")
     monkeypatch.setattr(merging, "base_differs", lambda run: "")
     merged = Artefact(run.export / "merged_16bit", "merged_16bit", "me/base", "base", run)
-    assert (_base(merged, run).passed, "16-bit base no revision" in _base(merged, run).found) == (None, True)
+    assert (_base(merged, run).passed, "its 16-bit base is not on record" in _base(merged, run).found) == (None, True)
 
 
 def test_a_passport_without_a_version_is_an_older_one(home):

@@ -137,8 +137,8 @@ def _same(artefact: Artefact, weights: str) -> bool:
     except ExportError:
         return False
     wanted = [artefact.into, public_name(artefact.base), weights]
-    same = [found["into"], found["base"], found["adapter"]["sha256"]] == wanted and not passport.changed(artefact.path)
-    return same and not base_differs(found["base_files"], base_files(artefact.base))
+    same = [found["into"], found["base"], found["adapter"]["sha256"]] == wanted
+    return same and not (passport.changed(artefact.path) or base_differs(found["base_files"], base_files(artefact.base)))
 
 
 def _check_room(run: RunDirectory, adapter: Path, making: Sequence[Artefact]) -> None:

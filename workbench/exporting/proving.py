@@ -131,16 +131,15 @@ def _files(artefact: Artefact) -> Check:
 
 
 def _base(artefact: Artefact, run: RunDirectory) -> Check:
-    source, then = merging.source_of(run), run.manifest()["policy"].get("base")
-    name, differs, called = "the base that it was trained on", merging.base_differs(run), public_name(source)
+    name, source, differs = "the base that it was trained on", merging.source_of(run), merging.base_differs(run)
     if differs:
-        return Check("files", name, False, f"{called} is not as the run loaded it: {differs}", "wrong_base", merging.PUT_BACK)
+        found = f"{public_name(source)} is not as the run loaded it: {differs}"
+        return Check("files", name, False, found, "wrong_base", merging.PUT_BACK)
     if differs is None:
-        why = "is not here" if then else "is not on record: the run was begun by an older version, or its source was not known"
-        return Check("files", name, None, f"{called}, as the run loaded it, {why}")
+        return Check("files", name, None, f"{public_name(source)}: what the run loaded is not on record, or not here")
     if artefact.format != "adapter" and artefact.into == "base" and artefact.base != source:
-        return Check("files", name, None, f"{called} is as the run loaded it; of its 16-bit base no revision is on record")
-    return Check("files", name, True, f"{called} is as the run loaded it")
+        return Check("files", name, None, f"{public_name(source)} is as the run loaded it; its 16-bit base is not on record")
+    return Check("files", name, True, f"{public_name(source)} is as the run loaded it")
 
 
 def _named(artefact: Artefact, checks: list[Check]) -> list[Check]:

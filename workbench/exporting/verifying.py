@@ -104,10 +104,8 @@ def _files(folder: Path, passport: dict[str, Any]) -> Found:
 def _made_of(passport: dict[str, Any]) -> Found:
     if passport.get("version") != VERSION:
         yield None, "made by another version of the workbench, which chose other completions as the sample, or said less"
-    if differs := base_differs(passport.get("trained_on"), passport["base_files"]):
-        yield False, f"the base was not as the run had loaded it: {differs}"
-    else:
-        yield (None, "whether the base was as the run had loaded it") if differs is None else (True, "the base is the run's")
+    differs = base_differs(passport.get("trained_on"), passport["base_files"])
+    yield None if differs is None else not differs, "the base as the run loaded it" + (f": {differs}" if differs else "")
 
 
 def _against_run(passport: dict[str, Any], run: RunDirectory) -> Found:
@@ -227,10 +225,10 @@ def _compared(passport: dict[str, Any], run: RunDirectory, manifest: dict[str, A
         yield False, f"trained again, its metrics differ from step {first} of {len(then)} on{rest}"
     else:
         yield True, f"trained again: the metrics of {len(then)} steps, to the bit"
+    same = sums_of(run)["rollouts"] == passport["sums"]["rollouts"]
     if passport.get("version") == VERSION:
-        same = sums_of(run)["rollouts"] == passport["sums"]["rollouts"]
-        count = len(passport["rollouts"])
-        yield same, f"trained again: {count} completions of the last step, " + ("the same" if same else "others")
+        said = f"trained again: {len(passport['rollouts'])} completions of the last step, "
+        yield same, said + ("the same" if same else "others")
     kept = run.checkpoints / passport["adapter"]["from"] / "adapter_model.safetensors"
     same = kept.is_file() and sum_of(kept) == passport["adapter"]["sha256"]
     yield same, "trained again: the adapter" + (", to the bit" if same else " is another one")

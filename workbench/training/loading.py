@@ -6,9 +6,9 @@ import contextlib
 import functools
 import logging
 import random
-import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,15 @@ def find_adapter(adapter: str | Path) -> str:
 
 def base_files(source: str | Path) -> dict[str, Any]:
     """What a base is: a folder's files -> [bytes, SHA-256]; a hub's name and revision, if it is on this machine; or nothing."""
-    if (folder := MODEL_DIR if source == "tiny" else Path(source)).is_dir():
-        files = sorted({file for each in (*_DECIDING, *TOKENIZER_FILES) for file in folder.glob(each) if file.is_file()})
-        return {file.name: _as_it_is(file, (stat := file.stat()).st_ino, stat.st_mtime_ns, stat.st_ctime_ns) for file in files}
-    from huggingface_hub import try_to_load_from_cache
+    with contextlib.suppress(OSError, ValueError):  # a file that cannot be read; a name that is none
+        if (folder := MODEL_DIR if source == "tiny" else Path(source)).is_dir():
+            files = sorted({file for each in (*_DECIDING, *TOKENIZER_FILES) for file in folder.glob(each) if file.is_file()})
+            return {file.name: _as_it_is(file, (at := file.stat()).st_ino, at.st_mtime_ns, at.st_ctime_ns) for file in files}
+        from huggingface_hub import try_to_load_from_cache
 
-    there = try_to_load_from_cache(str(source), "config.json") if str(source).count("/") == 1 else None
-    return {"name": str(source), "revision": Path(there).parent.name} if isinstance(there, str) else {}
+        if isinstance(there := try_to_load_from_cache(str(source), "config.json"), str):
+            return {"name": str(source), "revision": Path(there).parent.name}
+    return {}
 
 
 @functools.lru_cache  # a base may be large, and a run is exported in six formats
@@ -83,14 +85,7 @@ def _as_it_is(file: Path, *since: int) -> list[Any]:
 
 def base_summed(source: str | Path) -> Callable[[], dict[str, Any]]:
     """Begin `base_files` in a thread: SHA-256 takes a second for a GB or two. What is returned waits for it."""
-    found: dict[str, Any] = {}
-
-    def summed() -> None:
-        with contextlib.suppress(OSError):
-            found.update(base_files(source))
-
-    (thread := threading.Thread(target=summed, daemon=True)).start()
-    return lambda: thread.join() or found
+    return ThreadPoolExecutor(1).submit(base_files, source).result
 
 
 def base_differs(then: dict[str, Any] | None, now: dict[str, Any]) -> str | None:
