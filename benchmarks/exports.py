@@ -134,10 +134,9 @@ def sabotaged(run: Any, formats: list[str], prompts: int) -> Iterator[dict[str, 
                 shutil.rmtree(folder)
                 if format == whole:
                     shutil.copytree(spoiled / whole, folder)
-                else:  # the words that llama.cpp's template and Ollama need lie beside a GGUF file
-                    shutil.copytree(
-                        kept / format, folder, ignore=shutil.ignore_patterns("*.gguf", *["*"] * ("gguf" not in format))
-                    )
+                else:
+                    if format.startswith("gguf"):  # Ollama's words lie beside the file
+                        shutil.copytree(kept / format, folder, ignore=shutil.ignore_patterns("*.gguf"))
                     _MAKES[format](run, replace(made, path=spoiled / format), folder)
                 passport.stamp(folder, made)
                 proof = proof_of(folder, run, prompts)
