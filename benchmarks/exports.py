@@ -154,8 +154,7 @@ def sabotaged(run: Any, formats: list[str], prompts: int) -> Iterator[dict[str, 
         for format in export(moved, [each for each in formats if each != "adapter"], into=into, overwrite=True).artefacts:
             proof = proof_of(moved.export / format, moved, prompts)
             name, wanted = ("off_grid", "off_grid") if into == "base" else ("none: off the grid, into dequantised", "")
-            # NF4 takes these 16-bit weights back to the 4-bit ones that were trained beside: merged_4bit is a good export.
-            yield _tried(name, format, proof, "" if format == "merged_4bit" else wanted)
+            yield _tried(name, format, proof, wanted)
 
 
 def _tried(name: str, format: str, proof: Any, wanted: str) -> dict[str, Any]:
@@ -248,8 +247,7 @@ def reported(asked: argparse.Namespace, stamped: dict[str, Any], tries: list[dic
     adapters, whole = ([one for one in tries if (one["format"] == "adapter") is own] for own in (True, False))
     kinds = list(dict.fromkeys(one["sabotage"] for one in tries))
     alarms, wrong = [one for one in fine if not one["passed"]], [one for one in tries if not one["caught"]]
-    none = {"off_grid": "merged_4bit"}
-    spoiled = [one for one in whole if not one["sabotage"].startswith("none") and none.get(one["sabotage"]) != one["format"]]
+    spoiled = [one for one in whole if not one["sabotage"].startswith("none")]
     missed = {one["sabotage"] for one in spoiled if not one["caught"]}
     of = len({one["sabotage"] for one in spoiled})
     figure = f"{of - len(missed)} of {of} kinds, {_caught(spoiled)} artefacts"

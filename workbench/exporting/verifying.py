@@ -51,8 +51,8 @@ class Verified:
 
     def __str__(self) -> str:
         lines = [f"{self.artefact}: " + ("verified" if self.passed else "DIFFERS from its passport")]
-        lines += [f"  DIFFERS  {line}" for line in self.differs] + [f"  holds    {line}" for line in self.holds]
-        lines += [f"  cannot be told: {line}" for line in self.untold]
+        told = {"DIFFERS ": self.differs, "holds   ": self.holds, "cannot be told:": self.untold}
+        lines += [f"  {mark} {line}" for mark, of in told.items() for line in of]
         if self.environment:
             why = "" if self.passed else ", so that a difference need not mean anything"
             lines.append(f"  other here than where it was trained{why}:")

@@ -86,8 +86,7 @@ class _Model:
         return False
 
     def same(self, name: str, expected: Any) -> bool:
-        mine = self[name]
-        if mine.shape != expected.shape:
+        if (mine := self[name]).shape != expected.shape:
             return False
         once = self.held(name, expected)
         return bool((mine == once).all()) or (self.coarse(name) and self.as_well(mine.float(), once.float(), expected.float()))

@@ -145,7 +145,7 @@ def load_policy(
     name, loads = asked.name, _BACKENDS[asked.backend]
     source = loading.find_model(name)
     trained = None if adapter is None else loading.find_adapter(adapter)
-    # For a policy that is to be trained, while libraries are imported and the same files are read to load it.
+    # While libraries are imported, and the same files are read to load it.
     base = loading.base_summed(source) if trained is None else dict
     version = loads.version()  # imports what must come before trl, transformers and peft
     if asked.backend == "transformers":
