@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from workbench.tiny import MODEL_DIR
+from workbench.training.loading import base_files
 
 BLOCK = 64
 PUSH = 0.7  # how far to the edge of its cell
@@ -84,7 +85,7 @@ def moved_run(run: Path, base: Path, out: Path) -> Path:
     recipe["policy"]["name"] = str(base)
     (out / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"run_name": out.name}), encoding="utf-8")
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
-    manifest["policy"] |= {"name": str(base), "source": str(base)}
+    manifest["policy"] |= {"name": str(base), "source": str(base), "base": base_files(base)}
     (out / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     for file in out.rglob("adapter_config.json"):
         config = json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": str(base)}

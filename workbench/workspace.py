@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import math
 import os
@@ -129,6 +130,17 @@ def write_json(path: str | os.PathLike, content: Any) -> Path:
     with replace_file(path) as beside:
         beside.write_text(text + "\n", encoding="utf-8")
     return Path(path)
+
+
+def sum_of(file: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def size_and_sum(file: Path) -> list[Any]:
+    """Bytes and SHA-256 of a file."""
+    return [file.stat().st_size, sum_of(file)]
 
 
 def append_line(file: Path, content: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import load_tokenizer, quiet_imports
+from workbench.training.loading import base_files, load_tokenizer, quiet_imports
 from workbench.training.resuming import save_adapter
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -47,6 +47,7 @@ def made_run(
     """A run that has ended, in the workspace, with this adapter (None: one of seed 0)."""
     recipe = Recipe.of({"run_name": name, "task": "arithmetic", "policy": {"name": str(source)}, "grpo": grpo})
     policy = {"source": str(source), "precision": precision, "compute_dtype": "float32", "parameters": 803_712}
+    policy["base"] = base_files(source)
     run = RunDirectory.create(name, recipe, {"id": f"id-of-{name}", "policy": policy})
     shutil.copytree(adapter or saved_adapter(), run.final)
     run.release()

@@ -95,6 +95,16 @@ def test_what_is_far_from_policy_and_base_is_not_called_the_base():
     assert told(away, reference)["the run's change is in it"] is None
 
 
+@pytest.mark.parametrize(("share", "mark"), [(0.3, "cannot be told"), (0.6, "passed"), (1.4, "passed"), (1.6, "FAILED")])
+def test_a_share_between_base_and_policy_is_no_measurement(share, mark):
+    reference, found = drawn()
+    policy, base = (np.array(each) for each in (reference.policy_logprobs, reference.base_logprobs))
+    between = found | {"logprobs": (base + share * (policy - base)).tolist()}
+    checks, _ = check_behaviour(artefact(), between, reference, SUITE)
+    assert [checks[0].mark, checks[1].mark] == [mark, "measured"]  # the second has no limit in the 16-bit base
+    assert checks[0].found.startswith(f"{share:.0%} of the way")
+
+
 @pytest.mark.parametrize(("effect", "passed"), [(0.0, None), (0.001, None), (0.004, False)])
 def test_what_equals_the_base_is_told_where_the_measurement_is_clear(effect, passed):
     reference, found = drawn(effect=effect)
@@ -110,15 +120,52 @@ def test_merged_twice_is_told_by_the_share():
     assert causes(twice, reference) == causes(twice, reference, format="gguf_q8_0") == ["merged_twice"]
 
 
-@pytest.mark.parametrize("format", ["merged_4bit", "gguf_q4_k_m", "merged_16bit"])
-def test_rounding_that_takes_a_small_step_is_no_fault_of_the_export(format):
+@pytest.mark.parametrize("format", ["merged_16bit", "gguf_f16"])
+def test_in_16_bits_rounding_that_takes_a_small_step_is_no_fault_of_an_export_whose_tensors_are_right(format):
     reference, found = drawn(effect=0.01)
     at_base = found | {"logprobs": reference.base_logprobs}
-    vouched = format == "merged_16bit"  # its tensors are right
-    [check, *_], _ = check_behaviour(artefact(format), at_base, reference, SUITE, vouched)
+    [check, *_], _ = check_behaviour(artefact(format), at_base, reference, SUITE, vouched=True)
     assert (check.passed, check.mark) == (None, "cannot be told")
+    assert check.found.endswith("16 bits round a step as small as the run's away; take the adapter")
+    assert causes(at_base, reference, format=format) == ["equals_base"]  # nobody vouches for its tensors
     big, found = drawn(effect=0.3)  # a policy that matters is missed
-    assert causes(found | {"logprobs": big.base_logprobs}, big, format=format) == ["equals_base"]
+    [check, *_], _ = check_behaviour(artefact(format), found | {"logprobs": big.base_logprobs}, big, SUITE, vouched=True)
+    assert check.cause == "equals_base"
+
+
+@pytest.mark.parametrize(
+    ("format", "rounds", "remedy"),
+    [
+        ("merged_4bit", "NF4", "take gguf_q8_0 or merged_16bit"),
+        ("gguf_q4_k_m", "Q4_K_M", "take gguf_q8_0 or merged_16bit"),
+        ("gguf_q8_0", "Q8_0", "take merged_16bit or the adapter"),
+    ],
+)
+@pytest.mark.parametrize("effect", [0.01, 0.3])
+def test_a_quantised_form_without_the_runs_change_fails_though_its_tensors_are_right(format, rounds, remedy, effect):
+    reference, found = drawn(effect=effect)
+    at_base = found | {"logprobs": reference.base_logprobs}
+    [check, *_], _ = check_behaviour(artefact(format), at_base, reference, SUITE, vouched=True)
+    assert (check.passed, check.cause, check.remedy) == (False, "equals_base", remedy)
+    assert check.found.endswith(f": {rounds} rounds the run's change away")
+    [check, *_], _ = check_behaviour(artefact(format), at_base, reference, SUITE)  # its tensors could not be read
+    assert (check.cause, "rounds" in check.found) == ("equals_base", False)
+    assert check.remedy.startswith("prove merged_16bit; if that passes")
+
+
+def test_fewer_prompts_may_not_tell_what_more_of_them_do_and_never_say_the_opposite():
+    reference, found = drawn(effect=0.05)
+    noise = 0.04 * np.random.default_rng(3).standard_normal((PROMPTS, TOKENS))
+    at_base = (np.array(reference.base_logprobs) + noise).tolist()
+    said = []
+    for count in (4, 16, 64):
+        written = Written(*([own[:count] for own in vars(reference.policy).values()]))
+        short = Reference(written, written, *(
+            getattr(reference, name)[:count] for name in ("sampled_ids", "policy_logprobs", "base_logprobs")
+        ))  # fmt: skip
+        few = {name: own[:count] for name, own in (found | {"logprobs": at_base}).items()}
+        said.append(check_behaviour(artefact("merged_4bit"), few, short, SUITE)[0][0].passed)
+    assert said == [None, False, False]
 
 
 def test_rounding_noise_much_larger_than_the_step_cannot_be_told():

@@ -80,7 +80,7 @@ def test_the_proof_comes_in_and_nothing_else_is_taken_over():
     after = read_passport(artefact.path)
     assert after["proof"]["passed"]
     assert after["proof"]["checks"] == [
-        {"level": "weights", "name": "tensors", "passed": True, "found": "equal", "cause": "", "remedy": ""}
+        {"level": "weights", "name": "tensors", "passed": True, "found": "equal", "cause": "", "remedy": "", "measured": False}
     ]
     proof = json.loads((artefact.path / "proof.json").read_text())
     assert proof["checks"][0]["numbers"] == {"layers": 21}

@@ -100,7 +100,8 @@ def test_a_weaker_proof_takes_the_place_of_no_stronger_one(run, monkeypatch):
         few = prove(folder, prompts=4)  # the first 4 of the reference
     assert few.passed
     assert few.measured["prompts"] == 4
-    assert "over 4 prompts only: the proof on record, over 12, was kept" in str(few)
+    assert few.verdict.endswith("; the proof on record, over 12 prompts, was kept")
+    assert not any("on record" in line for line in few.unproven)
     assert before == [file.read_bytes() for file in (folder / "proof.json", folder / "passport.json", folder / "README.md", kept)]
     assert "on record" not in str(prove(folder, prompts=PROMPTS))  # as many: the newer one counts
     assert (
@@ -108,6 +109,11 @@ def test_a_weaker_proof_takes_the_place_of_no_stronger_one(run, monkeypatch):
         == json.loads(kept_proof(run, "merged_16bit"))["measured"]["prompts"]
         == 13
     )
+    record = passport.read_passport(folder)
+    passport._write(folder, record | {"proof": record["proof"] | {"reference": "of other libraries"}})
+    assert "on record" not in str(prove(folder, prompts=4))  # what was held against something else is replaced
+    assert json.loads(kept_proof(run, "merged_16bit"))["measured"]["prompts"] == 4
+    assert prove(folder, prompts=PROMPTS + 1).passed
     record = passport.read_passport(folder)
     record["proof"] |= {"passed": False, "checks": [{"passed": True, "cause": ""}, {"passed": False, "cause": "worse"}]}
     passport._write(folder, record)
@@ -201,7 +207,7 @@ def test_a_base_that_is_not_here_cannot_be_told(run, monkeypatch):
     proof = prove(run.export / "adapter", prompts=PROMPTS)
     assert proof.failed == []
     assert next(check for check in proof.checks if check.name == "loads").passed is None
-    assert proof.verdict.endswith("cannot be told: loads, behaviour")
+    assert proof.verdict.endswith("cannot be told: loads, behaviour; the proof on record, over 12 prompts, was kept")
     assert prove(run.export / "merged_16bit", prompts=PROMPTS).cause == "unreadable"
 
 

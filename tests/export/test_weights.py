@@ -13,7 +13,7 @@ from sabotage import SABOTAGES, WORDS, deltas, edit_json, put_tensors, tensors, 
 from small_models import ATTENTION, MLP, artefact, load, make_adapter, make_base, make_run, merge
 
 from workbench.exporting import merging
-from workbench.exporting.weights import check_weights, times
+from workbench.exporting.weights import _few_apart, check_weights, times
 
 
 def failed(checks) -> set[str]:
@@ -145,6 +145,7 @@ def test_a_step_that_16_bits_cannot_hold_is_not_judged(base, home, tmp_path):
     checks = check_weights(artefact(merge(base, run.adapter, tmp_path / "out"), run))
     assert [check.passed for check in checks] == [None, True, True]
     assert "lost in rounding" in checks[0].found
+    assert checks[0].mark == "cannot be told"
 
 
 def test_what_the_base_ties_stays_tied(home, tmp_path):
@@ -248,8 +249,6 @@ def test_a_torn_file_is_unreadable(run, merged, tmp_path):
 
 
 def test_what_cannot_be_told_says_why(run, merged, adapter, base, home):
-    (check,) = check_weights(artefact(merged, run, "merged_4bit"))
-    assert (check.passed, "measured" in check.found) == (None, True)
     alone = artefact(merged, run)
     object.__setattr__(alone, "run", None)
     assert [check.passed for check in check_weights(alone)] == [None]
@@ -277,6 +276,70 @@ def test_merged_into_the_dequantised_weights(home, base, adapter, merged, tmp_pa
         spoiled = SABOTAGES[cause](out, tmp_path / cause, base, adapter)
         found = failed(check_weights(artefact(spoiled, run, into="dequantised")))
         assert found == ({"wrong_base"} if cause == "other_adapter" else {cause})
+
+
+# -- in 4 bits --------------------------------------------------------------------------------------------------------
+def in_four_bits(merged, folder):
+    """A merged folder as `export` writes it in 4 bits."""
+    from workbench.exporting import making
+    from workbench.exporting.artefacts import Artefact
+
+    shutil.copytree(merged, folder / "merged_16bit")
+    making._merged_4bit(None, Artefact(folder / "merged_4bit", "merged_4bit", ""), folder / "merged_4bit")
+    return folder / "merged_4bit"
+
+
+@pytest.mark.parametrize("kind", [{}, {"kind": "qwen2", "tied": True}, {"dtype": "float16"}])
+def test_a_good_merge_in_four_bits_passes(kind, home, tmp_path):
+    base = make_base(tmp_path / "base", **kind)
+    run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", target_modules=ATTENTION))
+    four = in_four_bits(merge(base, adapter, tmp_path / "merged"), tmp_path)
+    checks = check_weights(artefact(four, run, "merged_4bit"))
+    assert {check.passed for check in checks} == {True}
+    assert checks[-3].found == "once in 8"
+    stored = tensors(four)
+    assert stored["model.layers.0.mlp.up_proj.weight"].dtype == torch.uint8  # not adapted, and quantised all the same
+
+
+def test_a_good_merge_into_the_dequantised_weights_passes_in_four_bits(home, base, adapter, tmp_path):
+    run = make_run(base, adapter, precision="nf4")
+    out = merging.write_merged(base, adapter, tmp_path / "out", held=merging.four_bit(run))
+    four = in_four_bits(out, tmp_path / "four")
+    assert {check.passed for check in check_weights(artefact(four, run, "merged_4bit", into="dequantised"))} == {True}
+    # Into the other weights. Which fault it is, NF4's own rounding hides.
+    assert failed(check_weights(artefact(four, run, "merged_4bit"))) == {"other_adapter"}
+
+
+@pytest.mark.parametrize("cause", sorted(SABOTAGES.keys() - WORDS.keys()))
+def test_a_spoiled_merge_is_named_in_four_bits(cause, run, merged, base, adapter, tmp_path):
+    spoiled = SABOTAGES[cause](merged, tmp_path / "out", base, adapter)
+    assert failed(check_weights(artefact(in_four_bits(spoiled, tmp_path), run, "merged_4bit"))) == {cause}
+
+
+def test_a_step_that_four_bits_round_away_is_not_judged(base, home, tmp_path):
+    run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", size=1e-9))
+    four = in_four_bits(merge(base, adapter, tmp_path / "merged"), tmp_path)
+    checks = check_weights(artefact(four, run, "merged_4bit"))
+    assert [check.passed for check in checks] == [None, True, True]
+    assert "lost in rounding in all" in checks[0].found
+
+
+def test_another_version_of_the_quantiser_is_forgiven_a_few_weights_and_no_more():
+    draws = torch.Generator().manual_seed(0)
+    base = (torch.randn(64, 128, generator=draws) * 0.02).bfloat16()
+    step = 0.002 * torch.randn(64, 128, generator=draws)
+    once = merging.in_nf4((base.float() + step).bfloat16())
+
+    def found(stored):
+        return times(stored, base, step, torch.bfloat16, merging.in_nf4, _few_apart)
+
+    assert found(once) == 1
+    few, many = once.clone(), once.clone()
+    few.view(-1)[::1000] = once.view(-1).flip(0)[::1000]  # 9 of 8,192
+    many.view(-1)[::10] = once.view(-1).flip(0)[::10]
+    assert found(few) == 1
+    assert math.isnan(found(many))
+    assert found(merging.in_nf4(base)) == 0
 
 
 # -- good exports: no false alarm ---------------------------------------------------------------------------------------

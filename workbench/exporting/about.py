@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import getpass
 import hashlib
 import json
@@ -21,8 +20,8 @@ from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_batches
 from workbench.task import EMBEDDED
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import find_model
-from workbench.workspace import to_json
+from workbench.training.loading import base_files
+from workbench.workspace import size_and_sum, sum_of, to_json
 
 SAMPLED = 8  # completions
 _CURVE = 8  # points
@@ -96,17 +95,6 @@ def public_name(base: str | Path) -> str:
     return clean(re.sub(r"-(unsloth-)?bnb-4bit$", "", text, flags=re.IGNORECASE))
 
 
-def sum_of(file: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def size_and_sum(file: Path) -> list[Any]:
-    """Bytes and SHA-256 of a file."""
-    return [file.stat().st_size, sum_of(file)]
-
-
 def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
     """Path within the folder -> [bytes, SHA-256] of each file, in folders inside it, too."""
     names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
@@ -147,7 +135,7 @@ def adapter_of(run: RunDirectory) -> dict[str, Any]:
 def about(artefact: Artefact) -> dict[str, Any]:
     """All that is known of an artefact but its own files: what it was made from, and by what."""
     found: dict[str, Any] = {"format": artefact.format, "base": public_name(artefact.base), "into": artefact.into}
-    found["base_files"] = _base_files(artefact.base)
+    found["base_files"] = base_files(artefact.base)
     if (run := artefact.run) is None:
         return found
     manifest, rows = run.manifest(), run.metrics()
@@ -170,17 +158,7 @@ def about(artefact: Artefact) -> dict[str, Any]:
         "curve": [{name: row.get(name) for name in ("step", REWARD, GROUP_STD, KL)} for row in rows if row["step"] in points],
         "evaluation": run.read_json(evaluation.name) if evaluation.is_file() else None,
     }  # fmt: skip
-    found = clean(to_json(found)) | {"base_files": found["base_files"]}  # a revision looks like a key
+    # A revision looks like a key.
+    found = clean(to_json(found)) | {"base_files": found["base_files"], "trained_on": policy.get("base")}
     found |= {"run_id": run.identity, "adapter": adapter_of(run), "steps": steps_of(run), "sums": sums_of(run)}
     return found | {"rollouts": clean(sample_of(run))}
-
-
-@functools.lru_cache(maxsize=1)  # a base may be large, and a run is exported in six formats
-def _base_files(base: str) -> dict[str, Any]:
-    # Of a hub's model its revision, if it is on this machine.
-    if Path(base).is_dir() or base == "tiny":
-        return files_in(Path(find_model(base, ask_hub=False)))
-    from huggingface_hub import try_to_load_from_cache
-
-    there = try_to_load_from_cache(base, "config.json") if base.count("/") == 1 else None
-    return {"revision": Path(there).parent.name} if isinstance(there, str) else {}

@@ -22,13 +22,14 @@ ROUNDING = 0.05
 # Log-probabilities that a run moved by less, on average, are lost where a merge is rounded to bfloat16.
 TINY = 0.002
 EQUAL, TWICE = 0.25, 1.5  # shares of the run's change: below the one it was not merged, above the other more than once
-FOUR_BITS = ("merged_4bit", "gguf_q4_k_m")
 POINTS = 0.05  # what quantising may cost beyond the interval, as a share of the prompts
 # One-sided. A false alarm stops an export that is right; of 50 good exports with three tests each, none may give one.
 ALPHA = 0.001
 FEWEST = 10  # prompts: with fewer, no result could be significant
 _OF_LOGPROBS = ("logprob_difference", "kl_per_token")
 _MORE_BITS = "take a format of more bits"
+_ROUNDS = dict.fromkeys(QUANTISED, ("NF4", "gguf_q8_0 or merged_16bit"))  # what rounds, and what to take instead
+_ROUNDS |= {"gguf_q4_k_m": ("Q4_K_M", "gguf_q8_0 or merged_16bit"), "gguf_q8_0": ("Q8_0", "merged_16bit or the adapter")}
 _AGAIN = "export it again with --overwrite; if that gives the same, the export is at fault: report it"
 
 
@@ -54,7 +55,7 @@ def check_behaviour(
     """Hold what `written_by` found against the live policy: the checks, and what was measured, with 95 % intervals.
 
     The live policy is the reference of the quantised forms, too: what they lose against a 16-bit form that was proven is in it,
-    and what that form lost before. `vouched`: its tensors are what they must be.
+    and what that form lost before. `vouched`: its tensors are what rounding the sum gives.
     """
     import numpy as np
 
@@ -145,10 +146,14 @@ def _changed(artefact: Artefact, measured: dict[str, Any], vouched: bool) -> Che
         return Check("behaviour", name, None, f"{said}: the run changed too little, or on too few prompts, to tell")
     cause = "equals_base" if run["high"] < EQUAL and run["near_base"] else ""
     cause = "merged_twice" if run["low"] > TWICE and run["near_twice"] else cause
-    if cause and moved <= ROUNDING and (vouched or artefact.format in FOUR_BITS):
-        return Check("behaviour", name, None, f"{said}: rounding hides a step as small as the run's; {_MORE_BITS}")
+    if cause and vouched and moved <= ROUNDING and "16" in artefact.format:
+        return Check("behaviour", name, None, f"{said}: 16 bits round a step as small as the run's away; take the adapter")
     if cause:
-        remedy = f"prove merged_16bit; if that passes, {_MORE_BITS}" if artefact.format in QUANTISED else _AGAIN
+        # In fewer bits right tensors are no excuse: what carries nothing of the run is of no use to whoever loads it.
+        rounds, remedy = _ROUNDS.get(artefact.format, ("", _AGAIN))
+        if vouched and cause == "equals_base" and rounds:
+            return Check("behaviour", name, False, f"{said}: {rounds} rounds the run's change away", cause, f"take {remedy}", run)
+        remedy = f"prove merged_16bit; if that passes, {_MORE_BITS}" if rounds else _AGAIN
         return Check("behaviour", name, False, said, cause, remedy, run)
     return Check("behaviour", name, True if 0.5 <= run["share"] <= TWICE else None, said, numbers=run)
 
@@ -160,7 +165,7 @@ def _likelihood(artefact: Artefact, measured: dict[str, Any]) -> Check:
     said += f"KL per token {kl['artefact']:.2g} ({kl['low']:.2g} to {kl['high']:.2g}), the base's {kl['base']:.2g}"
     # In other weights than those it was trained beside, or in fewer bits, other probabilities are no fault by themselves.
     if artefact.format in QUANTISED or (artefact.format != "adapter" and artefact.into != "dequantised"):
-        return Check("behaviour", name, None, said, numbers=numbers)
+        return Check("behaviour", name, None, said, numbers=numbers, measured=True)
     if difference["mean"] > ROUNDING:
         return Check("behaviour", name, False, said, "differs", _AGAIN, numbers)
     if difference["base"] <= ROUNDING:

@@ -16,16 +16,17 @@ class Check:
 
     level: str  # one of LEVELS
     name: str  # what was looked at, in a few words: "tensors of the base", "ids of 1,000 rendered prompts"
-    passed: bool | None  # None: cannot be told here; or, with numbers, measured without a limit
+    passed: bool | None  # None: cannot be told here, or `measured`
     found: str  # what was seen, in numbers
     cause: str = ""  # one of CAUSES, where it failed
     remedy: str = ""
     numbers: dict[str, Any] = field(default_factory=dict)  # the same for scripts
+    measured: bool = False  # for its numbers alone: there is no limit that it could pass
 
     @property
     def mark(self) -> str:
         """Passed, FAILED, measured or cannot be told."""
-        unjudged = "measured" if self.numbers else "cannot be told"
+        unjudged = "measured" if self.measured else "cannot be told"
         return unjudged if self.passed is None else "passed" if self.passed else "FAILED"
 
 
@@ -35,7 +36,7 @@ CAUSES = {
     "not_merged": "nothing was merged: the weights are the base's",
     "merged_twice": "the adapter was merged more than once",
     "layer_skipped": "the adapter was merged into some layers, and not into others",
-    "wrong_base": "it was merged into another base than the run had",
+    "wrong_base": "its base is not the one that the run was trained on",
     "other_adapter": "it holds the adapter of another run",
     "off_grid": "the adapter was trained beside the 4-bit weights, and together with the 16-bit ones it is worse",
     "tied_head_lost": "the output head is no longer tied to the embeddings as in the base",
@@ -61,6 +62,8 @@ class Proof:
     unproven: tuple[str, ...] = ()  # what cannot be told here, in words
     measured: dict[str, Any] = field(default_factory=dict)  # reward, pass@1, KL per token, EOS share, with intervals
     into: str = ""  # what it was merged into, in words; empty for an adapter
+    reference: str = ""  # stands for what it was held against: run, base, task, rewards, libraries
+    note: str = ""  # what became of a proof that was on record
     passed: bool = field(init=False)  # something was looked at, and nothing failed
 
     def __post_init__(self) -> None:
@@ -89,7 +92,8 @@ class Proof:
         if not self.passed:
             return f"{what}: FAILED: {CAUSES.get(self.cause, 'nothing was looked at')}"
         untold = f"; cannot be told: {', '.join(self.untold)}" if self.untold else ""
-        return f"{what}: passed, {sum(check.passed is True for check in self.checks)} checks{untold}"
+        note = f"; {self.note}" if self.note else ""
+        return f"{what}: passed, {sum(check.passed is True for check in self.checks)} checks{untold}{note}"
 
     def require(self) -> None:
         """ExportError, naming the cause, if it is not the trained policy."""

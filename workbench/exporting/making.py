@@ -17,7 +17,7 @@ from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
 from workbench.run.lock import Lock
 from workbench.run.rollouts import read_batches
-from workbench.training.loading import bars_for, check_4bit, quiet_imports
+from workbench.training.loading import bars_for, base_differs, base_files, check_4bit, quiet_imports
 from workbench.workspace import replace_folder, shown
 
 # Size of each format against the weights in 16 bits. A GGUF is made of an f16 one, which lies beside it meanwhile.
@@ -61,6 +61,9 @@ def export(
         into, verdict = into.into, into.verdict
         notes.append(f"merged into {INTO[into]}; merge risk {verdict}")
     base, weights = merging.base_of(run), adapter_of(run)["sha256"]
+    if differs := merging.base_differs(run):
+        value, rule = f"{shown(merging.source_of(run))}: not as {run.name} loaded it: {differs}", "an adapter belongs to one base"
+        raise ExportError(value, rule=rule, remedy=merging.PUT_BACK)
     chosen = {each: Artefact(run.export / each, each, base, "base" if each == "adapter" else into, run) for each in ordered}
     other = {each: _other(artefact, weights) for each, artefact in chosen.items()}
     kept, making = [each for each in ordered if not other[each]], [chosen[each] for each in ordered if other[each]]
@@ -144,8 +147,10 @@ def _other(artefact: Artefact, weights: str) -> str:
         return f"its base is {found['base']}, not {base}"
     if found["into"] != artefact.into:
         return f"merged into {INTO[found['into']]}, not into {INTO[artefact.into]}"
-    of_another = "made of another adapter, from before the run went on" if found["adapter"]["sha256"] != weights else ""
-    return of_another or "; ".join(f"{name} {what}" for name, what in changed.items())
+    if found["adapter"]["sha256"] != weights:
+        return "made of another adapter, from before the run went on"
+    other_base = base_differs(found["base_files"], base_files(artefact.base))
+    return other_base or "; ".join(f"{name} {what}" for name, what in changed.items())
 
 
 def _check_room(run: RunDirectory, adapter: Path, making: Sequence[Artefact]) -> None:

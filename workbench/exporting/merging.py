@@ -7,6 +7,7 @@ is what was trained. (Written in 4 bits, the sum would be rounded to them again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -16,8 +17,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from workbench.errors import ExportError
+from workbench.errors import ExportError, PolicyError
 from workbench.run.directory import RunDirectory
+from workbench.training import loading
 from workbench.training.loading import (
     NF4_BLOCK,
     bars_for,
@@ -33,6 +35,7 @@ from workbench.workspace import resolve, shown
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}  # as a policy is loaded
 Tensors = dict[str, Callable[[], Any]]  # name -> a function that reads it
+PUT_BACK = "put its files, or its revision, back as they were; or train on the base as it is now"
 FourBit = Callable[[str, Any], Any]  # (layer, its 16-bit weight or None) -> what the live policy computes with, float32; or None
 
 
@@ -66,6 +69,18 @@ def source_of(run: RunDirectory) -> str:
     source = run.manifest()["policy"]["source"]
     elsewhere = Path(source).is_absolute() and not Path(source).is_dir()
     return find_model(run.recipe().policy.name, ask_hub=False) if elsewhere else source
+
+
+def base_now(run: RunDirectory) -> dict[str, Any]:
+    """What the base that a run's policy was loaded from is now, as `base_files` finds it; empty if it is not here."""
+    with contextlib.suppress(PolicyError):
+        return loading.base_files((run.manifest()["policy"].get("base") or {}).get("name") or source_of(run))
+    return {}
+
+
+def base_differs(run: RunDirectory) -> str | None:
+    """What of a run's base is not as when it was loaded to be trained, in words; None: that is not known, then or now."""
+    return loading.base_differs(run.manifest()["policy"].get("base"), base_now(run))
 
 
 def base_of(run: RunDirectory) -> str:
@@ -122,9 +137,7 @@ def four_bit(run: RunDirectory) -> FourBit:
 
     ExportError: the run trained beside 16-bit weights.
     """
-    with quiet_imports():
-        import torch
-        from bitsandbytes.functional import QuantState, dequantize_4bit, quantize_4bit
+    import torch
 
     policy = run.manifest()["policy"]
     if policy["precision"] != "nf4":
@@ -134,10 +147,7 @@ def four_bit(run: RunDirectory) -> FourBit:
         tensors = tensors_of(stored)
 
         def held(layer: str, weight: Any) -> Any:
-            state = {name: tensors[name]() for name in tensors if name.startswith(f"{layer}.weight.")}
-            if not state:
-                return None
-            return dequantize_4bit(tensors[f"{layer}.weight"](), QuantState.from_dict(state, torch.device("cpu"))).float()
+            return None if (four := dequantised(tensors, f"{layer}.weight")) is None else four.float()
 
         return held
     layers, computes = _quantised_in_loading(base_of(run)), getattr(torch, policy["compute_dtype"])
@@ -145,10 +155,28 @@ def four_bit(run: RunDirectory) -> FourBit:
     def quantised(layer: str, weight: Any) -> Any:
         if layer not in layers:
             return None
-        weight = weight.detach().to(computes).contiguous()
-        return dequantize_4bit(*quantize_4bit(weight, blocksize=NF4_BLOCK, compress_statistics=True, quant_type="nf4")).float()
+        return in_nf4(weight.detach().to(computes)).float()
 
     return quantised
+
+
+def dequantised(tensors: Tensors, name: str) -> Any:
+    """A stored 4-bit weight, in the 16 bits that it was quantised from; None if it is stored otherwise."""
+    with quiet_imports():
+        import torch
+        from bitsandbytes.functional import QuantState, dequantize_4bit
+
+    state = {each: tensors[each]() for each in tensors if each.startswith(f"{name}.")}
+    return dequantize_4bit(tensors[name](), QuantState.from_dict(state, torch.device("cpu"))) if state else None
+
+
+def in_nf4(weight: Any) -> Any:
+    """What bitsandbytes' quantiser makes of a weight, as a policy and `merged_4bit` are loaded; read back, in its own type."""
+    with quiet_imports():
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    packed = quantize_4bit(weight.contiguous(), blocksize=NF4_BLOCK, compress_statistics=True, quant_type="nf4")
+    return dequantize_4bit(*packed)
 
 
 def _quantised_source(run: RunDirectory) -> str:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ExportError
-from workbench.exporting.about import about, clean, files_in, public_name, size_and_sum
+from workbench.exporting.about import about, clean, files_in, public_name
 from workbench.exporting.artefacts import PASSPORT, Artefact
 from workbench.exporting.card import CARD, write_card
 from workbench.exporting.checks import Proof
-from workbench.workspace import shown, to_json, write_json
+from workbench.workspace import shown, size_and_sum, to_json, write_json
 
 PROOF = "proof.json"
+VERSION = 1  # of what a passport says, and how; those without one are older
 _NAMED_BASE = {"adapter_config.json": "base_model_name_or_path", "config.json": "_name_or_path"}
 
 
@@ -31,7 +32,7 @@ def stamp(folder: Path, artefact: Artefact, merge_risk: str = "") -> None:
     for name, key in _NAMED_BASE.items():
         if (file := folder / name).is_file() and (config := json.loads(file.read_text(encoding="utf-8"))).get(key):
             write_json(file, config | {key: public_name(config[key])})
-    write_card(folder, artefact, known := about(artefact) | {"merge_risk": merge_risk})
+    write_card(folder, artefact, known := about(artefact) | {"version": VERSION, "merge_risk": merge_risk})
     _write(folder, known | {"files": files_in(folder, PASSPORT)})
 
 

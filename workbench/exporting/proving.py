@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ExportError, WorkbenchError
-from workbench.exporting import apart, passport, risk
+from workbench.exporting import apart, merging, passport, risk
+from workbench.exporting.about import public_name
 from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import INTO, Artefact, Exported, meant, open_artefact
 from workbench.exporting.behaviour import check_behaviour, written_by
@@ -79,15 +80,17 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
         raise ExportError(f"{shown(artefact.path)}: the run that it was made of is not here", rule=rule, remedy=remedy)
     with contextlib.closing(suite_of(run, task)) as suite:
         request = request_of(run, suite, prompts)
-        kept = measured_reference(run, suite, request, progress)
+        checks, measured, kept = [_files(artefact), _base(artefact, run)], {}, None
+        if all(check.passed is not False for check in checks):
+            kept = measured_reference(run, suite, request, progress)
         told = {**artefact.__dict__, "run": str(run.path)}
-        checks, measured = [_files(artefact)], {}
-        request |= {"artefact": told, "sampled_ids": kept.sampled_ids, "whole": checks[0].passed}
+        request |= {"artefact": told, "sampled_ids": kept and kept.sampled_ids}
         # A process that was killed, or had no memory, says nothing of the artefact: that is raised, and no proof is written.
         found = apart.run_apart("workbench.exporting.proving", request, progress(artefact.format))
         checks += [Check(**each) for each in found["checks"]]
-        if (written := found["written"]) is not None:
-            vouched = any(check.passed for check in checks if check.level == "weights")
+        if kept and (written := found["written"]) is not None:
+            # None has failed; a step that is lost in rounding could not pass.
+            vouched = all(each.passed or "times" in each.numbers for each in checks if each.level == "weights")
             more, measured = check_behaviour(artefact, written, kept, suite, vouched)
             checks += more
     if all(check.passed is not False for check in checks if check.level != "behaviour"):
@@ -95,22 +98,23 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
     made, failed = {each.level for each in checks}, any(each.passed is False for each in checks)
     why = "a cheaper check failed" if failed else "it could not be loaded here"
     unproven = [f"{level}: not looked at, as {why}" for level in LEVELS if level not in made]
-    unproven += [f"{each.level}: {each.name}: {each.found}" for each in checks if each.mark == "cannot be told"]
     unproven += [*found["unproven"], _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
     if artefact.format == "adapter" and run.manifest()["policy"].get("precision") == "nf4":
         unproven.append(_ON_16_BITS)
     into = INTO.get(artefact.into, "") if artefact.format != "adapter" else ""
-    proof = Proof(shown(artefact.path), artefact.format, tuple(checks), tuple(unproven), measured, into)
+    key = kept.key if kept else ""
+    proof = Proof(shown(artefact.path), artefact.format, tuple(checks), tuple(unproven), measured, into, key)
     with contextlib.suppress(ExportError):  # a passport that was changed takes no proof
         record = passport.read_passport(artefact.path).get("proof") or {}
         before, over = record.get("measured", {}).get("prompts", 0), measured.get("prompts", 0)
-        if proof.passed and before > over:  # one that failed is put on record all the same
+        # One that failed, or that was held against something else, is put on record all the same.
+        if proof.passed and before > over and record.get("reference") == key:
             if not record["passed"]:  # of the same files: fewer prompts see less
                 cause = next((each["cause"] for each in record["checks"] if each["passed"] is False), "")
                 again = f"prove it over {before} prompts again"
                 failed = Check("behaviour", f"the proof on record, over {before} prompts", False, "FAILED", cause, again)
                 return replace(proof, checks=(*checks, failed))
-            return replace(proof, unproven=(f"over {over} prompts only: the proof on record, over {before}, was kept", *unproven))
+            return replace(proof, note=f"the proof on record, over {before} prompts, was kept")
         passport.add_proof(artefact, proof)
     return proof
 
@@ -124,6 +128,18 @@ def _files(artefact: Artefact) -> Check:
     if wrong:
         return Check("files", name, False, f"not as exported: {', '.join(wrong)}", "changed_file", again)
     return Check("files", name, True, f"{count} files and the passport are as exported")
+
+
+def _base(artefact: Artefact, run: RunDirectory) -> Check:
+    name, source, differs = "the base that it was trained on", merging.source_of(run), merging.base_differs(run)
+    if differs:
+        found = f"{public_name(source)} is not as the run loaded it: {differs}"
+        return Check("files", name, False, found, "wrong_base", merging.PUT_BACK)
+    if differs is None:
+        return Check("files", name, None, f"{public_name(source)}: what the run loaded is not on record, or not here")
+    if artefact.format != "adapter" and artefact.into == "base" and artefact.base != source:
+        return Check("files", name, None, f"{public_name(source)} is as the run loaded it; its 16-bit base is not on record")
+    return Check("files", name, True, f"{public_name(source)} is as the run loaded it")
 
 
 def _named(artefact: Artefact, checks: list[Check]) -> list[Check]:
@@ -159,7 +175,7 @@ def examine(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         if (instead := getattr(reader, "of_base", reader.eos)) != reader.eos:
             ends = f"PEFT takes EOS from the base's generation_config.json, which says {instead}; the adapter's says {reader.eos}"
             unproven.append(f"{ends}: generate with eos_token_id={reader.eos}")
-        if request["whole"] and all(check.passed is not False for check in checks):
+        if request["sampled_ids"] is not None and all(check.passed is not False for check in checks):
             written = written_by(reader, request, request["sampled_ids"], progress)
     return {"checks": checks, "written": written, "unproven": unproven}
 

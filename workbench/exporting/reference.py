@@ -16,6 +16,7 @@ from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
 from workbench.exporting.about import adapter_of
 from workbench.exporting.apart import Progress
+from workbench.exporting.merging import base_now
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, versions
 from workbench.task import Row, Task
@@ -44,6 +45,7 @@ class Reference:
     sampled_ids: list[list[int]]
     policy_logprobs: list[list[float]]  # of the tokens sampled, at temperature 1
     base_logprobs: list[list[float]]
+    key: str = ""  # stands for all that it depends on, but how many prompts
 
 
 def suite_of(run: RunDirectory, task: Task | None) -> RewardSuite:
@@ -87,23 +89,26 @@ def measured_reference(
     key = {
         "run": run.identity,
         "adapter": adapter_of(run)["sha256"],
+        "base": base_now(run),
+        "held_out": fingerprint(suite.task.held_out),
         "policy": recipe.policy.model_dump(mode="json"),
         "chat_template_kwargs": recipe.chat_template_kwargs,
         "rewards": [suite.hash, suite.task.right_function],
         "max_completion_length": request["max_completion_length"],
         "versions": {name: found for name, found in versions().items() if name != "commit"},
     }
-    kept, each_row = run.read_json(FILE) if (run.path / FILE).is_file() else {}, [fingerprint([row]) for row in rows]
-    if kept.get("key") != key or kept["rows"][:count] != each_row:
+    kept = run.read_json(FILE) if (run.path / FILE).is_file() else {}
+    if kept.get("key") != key or len(kept["sampled_ids"]) < count:
         found = apart.run_apart("workbench.exporting.reference", request, progress(f"the policy of {run.name}"))
         scores = {who: scored(suite, rows, **found[who]) for who in ("policy", "base")}
-        run.write_json(FILE, {"key": key, "rows": each_row, **found, **scores})
+        run.write_json(FILE, {"key": key, **found, **scores})
         kept = run.read_json(FILE)
 
     def first(own: Any) -> Any:
         return own[:count] if isinstance(own, list) else {name: first(each) for name, each in own.items()}
 
-    return TypeAdapter(Reference).validate_python({name: first(own) for name, own in kept.items() if name != "key"})
+    content = {name: first(own) for name, own in kept.items() if name != "key"}
+    return TypeAdapter(Reference).validate_python(content | {"key": fingerprint([key])})
 
 
 def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts: list[str], ended: list[bool]) -> Written:

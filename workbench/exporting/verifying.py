@@ -20,17 +20,18 @@ from typing import Any
 
 from workbench.errors import ExportError, RunError
 from workbench.exporting import apart
-from workbench.exporting.about import adapter_of, clean, steps_of, sum_of, sums_of
+from workbench.exporting.about import adapter_of, clean, steps_of, sums_of
 from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import meant
 from workbench.exporting.card import CARD
-from workbench.exporting.passport import PROOF, changed, read_passport
+from workbench.exporting.passport import PROOF, VERSION, changed, read_passport
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory
-from workbench.workspace import append_line, find, shown, write_json
+from workbench.training.loading import base_differs
+from workbench.workspace import append_line, find, shown, sum_of, write_json
 
-Found = Iterator[tuple[bool, str]]  # whether it is as it was, and what
+Found = Iterator[tuple[bool | None, str]]  # whether it is as it was (None: cannot be told), and what
 _NAMED = 3  # numbers that differ
 
 
@@ -41,6 +42,7 @@ class Verified:
     artefact: str  # its folder, as shown
     holds: tuple[str, ...]
     differs: tuple[str, ...]
+    untold: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()  # what is other than where it was trained, if it was trained again
 
     @property
@@ -49,7 +51,8 @@ class Verified:
 
     def __str__(self) -> str:
         lines = [f"{self.artefact}: " + ("verified" if self.passed else "DIFFERS from its passport")]
-        lines += [f"  DIFFERS  {line}" for line in self.differs] + [f"  holds    {line}" for line in self.holds]
+        told = {"DIFFERS ": self.differs, "holds   ": self.holds, "cannot be told:": self.untold}
+        lines += [f"  {mark} {line}" for mark, of in told.items() for line in of]
         if self.environment:
             why = "" if self.passed else ", so that a difference need not mean anything"
             lines.append(f"  other here than where it was trained{why}:")
@@ -73,13 +76,13 @@ def verify(
     found, again = [], {}
     for folder in meant(path)[1]:
         passport, run = read_passport(folder), _run_of(folder)
-        seen, other = [*_files(folder, passport), *(_against_run(passport, run) if run else ())], []
+        seen, other = [*_files(folder, passport), *_made_of(passport), *(_against_run(passport, run) if run else ())], []
         if rerun:
             key = passport.get("run_id")
             again[key] = again.get(key) or _trained_again(passport, run, task, progress)
             seen, other = [*seen, *again[key][0]], again[key][1]
-        holds, differs = (tuple(line for same, line in seen if same is which) for which in (True, False))
-        found.append(Verified(shown(folder), holds, differs, tuple(other)))
+        lines = (tuple(line for same, line in seen if same is which) for which in (True, False, None))
+        found.append(Verified(shown(folder), *lines, tuple(other)))
     return found
 
 
@@ -98,6 +101,13 @@ def _files(folder: Path, passport: dict[str, Any]) -> Found:
         yield True, f"{len(passport['files'])} files, byte by byte, and the passport itself"
 
 
+def _made_of(passport: dict[str, Any]) -> Found:
+    if passport.get("version") != VERSION:
+        yield None, "made by another version of the workbench, which chose other completions as the sample, or said less"
+    differs = base_differs(passport.get("trained_on"), passport["base_files"])
+    yield None if differs is None else not differs, "the base as the run loaded it" + (f": {differs}" if differs else "")
+
+
 def _against_run(passport: dict[str, Any], run: RunDirectory) -> Found:
     if passport.get("run_id") != run.identity:
         yield False, f"it was made from another run than {run.name}, in whose folder it lies"
@@ -112,7 +122,7 @@ def _against_run(passport: dict[str, Any], run: RunDirectory) -> Found:
 # -- training again ------------------------------------------------------------------------------------------------------
 def _trained_again(
     passport: dict[str, Any], run: RunDirectory | None, task: str | Path | None, progress: Progress
-) -> tuple[list[tuple[bool, str]], list[str]]:
+) -> tuple[list[tuple[bool | None, str]], list[str]]:
     # What was compared, and what is other here than there.
     from workbench.training.policy import BESIDE
 
@@ -216,7 +226,9 @@ def _compared(passport: dict[str, Any], run: RunDirectory, manifest: dict[str, A
     else:
         yield True, f"trained again: the metrics of {len(then)} steps, to the bit"
     same = sums_of(run)["rollouts"] == passport["sums"]["rollouts"]
-    yield same, f"trained again: {len(passport['rollouts'])} completions of the last step, " + ("the same" if same else "others")
+    if passport.get("version") == VERSION:
+        said = f"trained again: {len(passport['rollouts'])} completions of the last step, "
+        yield same, said + ("the same" if same else "others")
     kept = run.checkpoints / passport["adapter"]["from"] / "adapter_model.safetensors"
     same = kept.is_file() and sum_of(kept) == passport["adapter"]["sha256"]
     yield same, "trained again: the adapter" + (", to the bit" if same else " is another one")

@@ -3,7 +3,7 @@
 A step is often smaller than what the 16-bit type can resolve: most weights then round back to the base's, and the rest move by
 a whole unit, so merged - base itself says little. What is compared is what comes out of rounding base + k s B A, for each k
 that could be, on the weights where that is not what comes out of rounding the base. GGUF rounds once more: so is what it is
-compared with, by llama.cpp's own quantiser.
+compared with, by llama.cpp's own quantiser; and so does merged_4bit, by bitsandbytes'.
 """
 
 from __future__ import annotations
@@ -37,8 +37,20 @@ _ROWS = 2**21  # weights of a quantised matrix that are looked at: whole rows, s
 _REMEDY = "export the run again, with overwrite, beside the very base, and revision, that it was trained on"
 
 
+def _as_well(own: Any, quantised: Any, wanted: Any) -> bool:
+    # Whether it is no further from what it should be than quantising leaves it, with room for another version of the quantiser.
+    return bool((own - wanted).norm() <= 3 * (quantised - wanted).norm())
+
+
+def _few_apart(own: Any, quantised: Any, wanted: Any) -> bool:
+    # NF4 takes the nearest of 16 numbers: another version, or a GPU, rounds a few weights otherwise, and no more.
+    return bool((own - quantised).norm(1) <= _CLOSE * (quantised - wanted).norm(1))
+
+
 class _Model:
     """A saved model's tensors by name and its config; the head of a tied one is its embeddings, where it is not stored."""
+
+    as_well = staticmethod(_as_well)
 
     def __init__(self, source: str | Path) -> None:
         with quiet_imports():
@@ -69,9 +81,15 @@ class _Model:
         """Of the 16 bits that its sum was rounded to."""
         return self[name].dtype
 
+    def coarse(self, name: str) -> bool:
+        """Whether a tensor is stored in fewer than 16 bits."""
+        return False
+
     def same(self, name: str, expected: Any) -> bool:
-        mine = self[name]
-        return mine.shape == expected.shape and bool((mine == self.held(name, expected)).all())
+        if (mine := self[name]).shape != expected.shape:
+            return False
+        once = self.held(name, expected)
+        return bool((mine == once).all()) or (self.coarse(name) and self.as_well(mine.float(), once.float(), expected.float()))
 
     def parameters(self) -> set[str]:
         """What loading wants, by name."""
@@ -80,6 +98,22 @@ class _Model:
 
         with reading(f"config of {Path(self.config.name_or_path).name}"), torch.device("meta"):
             return {*AutoModelForCausalLM.from_config(self.config, trust_remote_code=False).state_dict()}
+
+
+class _FourBits(_Model):
+    """A model whose matrices bitsandbytes keeps in NF4: dequantised, and held against what its quantiser makes of the sum."""
+
+    as_well = staticmethod(_few_apart)
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name) if (four := merging.dequantised(self.tensors, name)) is None else four
+
+    def held(self, name: str, tensor: Any) -> Any:
+        tensor = super().held(name, tensor)
+        return merging.in_nf4(tensor) if self.coarse(name) else tensor
+
+    def coarse(self, name: str) -> bool:
+        return f"{name}.absmax" in self.tensors
 
 
 class _Gguf(_Model):
@@ -113,8 +147,8 @@ class _Gguf(_Model):
     def _stored(self, name: str) -> Any:
         return self.stored[self.mapped[self.embeddings if name == HEAD and not self.stores_head else name]]
 
-    def _plain(self, name: str) -> bool:
-        return self._stored(name).tensor_type in (self._kinds.F32, self._kinds.F16)
+    def coarse(self, name: str) -> bool:
+        return self._stored(name).tensor_type not in (self._kinds.F32, self._kinds.F16)
 
     def __getitem__(self, name: str) -> Any:
         import torch
@@ -127,7 +161,7 @@ class _Gguf(_Model):
         return self.part(name, mine)
 
     def part(self, name: str, tensor: Any) -> Any:
-        return tensor if tensor.ndim != 2 or self._plain(name) else tensor[:: -(-tensor.numel() // _ROWS)]
+        return tensor if tensor.ndim != 2 or not self.coarse(name) else tensor[:: -(-tensor.numel() // _ROWS)]
 
     def held(self, name: str, tensor: Any) -> Any:
         import torch
@@ -140,13 +174,6 @@ class _Gguf(_Model):
 
     def dtype(self, name: str) -> Any:
         return self._sixteen
-
-    def same(self, name: str, expected: Any) -> bool:
-        mine = self[name]
-        if mine.shape != expected.shape:
-            return False
-        once, expected = self.held(name, expected), expected.float()
-        return bool((mine == once).all()) or (not self._plain(name) and _as_well(mine, once, expected))
 
     def parameters(self) -> set[str]:
         return {*self.mapped}
@@ -174,14 +201,12 @@ class _Adapter:
 
 def check_weights(artefact: Artefact) -> list[Check]:
     """Hold an artefact's tensors against the base's and the run's adapter. No forward pass, no GPU, one tensor at a time."""
-    if artefact.format == "merged_4bit":
-        return [_untold("its weights are rounded to another format: what they do is measured instead")]
     if artefact.run is None:
         return [_untold("the run that it was made of is not at hand, and so neither is its adapter")]
     own, in_gguf = None, artefact.format.startswith("gguf")
     try:
         if not in_gguf:
-            own = _Adapter(artefact.path) if artefact.format == "adapter" else _Model(artefact.path)
+            own = {"adapter": _Adapter, "merged_4bit": _FourBits}.get(artefact.format, _Model)(artefact.path)
     except WorkbenchError as error:
         return [_judged("its files", error.value, "unreadable")]
     try:
@@ -221,12 +246,18 @@ def _merged(own: _Model, base: _Model, adapter: _Adapter, held: merging.FourBit)
         four = held(name.removesuffix(".weight"), stored)
         return own.part(name, stored if four is None else four)
 
+    def step(name: str) -> Any:
+        found = adapter.added[name]()
+        return own.part(name, found.T if adapter.config.get("fan_in_fan_out") else found)
+
     def added(name: str) -> float | None:
-        step = adapter.added[name]()
-        step = own.part(name, step.T if adapter.config.get("fan_in_fan_out") else step)
-        found = times(own[name], before(name), step, own.dtype(name), functools.partial(own.held, name))
+        found = times(own[name], before(name), step(name), own.dtype(name), functools.partial(own.held, name), own.as_well)
         # Not merged is not merged, also where the sum was to be made with the dequantised weight.
         return 0.0 if found not in (1, None) and _exactly(own[name], own.held(name, own.part(name, base[name]))) else found
+
+    def lost(name: str) -> Any:  # where it is stored, of what should be there
+        wanted = before(name) + step(name) if own.coarse(name) and name in adapter.added else before(name)
+        return own.held(name, wanted).float() - wanted.float()
 
     def right(name: str) -> bool:
         if name in adapter.added:
@@ -241,16 +272,16 @@ def _merged(own: _Model, base: _Model, adapter: _Adapter, held: merging.FourBit)
     names = {name for name in (base.names | whole) - apart if not name.startswith(adapter.otherwise)}
     if differs := (names - own.names) | (extra := own.names - base.names - whole):
         known = own.parameters()  # a model stores more than it loads: buffers of old versions, parts for other tasks
-        if lost := [(name, "module_lost") for name in differs & known] + [(name, "wrong_base") for name in extra - known]:
-            found = f"{len(lost)} missing, and made up in loading, or not in the base{_some(name for name, _ in lost)}"
-            checks.append(_judged("names of its tensors", found, lost[0][1]))
+        if gone := [(name, "module_lost") for name in differs & known] + [(name, "wrong_base") for name in extra - known]:
+            found = f"{len(gone)} missing, and made up in loading, or not in the base{_some(name for name, _ in gone)}"
+            checks.append(_judged("names of its tensors", found, gone[0][1]))
     if apart and HEAD in base.names:
         checks.append(_head(own, base, untied, right))
     names &= own.names
     layers = {name: added(name) for name in sorted(names & steps)}
     other = [name for name in sorted(names - steps) if not right(name)]
     odd = [*(name for name, k in layers.items() if math.isnan(k or 0)), *(name for name in other if name not in whole)]
-    ranks = [_low_rank(own[name], before(name), own.held(name, before(name)), adapter.config["r"]) for name in odd]
+    ranks = [_low_rank(own[name], before(name), lost(name), adapter.config["r"]) for name in odd]
     # Another adapter leaves a difference of a low rank, and only in layers that can be adapted; another base one of every rank.
     foreign = "wrong_base" if False in ranks or (other and None in ranks) else "other_adapter"
     if layers:
@@ -297,10 +328,12 @@ def _layers(layers: dict[str, float | None], foreign: str) -> Check:
     return _judged(what, found, cause, times=layers)
 
 
-def times(merged: Any, base: Any, step: Any, dtype: Any = None, held: Callable[[Any], Any] | None = None) -> float | None:
+def times(
+    merged: Any, base: Any, step: Any, dtype: Any = None, held: Callable[[Any], Any] | None = None, as_well: Any = _as_well
+) -> float | None:
     """How many times `step` (32 bits) was added to `base` before the sum was rounded to `dtype`, by default that of `merged`.
 
-    `held`: what became of the rounded sum where it was stored, if more did.
+    `held`: what became of the rounded sum where it was stored, if more did; `as_well`: whether another version of it may have.
     None: the step is too small for that type to tell. NaN: no number explains what is there. One that is not whole is a fit.
     """
     import torch
@@ -347,7 +380,7 @@ def times(merged: Any, base: Any, step: Any, dtype: Any = None, held: Callable[[
         near, apart, _ = fits(expected, k)
         if near and apart <= _CLOSE * left:
             return float(k)
-    if coarse and _as_well(own, once, after(1).float()):  # by another version of the quantiser
+    if coarse and as_well(own, once.float(), after(1).float()):  # by another version of the quantiser
         moved, off = after(1).double() - after(0).double(), own.double() - after(1).double()
         square = float(moved.square().sum())
         error = float((off * moved).square().sum().sqrt()) / square if square else math.inf
@@ -359,15 +392,15 @@ def times(merged: Any, base: Any, step: Any, dtype: Any = None, held: Callable[[
     return fit if fits(store(after(fit)), fit)[1] <= _CLOSE * left else math.nan
 
 
-def _low_rank(merged: Any, base: Any, held: Any, rank: int) -> bool | None:
+def _low_rank(merged: Any, base: Any, lost: Any, rank: int) -> bool | None:
     # Whether the difference has the rank of an adapter, seen in a corner; None where it is too small, or the rank too high.
     import torch
 
     if merged.shape != base.shape or merged.ndim != 2:
         return False
-    merged, base, held = (each[:256, :256].float() for each in (merged, base, held))
+    merged, base, lost = (each[:256, :256].float() for each in (merged, base, lost))
     strengths = torch.linalg.svdvals(torch.nan_to_num(merged - base)).double() ** 2
-    rounding = (2**-8 * merged).square().sum() / 3 + (held - base).square().sum()  # at most, of bfloat16; and beyond
+    rounding = (2**-8 * merged).square().sum() / 3 + lost.square().sum()  # at most, of bfloat16; and beyond
     if len(strengths) < 4 * rank or strengths.sum() < 10 * rounding:
         return None
     return bool(strengths[2 * rank :].sum() < 4 * rounding)
@@ -375,11 +408,6 @@ def _low_rank(merged: Any, base: Any, held: Any, rank: int) -> bool | None:
 
 def _exactly(mine: Any, expected: Any, room: float = 0) -> bool:
     return mine.shape == expected.shape and bool(((mine.float() - expected.float()).abs() <= room).all())
-
-
-def _as_well(own: Any, quantised: Any, wanted: Any) -> bool:
-    # Whether it is no further from what it should be than quantising leaves it, with room for another version of the quantiser.
-    return bool((own - wanted).norm() <= 3 * (quantised - wanted).norm())
 
 
 def _changed(own: dict[str, Any], other: dict[str, Any], names: Iterable[str]) -> str:

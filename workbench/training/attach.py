@@ -29,7 +29,7 @@ from workbench.run.directory import RunDirectory, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training.background import announce
-from workbench.training.loading import measured, random_kept
+from workbench.training.loading import base_differs, base_summed, measured, random_kept
 from workbench.training.plan.in_force import SHOWN
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
@@ -176,6 +176,8 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
     for name in ("device", "compute_dtype", "backend"):
         if (before := (manifest.get("policy") or {}).get(name, found[name])) != found[name]:
             changed.shown.append(f"{name}: {before} -> {found[name]}")
+    if differs := base_differs((manifest.get("policy") or {}).get("base"), found["base"]):
+        changed.refused.append(f"the base was changed: {differs}")
     if manifest.get("template") not in (None, _template(policy)):
         changed.refused.append("the policy's chat template was changed")
 
@@ -302,6 +304,7 @@ def _policy_of(trainer: Any) -> Policy:
     return Policy(
         name=name, source=name, model=model, tokenizer=tokenizer, max_seq_length=max(16, int(longest)),
         device=str(model.device), backend=f"{backend} (your own trainer)", load_s=0.0, **measured(model),
+        base=base_summed(name),
     )  # fmt: skip
 
 

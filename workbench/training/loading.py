@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
 from workbench.tiny import MODEL_DIR
-from workbench.workspace import find, looked_in, resolve, shown
+from workbench.workspace import find, looked_in, resolve, shown, size_and_sum
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken"]
+_DECIDING = ["*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*", "merges.txt"]  # on a model
 NF4_BLOCK = 64
 SMALL_BYTES = 100 * 2**20
 _READABLE = "models and adapters are files that transformers and PEFT can read without running code that comes with them"
@@ -60,6 +63,37 @@ def find_adapter(adapter: str | Path) -> str:
         said, remedy = f"adapter {shown(folder)}: no adapter_config.json", "give a run's checkpoints/final, or train one"
         raise PolicyError(said, rule="an adapter is a folder that PEFT saved", remedy=remedy)
     return str(folder)
+
+
+def base_files(source: str | Path) -> dict[str, Any]:
+    """What a base is: a folder's files -> [bytes, SHA-256]; a hub's name and revision, if it is on this machine; or nothing."""
+    with contextlib.suppress(OSError, ValueError):  # a file that cannot be read; a name that is none
+        if (folder := MODEL_DIR if source == "tiny" else Path(source)).is_dir():
+            files = sorted({file for each in (*_DECIDING, *TOKENIZER_FILES) for file in folder.glob(each) if file.is_file()})
+            return {file.name: _as_it_is(file, (at := file.stat()).st_ino, at.st_mtime_ns, at.st_ctime_ns) for file in files}
+        from huggingface_hub import try_to_load_from_cache
+
+        if isinstance(there := try_to_load_from_cache(str(source), "config.json"), str):
+            return {"name": str(source), "revision": Path(there).parent.name}
+    return {}
+
+
+@functools.lru_cache  # a base may be large, and a run is exported in six formats
+def _as_it_is(file: Path, *since: int) -> list[Any]:
+    return size_and_sum(file)
+
+
+def base_summed(source: str | Path) -> Callable[[], dict[str, Any]]:
+    """Begin `base_files` in a thread: SHA-256 takes 0.5 to 3 s for a GB. What is returned waits for it."""
+    return ThreadPoolExecutor(1).submit(base_files, source).result
+
+
+def base_differs(then: dict[str, Any] | None, now: dict[str, Any]) -> str | None:
+    """What of a base is not as it was, in words; None: one of the two is not known, or they are of different kinds."""
+    if not then or not now or then.get("name") != now.get("name"):
+        return None
+    other = [name for name in sorted(then.keys() | now) if then.get(name) != now.get(name)]
+    return f"revision {now['revision']}, then {then['revision']}" if other == ["revision"] else ", ".join(other)
 
 
 def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, Any] | None = None) -> Any:

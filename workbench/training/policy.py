@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +51,7 @@ class Policy:
     fast_inference: bool = False  # vLLM has been started with it, holds its frozen weights and generates
     notes: list[str] = field(default_factory=list)
     trained_in: list[str] = field(default_factory=list)  # runs that have changed this adapter, in order
+    base: Callable[[], dict[str, Any]] = dict  # what it was loaded from, as `loading.base_files` found it; waits for the sums
 
     def __str__(self) -> str:
         quantised = f"NF4 in {self.linear4bit} Linear4bit layers, computing in {self.compute_dtype}"
@@ -77,7 +78,7 @@ class Policy:
     def found(self) -> dict[str, Any]:
         """What the manifest records."""
         left_out = ("model", "tokenizer", "load_s", "gradient_checkpointing")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        return {name: value for name, value in vars(self).items() if name not in left_out} | {"base": self.base()}
 
     @contextlib.contextmanager
     def generating(self, *, base: bool = False) -> Generator[Any, None, None]:
@@ -144,6 +145,8 @@ def load_policy(
     name, loads = asked.name, _BACKENDS[asked.backend]
     source = loading.find_model(name)
     trained = None if adapter is None else loading.find_adapter(adapter)
+    # While libraries are imported, and the same files are read to load it.
+    base = loading.base_summed(source) if trained is None else dict
     version = loads.version()  # imports what must come before trl, transformers and peft
     if asked.backend == "transformers":
         _check_not_replaced()
@@ -163,6 +166,8 @@ def load_policy(
         words["remedy"] = "correct what it names, or set policy.fast_inference: false, which generates with the policy itself"
     with loading.reading(f"policy {name!r}{' with fast_inference' * starts_vllm}", **words), loading.bars_for(source):
         model, tokenizer, notes = loads.load_base(source, **how)
+    if not Path(source).is_dir():  # Unsloth may have taken a 4-bit repository in the place of the one that was asked for
+        base = loading.base_summed(getattr(model.config, "_name_or_path", "") or source)
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
     notes += loading.check_4bit(model, name, asked.load_in_4bit)
     if trained is None:
@@ -186,6 +191,7 @@ def load_policy(
         gradient_checkpointing=gradient_checkpointing,
         fast_inference=generates,
         notes=notes,
+        base=base,
     )
 
 

@@ -30,7 +30,7 @@ from workbench.run.directory import RunDirectory, versions
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
-from workbench.workspace import find, replace_folder, shown, to_json, write_json
+from workbench.workspace import find, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
 STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the other files are those of an adapter
@@ -65,7 +65,7 @@ def save_checkpoint(
         save_adapter(trainer.model, trainer.processing_class, folder, weights)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         state = _saved_state(trainer, folder, states, known["done"]) | known | {"run": run.identity}
-        state = to_json(state | {"files": {file.name: _sum_of(file) for file in sorted(folder.iterdir()) if file.is_file()}})
+        state = to_json(state | {"files": {file.name: size_and_sum(file) for file in sorted(folder.iterdir()) if file.is_file()}})
         write_json(folder / _STATE, state | {"sha256": _sum_of_state(state)})
     rotate_checkpoints(str(run.checkpoints), trainer.args.save_total_limit)
     return run.checkpoints / f"checkpoint-{trainer.state.global_step}"
@@ -109,11 +109,6 @@ def check_room(run: RunDirectory, model: Any, kept: int = 0) -> None:
 def checkpoint_bytes(model: Any) -> int:
     """About what a checkpoint takes: the trained weights, and twice as much in 32 bits for the optimiser's moments."""
     return sum(weight.numel() * (weight.element_size() + 8) for weight in model.parameters() if weight.requires_grad)
-
-
-def _sum_of(file: Path) -> list[Any]:
-    with file.open("rb") as content:
-        return [file.stat().st_size, hashlib.file_digest(content, "sha256").hexdigest()]
 
 
 def _sum_of_state(state: dict[str, Any]) -> str:
@@ -193,7 +188,7 @@ def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
             raise ValueError(f"{name} is missing")
         if found.stat().st_size != size:
             raise ValueError(f"{name} has {found.stat().st_size:,} bytes of {size:,}")
-        if _sum_of(found)[1] != digest:
+        if sum_of(found) != digest:
             raise ValueError(f"{name} was changed")
     return state
 
