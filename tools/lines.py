@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "workbench"
-BUDGET = 23_600
+BUDGET = 24_800
 
 
 def lines_by_folder(package: Path = PACKAGE) -> dict[str, int]:

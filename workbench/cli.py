@@ -506,7 +506,7 @@ def prove(
     From cheap to dear: sums of its files; tensors, layer by layer; token ids; then what it writes: the probabilities of
     completions that the policy sampled, and greedy answers to held-out prompts, rewarded as in training, with intervals.
     Quantised formats are measured, and fail only where they equal the base, do not end, or cost more than 5 points beyond
-    chance. What cannot be told here is listed as unproven. Leaves proof.json beside the artefact.
+    chance. What cannot be told here is named, and no failure. Leaves proof.json beside the artefact.
 
     Exits with 1 if one fails; the cause and the remedy are in the text.
 

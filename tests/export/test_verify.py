@@ -153,6 +153,7 @@ def test_a_run_is_trained_again_from_its_passport_alone_and_a_forged_one_is_seen
     [found] = verify(sent, rerun=True, progress=lambda done, total: seen.append((done, total)))
     assert found.passed, str(found)
     assert found.holds[1:] == (
+        "the base as the run loaded it",
         "trained again: the metrics of 3 steps, to the bit", "trained again: 8 completions of the last step, the same",
         "trained again: the adapter, to the bit",
     )  # fmt: skip
