@@ -24,7 +24,7 @@ from workbench.workspace import replace_file
 # Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the escaping.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em} details{margin:1em 0}
-summary{font-weight:bold;cursor:pointer} td,th{border-bottom:1px solid #ddd;vertical-align:top!important}"""
+summary{font-weight:bold;cursor:pointer} td,th{border-bottom:1px solid #ddd}"""
 _EXAMPLES = 3  # prompts fixed, and as many broken
 
 

@@ -37,7 +37,7 @@ class TokenView:
         """Title, KL, and the token on which the two differ most."""
         most = int(np.argmax(self.kl))
         before, now = (float(np.exp(of[most])) for of in (self.base, self.trained))
-        where = f"most at {self.tokens[most]!r} (probability {before:.0%} under the base, {now:.0%} trained)"
+        where = f"most at {self.tokens[most]!r} (probability {before:.2g} under the base, {now:.2g} trained)"
         said = f"{self.title}, advantage {self.advantage:+.2f}: KL per token {self.kl.mean():.3g}, {where}"
         return f"{said}\n{self.note}" if self.note else said
 
@@ -52,7 +52,12 @@ class TokenView:
 
 
 def token_view(
-    run: RunDirectory, step: int | None = None, index: int | None = None, generation: int = 0, *, policy: Policy | None = None
+    run: RunDirectory,
+    step: int | None = None,
+    index: int | None = None,
+    generation: int | None = None,
+    *,
+    policy: Policy | None = None,
 ) -> TokenView:
     """A recorded completion under the base and under the trained policy: log-probabilities and KL, token by token.
 
@@ -62,13 +67,16 @@ def token_view(
 
     Args:
         step, index: the group, as for `explain_group`.
-        generation: of the group's completions, counted from 0 in the order of the record.
+        generation: of the group's completions, counted from 0 in the order of the record; None: the one that learnt most.
         policy: the trained policy, if it is loaded already; None: loaded with the run's newest adapter.
 
     Raises:
         RunError: if the run recorded no such completion, or has no adapter.
     """
     batch, place = batch_and_place(run, step, index)
+    if generation is None:
+        own = batch.group(place).advantages
+        generation = int(np.argmax(np.abs(np.nan_to_num(own))))
     if not 0 <= generation < batch.num_generations:
         rule = f"a group of this run has {batch.num_generations} completions, counted from 0"
         raise RunError(f"generation = {generation}", rule=rule, remedy=f"choose 0 to {batch.num_generations - 1}")

@@ -16,6 +16,7 @@ from workbench.views.group_view import middle_cut
 from workbench.views.tables import BAD, GOOD, Html, Table, Verbatim, View, no_formulas, plain, pre
 
 _LONGEST = (600, 14)  # characters, lines of a text in a cell
+_SHARES = ("before", "after", "share", "first", "last", "share_right", "clipped")
 _DIFF = {" ": "{}", "-": f"<del style='color:{BAD}'>{{}}</del>", "+": f"<ins style='color:{GOOD}'>{{}}</ins>"}
 
 
@@ -30,6 +31,8 @@ def _cell(name: str, value: Any, row: dict[str, Any]) -> Any:
     if name == "words":
         parts = word_diff(row["text_before"], row["text_after"])
         return Html("".join(_DIFF[mark].format(html.escape(plain(words))) for mark, words in parts), value)
+    if name in _SHARES and value == value:
+        return f"{value:.0%}"
     return Verbatim(middle_cut(value, *_LONGEST)) if isinstance(value, str) else value
 
 

@@ -134,7 +134,7 @@ def _text(value: Any) -> str:
 def _cell(value: Any) -> str:
     text = str(value) if isinstance(value, Html) else html.escape(_text(value), quote=True)
     if isinstance(value, (Verbatim, Html)):
-        return f"<td style='text-align:left;min-width:12em;{_PADDED}'><pre style='{PRE}'>{text}</pre></td>"
+        return f"<td style='text-align:left;vertical-align:top;min-width:12em;{_PADDED}'><pre style='{PRE}'>{text}</pre></td>"
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".
     wrap = "white-space:nowrap" if len(text) <= _NUMBER_WIDE else "overflow-wrap:normal;word-break:keep-all"
