@@ -526,7 +526,8 @@ def test_cispo_has_the_same_cap_everywhere_and_not_one_that_makes_every_gradient
         run = train(recipe, task=task(8, 4), runs=home / str(len(norms)))
         norms.append(run.metrics()[0]["grad_norm"])
         assert run.manifest()["settings"]["in_force"]["epsilon_high"] == cap.get("epsilon_high", 5.0)
-    assert norms[0] == pytest.approx(5 * norms[1], rel=1e-4)
+    # Gradients of bfloat16 weights are rounded, each in its own way: 0.2 % was seen, on another CPU 0.
+    assert norms[0] == pytest.approx(5 * norms[1], rel=0.02)
     assert norms[0] > 0
 
 
