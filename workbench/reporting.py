@@ -43,8 +43,8 @@ def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool 
     """
     file = file or run.path / f"report.{'md' if markdown else 'html'}"
     sections, title = list(_sections(run)), run.name
-    if (run.path / "evaluation.json").is_file():
-        title += f": {gain_in_words(run.read_json('evaluation.json'))}"
+    if (evaluation := next((view for _, view in sections if isinstance(view, Evaluation)), None)) is not None:
+        title += f": {gain_in_words(evaluation.found)}"
     if markdown:
         # A fence longer than any in the text: what a model wrote stays inside.
         page = "".join(f"## {title}\n\n{_fenced(_text(view))}\n\n" for title, view in sections)
@@ -66,33 +66,29 @@ def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     evaluation: Evaluation | None = None
     with contextlib.suppress(WorkbenchError):
         evaluation = inspection.read_evaluation(run)
-    verdicts, steps = examine_run(run, last=200), by_step(run)
+    verdicts, steps, manifest = examine_run(run, last=200), by_step(run), run.manifest()
+    column = (manifest.get("task") or {}).get("answer_column") or "answer"
     hacks = inspection.hacking(run, evaluation)
     if evaluation is None:
-        yield (
-            "In short",
-            f"{run.describe(run.name)}\nnot evaluated on held-out prompts: `workbench eval {run.name}` measures what it gained",
-        )
+        remedy = f"`workbench eval {run.name}` measures what it gained"
+        remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it" if manifest.get("attached") else remedy
+        yield "In short", f"{run.describe(run.name)}\nnot evaluated on held-out prompts: {remedy}\n{hacks.verdict}"
     else:
         changed = inspection.regressions(evaluation)
         said = str(evaluation).splitlines()
         yield "In short", "\n".join([run.describe(run.name), *said[:3], changed.verdict, hacks.verdict])
         worse, better = changed.frame[changed.frame["change"] < 0], changed.frame[changed.frame["change"] > 0][::-1]
-        for word, frame in (("broken", worse), ("fixed", better)):
-            yield (
-                f"Prompts {word}",
-                Listing(f"{len(frame)} prompts became {'worse' if word == 'broken' else 'better'}", frame.head(3)),
-            )
+        for how, frame in (("worse", worse), ("better", better)):
+            yield f"Prompts that became {how}", Listing(f"{len(frame)} prompts", frame.head(_EXAMPLES))
     yield "Health", verdicts
     yield "Curves", run
     if evaluation is not None:
         yield "Base against trained", evaluation
     yield "Step by step", steps
-    yield "Why completions fail", inspection.failures(evaluation or run)
+    yield "Why completions fail", inspection.failures(evaluation or run, column)
     yield "Reward hacking", hacks
     yield "Prompts that never had a mixed group", inspection.never_mixed(run)
-    yield "A group of the last step", explain_group(run)
-    manifest = run.manifest()
+    yield "A group of the last step", explain_group(run, answer_column=column)
     asked, in_force = (manifest.get("settings") or {}).get("asked") or {}, (manifest.get("settings") or {}).get("in_force") or {}
     rows = [[name, Verbatim(asked.get(name, "-")), Verbatim(value)] for name, value in sorted(in_force.items())]
     yield "Settings", Table(["setting", "requested", "in force"], rows)

@@ -104,9 +104,11 @@ def test_without_widgets_it_is_a_table(home, monkeypatch):
 
 def test_two_runs_differ_in_what_differs(home):
     one, other = planted("one", healthy, steps=8), planted("other", broken, steps=8, weights=(2.0, 1.0))
+    other.update_manifest(settings={"asked": {}, "in_force": {"num_generations": 4, "scale_rewards": "group", "beta": 0.5}})
     found = inspection.compare_runs(one, other)
     differ = {row.setting: (row.one, row.other) for row in found.settings.frame.itertuples()}
-    assert differ["rewards.weights.correctness_reward"] == ("1.0", "2.0")
+    assert differ["found.rewards.weights.correctness_reward"] == ("1.0", "2.0")
+    assert [name for name in differ if "beta" in name] == ["grpo.beta"]  # once
     assert not any(name.startswith(("created", "id", "run_name")) for name in differ)
     assert "not evaluated: `workbench eval one`" in str(found.held_out)
     assert found.prompts.verdict.startswith("16 prompts were drawn by both in the last quarter of their steps")
@@ -115,7 +117,7 @@ def test_two_runs_differ_in_what_differs(home):
     kept(one, flat, flat)
     kept(other, flat, ~flat)
     compared = inspection.compare_runs(one, other)
-    assert "fixed 6, broken 0, same 0 of 6 prompts" in compared.held_out.verdict
+    assert "fixed 6, broken 0, neither 0 of 6 prompts" in compared.held_out.verdict
     assert view_of(compared)._repr_html_().count("<img src='data:image/png") == 1
 
 
@@ -149,10 +151,10 @@ def test_the_report_begins_with_the_answer_and_holds_all_that_it_shows(home):
     assert not page.tags & {"script", "iframe", "link", "object", "form"}
     assert page.fetched == []
     assert "default-src 'none'" in text
-    answer, _, rest = page.text.partition("Prompts broken")
+    answer, _, rest = page.text.partition("Prompts that became worse")
     assert "gain +80 points" in answer
-    assert "fixed 36, broken 4, same 0 of 40 prompts" in answer
-    assert rest.index("4 prompts became worse") < rest.index("Curves")
+    assert "fixed 36, broken 4, neither 0 of 40 prompts" in answer
+    assert rest.index("4 prompts") < rest.index("Prompts that became better") < rest.index("Curves")
     assert printable(evil) in page.text
     assert ASKED[:10] not in page.text.partition("A group of the last step")[0]
     written = inspection.write_report(run, markdown=True).read_text()

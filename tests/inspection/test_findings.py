@@ -23,6 +23,8 @@ from workbench.errors import DataError, RunError
 from workbench.inspection.causes import cause
 from workbench.inspection.compared import as_text
 from workbench.inspection.evaluation import Evaluation, Measured
+from workbench.rewards.groups import batch_of
+from workbench.run.rollouts import columns_of, read_batches, write_part
 
 
 def measured(right: np.ndarray, text=lambda row, right, g: f"<answer>{row['answer'] if right else 0}</answer>") -> Measured:
@@ -48,12 +50,12 @@ def test_five_planted_regressions_of_200_come_first_with_both_texts_and_the_word
     assert set(found.frame["change"][:5]) == {-1.0}
     assert (found.frame["change"][5:] >= 0).all()
     solved = int((before.mean(axis=1) > 0.5).sum()) - 5
-    assert (found.numbers["fixed"], found.numbers["broken"], found.numbers["same"]) == (195 - solved, 5, solved)
-    assert found.verdict.startswith(f"fixed {195 - solved}, broken 5, same {solved} of 200 prompts")
+    assert (found.numbers["fixed"], found.numbers["broken"], found.numbers["neither"]) == (195 - solved, 5, solved)
+    assert found.verdict.startswith(f"fixed {195 - solved}, broken 5, neither {solved} of 200 prompts")
     first = found.frame.iloc[0]
     number = next(row["answer"] for row in asked if row["prompt"][-1]["content"] == first["prompt"])
     assert (first["text_before"], first["text_after"]) == (f"<answer>{number}</answer>", "<answer>0</answer>")
-    assert first["words"] == f"<answer>[-{number}-]{{+0+}}</answer>"
+    assert as_text(first["text_before"], first["text_after"]) == f"<answer>[-{number}-]{{+0+}}</answer>"
     page = view_of(found)._repr_html_()
     assert f">{number}</del><ins" in page
     assert "&lt;answer&gt;" in page
@@ -98,20 +100,53 @@ ROW = rows(1)[0] | {"prompt": [{"role": "system", "content": "Write <answer>the 
         ("42", True, False, "no tags"),
         ("<answer>42", True, False, "tags incomplete"),
         ("<answer> </answer>", True, True, "no answer in it"),
-        ("<answer>42</answer> <answer>", True, True, "right answer, not paid"),
+        ("<answer>42</answer> <answer>", True, True, "right answer, no reward"),
         ("so <answer>42</answer>", True, False, "right answer, format not kept"),
         ("<answer>32</answer>", True, True, "off by a carry"),
-        ("<answer>142</answer>", True, True, "off by a carry"),
+        ("<answer>52</answer>", True, True, "off by a carry"),
         ("<answer>43</answer>", True, True, "off by one"),
         ("<answer>-42</answer>", True, True, "wrong sign"),
         ("<answer>27</answer>", True, True, "copied the question"),
         ("<answer>What is 15 + 27?</answer>", True, True, "copied the question"),
         ("<answer>77</answer>", True, True, "wrong number"),
-        ("<answer>a lot of it</answer>", True, True, "other: 'a lot of'"),
+        ("<answer>a lot of it</answer>", True, True, "other"),
+        ("<answer>nan</answer>", True, True, "other"),
+        ("<answer>1e999</answer>", True, True, "other"),
+        ("<answer>1042</answer>", True, True, "wrong number"),
+        ("<answer>42.0</answer>", True, True, "right answer, no reward"),
+        ("Sorry, but I must decline.", True, False, "refusal"),
+        ("I can’t help with 15 of these.", True, False, "refusal"),
     ],
 )
 def test_the_cause_of_a_failure_is_read_off_its_text(text, finished, kept, why):
     assert cause(ROW, text, finished, kept, ROW["answer"]) == why
+
+
+WORDY = "Tom has 12 apples and 5 pears. He eats 7 apples. How many apples are left?"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "why"),
+    [
+        ("He can't eat pears.\n#### 7", "5", "wrong number"),  # a number of the question, in a problem of several steps
+        ("#### $5", "5", "right answer, no reward"),
+        ("#### 5.00", "He eats 7 of 12.\n#### 5", "right answer, no reward"),
+        ("I won't lose. \\boxed{15}", "\\boxed{5}", "wrong number"),
+        ("", "5", "empty"),
+    ],
+)
+def test_answers_of_word_problems_are_not_taken_for_slips_of_a_sum(text, answer, why):
+    assert cause({"prompt": WORDY}, text, True, None, answer) == why
+
+
+def test_what_no_rule_explains_is_put_together_by_words_that_texts_share(home):
+    def text_of(step, row, draw):
+        return (
+            f"<answer>{draw.choice('abc')} over the hill and far {draw.random()}</answer>" if step % 2 else "<answer>x</answer>"
+        )
+
+    found = inspection.failures(planted("r", text_of, steps=4))
+    assert dict(zip(found.frame["cause"], found.frame["count"])) == {"like 'hill and far'": 64, "other": 64}
 
 
 def test_causes_are_counted_and_their_trend_told(home):
@@ -196,6 +231,56 @@ def test_no_hack_is_named_in_a_healthy_run(home, seed):
     found = inspection.hacking(planted("r", healthy, functions, (2.0, 1.0, 0.0), seed=seed))
     assert found.numbers["signs"] == []
     assert len(found) == 0
+
+
+def test_a_reward_that_rises_while_right_answers_stay_as_they_are_is_named(home):
+    def text_of(step, row, draw):
+        right = f"<answer>{row['answer'] if draw.random() < 0.5 else 0}</answer>"
+        return right + " because" * (draw.random() < step / 60)
+
+    found = inspection.hacking(planted("r", text_of, (correctness_reward, format_reward, because_reward)))
+    assert found.numbers["right"][1] < 0 < found.numbers["right"][2]  # nothing can be told of these by themselves
+    assert found.numbers["signs"][0].startswith("reward rose by ")
+
+
+def test_a_format_that_is_learnt_is_no_hack(home):
+    def nothing_right(step, row, draw):
+        return "<answer>0</answer>" if draw.random() < 0.1 + 0.8 * step / 60 else "0"
+
+    found = inspection.hacking(planted("none", nothing_right))
+    assert found.verdict == "no sign of reward hacking: the reward did not rise beyond chance"
+
+    def some_right(step, row, draw):
+        answer = row["answer"] if draw.random() < 0.7 else 0
+        return f"<answer>{answer}</answer>" if draw.random() < 0.2 + 0.75 * step / 60 else f"{answer}"
+
+    assert inspection.hacking(planted("some", some_right, weights=(0.2, 1.0))).numbers["signs"] == []
+
+
+def test_an_unweighted_function_that_stays_flat_while_the_reward_rises_is_told(home):
+    def text_of(step, row, draw):
+        texts = [f"<answer>{row['answer'] if draw.random() < 0.5 else 0}</answer>"]
+        return texts[0] + " because because" * (draw.random() < step / 60)
+
+    def any_reward(completions, **kwargs):
+        return because_reward(completions)
+
+    run = planted("r", text_of, (any_reward, correctness_reward, format_reward), (1.0, 0.0, 0.0))
+    found = inspection.hacking(run)  # which of the two is meant, only a person can tell
+    assert (found.numbers["signs"], len(found.numbers["flat"])) == ([], 1)
+    assert "; while it rose, correctness_reward (weight 0) changed by" in found.verdict
+
+
+def test_stages_with_other_functions_are_told_apart_and_few_steps_are_said_to_be_few(home):
+    run = planted("r", healthy, steps=4)
+    [*_, last] = read_batches(run)
+    same = {"step": 5, "stage": "2", "prompts": last.prompts, "columns": last.columns, "lengths": last.lengths}
+    batch = batch_of(["other_reward"], [1.0], last.scores[:, :1], last.completions, last.right, 4, **same)
+    write_part(run.rollouts, 5, columns_of(batch), ["other_reward"])
+    assert inspection.hacking(run).verdict.startswith("cannot be told: fewer than 8 groups")
+    assert "score.other_reward" in inspection.browse(run).frame.columns
+    assert "score.correctness_reward" in inspection.browse(run).frame.columns
+    assert inspection.write_report(run).is_file()
 
 
 def test_a_hack_shows_on_held_out_prompts(home):

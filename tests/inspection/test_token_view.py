@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ def test_the_kl_of_each_token_by_hand_and_its_shade():
     # r = 0.25 / 0.5: r - ln r - 1 = 0.5 + 0.6931 - 1.
     assert view.kl == pytest.approx([0.0, 0.193147], abs=1e-6)
     assert view.verdict.startswith(
-        "step 1, advantage -0.50: KL per token 0.0966, most at '$x$\\n' (probability 0.25 under the base"
+        "step 1, advantage -0.50: KL per token 0.0966, largest at '$x$\\n' (probability 0.25 under the base"
     )
     page = view_of(view)._repr_html_()
     assert "<b>" not in page
@@ -46,7 +48,13 @@ def test_the_shading_adds_up_to_the_kl_that_was_logged(home):
     assert logged > 1e-4
     # Parts of the model compute in bfloat16, where sums of another padding round in another way: 0.13 % was seen.
     assert np.concatenate([view.kl for view in views]).mean() == pytest.approx(logged, rel=0.02)
-    own = inspection.token_view(run)  # with the run's own adapter
+    own = inspection.token_view(run)  # with the checkpoint that wrote it
+    assert own.kl == pytest.approx(next(view.kl for view in views if view.title == own.title))
+    assert own.note == ""
+    shutil.rmtree(run.checkpoints / "checkpoint-1")
+    assert inspection.token_view(run).note.startswith(
+        "under the newest adapter, not the one that wrote it: no checkpoint of step 1; "
+    )
     assert own.title in [view.title for view in views]
     assert abs(own.advantage) == max(abs(view.advantage) for view in views if view.title[:16] == own.title[:16])
     with pytest.raises(RunError, match="generation = 4"):

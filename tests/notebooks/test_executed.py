@@ -134,7 +134,7 @@ def test_the_report_is_one_file_to_hand_on(demo):
     assert f"<h1>{gain}" in page
     assert page.count("data:image/png;base64") == 3  # curves, shares, pass@k
     assert "<script" not in page
-    assert page.index("fixed ") < page.index("Prompts broken") < page.index("Curves") < page.index("Settings")
+    assert page.index("fixed ") < page.index("Prompts that became worse") < page.index("Curves") < page.index("Settings")
     for code in ("RunDirectory", "load_policy", "You will", "05_export"):
         assert code not in page
 

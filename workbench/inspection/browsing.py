@@ -7,7 +7,6 @@ from workbench.inspection.listing import Listing
 from workbench.inspection.reading import question
 from workbench.run.batch import NO_SPREAD
 from workbench.run.directory import RunDirectory
-from workbench.run.parts import parts, span
 from workbench.run.rollouts import prompt_of, query
 
 PAGE = 20  # completions
@@ -32,13 +31,15 @@ def browse(run: RunDirectory, where: str = "", sort: str = "", page: int = 0, si
     """
     import duckdb
 
-    there = list(query(run.rollouts, "select * from rollouts limit 0", step=span(parts(run.rollouts)[-1])[1]).columns)
+    if page < 0:
+        raise RunError(f"page = {page}", rule="pages are counted from 0", remedy="give 0 or more")
+    there = list(query(run.rollouts, "select * from rollouts limit 0").columns)
     scores = [name for name in there if name.startswith("score.")]
     errors = ", ".join(_quoted(name) for name in there if name.startswith("error.")) or "null"
     made = f"coalesce(group_std, 0) < {NO_SPREAD} as dead, nullif(concat_ws('; ', {errors}), '') as error"
     shown = ["step", '"group"', "generation", "total", "advantage", *map(_quoted, scores), "length_tokens", "finish_reason"]
     sql = f"select {', '.join(shown)}, prompt, completion from (select *, {made} from rollouts)"
-    sql += f" where ({where})" * bool(where.strip()) + f" order by {sort}" * bool(sort.strip())
+    sql += f" where ({where})" * bool(where.strip()) + f' order by {sort}, step, "group", generation' * bool(sort.strip())
     sql += f" limit {int(size) + 1} offset {int(page) * int(size)}"
     try:
         if len(duckdb.extract_statements(sql)) != 1:

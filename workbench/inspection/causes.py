@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,21 @@ from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import question
 from workbench.rewards.answers import find_answer
+from workbench.rewards.compare import quick_same
 from workbench.run.directory import RunDirectory
+from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_batches
 
+UNEXPLAINED = ("other", "no answer in it")
 _REFUSAL = re.compile(
-    r"\b(I (can(no|')t|can not|am unable|won't)|I'm (sorry|unable|not able)|as an AI|cannot (help|assist|answer))\b",
+    r"\b(I (can(no|['’])t|can not|am unable to|must decline)|I['’]m (sorry|unable|not able)|sorry,? but|as an AI|lo siento"
+    r"|je suis désolé)",
     re.IGNORECASE,
 )
-_WORDS = 3  # of an n-gram
+_PLAIN_SUM = re.compile(r"\D*\d+\s*[-+−]\s*\d+\D*")  # in which a carry may be lost, and a number of the question copied
+_WORDS, _ALIKE = 3, 3  # words of an n-gram; texts that share one, at least, to be a cluster
 _FOREIGN = 0.3  # of a completion's letters, in scripts that the prompt does not use
+_KEPT = 5000  # texts without a cause that are compared with one another
 
 
 def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -> Listing:
@@ -40,21 +47,33 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
     Returns:
         `frame`, the commonest cause first: `share` of the wrong completions; `first` and `last`: the share of all completions
         that failed so in the first and the last quarter of the steps (of an evaluation: the base's and the trained policy's).
+        What no rule explains is put together by three words that such texts share.
     """
-    counts, spread, example = Counter(), (Counter(), Counter()), {}
-    sizes, total = [0, 0], 0
-    for part, counted, rows, texts, right, ended, kept in _read(source):
+    counts, spread, example, sizes, total = Counter(), (Counter(), Counter()), {}, [0, 0], 0
+    unexplained: list[tuple[str, bool, set[int], str, str]] = []
+
+    def count(why: str, counted: bool, ends: set[int], asked: str, text: str) -> None:
+        for end in ends:
+            spread[end][why] += 1
+        if counted:
+            counts[why] += 1
+            example.setdefault(why, (asked, text))
+
+    for ends, counted, rows, texts, right, ended, kept in _read(source):
         total += counted * len(texts)
-        if part is not None:
-            sizes[part] += len(texts)
+        for end in ends:
+            sizes[end] += len(texts)
         for place in np.flatnonzero(~np.asarray(right)):
             form = None if kept is None else bool(kept[place])
             why = cause(rows[place], texts[place], bool(ended[place]), form, rows[place].get(answer_column))
-            if part is not None:
-                spread[part][why] += 1
-            if counted:
-                counts[why] += 1
-                example.setdefault(why, (question(rows[place]["prompt"]), texts[place]))
+            own = (why, counted, ends, question(rows[place]["prompt"]), texts[place])
+            if why in UNEXPLAINED and len(unexplained) < _KEPT:
+                unexplained.append(own)
+            else:
+                count(*own)
+    named = _clusters([text for *_, text in unexplained])
+    for why, *more, text in unexplained:
+        count(named.get(text, why), *more, text)
     wrong = counts.total()
     rows = [
         (why, count, count / wrong, *(own[why] / max(1, size) for own, size in zip(spread, sizes, strict=True)), *example[why])
@@ -67,22 +86,31 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
     return Listing(verdict, frame_of(rows, names), {"wrong": wrong, "completions": total, "causes": dict(counts)})
 
 
+def _clusters(texts: Sequence[str]) -> dict[str, str]:
+    # Text -> the words that most of these texts share with it, where some others do.
+    grams = {text: {*zip(*(text.casefold().split()[start:] for start in range(_WORDS)), strict=False)} for text in texts}
+    shared = Counter(gram for text in texts for gram in grams[text])
+    best = {text: min(own, key=lambda gram: (-shared[gram], gram)) for text, own in grams.items() if own}
+    return {text: f"like '{' '.join(gram)}'" for text, gram in best.items() if shared[gram] >= _ALIKE}
+
+
 def _read(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]:
-    # (0: what is before, 1: after, None: between; whether it is counted; rows, texts, right, ended, format kept), [B] each.
+    # ({0} of what is before, {1} after, both or none; whether it is counted; rows, texts, right, ended, format kept), [B] each.
     if isinstance(source, Evaluation):
         size = source.after.correct.shape[1]
         rows = [row for row in source.rows or [{"prompt": prompt} for prompt in source.prompts] for _ in range(size)]
-        for part, own in enumerate((source.before, source.after)):
+        for end, own in enumerate((source.before, source.after)):
             texts = [text for group in own.completions for text in group]
             kept = None if own.format is None else own.format.ravel()
-            yield part, part == 1, rows, texts, own.correct.ravel(), own.finished.ravel(), kept
+            yield {end}, end == 1, rows, texts, own.correct.ravel(), own.finished.ravel(), kept
         return
-    early, late = np.quantile([row["step"] for row in source.metrics()] or [0], [0.25, 0.75])
+    there = parts(source.rollouts)
+    early, late = np.quantile([span(there[0])[0], span(there[-1])[1]], [0.25, 0.75])
     for batch in read_batches(source):
-        part = 0 if batch.step <= early else 1 if batch.step >= late else None
+        ends = {end for end, is_there in enumerate((batch.step <= early, batch.step >= late)) if is_there}
         ended = np.ones(len(batch.completions), bool) if batch.finished is None else batch.finished
         kept = batch.scores[:, batch.names.index(batch.format_by)] > 0 if batch.format_by in batch.names else None
-        yield part, True, batch.rows, batch.completions, batch.right, ended, kept
+        yield ends, True, batch.rows, batch.completions, batch.right, ended, kept
 
 
 def cause(row: dict[str, Any], text: str, finished: bool, kept: bool | None = None, answer: Any = None) -> str:
@@ -96,32 +124,36 @@ def cause(row: dict[str, Any], text: str, finished: bool, kept: bool | None = No
         kept: whether it keeps the strict format; None: not measured.
         answer: the right one; None: not known.
     """
-    asked = parse_format(row)
-    plain = text.strip()
+    asked, said, plain = parse_format(row), question(row["prompt"]), text.strip()
     if not finished:
         return "cut at the limit"
     if not plain:
         return "empty"
-    if _REFUSAL.search(plain):
-        return "refusal"
-    if _foreign(plain, question(row["prompt"])):
+    given, wrong = find_answer(text, "tag", asked.answer_tag) if asked.answer_tag else find_answer(text), _tags(asked, plain)
+    if _foreign(plain, said):
         return "other language"
-    if (wrong := _tags(asked, plain)) and kept is not True:
+    if _REFUSAL.search(plain) and (given is None or wrong == "no tags"):
+        return "refusal"
+    if wrong and kept is not True:
         return wrong
-    given = find_answer(text, "tag", asked.answer_tag) if asked.answer_tag else find_answer(text)
     if given is None:
         return "no answer in it"
-    if answer is not None:
-        if given == str(answer).strip():
-            return "right answer, not paid" if kept is not False else "right answer, format not kept"
-        if (off := _off(given, answer)) is not None:
-            return off
-    if _copied(given, plain, question(row["prompt"]), answer):
+    wanted = (
+        None if answer is None else find_answer(str(answer), "mark") or find_answer(str(answer), "boxed") or str(answer).strip()
+    )
+    if wanted is not None and (given == wanted or quick_same(given, wanted)):
+        return "right answer, no reward" if kept is not False else "right answer, format not kept"
+    if said.strip() in plain and len(said) > 10 and find_answer(text.replace(said.strip(), "")) in (None, ""):
         return "copied the question"
-    if answer is not None and _number(given) is not None and _number(answer) is not None:
-        return "wrong number"
-    grams = Counter(zip(*(given.casefold().split()[start:] for start in range(_WORDS)), strict=False))
-    return f"other: '{' '.join(min(grams, key=lambda own: (-grams[own], own)))}'" if grams else "other"
+    mine, theirs = _number(given), _number(wanted)
+    if mine is None or theirs is None:
+        return "copied the question" if len(given) > 10 and given in said else "other"
+    if _PLAIN_SUM.fullmatch(said):
+        if (off := _off(mine, theirs)) is not None:
+            return off
+        if given.strip("$ ") in re.findall(r"\d+", said):
+            return "copied the question"
+    return "wrong number"
 
 
 def _tags(asked: ExpectedFormat, text: str) -> str:
@@ -134,30 +166,23 @@ def _tags(asked: ExpectedFormat, text: str) -> str:
     return "" if all(there) else "tags incomplete" if any(there) else "no tags"
 
 
-def _number(text: Any) -> float | None:
+def _number(text: str | None) -> float | None:
     try:
-        return float(str(text).replace(",", "").strip().lstrip("$"))
+        value = float((text or "").replace(",", "").strip().lstrip("$"))
     except ValueError:
         return None
+    return value if math.isfinite(value) else None  # float reads "nan" and "1e999", too
 
 
-def _off(given: str, answer: Any) -> str | None:
-    mine, theirs = _number(given), _number(answer)
-    if mine is None or theirs is None or mine != int(mine) or theirs != int(theirs) or mine == theirs:
+def _off(mine: float, theirs: float) -> str | None:
+    if mine != int(mine) or theirs != int(theirs):
         return None
     if mine == -theirs:
         return "wrong sign"
     apart = str(abs(int(mine - theirs)))
-    # A carry that was forgotten, or made up, leaves 10, 100, ...: 1 followed by zeros.
-    return "off by one" if apart == "1" else "off by a carry" if apart.strip("0") == "1" else None
-
-
-def _copied(given: str, text: str, asked: str, answer: Any) -> bool:
-    if len(asked) > 10 and asked.strip() in text and find_answer(text.replace(asked.strip(), "")) is None:
-        return True
-    return (
-        given in re.findall(r"[-+]?\d+(?:\.\d+)?", asked) if _number(given) is not None and answer is not None else given in asked
-    )
+    # A carry that was forgotten, or made up, leaves 10, 100, ...: 1 followed by zeros, less than the number itself.
+    carry = apart.strip("0") == "1" and len(apart) <= len(str(abs(int(theirs))))
+    return "off by one" if apart == "1" else "off by a carry" if carry else None
 
 
 def _foreign(text: str, asked: str) -> bool:

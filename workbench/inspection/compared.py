@@ -32,43 +32,50 @@ def word_diff(before: str, after: str) -> list[tuple[str, str]]:
     return parts
 
 
-def regressions(evaluation: Evaluation, other: Evaluation | None = None) -> Listing:
+def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, steps: tuple[int, int] | None = None) -> Listing:
     """Held-out prompts, base against trained, those that got worse first: shares of right completions, both texts, a word diff.
 
     >>> found = wb.inspection.regressions(wb.evaluate(wb.open_run(), held_out=8, samples=2))
-    >>> sum(found.numbers[kind] for kind in ("fixed", "broken", "same"))
+    >>> sum(found.numbers[kind] for kind in ("fixed", "broken", "neither"))
     8
 
     A prompt is fixed where most of its completions are right after, and were not before; broken the other way round. The exact
     McNemar test is on these; the interval is of the mean change over the prompts, paired.
 
     Args:
-        other: the trained policies of two evaluations are compared instead: of two checkpoints, or of two runs.
+        other: the trained policies of two evaluations are compared instead, of two runs.
+        steps: two of the steps that the evaluation has a curve of (`checkpoints=`) are compared instead; 0 is the base.
 
     Returns:
-        `frame`, a row per prompt: prompt, before and after (shares), change, text_before, text_after, words.
+        `frame`, a row per prompt: prompt, before and after (shares), change, text_before, text_after. A cell shows the words
+        that changed, too.
 
     Raises:
-        DataError: if the two evaluations share fewer than 2 prompts.
+        DataError: if the two evaluations share fewer than 2 prompts, or a step was not evaluated.
     """
     before, after, prompts = evaluation.before, evaluation.after, evaluation.prompts
+    if steps is not None:
+        if missing := [step for step in steps if step not in evaluation.curve]:
+            rule, remedy = "a checkpoint is evaluated before it is compared", "evaluate with checkpoints=[...]"
+            raise DataError(f"step {missing[0]}: not in the evaluation", rule=rule, remedy=remedy)
+        before, after = (evaluation.curve[step] for step in steps)
     if other is not None:
         before, after, prompts = _aligned(evaluation, other)
     first, second = before.correct.mean(axis=1), after.correct.mean(axis=1)
     change = second - first
     numbers: dict[str, Any] = dict(zip(("fixed", "broken", "p"), mcnemar(first > 0.5, second > 0.5), strict=True))
-    numbers["same"] = len(change) - numbers["fixed"] - numbers["broken"]
+    numbers["neither"] = len(change) - numbers["fixed"] - numbers["broken"]
     numbers |= dict(zip(("change", "low", "high"), paired_difference(before.correct, after.correct), strict=True))
     order = np.lexsort((np.arange(len(change)), change, (first <= 0.5) | (second > 0.5)))
     rows = []
     for place in order:
         old, new = _telling(before, place, change[place] < 0), _telling(after, place, change[place] >= 0)
-        row = (question(prompts[place]), first[place], second[place], change[place], old, new, as_text(old, new))
+        row = (question(prompts[place]), first[place], second[place], change[place], old, new)
         rows.append(row)
-    names = ["prompt", "before", "after", "change", "text_before", "text_after", "words"]
+    names = ["prompt", "before", "after", "change", "text_before", "text_after"]
     verdict = (
-        f"fixed {numbers['fixed']}, broken {numbers['broken']}, same {numbers['same']} of {len(change)} prompts (exact McNemar "
-        f"p = {numbers['p']:.2g}); change {100 * numbers['change']:+.0f} points, 95 % interval "
+        f"fixed {numbers['fixed']}, broken {numbers['broken']}, neither {numbers['neither']} of {len(change)} prompts (exact "
+        f"McNemar p = {numbers['p']:.2g}); change {100 * numbers['change']:+.0f} points, 95 % interval "
         f"{100 * numbers['low']:+.0f} to {100 * numbers['high']:+.0f}"
     )
     return Listing(verdict, frame_of(rows, names), numbers)

@@ -50,7 +50,11 @@ def read_trl(
     if not files:
         remedy = "train with log_completions=True; or, from now on, `wb.attach(trainer)`"
         raise RunError(f"{shown(folder)}: no completions/{_FILES}", rule="TRL writes one at each logging step", remedy=remedy)
-    frames = [pandas.read_parquet(file) for file in files]
+    frames = [frame for file in files if len(frame := pandas.read_parquet(file))]
+    if not frames:
+        raise RunError(
+            f"{shown(folder)}: no completions in {len(files)} files", rule="a step has completions", remedy="look at them"
+        )
     states = sorted(folder.glob("**/trainer_state.json"), key=lambda file: file.stat().st_mtime)
     rows = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"] if states else []
     first = frames[0]

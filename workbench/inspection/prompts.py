@@ -33,11 +33,12 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
         value = f"{prompt!r}: {len(fits)} prompts on record fit" + (f": {some}, ..." if some else "")
         raise RunError(value, rule="one prompt is followed", remedy="give its prompt_id, or more of its words")
     key = fits["key"].iloc[0]
-    columns = """step, list(total order by total desc) as rewards, sum(cast("right" as int)) as right, count(*) as "of",
+    columns = """step, list(nullif(total, 'nan') order by total desc) as rewards,
+        cast(sum(cast("right" as int)) as int) as right, cast(count(*) as int) as "of",
         avg(length_tokens) as length_tokens, arg_max(completion, total) as best"""
     ours = f"""{KEY} = '{key.replace("'", "''")}'"""
     frame = query(run.rollouts, f'select {columns} from rollouts where {ours} group by step, "group" order by step, "group"')
-    frame["rewards"] = [" ".join(f"{own:.3g}" for own in each) for each in frame["rewards"]]
+    frame["rewards"] = [" ".join("-" if own is None else f"{own:.3g}" for own in each) for each in frame["rewards"]]
     solved = frame[frame["right"] == frame["of"]]["step"]
     when = f"all right first at step {solved.iloc[0]}" if len(solved) else "never all right"
     verdict = f"{question(prompt_of(fits['prompt'].iloc[0]))}: drawn {len(frame)} times, right {_shares(frame)}; {when}"
@@ -61,7 +62,8 @@ def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
         least: groups that a prompt must have had.
 
     Returns:
-        `frame`, those drawn most often first: prompt, kind ("never right", "always right"), groups, reward (mean), example.
+        `frame`, those drawn most often first: prompt, kind ("never right", "always right" or "no longer right"), groups,
+        reward (mean), example, prompt_id.
     """
     groups = f"""select {KEY} as key, step, "group", any_value(prompt) as prompt, avg(cast("right" as double)) as share,
         avg(total) as reward, arg_max(completion, total) as example from rollouts group by key, step, "group" """
@@ -70,7 +72,8 @@ def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
         f"""select any_value(prompt) as prompt,
         case when max(share) = 0 then 'never right'
         when min(share) = 1 then 'always right'
-        else 'now right' end as kind, count(*) as groups, avg(reward) as reward, any_value(example) as example, key
+        when arg_max(share, step) = 1 then 'now right'
+        else 'no longer right' end as kind, count(*) as groups, avg(reward) as reward, any_value(example) as example, key
         from ({groups}) group by key having bool_and(share in (0, 1)) and count(*) >= {int(least)} order by groups desc, key""",
     )
     drawn = f"""select count(*) as drawn, count(*) filter (where groups >= {int(least)}) as often from
@@ -79,8 +82,10 @@ def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
     frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
     kinds = {f"{kind}_right": int((frame["kind"] == f"{kind} right").sum()) for kind in ("never", "always", "now")}
     listed = frame[frame["kind"] != "now right"].reset_index(drop=True)
-    verdict = f"{drawn} prompts were drawn, {often} of them at least {least} times; of these, {len(listed)} never had right and "
-    verdict += f"wrong in one group: {kinds['never_right']} never right (too hard), {kinds['always_right']} always (too easy)"
+    told = f"{kinds['never_right']} never right (too hard), {kinds['always_right']} always right (too easy)"
+    verdict = f"of {often} prompts drawn {least} times or more, {len(listed)} never had right and wrong in one group: {told}"
+    if not often:
+        verdict = f"none of the {drawn} prompts was drawn {least} times or more; more epochs, or least=1, would tell"
     return Listing(
         verdict, listed.drop(columns="key").assign(prompt_id=listed["key"]), {"prompts": drawn, "often": often, **kinds}
     )

@@ -28,7 +28,10 @@ class TokenView:
 
     @property
     def kl(self) -> np.ndarray:
-        """[T] KL divergence of the trained policy from the base per token, as TRL estimates it (k3); their mean is its `kl`."""
+        """[T] KL divergence of the trained policy from the base, as TRL estimates it (k3).
+
+        Their mean is the `kl` that TRL logs, if the adapter is the one that wrote the completion.
+        """
         apart = self.base - self.trained
         return np.exp(apart) - apart - 1
 
@@ -37,7 +40,7 @@ class TokenView:
         """Title, KL, and the token on which the two differ most."""
         most = int(np.argmax(self.kl))
         before, now = (float(np.exp(of[most])) for of in (self.base, self.trained))
-        where = f"most at {self.tokens[most]!r} (probability {before:.2g} under the base, {now:.2g} trained)"
+        where = f"largest at {self.tokens[most]!r} (probability {before:.2g} under the base, {now:.2g} trained)"
         said = f"{self.title}, advantage {self.advantage:+.2f}: KL per token {self.kl.mean():.3g}, {where}"
         return f"{said}\n{self.note}" if self.note else said
 
@@ -68,7 +71,8 @@ def token_view(
     Args:
         step, index: the group, as for `explain_group`.
         generation: of the group's completions, counted from 0 in the order of the record; None: the one that learnt most.
-        policy: the trained policy, if it is loaded already; None: loaded with the run's newest adapter.
+        policy: the trained policy, if it is loaded already; None: loaded with the checkpoint of the step before, which wrote the
+            completion, where there is one; else with the run's newest adapter, and that is said.
 
     Raises:
         RunError: if the run recorded no such completion, or has no adapter.
@@ -81,18 +85,24 @@ def token_view(
         rule = f"a group of this run has {batch.num_generations} completions, counted from 0"
         raise RunError(f"generation = {generation}", rule=rule, remedy=f"choose 0 to {batch.num_generations - 1}")
     at = place * batch.num_generations + generation
-    policy = policy or load_policy(run.recipe(), adapter=run.adapter)
+    notes, wrote = [], run.checkpoints / f"checkpoint-{batch.step - 1}"
+    if policy is None:
+        if not wrote.is_dir():
+            logged = next((row.get("kl") for row in run.metrics() if row.get("step") == batch.step), None)
+            logged = "" if logged is None else f"; at that step a KL of {logged:.3g} per token was logged"
+            notes.append(f"under the newest adapter, not the one that wrote it: no checkpoint of step {batch.step - 1}{logged}")
+        policy = load_policy(run.recipe(), adapter=wrote if wrote.is_dir() else run.adapter)
     tokenizer, prompt, text = policy.tokenizer, batch.prompts[at], batch.completions[at]
     asked = tokenizer(prompt_text(prompt, tokenizer), add_special_tokens=isinstance(prompt, str))["input_ids"]
-    ids, note = tokenizer(text, add_special_tokens=False)["input_ids"], ""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if batch.finished is None or batch.finished[at]:
         ids = [*ids, tokenizer.eos_token_id]
     if len(ids) != batch.lengths[at]:  # special tokens are lost where TRL decodes, and some texts have several tokenisations
-        note = f"the recorded text has {len(ids)} tokens, the completion had {batch.lengths[at]}: it was tokenised otherwise"
+        notes.append(f"the recorded text has {len(ids)} tokens, the completion had {batch.lengths[at]}: tokenised differently")
     temperature, found = run.manifest()["settings"]["in_force"].get("temperature") or 1.0, {}
     for base in (True, False):
         with policy.generating(base=base) as model:
             found[base] = np.array(logprobs_of(model, [(asked, ids)], temperature)[0])
     tokens = [tokenizer.decode([each]) for each in ids]
     title = f"step {batch.step}, group {batch.group_places[place]}, completion {generation}"
-    return TokenView(title, tokens, found[True], found[False], float(batch.advantages[at]), note)
+    return TokenView(title, tokens, found[True], found[False], float(batch.advantages[at]), "\n".join(notes))

@@ -16,7 +16,8 @@ from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import KEY, prompt_of, query
 
-_NOT_SETTINGS = ("created", "id", "result", "processes", "git", "run_name", "output_dir", "pid", "host")  # of a run itself
+_FACTS = ("versions", "policy", "rewards", "template")  # of the manifest, that decide what a run is
+_OF_A_RUN = ("run_name", "output_dir", "logging_dir", "load_s", "trained_in")  # in which any two differ
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,11 +53,21 @@ def _names(one: RunDirectory, other: RunDirectory) -> list[str]:
 
 
 def _settings(one: RunDirectory, other: RunDirectory, names: list[str]) -> Listing:
-    first, second = ({**dict(_flat(run.recipe().model_dump(mode="json"))), **dict(_flat(run.manifest()))} for run in (one, other))
+    first, second = (_known(run) for run in (one, other))
     keys = list(dict.fromkeys([*first, *second]))
     rows = [(key, *(str(of.get(key, "-")) for of in (first, second))) for key in keys if first.get(key) != second.get(key)]
     verdict = f"{len(rows)} settings differ, {len(keys) - len(rows)} are the same"
     return Listing(verdict, frame_of(rows, ["setting", *names]), {"differ": len(rows), "of": len(keys)})
+
+
+def _known(run: RunDirectory) -> dict[str, Any]:
+    # One value a setting, by its dotted name: what was in force, where that is known, else what was requested.
+    manifest = run.manifest()
+    recipe = run.recipe().model_dump(mode="json")
+    recipe["grpo"] = {**recipe.get("grpo", {}), **((manifest.get("settings") or {}).get("in_force") or {})}
+    facts = {name: manifest.get(name) for name in _FACTS}
+    facts["data"] = {name: (manifest.get("task") or {}).get(name) for name in ("rows", "held_out")}
+    return dict(_flat(recipe | {"found": facts}))
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -65,7 +76,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
         return
     for key, own in value.items():
-        if key not in _NOT_SETTINGS:
+        if key not in _OF_A_RUN:
             yield from _flat(own, f"{name}.{key}" if name else str(key))
 
 

@@ -146,7 +146,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
     # What notebook 01 left beside the task file: the source, the split's rule, the fingerprints, the band.
     card = Path(source).parent / "card.json"
     asked = {"name": task.name, "source": source or recipe.task, "right_by": task.right_function, "format_by": task.format_by}
-    asked |= {"rows": fingerprint(task.rows), "held_out": fingerprint(task.held_out)}
+    asked |= {"answer_column": task.answer_column, "rows": fingerprint(task.rows), "held_out": fingerprint(task.held_out)}
     found = {
         "id": uuid.uuid4().hex,
         "created": now(),

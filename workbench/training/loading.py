@@ -92,7 +92,7 @@ def base_differs(then: dict[str, Any] | None, now: dict[str, Any]) -> str | None
     """What of a base is not as it was, in words; None: one of the two is not known, or they are of different kinds."""
     if not then or not now or then.get("name") != now.get("name"):
         return None
-    other = [name for name in sorted(then.keys() | now) if then.get(name) != now.get(name)]
+    other = [name for name in sorted(then) if then[name] != now.get(name)]  # a file that came later decides nothing
     return f"revision {now['revision']}, then {then['revision']}" if other == ["revision"] else ", ".join(other)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from workbench.inspection.compared import word_diff
+from workbench.inspection.compared import as_text, word_diff
 from workbench.inspection.listing import Listing
 from workbench.inspection.tokens import TokenView
 from workbench.inspection.two_runs import Comparison
@@ -21,16 +21,20 @@ _DIFF = {" ": "{}", "-": f"<del style='color:{BAD}'>{{}}</del>", "+": f"<ins sty
 
 
 def listing_table(found: Listing) -> Table:
-    """A `Listing`: its verdict, and its first rows, texts as they are."""
-    rows = [[_cell(name, value, row) for name, value in row.items()] for row in found.some.to_dict("records")]
+    """A `Listing`: its verdict, and some of its rows, texts as they are; beside two texts the words that changed."""
+    names, rows = list(found.frame.columns), []
+    for row in found.some.to_dict("records"):
+        rows.append([_cell(name, value) for name, value in row.items()])
+        if {"text_before", "text_after"} <= row.keys():
+            texts = [middle_cut(row[name], *_LONGEST) for name in ("text_before", "text_after")]
+            parts = "".join(_DIFF[mark].format(html.escape(plain(words))) for mark, words in word_diff(*texts))
+            rows[-1].append(Html(parts, as_text(*texts)))
+    names += ["words that changed"] if rows and len(rows[0]) > len(names) else []
     left_out = f"\n{found.left_out}" if found.left_out else ""
-    return Table([name.replace("_", " ") for name in found.frame.columns] if rows else [], rows, f"{found.verdict}{left_out}")
+    return Table([name.replace("_", " ") for name in names] if rows else [], rows, f"{found.verdict}{left_out}")
 
 
-def _cell(name: str, value: Any, row: dict[str, Any]) -> Any:
-    if name == "words":
-        parts = word_diff(row["text_before"], row["text_after"])
-        return Html("".join(_DIFF[mark].format(html.escape(plain(words))) for mark, words in parts), value)
+def _cell(name: str, value: Any) -> Any:
     if name in _SHARES and value == value:
         return f"{value:.0%}"
     return Verbatim(middle_cut(value, *_LONGEST)) if isinstance(value, str) else value
