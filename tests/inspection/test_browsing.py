@@ -56,6 +56,15 @@ def test_a_page_is_filtered_sorted_and_turned(home):
     assert inspection.browse(run, "step = 99").verdict == "no completion where step = 99"
 
 
+def test_sorted_pages_hold_every_completion_once(home):
+    run = planted("r", broken, steps=20)
+    pages = [inspection.browse(run, sort="total desc", page=page, size=40).frame for page in range(16)]
+    rows_ = {(own.step, own.group, own.generation) for page in pages for own in page.itertuples()}
+    assert len(rows_) == 20 * 32
+    with pytest.raises(RunError, match="page = -1"):
+        inspection.browse(run, page=-1)
+
+
 @pytest.mark.parametrize(
     ("where", "sort", "said"),
     [

@@ -122,6 +122,15 @@ def test_the_cause_of_a_failure_is_read_off_its_text(text, finished, kept, why):
     assert cause(ROW, text, finished, kept, ROW["answer"]) == why
 
 
+def test_two_checkpoints_of_an_evaluation_are_compared():
+    made = evaluation(np.zeros((4, 2), bool), np.ones((4, 2), bool))
+    between = measured(np.array([[True, True], [True, True], [False, False], [False, False]]))
+    made = replace(made, curve={0: made.before, 10: between, 20: made.after})
+    assert inspection.regressions(made, steps=(10, 20)).numbers["fixed"] == 2
+    with pytest.raises(DataError, match="step 5: not in the evaluation"):
+        inspection.regressions(made, steps=(5, 20))
+
+
 WORDY = "Tom has 12 apples and 5 pears. He eats 7 apples. How many apples are left?"
 
 
