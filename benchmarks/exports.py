@@ -12,9 +12,8 @@ found is what the file has become, the base's behaviour or another adapter.
 Good exports: runs of other seeds, ranks, lengths and precisions, and adapters with random B matrices, on the embedded policy
 and on the off-grid one, in every format in turn. NF4 rounds the change of a few steps away, which is a fault of that artefact
 and is called one (`equals_base`): where merged_4bit is among a run's formats it trains LONG steps more, enough on the embedded
-policy. Off the grid NF4 still takes much of the change away, or most of it: such a merged_4bit is neither good nor spoiled, and is
-counted apart. Each proof's two processes are forks of this one, which never imports unsloth; the live policy is measured once a
-run.
+policy. Off the grid NF4 may still take most of the change away: such a merged_4bit is neither good nor spoiled, and is counted
+apart. Each proof's two processes are forks of this one, which never imports unsloth; the live policy is measured once a run.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def test_a_quantised_form_without_the_runs_change_fails_though_its_tensors_are_r
     at_base = found | {"logprobs": reference.base_logprobs}
     [check, *_], _ = check_behaviour(artefact(format), at_base, reference, SUITE, vouched=True)
     assert (check.passed, check.cause, check.remedy) == (False, "equals_base", remedy)
-    assert check.found.endswith(f": {rounds} rounds most of the run's change away")
+    assert check.found.endswith(f": {rounds} rounds most of the change away")
     [check, *_], _ = check_behaviour(artefact(format), at_base, reference, SUITE)  # its tensors could not be read
     assert (check.cause, "rounds" in check.found) == ("equals_base", False)
     assert check.remedy.startswith("prove merged_16bit; if that passes")
