@@ -152,9 +152,8 @@ def _changed(artefact: Artefact, measured: dict[str, Any], vouched: bool) -> Che
         # In fewer bits right tensors are no excuse: what carries less than half of the run is not what was trained.
         rounds, remedy = _ROUNDS.get(artefact.format, ("", _AGAIN))
         if vouched and run["high"] < HALF and rounds:
-            return Check(
-                "behaviour", name, False, f"{said}: {rounds} rounds most of the change away", cause, f"take {remedy}", run
-            )
+            said += f": {rounds} rounds most of the change away"
+            return Check("behaviour", name, False, said, cause, f"take {remedy}", run)
         remedy = f"prove merged_16bit; if that passes, {_MORE_BITS}" if rounds else _AGAIN
         return Check("behaviour", name, False, said, cause, remedy, run)
     return Check("behaviour", name, True if HALF <= run["share"] <= TWICE else None, said, numbers=run)
