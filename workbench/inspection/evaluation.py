@@ -241,7 +241,7 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
     """
     kept = _Kept.open(run)
     evaluation = kept.evaluation()
-    if kept.asked["adapters"]["trained"] != _sum(run.adapter):
+    if (adapter := run._saved_adapter()) and kept.asked["adapters"]["trained"] != _sum(adapter):
         value, rule = f"{shown(run.path / FILE)}: measured on an older adapter", "a gain is that of the run's adapter as it is"
         raise RunError(value, rule=rule, remedy=f"`workbench eval {run.name}` measures the one that is there now")
     return evaluation
