@@ -12,8 +12,8 @@ found is what the file has become, the base's behaviour or another adapter.
 Good exports: runs of other seeds, ranks, lengths and precisions, and adapters with random B matrices, on the embedded policy
 and on the off-grid one, in every format in turn. NF4 rounds the change of a few steps away, which is a fault of that artefact
 and is called one (`equals_base`): where merged_4bit is among a run's formats it trains LONG steps more, enough on the embedded
-policy; off the grid NF4 may still take most of the change away, and there a proof may pass as "cannot be told". Each proof's two
-processes are forks of this one, which never imports unsloth; the live policy is measured once a run.
+policy. Off the grid NF4 may still take most of the change away: such a merged_4bit is neither good nor spoiled, and is counted
+apart. Each proof's two processes are forks of this one, which never imports unsloth; the live policy is measured once a run.
 """
 
 from __future__ import annotations
@@ -246,6 +246,8 @@ def main() -> int:
 def reported(asked: argparse.Namespace, stamped: dict[str, Any], tries: list[dict[str, Any]], fine: list[dict[str, Any]]) -> int:
     adapters, whole = ([one for one in tries if (one["format"] == "adapter") is own] for own in (True, False))
     kinds = list(dict.fromkeys(one["sabotage"] for one in tries))
+    rounded = [one for one in fine if one["format"] == "merged_4bit" and "off the grid" in one["run"]]
+    fine = [one for one in fine if one not in rounded]
     alarms, wrong = [one for one in fine if not one["passed"]], [one for one in tries if not one["caught"]]
     spoiled = [one for one in whole if not one["sabotage"].startswith("none")]
     missed = {one["sabotage"] for one in spoiled if not one["caught"]}
@@ -265,8 +267,11 @@ def reported(asked: argparse.Namespace, stamped: dict[str, Any], tries: list[dic
     rows = [[name, *(cell(name, format) for format in names)] for name in kinds]
     rows.append([f"false alarms on good exports: {len(alarms)} of {len(fine)}", *(["-"] * len(names))])
     asked.run = None  # a path of this machine
-    found = {"sabotaged": tries, "good": fine}
-    measuring.save("exports", asked, stamped, lines, (["sabotage", *names], rows), found)
+    found = {"sabotaged": tries, "good": fine, "rounded": rounded}
+    shares = ", ".join("{share:.0%} ({low:.0%} to {high:.0%})".format(**one["measured"]["of_the_run"]) for one in rounded)
+    failed = f"{sum(not one['passed'] for one in rounded)} of {len(rounded)} failed"
+    notes = [f"merged_4bit off the grid, not among the good: {failed}; shares of the run's change: {shares}."] if rounded else []
+    measuring.save("exports", asked, stamped, lines, (["sabotage", *names], rows), found, notes)
     if asked.json:
         print(json.dumps(found))
     return 1 if wrong or alarms else 0

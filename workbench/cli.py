@@ -401,7 +401,7 @@ def eval_(
 ) -> Result:
     """Is a run's policy better than its base? Both sampled on the same held-out prompts, as in training, and compared.
 
-    Says the gain with its 95 % interval, and how many more prompts it would take where that holds 0; pass@k, majority vote and
+    Says the gain with its 95 % interval, and how many more prompts it would take where that contains 0; pass@k, majority vote and
     best of n; and whether the run taught (it solves prompts that its base does not solve in n tries) or sharpened (it solves
     at once what its base solves sometimes). Leaves evaluation.json and, in evaluation.parquet, every completion; what is there
     already is not measured again.

@@ -11,7 +11,7 @@ import torch
 from hostile import run_command
 from safetensors.torch import load_file, save_file
 
-from workbench.errors import RunError
+from workbench.errors import DataError, RunError
 from workbench.inspection.evaluation import FILE, evaluate, measure, read_evaluation
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
@@ -104,6 +104,8 @@ def test_only_what_changed_is_measured_again(whole, tmp_path, trained):
     assert (done, found["prompts"]) == ([], 40)
     assert read_evaluation(run).found == found
     shutil.copy(trained.checkpoints / "checkpoint-1" / "adapter_model.safetensors", run.final)
+    with pytest.raises(RunError, match="(?s)measured on an older adapter.*workbench eval r"):
+        read_evaluation(run)
     assert batches(run)[0] == [102, 134, 140], "another adapter: the base is what it was"
     assert batches(run, seed=1)[0] == [32, 64, 70, 102, 134, 140]
     (run.path / FILE).write_bytes(b"torn")
@@ -138,6 +140,19 @@ def test_checkpoints_and_greedy_beside_them(run):
         evaluate(run, checkpoints=[1, 7])
 
 
+def test_one_held_out_prompt_is_refused_before_anything_is_sampled(run):
+    with pytest.raises(DataError, match="(?s)1 held-out prompt\n.*at least 2.*raise held_out"):
+        evaluate(run, held_out=1)
+    assert not (run.path / FILE).exists()
+
+
+def test_an_evaluation_of_an_older_version_is_not_whole(whole, tmp_path):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "r"))
+    pq.write_table(pq.read_table(run.path / FILE).drop_columns(["columns"]), run.path / FILE)
+    with pytest.raises(RunError, match="(?s)not there, or not whole.*workbench eval r"):
+        read_evaluation(run)
+
+
 def test_what_was_not_measured_cannot_be_read(run):
     with pytest.raises(RunError, match="(?s)evaluation.parquet: not there.*workbench eval r"):
         read_evaluation(run)
@@ -151,8 +166,8 @@ def test_the_command_says_what_can_be_told_and_its_code_is_the_answer(run, monke
     found = json.loads(out)
     assert code == int(not found["gain"]["low"] > 0)
     assert (found["prompts"], found["samples"], [point["step"] for point in found["curve"]]) == (12, 2, [0, 1, 2])
-    # t(11 degrees of freedom) 2.200985 * sqrt(2 / 6 / 24) = 0.2594.
-    assert "with 12 prompts x 2 completions you can tell a gain of about +26 points" in err
+    # t(11 degrees of freedom) 2.200985 * sqrt(2 / 6 / 24) = 0.2594, times 2.80 / 1.96: 0.3706.
+    assert "12 prompts x 2 completions detect a gain of about 37 points four times in five" in err
     code, out, err = run_command(monkeypatch, capfd, "eval", "r", "--checkpoints", "one")
     assert code == 2
     assert "Traceback" not in err

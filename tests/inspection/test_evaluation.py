@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -62,14 +64,18 @@ def test_correct_needs_the_format_and_lenient_does_not():
     ("before", "after", "words"),
     [
         # Differences of two prompts 0.5 and 1: mean 0.75, std sqrt(1/8), t(1 degree of freedom) 12.7062: half width 3.18.
-        (([[0, 0], [0, 0]], 1), ([[1, 0], [1, 1]], 1), "gain +75 points, 95 % interval -243 to +393"),
+        (([[0, 0], [0, 0]], 1), ([[1, 0], [1, 1]], 1), "gain +75 points, 95 % interval -100 to +100"),
         (
             ([[0, 0], [0, 0]], 1),
             ([[0, 0], [0, 0]], 1),
             "no completion was right, before or after: right_number paid nothing",
         ),
         (([[1, 0], [0, 0]], 0), ([[1, 0], [0, 1]], 0), "no completion was both right and in the strict format"),
-        (([[1, 1], [1, 1]], 1), ([[1, 1], [1, 1]], 1), "every completion was right, before and after"),
+        (
+            ([[1, 1], [1, 1]], 1),
+            ([[1, 1], [1, 1]], 1),
+            "every completion was right, before and after: there is nothing left to gain",
+        ),
     ],
 )
 def test_a_gain_in_words_and_what_is_none(before, after, words):
@@ -78,7 +84,8 @@ def test_a_gain_in_words_and_what_is_none(before, after, words):
 
 
 def test_what_else_is_found_by_hand():
-    # Answers 4, 4, 5, 6, the fours right; 7 in the trained policy's completions, right but for one in another format.
+    # Answers 4, 4, 5, 6, the fours right; 7 in the trained policy's completions, right, one of them in another format: a vote
+    # is on the answer, whatever the format.
     flags = [[1, 1, 0, 0]] * 2
     before, after = measured(flags, [[1] * 4] * 2), measured([[1] * 4] * 2, [[1, 1, 1, 0]] * 2)
     before.completions[:] = [["<answer>4</answer>", "so #### 4", "\\\\boxed{5}", "6"]] * 2
@@ -88,17 +95,31 @@ def test_what_else_is_found_by_hand():
     # Before, 2 of 4 are right: 1/2, 1 - 2/4 * 1/3, then a draw cannot miss; after, 3 of 4.
     assert found["pass_at_k"]["before"] == pytest.approx([1 / 2, 5 / 6, 1, 1])
     assert found["pass_at_k"]["after"] == pytest.approx([3 / 4, 1, 1, 1])
-    assert found["majority"] == {"before": 1.0, "after": 0.75}
+    assert found["majority"] == {"before": 1.0, "after": 1.0}
     assert found["best_of"] == {"before": 0.0, "after": 0.75}
     assert found["verdict"]["word"] == "cannot be told"
     assert (found["needed"], found["bootstrap"]) == (0, {"low": 0.25, "high": 0.25})
     assert "greedy" not in found
 
 
-def test_an_interval_that_holds_0_says_how_many_prompts_it_would_take():
-    # Differences 1 0 0 0, as in test_statistics: 37 more.
+def test_a_vote_reads_the_tasks_own_tag():
+    made = measured([[1, 1, 0]] * 2, [[1] * 3] * 2)
+    made.completions[:] = [[f"<solution>{4 + (other == 'c')}</solution> <answer>{other}</answer>" for other in "abc"]] * 2
+    votes = {tag: replace(made, answer_tag=tag).majority() for tag in ("answer", "solution")}
+    assert votes == {"answer": pytest.approx(2 / 3), "solution": 1.0}  # a, b and c are one each; 4 stands twice
+
+
+def test_the_tasks_own_tag_is_found_in_its_prompt(tiny_policy):
+    asked = [{"prompt": "Answer as <think>why</think> <solution>what</solution>"}] * 2
+    task = Task("t", asked, [lambda completions, **kwargs: [1.0] * len(completions)], held_out=asked)
+    assert measure(tiny_policy, task, samples=2, max_completion_length=2).answer_tag == "solution"
+
+
+def test_an_interval_that_contains_0_says_how_many_prompts_it_would_take():
+    # Differences 1 0 0 0, as in test_statistics: 79 more.
     nothing, one = (measured(own, [[1]] * 4) for own in ([[0]] * 4, [[1], [0], [0], [0]]))
-    assert "the interval holds 0: about 37 more prompts would be needed" in str(Evaluation([], nothing, one))
+    words = "the interval contains 0: about 79 more prompts detect such a gain four times in five\n"
+    assert words in str(Evaluation([], nothing, one))
     assert "more prompts" not in str(Evaluation([], nothing, measured([[1]] * 4, [[1]] * 4)))
 
 

@@ -21,7 +21,7 @@ from workbench.training.sampling import TOGETHER
 ROUNDING = 0.05
 # Log-probabilities that a run moved by less, on average, are lost where a merge is rounded to bfloat16.
 TINY = 0.002
-EQUAL, TWICE = 0.25, 1.5  # shares of the run's change: below the one it was not merged, above the other more than once
+HALF, TWICE = 0.5, 1.5  # shares of the run's change: surely below the one it is lost, above the other merged more than once
 POINTS = 0.05  # what quantising may cost beyond the interval, as a share of the prompts
 # One-sided. A false alarm stops an export that is right; of 50 good exports with three tests each, none may give one.
 ALPHA = 0.001
@@ -144,18 +144,19 @@ def _changed(artefact: Artefact, measured: dict[str, Any], vouched: bool) -> Che
     said += f" ({run['low']:.0%} to {run['high']:.0%})"
     if run["high"] - run["low"] > 1 or moved < TINY:
         return Check("behaviour", name, None, f"{said}: the run changed too little, or on too few prompts, to tell")
-    cause = "equals_base" if run["high"] < EQUAL and run["near_base"] else ""
-    cause = "merged_twice" if run["low"] > TWICE and run["near_twice"] else cause
+    cause = ("equals_base" if run["near_base"] else "differs") if run["high"] < HALF else ""
+    cause = ("merged_twice" if run["near_twice"] else "differs") if run["low"] > TWICE else cause
     if cause and vouched and moved <= ROUNDING and "16" in artefact.format:
         return Check("behaviour", name, None, f"{said}: 16 bits round a step as small as the run's away; take the adapter")
     if cause:
-        # In fewer bits right tensors are no excuse: what carries nothing of the run is of no use to whoever loads it.
+        # In fewer bits right tensors are no excuse: what carries less than half of the run is not what was trained.
         rounds, remedy = _ROUNDS.get(artefact.format, ("", _AGAIN))
-        if vouched and cause == "equals_base" and rounds:
-            return Check("behaviour", name, False, f"{said}: {rounds} rounds the run's change away", cause, f"take {remedy}", run)
+        if vouched and run["high"] < HALF and rounds:
+            said += f": {rounds} rounds most of the change away"
+            return Check("behaviour", name, False, said, cause, f"take {remedy}", run)
         remedy = f"prove merged_16bit; if that passes, {_MORE_BITS}" if rounds else _AGAIN
         return Check("behaviour", name, False, said, cause, remedy, run)
-    return Check("behaviour", name, True if 0.5 <= run["share"] <= TWICE else None, said, numbers=run)
+    return Check("behaviour", name, True if HALF <= run["share"] <= TWICE else None, said, numbers=run)
 
 
 def _likelihood(artefact: Artefact, measured: dict[str, Any]) -> Check:

@@ -46,7 +46,7 @@ CAUSES = {
     "tokenizer_differs": "the tokenizer gives other ids for the same text",
     "eos_missing": "completions no longer end: the EOS token is missing or another one",
     "equals_base": "it writes what the base writes, not what was trained",
-    "differs": "its probabilities are not those of the policy, although it has the same weights",
+    "differs": "its probabilities are not those of the policy that was trained",
     "worse": "it earns less than the policy that was trained, by more than chance",
     "unreadable": "it cannot be loaded",
 }

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.audit.prompt_format import parse_format
 from workbench.data.difficulty import row_key
 from workbench.errors import DataError, RunError
 from workbench.inspection import statistics
@@ -47,6 +48,7 @@ class Measured:
     format: np.ndarray | None  # bool: keeps the strict format; None where the task does not measure it
     finished: np.ndarray  # bool: ended before the limit
     total: np.ndarray  # weighted reward
+    answer_tag: str = "answer"  # where its task asks for the answer
 
     @property
     def correct(self) -> np.ndarray:
@@ -69,13 +71,13 @@ class Measured:
         return statistics.pass_at_k(self.correct.sum(axis=1), self.correct.shape[1])
 
     def majority(self) -> float:
-        """The share of prompts whose most frequent answer is correct: what is in tags, after a mark or in a box, else all."""
-        answers = [[_answer(text) for text in group] for group in self.completions]
-        return float(statistics.majority(answers, self.correct).mean())
+        """The share of prompts whose most frequent answer is right: what is in tags, after a mark or in a box, else all."""
+        answers = [[_answer(text, self.answer_tag) for text in group] for group in self.completions]
+        return float(statistics.majority(answers, self.lenient).mean())
 
 
-def _answer(text: str) -> str:
-    return next(filter(None, (find_answer(text, where) for where in ("tag", "mark", "boxed"))), text)
+def _answer(text: str, tag: str) -> str:
+    return next(filter(None, (find_answer(text, where, tag) for where in ("tag", "mark", "boxed"))), text)
 
 
 def _both(of: Callable[[Measured], Any], before: Measured, after: Measured) -> dict[str, Any]:
@@ -123,10 +125,10 @@ class Evaluation:
     def __str__(self) -> str:
         found, n = self.found, self.found["samples"]
         old, new = found["before"], found["after"]
-        bootstrap = " to ".join(f"{100 * end:+.0f}" for end in found["bootstrap"].values())
+        bootstrap = statistics.in_points(**found["bootstrap"])
         lines = [f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {n} completions each"]
         if found["needed"]:
-            lines.append(f"the interval holds 0: about {found['needed']:,} more prompts would be needed to tell such a gain")
+            lines.append(f"the interval contains 0: about {found['needed']:,} more prompts detect such a gain four times in five")
         lines.append("{word}: {why}".format(**found["verdict"]))
         lines.append(
             f"mean reward {old['reward']:.2f} -> {new['reward']:.2f}; "
@@ -179,7 +181,7 @@ def evaluate(
 
     Raises:
         RunError: if the run has no adapter, or no such checkpoint; or is one of your own trainer, and `task` is None.
-        DataError: if the task has no held-out prompts.
+        DataError: if there are fewer than 2 held-out prompts.
     """
     if task is None and run.manifest().get("attached"):
         value = f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
@@ -188,11 +190,14 @@ def evaluate(
     recipe, in_force = run.recipe(), run.manifest()["settings"]["in_force"]
     task = task or load_task(recipe.task)
     rows = {row_key(row): row for row in _held_out(task, task.with_ids(task.held_out))[:held_out]}
+    if len(rows) < 2:
+        value, rule = f"task {task.name!r}: {len(rows)} held-out prompt", "a gain and its interval take at least 2"
+        raise DataError(value, rule=rule, remedy="raise held_out, or give the task more held_out rows")
     folders = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
     for line in changed_since(run, task):
         print(f"WARNING: {line}")
     smallest = 100 * statistics.detectable(len(rows), samples)
-    print(f"with {len(rows)} prompts x {samples} completions you can tell a gain of about {smallest:+.0f} points")
+    print(f"{len(rows)} prompts x {samples} completions detect a gain of about {smallest:.0f} points four times in five")
     policy, suite = load_policy(recipe, adapter=run.adapter), RewardSuite(task, samples, recipe.reward_weights)
     print(policy)
     sampled = {"samples": samples, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}
@@ -200,8 +205,7 @@ def evaluate(
     settings = {name: getattr(policy, name) for name in ("name", "precision", "compute_dtype", "chat_template_kwargs")}
     settings |= {"rewards": suite.hash, "right_by": task.right_function, "format_by": task.format_by, "seed": seed, **sampled}
     kept = _Kept.open(run, settings)
-    weights = {who: (folder / "adapter_model.safetensors").read_bytes() if folder else b"" for who, folder in folders.items()}
-    adapters = {who: hashlib.sha256(own).hexdigest()[:16] for who, own in weights.items()}
+    adapters = {who: _sum(folder) for who, folder in folders.items()}
     kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}
     passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation")
     for number, (who, how) in enumerate(passes, 1):
@@ -233,9 +237,19 @@ def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[st
 def read_evaluation(run: RunDirectory) -> Evaluation:
     """What `evaluate` measured last on this run, every completion of it; no policy is loaded.
 
-    RunError if it has not been evaluated, or only in part.
+    RunError if it has not been evaluated, or only in part, or if its adapter has changed since.
     """
-    return _Kept.open(run).evaluation()
+    kept = _Kept.open(run)
+    evaluation = kept.evaluation()
+    if (adapter := run._saved_adapter()) and kept.asked["adapters"]["trained"] != _sum(adapter):
+        value, rule = f"{shown(run.path / FILE)}: measured on an older adapter", "a gain is that of the run's adapter as it is"
+        raise RunError(value, rule=rule, remedy=f"`workbench eval {run.name}` measures the one that is there now")
+    return evaluation
+
+
+def _sum(adapter: Path | None) -> str:
+    weights = adapter.glob("adapter_model.safetensors") if adapter else ()
+    return hashlib.sha256(b"".join(each.read_bytes() for each in weights)).hexdigest()[:16]
 
 
 @dataclass
@@ -279,17 +293,17 @@ class _Kept:
 
     def evaluation(self) -> Evaluation:
         def of(who: str, how: str = "sampled") -> Measured:
-            return _measured([self.groups[who, how, self.asked["adapters"][who], row] for row in self.asked["rows"]])
+            return _measured([self.groups[who, how, self.asked["adapters"][who], row] for row in self.asked["rows"]], rows[0])
 
         try:
+            asked = [self.groups["base", "sampled", self.asked["adapters"]["base"], row][0] for row in self.asked["rows"]]
+            rows = [{"prompt": json.loads(row["prompt"]), **json.loads(row["columns"])} for row in asked]
             before, after = of("base"), of("trained")
             curve = {int(who[11:]): of(who) for who in self.asked["adapters"] if who.startswith("checkpoint-")}
             greedy = (of("base", "greedy"), of("trained", "greedy")) if self.asked["greedy"] else None
         except KeyError:
             value, rule = f"{shown(self.run.path / FILE)}: not there, or not whole", "a run is measured before that is read"
             raise RunError(value, rule=rule, remedy=f"`workbench eval {self.run.name}` measures what is missing") from None
-        asked = [self.groups["base", "sampled", self.asked["adapters"]["base"], row][0] for row in self.asked["rows"]]
-        rows = [{"prompt": json.loads(row["prompt"]), **json.loads(row["columns"])} for row in asked]
         curve = {0: before, **curve, self.asked["steps"]: after} if curve else {}
         return Evaluation([row["prompt"] for row in rows], before, after, self.settings["right_by"], greedy, curve, rows)
 
@@ -311,7 +325,7 @@ def measure(
         sampling: for `sample`: `max_completion_length`, `temperature`, `seed`, `base`, `batch_size`, `progress`.
     """
     rows = _held_out(task, task.held_out if rows is None else rows)
-    return _measured(_groups(policy, task, rows, RewardSuite(task, samples, weights), samples, **sampling))
+    return _measured(_groups(policy, task, rows, RewardSuite(task, samples, weights), samples, **sampling), rows[0])
 
 
 def _groups(policy: Policy, task: Task, rows: Sequence[Row], suite: RewardSuite, samples: int, **sampling: Any) -> list[Group]:
@@ -327,12 +341,13 @@ def _groups(policy: Policy, task: Task, rows: Sequence[Row], suite: RewardSuite,
     return [found[start : start + samples] for start in range(0, len(found), samples)]
 
 
-def _measured(groups: list[Group]) -> Measured:
+def _measured(groups: list[Group], row: Row) -> Measured:
     def column(name: str) -> Any:
         return None if groups[0][0][name] is None else np.array([[row[name] for row in group] for group in groups])
 
     texts = [[row["completion"] for row in group] for group in groups]
-    return Measured(texts, column("right"), column("format"), column("finished"), column("total"))
+    tag = parse_format(row).answer_tag or "answer"
+    return Measured(texts, column("right"), column("format"), column("finished"), column("total"), tag)
 
 
 def _held_out(task: Task, rows: Sequence[Row]) -> Sequence[Row]:
@@ -351,5 +366,5 @@ def gain_in_words(found: dict[str, Any]) -> str:
     if before["correct"] == after["correct"] == 0:
         return "no completion was both right and in the strict format, before or after, so no gain can be measured"
     if before["correct"] == after["correct"] == 1:
-        return "every completion was right, before and after: these prompts leave nothing to gain"
-    return f"gain {100 * gain['correct']:+.0f} points, 95 % interval {100 * gain['low']:+.0f} to {100 * gain['high']:+.0f}"
+        return "every completion was right, before and after: there is nothing left to gain on these prompts"
+    return f"gain {100 * gain['correct']:+.0f} points, 95 % interval {statistics.in_points(gain['low'], gain['high'])}"

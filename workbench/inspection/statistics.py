@@ -14,6 +14,8 @@ import numpy as np
 
 TRIES = 16  # completions a prompt below which "base never solves it" says little
 MARGIN = 0.1  # of pass@n: a difference surely below it is none
+RISING = 6  # prompts that trained solves and base never, for each that base solved once: with fewer, more tries may do it, too
+POWER = (1.96 + 0.84) / 1.96  # half widths of an interval: the gain that lies outside of it four times in five
 _SPREAD = 1 / 6  # mean of p (1 - p), pass rates spread evenly over 0 to 1
 
 
@@ -80,9 +82,10 @@ def pass_at_k(right: np.ndarray, n: int) -> np.ndarray:
 
 
 def majority(answers: Sequence[Sequence[Hashable]], right: np.ndarray) -> np.ndarray:
-    """[P]: whether the most frequent answer of each prompt is right; of answers equally frequent, the share that are."""
+    """[P]: whether each prompt's most frequent answer is right, in any completion; of several, the share that are."""
     counts = [[own.count(answer) for answer in own] for own in answers]
-    return best_of(np.array(counts), right)
+    paid = [[(one, True) in {*zip(own, flags)} for one in own] for own, flags in zip(answers, right.tolist(), strict=True)]
+    return best_of(np.array(counts), np.array(paid))
 
 
 def best_of(total: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -92,37 +95,43 @@ def best_of(total: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def detectable(prompts: int, samples: int) -> float:
-    """The smallest gain that can be told from none: half the width that its 95 % interval will have, and at most 1.
-
-    For pass rates spread evenly over 0 to 1. A true gain of this size is found half of the time, one of 1.4 times four times in
-    five.
-    """
-    return min(1.0, _t(prompts) * math.sqrt(2 * _SPREAD / (prompts * samples))) if prompts > 1 else 1.0
+    """The gain that is told from none four times in five (80 % power), at most 1: for pass rates spread evenly over 0 to 1."""
+    return min(1.0, POWER * _t(prompts) * math.sqrt(2 * _SPREAD / (prompts * samples))) if prompts > 1 else 1.0
 
 
 def needed(before: np.ndarray, after: np.ndarray) -> int | None:
-    """About how many more prompts tell the gain seen, [P, G], from none; 0: these do; None: none was seen."""
-    mean, low, _ = paired_difference(before, after)
+    """About how many more prompts tell the gain seen, [P, G], from none, at 80 % power; 0: these do; None: none was seen."""
+    mean, low, high = paired_difference(before, after)
+    if abs(mean) < 1e-9:  # what rounding leaves
+        return None
     # The interval's half width falls with the square root of the number of prompts.
-    return max(0, math.ceil(len(before) * (((mean - low) / mean) ** 2 - 1))) if mean else None
+    return 0 if low * high > 0 else math.ceil(len(before) * ((POWER * (mean - low) / mean) ** 2 - 1))
+
+
+def in_points(low: float, high: float) -> str:
+    """The interval of a difference of shares in words, within -100 to +100 points: "+3 to +12"."""
+    return " to ".join(f"{100 * min(1.0, max(-1.0, end)):+.0f}" for end in (low, high))
 
 
 def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str]:
     """(verdict, why) of [P, n] bools, from the 95 % t intervals of the paired differences of pass@1 and pass@n.
 
-    "sharpened": pass@1 rose (its interval lies above 0), and base's pass@n is as good: the difference's upper end, taken as at
-    least 3 / P (what P prompts without one difference leave open), is at most 10 points, and half the gain of pass@1.
-    "taught": otherwise, where trained's pass@n is above base's (the interval lies above 0).
-    "cannot be told": all else, and fewer than 16 completions a prompt, or 2 prompts.
+    "cannot be told" unless pass@1 rose (its interval lies above 0), with 16 completions a prompt or more, and 2 prompts.
+    "sharpened": base's pass@n is as good: the difference's upper end, taken as at least 3 / P (what P prompts without one
+    difference leave open), is at most 10 points, and half the gain of pass@1. With "and lost prompts" where it lies below 0.
+    "taught": trained's pass@n is above base's (the interval lies above 0), by more than 6 prompts for each that base solved
+    just once. A base that solves prompts once in 6 n tries would leave as many unsolved: its curve still rises.
     """
     prompts, n = before.shape
     if n < TRIES or prompts < 2:
         return "cannot be told", f"whether it was taught or sharpened takes {TRIES} completions a prompt or more"
-    gain, above, _ = paired_difference(before, after)
+    gain, rose, _ = paired_difference(before, after)
     old, new = before.any(axis=1, keepdims=True), after.any(axis=1, keepdims=True)
     more, low, high = paired_difference(old, new)
     why = f"in {n} tries base solves {old.mean():.0%} of the prompts, trained {new.mean():.0%}"
-    why += f" ({100 * more:+.0f} points, {100 * low:+.0f} to {100 * high:+.0f})"
-    if above > 0 and max(high, 3 / prompts) <= min(MARGIN, gain / 2):
-        return "sharpened", why
-    return ("taught" if low > 0 else "cannot be told"), why
+    why += f" ({100 * more:+.0f} points, {in_points(low, high)})"
+    if rose > 0 and max(high, 3 / prompts) <= min(MARGIN, gain / 2):
+        return "sharpened, and lost prompts" if high < 0 else "sharpened", why
+    if rose > 0 and low > 0 and more * prompts <= RISING * (once := int((before.sum(axis=1) == 1).sum())):
+        return "cannot be told", f"{why}; base's curve still rises: it solved {once} of them just once"
+    return ("taught" if rose > 0 and low > 0 else "cannot be told"), why
