@@ -12,7 +12,7 @@ from hostile import run_command
 from safetensors.torch import load_file, save_file
 
 from workbench.errors import DataError, RunError
-from workbench.inspection.evaluation import FILE, evaluate, measure, read_evaluation
+from workbench.inspection.evaluation import FILE, evaluate, last_measured, measure, read_evaluation
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.tiny.task import task as arithmetic
@@ -103,7 +103,9 @@ def test_only_what_changed_is_measured_again(whole, tmp_path, trained):
     done, found = batches(run, held_out=40)
     assert (done, found["prompts"]) == ([], 40)
     assert read_evaluation(run).found == found
+    assert last_measured(run) == found
     shutil.copy(trained.checkpoints / "checkpoint-1" / "adapter_model.safetensors", run.final)
+    assert last_measured(run) is None  # no card and no comparison calls it this adapter's gain
     with pytest.raises(RunError, match="(?s)measured on an older adapter.*workbench eval r"):
         read_evaluation(run)
     assert batches(run)[0] == [102, 134, 140], "another adapter: the base is what it was"

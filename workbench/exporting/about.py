@@ -13,6 +13,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from workbench.exporting.artefacts import Artefact
+from workbench.inspection.evaluation import last_measured
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GROUP_STD, KL, REWARD
@@ -139,7 +140,7 @@ def about(artefact: Artefact) -> dict[str, Any]:
     if (run := artefact.run) is None:
         return found
     manifest, rows = run.manifest(), run.metrics()
-    task, evaluation = dict(manifest.get("task") or {}), run.path / "evaluation.json"
+    task = dict(manifest.get("task") or {})
     recipe, source = run.recipe(), str(task.pop("source", ""))
     ships, kept = (source or recipe.task) in EMBEDDED, run.path / "task.py"
     policy = manifest.get("policy") or {}
@@ -156,7 +157,7 @@ def about(artefact: Artefact) -> dict[str, Any]:
         "trained_before": policy.get("trained_in") or [], "precision": policy.get("precision"),
         "changes": RunState.of(run).changes, "accepted": accepted, "metrics": rows[-1] if rows else {},
         "curve": [{name: row.get(name) for name in ("step", REWARD, GROUP_STD, KL)} for row in rows if row["step"] in points],
-        "evaluation": run.read_json(evaluation.name) if evaluation.is_file() else None,
+        "evaluation": last_measured(run),
     }  # fmt: skip
     # A revision looks like a key.
     found = clean(to_json(found)) | {"base_files": found["base_files"], "trained_on": policy.get("base")}

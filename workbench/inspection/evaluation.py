@@ -247,6 +247,15 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
     return evaluation
 
 
+def last_measured(run: RunDirectory) -> dict[str, Any] | None:
+    """What `evaluation.json` holds; None if there is none, or if it is of an adapter from before the run went on."""
+    if not (run.path / "evaluation.json").is_file():
+        return None
+    asked, adapter = _Kept.open(run).asked, run._saved_adapter()
+    older = asked and adapter and asked["adapters"]["trained"] != _sum(adapter)
+    return None if older else run.read_json("evaluation.json")
+
+
 def _sum(adapter: Path | None) -> str:
     weights = adapter.glob("adapter_model.safetensors") if adapter else ()
     return hashlib.sha256(b"".join(each.read_bytes() for each in weights)).hexdigest()[:16]

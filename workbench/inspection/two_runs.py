@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.errors import RunError
 from workbench.inspection.compared import regressions
-from workbench.inspection.evaluation import gain_in_words, read_evaluation
+from workbench.inspection.evaluation import gain_in_words, last_measured, read_evaluation
 from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import question
 from workbench.run.directory import RunDirectory
@@ -83,7 +83,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _held_out(one: RunDirectory, other: RunDirectory, names: list[str]) -> Listing:
     lines, rows = [], []
     for run, name in zip((one, other), names, strict=True):
-        found = run.read_json("evaluation.json") if (run.path / "evaluation.json").is_file() else None
+        found = last_measured(run)
         lines.append(f"{name}: {gain_in_words(found) if found else f'not evaluated: `workbench eval {run.name}`'}")
         if found:
             gain, after = found["gain"], found["after"]
