@@ -70,6 +70,16 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
             avg(cast(finish_reason = 'length' as double)), count(distinct completion)"""
         return len(duckdb.sql(f"{sql} from '{run.rollouts}/*.parquet' group by step order by step").df())
 
+    def first_page(run: Any, last: int) -> int:
+        from workbench.inspection.browsing import browse
+
+        return len(browse(run))
+
+    def best_paid(run: Any, last: int) -> int:
+        from workbench.inspection.browsing import browse
+
+        return len(browse(run, "finish_reason = 'stop'", "total desc"))
+
     def telling(run: Any, last: int) -> int:
         from workbench.inspection.reading import explain_group
 
@@ -102,6 +112,8 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         "nothing": nothing,
         "the table of all steps (04)": by_step,
         "the same, one query of DuckDB's": by_duckdb,
+        "the first page of the browser (04)": first_page,
+        "the best-paid completions that ended (browser)": best_paid,
         "the group that taught most in the last step (04)": telling,
         "what decided a group of the last step (04)": explained,
         "a group of the newest step (panel)": newest,
@@ -174,7 +186,7 @@ def main() -> None:
             f"the libraries alone: {found['nothing']['peak_mb']:.0f} MB",
             between(found[name]["a_over_a"]),
         )
-        for name in names[1:4]
+        for name in names[1:6]
     ]
     lines.append(
         Line(
