@@ -12,6 +12,7 @@ from typing import Any
 from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import WorkbenchError
+from workbench.exporting.about import clean
 from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation, gain_in_words
 from workbench.inspection.listing import Listing
@@ -89,11 +90,13 @@ def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     yield "Reward hacking", hacks
     yield "Prompts that never had a mixed group", inspection.never_mixed(run)
     yield "A group of the last step", explain_group(run, answer_column=column)
-    asked, in_force = (manifest.get("settings") or {}).get("asked") or {}, (manifest.get("settings") or {}).get("in_force") or {}
+    # The page may be handed on: what a card leaves out, it leaves out.
+    settings = clean(manifest.get("settings") or {})
+    asked, in_force = settings.get("asked") or {}, settings.get("in_force") or {}
     rows = [[name, Verbatim(asked.get(name, "-")), Verbatim(value)] for name, value in sorted(in_force.items())]
     yield "Settings", Table(["setting", "requested", "in force"], rows)
-    found = {**(manifest.get("versions") or {}), **(manifest.get("policy") or {})}
-    yield "Environment", Table(["", "found"], [[name, Verbatim(value)] for name, value in found.items()])
+    found = clean({**(manifest.get("versions") or {}), **(manifest.get("policy") or {})})
+    yield "Environment", Table(["", "found"], [[name, Verbatim(value)] for name, value in found.items() if name != "base"])
 
 
 def _html(result: Any) -> str:

@@ -152,6 +152,7 @@ def test_the_report_begins_with_the_answer_and_holds_all_that_it_shows(home):
     run = planted("r", lambda step, row, draw: f"{evil} <answer>{row['answer'] if draw.random() < 0.5 else 0}</answer>", steps=8)
     page = Page(inspection.write_report(run).read_text())
     assert "not evaluated on held-out prompts: `workbench eval r`" in page.text
+    run.update_manifest(policy={"source": str(home / "mine" / "model"), "device": "cpu"})
     before = np.zeros((40, 4), bool)
     before[:4] = True
     kept(run, before, ~before)
@@ -160,6 +161,7 @@ def test_the_report_begins_with_the_answer_and_holds_all_that_it_shows(home):
     assert not page.tags & {"script", "iframe", "link", "object", "form"}
     assert page.fetched == []
     assert "default-src 'none'" in text
+    assert str(home) not in text  # it may be handed on
     answer, _, rest = page.text.partition("Prompts that became worse")
     assert "gain +80 points" in answer
     assert "fixed 36, broken 4, neither 0 of 40 prompts" in answer
