@@ -42,11 +42,17 @@ def saved_adapter(std: float = 0.02, seed: int = 0, source: str | Path = MODEL_D
 
 
 def made_run(
-    name: str = "r", *, adapter: Path | None = None, source: str | Path = MODEL_DIR, precision: str = "nf4", **grpo: Any
+    name: str = "r",
+    *,
+    adapter: Path | None = None,
+    source: str | Path = MODEL_DIR,
+    precision: str = "nf4",
+    compute_dtype: str = "float32",
+    **grpo: Any,
 ) -> RunDirectory:
     """A run that has ended, in the workspace, with this adapter (None: one of seed 0)."""
     recipe = Recipe.of({"run_name": name, "task": "arithmetic", "policy": {"name": str(source)}, "grpo": grpo})
-    policy = {"source": str(source), "precision": precision, "compute_dtype": "float32", "parameters": 803_712}
+    policy = {"source": str(source), "precision": precision, "compute_dtype": compute_dtype, "parameters": 803_712}
     policy["base"] = base_files(source)
     run = RunDirectory.create(name, recipe, {"id": f"id-of-{name}", "policy": policy})
     shutil.copytree(adapter or saved_adapter(), run.final)
