@@ -65,7 +65,7 @@ def test_buttons_steer_the_cell_that_trains(jupyterlab, page):
     asked_at = waited_for(lambda: asked("weight") and steps())  # no sooner than it was asked for
     event = waited_for(lambda: control("weight"))
     assert event["applied"]
-    assert event["step"] <= asked_at + 1
+    assert event["step"] <= asked_at + 2  # it may come just after one step has looked for it, before that step's line is written
     waited_for(lambda: steps() > event["from_step"] + 2)
     weights = {row["step"]: row["rewards/correctness_reward/weight"] for row in lines(run / "metrics.jsonl")}
     assert weights[event["step"]] == 1.0

@@ -132,7 +132,8 @@ def test_the_report_is_one_file_to_hand_on(demo):
     gain = f"demo: gain {100 * result['gain']['correct']:+.0f} points, 95 % interval"
     assert f"<title>{gain}" in page
     assert f"<h1>{gain}" in page
-    assert page.count("data:image/png;base64") == 3  # curves, shares, pass@k
+    assert page.count("data:image/png;base64") == 4
+    assert len(re.findall("alt='(demo: 12 steps|gain [+]|[^']*pass@2|step 12: [^']* decided this group)", page)) == 4
     assert "<script" not in page
     assert page.index("fixed ") < page.index("Prompts that became worse") < page.index("Curves") < page.index("Settings")
     for code in ("RunDirectory", "load_policy", "You will", "05_export"):

@@ -6,6 +6,8 @@ With both backends alike; what only one of them does is in test_backends.py.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -28,6 +30,11 @@ def backend(request):
 @pytest.fixture(scope="module")
 def tiny_policy(backend):
     return load_policy("tiny", backend=backend)
+
+
+def test_no_red_line_about_an_optional_package_on_a_cpu_with_bfloat16():
+    code = "import logging, workbench.training.loading; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('in red')"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr == ""
 
 
 def test_the_frozen_layers_are_linear4bit(tiny_policy):

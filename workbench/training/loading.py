@@ -21,6 +21,9 @@ TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 _DECIDING = ["*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*", "merges.txt"]  # on a model
 NF4_BLOCK = 64
 SMALL_BYTES = 100 * 2**20
+# On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in red, in every notebook, and at
+# whichever import of many comes first.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 _READABLE = "models and adapters are files that transformers and PEFT can read without running code that comes with them"
 _CHECK = "check the folder or the hub name; `workbench doctor` tells what works on this machine"
 
@@ -200,18 +203,15 @@ def bars_for(source: str) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
     """Silence for what other libraries say of one another when they are imported: nothing that a reader could act on."""
-    # bitsandbytes warns that an optional package is absent, in red, in every notebook.
-    loggers = [logging.getLogger(name) for name in ("torch.utils._pytree", "bitsandbytes.backends.cpu.ops")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    logger = logging.getLogger("torch.utils._pytree")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logger.setLevel(level)
 
 
 def random_states() -> dict[str, Any]:
