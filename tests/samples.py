@@ -164,7 +164,7 @@ SAMPLES = {
     "workbench.inspection.reading.RecordedGroup": recorded_group,
     "workbench.inspection.listing.Listing": listing,
     "workbench.inspection.tokens.TokenView": token_view,
-    "workbench.inspection.two_runs.Comparison": comparison,
+    "workbench.inspection.several_runs.Comparison": comparison,
     "workbench.replaying.Replay": replayed,
     "workbench.audit.examination.RewardAudit": audit,
     "workbench.data.sources.Rows": rows,

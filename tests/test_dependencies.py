@@ -80,7 +80,7 @@ def test_everything_imported_is_asked_for_and_everything_asked_for_is_imported()
                 imported.add(named[1])
     modules = {MODULES.get(name, name) for name in ASKED} - {None}
     optional = {"accelerate", "safetensors", "tokenizers", "vllm", "wandb", "trackio", "tensorboard", "mlflow"}
-    optional |= {"google", "xformers", "llama_cpp"}  # what a host may have
+    optional |= {"google", "xformers", "llama_cpp", "inspect_ai"}  # what a host may have
     ours = {"workbench", "tools", *(file.stem for file in (ROOT / "workbench").rglob("*.py"))}
     assert imported - set(sys.stdlib_module_names) - modules - optional - ours == set()
     assert modules - imported == set()

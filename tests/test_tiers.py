@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci" / "run"
 LINT = ("uv run ruff check", "uv run ruff format --check", "uv run ty check", "uv run python tools/lines.py")
-TIERS = (*LINT, "uv run pytest", "uv run --extra gguf pytest -m slow", "uv run pytest -m timing -n 0")
+TIERS = (*LINT, "uv run pytest", "uv run --extra gguf --extra inspect pytest -m slow", "uv run pytest -m timing -n 0")
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "getrusage"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS}
 # A limit on waiting for what never comes, and the time that a benchmark is given: nothing is asserted of either.

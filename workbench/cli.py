@@ -424,7 +424,10 @@ def eval_(
 def report(
     run: Annotated[str, arg("A run, by name or path.")] = "latest",
     markdown: Annotated[bool, opt("Text without pictures, report.md, for a pull request or an issue.", "--markdown")] = False,
-    out: Annotated[Path | None, opt("The file to write; by default report.html in the run's folder.")] = None,
+    eval_logs: Annotated[
+        bool, opt("What `workbench eval` measured, as logs for inspect_ai's viewer, instead.", "--eval-logs")
+    ] = False,
+    out: Annotated[Path | None, opt("The file (or folder of logs) to write; by default in the run's folder.")] = None,
 ) -> Result:
     """One page on a run: is it better, was it taught or sharpened, is it healthy, what was fixed and what broke.
 
@@ -436,6 +439,14 @@ def report(
     from workbench.reporting import write_report
     from workbench.workspace import shown
 
+    if eval_logs:
+        from workbench.inspection.eval_logs import write_eval_log
+
+        files = write_eval_log(_opened(run, "recorded"), out)
+        written = "\n".join(f"written: {shown(file)}" for file in files)
+        return Result(
+            {"eval_logs": [str(file) for file in files]}, f"{written}\nlook: inspect view --log-dir {shown(files[0].parent)}"
+        )
     file = write_report(_opened(run, "recorded"), out, markdown=markdown)
     return Result({"report": str(file)}, f"written: {shown(file)}")
 

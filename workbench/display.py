@@ -26,7 +26,7 @@ VIEWS: dict[str, str] = {
     "workbench.inspection.listing.Listing": "workbench.views.inspection.listing_table",
     "workbench.inspection.reading.RecordedGroup": "workbench.views.results.group_view",
     "workbench.inspection.tokens.TokenView": "workbench.views.inspection.token_page",
-    "workbench.inspection.two_runs.Comparison": "workbench.views.inspection.comparison_view",
+    "workbench.inspection.several_runs.Comparison": "workbench.views.inspection.comparison_view",
     "workbench.memory.estimate.MemoryEstimate": "workbench.views.memory.memory_picture",
     "workbench.replaying.Replay": "workbench.views.replay.replay_view",
     "workbench.rewards.groups.ExplainedGroup": "workbench.views.groups.explained_view",

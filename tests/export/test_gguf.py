@@ -102,8 +102,8 @@ def test_a_download_that_fails_says_why(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def llama():
-    """These tests need llama-cpp-python; where REQUIRE_GGUF is set, one that is skipped would hide a failure."""
-    if importlib.util.find_spec("llama_cpp") is None and not os.environ.get("REQUIRE_GGUF"):
+    """These tests need llama-cpp-python; where REQUIRE_EXTRAS is set, one that is skipped would hide a failure."""
+    if importlib.util.find_spec("llama_cpp") is None and not os.environ.get("REQUIRE_EXTRAS"):
         pytest.skip("llama-cpp-python is not installed: uv sync --extra gguf --inexact")
     gguf.check_tools()
 

@@ -103,6 +103,21 @@ def test_the_widget_turns_pages_follows_the_slider_and_keeps_the_page_where_a_fi
     assert (browser._group.value, browser._on.disabled) == ("", True)
 
 
+def test_the_arrow_keys_go_over_the_ends_of_a_page(home):
+    browser = inspection.Browser(planted("r", broken, steps=2), sort="total desc", size=10)
+    chosen = browser._chosen
+    assert (chosen.min, chosen.max) == (0, 10)  # the tenth place is the next page's first
+    chosen.value = 9
+    shown = browser._group.value
+    chosen.value += 1
+    assert (browser.page, chosen.value, chosen.min) == (1, 0, -1)
+    chosen.value -= 1
+    assert (browser.page, chosen.value, browser._group.value) == (0, 9, shown)
+    while browser.found.numbers["more"]:
+        browser.show(browser.page + 1)
+    assert chosen.max == len(browser.found.frame) - 1
+
+
 def test_without_widgets_it_is_a_table(home, monkeypatch):
     monkeypatch.setenv("WORKBENCH_WIDGETS", "0")
     browser = inspection.Browser(planted("r", broken, steps=2))
@@ -128,6 +143,24 @@ def test_two_runs_differ_in_what_differs(home):
     compared = inspection.compare_runs(one, other)
     assert "fixed 6, broken 0, neither 0 of 6 prompts" in compared.held_out.verdict
     assert view_of(compared)._repr_html_().count("<img src='data:image/png") == 1
+
+
+def test_three_runs_are_compared_with_the_first(home):
+    runs = [planted(name, how, steps=8) for name, how in (("one", healthy), ("two", broken), ("three", healthy))]
+    for run, after in zip(runs, ([0, 0, 0], [1, 1, 0], [0, 0, 0]), strict=True):
+        kept(run, np.zeros((3, 2), bool), np.array([[own] * 2 for own in after], bool))
+    found = inspection.compare_runs(*runs)
+    assert list(found.settings.frame)[1:] == ["one", "two", "three"]
+    assert "one -> two: fixed 2, broken 0, neither 1 of 3 prompts" in found.held_out.verdict
+    assert "one -> three: fixed 0, broken 0, neither 3 of 3 prompts" in found.held_out.verdict
+    assert found.held_out.frame["run"].tolist() == ["one", "two", "three"]
+    assert found.prompts.frame["change"].tolist() == (found.prompts.frame["three"] - found.prompts.frame["one"]).tolist()
+    assert "drawn by all" in found.prompts.verdict
+    assert view_of(found)._repr_html_().count("<img src='data:image/png") == 1
+    names = list(inspection.compare_runs(runs[0], runs[0], runs[0]).settings.frame)[1:]
+    assert names == ["one", "one (2)", "one (3)"]
+    with pytest.raises(RunError, match="two or more runs are compared"):
+        inspection.compare_runs(runs[0])
 
 
 class Page(HTMLParser):

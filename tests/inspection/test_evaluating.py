@@ -15,6 +15,7 @@ from workbench.errors import DataError, RunError
 from workbench.inspection.evaluation import FILE, evaluate, last_measured, measure, read_evaluation
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
+from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import load_policy
 from workbench.training.trainer import train
@@ -112,6 +113,19 @@ def test_only_what_changed_is_measured_again(whole, tmp_path, trained):
     assert batches(run, seed=1)[0] == [32, 64, 70, 102, 134, 140]
     (run.path / FILE).write_bytes(b"torn")
     assert len(batches(run)[0]) == 6
+
+
+def test_another_base_is_said_and_nothing_of_the_old_one_is_kept(whole, tmp_path, capsys):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "r"))
+    folder = shutil.copytree(MODEL_DIR, tmp_path / "model")
+    policy = run.manifest()["policy"]
+    run.update_manifest(policy=policy | {"source": str(folder)})
+    assert batches(run)[0] == []  # the same files elsewhere
+    assert "the base is not" not in capsys.readouterr().out
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(config | {"top_k": 7}))
+    assert len(batches(run)[0]) == 6
+    assert "the base is not the one that was trained (generation_config.json)" in capsys.readouterr().out
 
 
 def test_checkpoints_and_greedy_beside_them(run):

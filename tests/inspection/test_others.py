@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pandas
 import pytest
+from planted import healthy, planted
 
 import workbench as wb
 from workbench import inspection
@@ -33,7 +35,7 @@ def left_by_trl(folder, steps=(1, 2)):
 
 
 def test_a_run_of_trls_is_read_in_one_call(home):
-    run = inspection.read_trl(left_by_trl(home / "theirs"), weights={"short_reward": 2.0})
+    run = inspection.read_record(left_by_trl(home / "theirs"), weights={"short_reward": 2.0})
     assert (run.name, run.result()["status"], len(run.metrics())) == ("theirs", "finished", 2)
     [first, second] = read_batches(run)
     assert first.names == ["right_reward", "short_reward"]
@@ -51,11 +53,28 @@ def test_a_run_of_trls_is_read_in_one_call(home):
 
 def test_what_is_not_there_is_an_error_that_says_what_is(home):
     with pytest.raises(RunError, match=r"no completions/completions_\*.parquet"):
-        inspection.read_trl(home)
+        inspection.read_record(home)
     folder = left_by_trl(home / "theirs")
     with pytest.raises(RunError, match="'source': no function of this run"):
-        inspection.read_trl(folder, right_by="source")
+        inspection.read_record(folder, right_by="source")
     assert not (home / "runs").exists()
+
+
+def test_parts_without_their_run_are_read(home):
+    theirs = planted("theirs", healthy, steps=3)
+    folder = shutil.copytree(theirs.rollouts, home / "downloaded")
+    with pytest.raises(RunError, match="runs/theirs: a run of the workbench"):
+        inspection.read_record(theirs.path)
+    run = inspection.read_record(folder)
+    assert (run.name, run.result()["steps"]) == ("downloaded", 3)
+    assert wb.by_step(run).frame.equals(wb.by_step(theirs).frame)
+    assert [row["reward"] for row in run.metrics()] == pytest.approx(wb.by_step(run).frame["reward"].tolist())
+    assert inspection.failures(run).frame.equals(inspection.failures(theirs).frame)
+    assert "<img" in inspection.write_report(run).read_text()
+    (folder / "step-0000002-00.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(RunError, match="step-0000002-00"):
+        inspection.read_record(folder, "again")
+    assert not (home / "runs" / "again").exists()
 
 
 @pytest.mark.slow
@@ -74,7 +93,7 @@ def test_a_real_run_of_trls_trainer_is_read(home):
     )  # fmt: skip
     trainer = GRPOTrainer(model=str(MODEL_DIR), reward_funcs=[number_reward], args=config, train_dataset=rows)
     trainer.train()
-    run = inspection.read_trl(home / "theirs", "mine")
+    run = inspection.read_record(home / "theirs", "mine")
     batches = list(read_batches(run))
     assert [batch.step for batch in batches] == [1, 2]
     assert {batch.num_generations for batch in batches} == {4}

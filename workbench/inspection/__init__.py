@@ -12,9 +12,10 @@ _VIEWS = {
     "prompts": ("through_time", "never_mixed"),
     "hacks": ("hacking",),
     "tokens": ("token_view",),
-    "two_runs": ("compare_runs",),
+    "several_runs": ("compare_runs",),
     "browsing": ("browse",),
-    "others": ("read_trl",),
+    "others": ("read_record",),
+    "eval_logs": ("write_eval_log",),
     "workbench.views.browser": ("Browser",),
     "workbench.reporting": ("write_report",),
 }

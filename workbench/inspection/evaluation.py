@@ -29,7 +29,7 @@ from workbench.rewards.answers import find_answer
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
-from workbench.training.loading import put_on
+from workbench.training.loading import base_differs, base_summed, put_on
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import sample
 from workbench.workspace import replace_file, shown, to_json
@@ -198,12 +198,17 @@ def evaluate(
         print(f"WARNING: {line}")
     smallest = 100 * statistics.detectable(len(rows), samples)
     print(f"{len(rows)} prompts x {samples} completions detect a gain of about {smallest:.0f} points four times in five")
+    then = run.manifest().get("policy") or {}
+    base = base_summed(then.get("source") or recipe.policy.name)
     policy, suite = load_policy(recipe, adapter=run.adapter), RewardSuite(task, samples, recipe.reward_weights)
     print(policy)
+    if differs := base_differs(then.get("base"), base()):
+        print(f"WARNING: the base is not the one that was trained ({differs}): the gain is measured from another policy")
     sampled = {"samples": samples, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}
     ways = {"sampled": sampled} | ({"greedy": {**sampled, "samples": 1, "temperature": 0.0}} if greedy else {})
     settings = {name: getattr(policy, name) for name in ("name", "precision", "compute_dtype", "chat_template_kwargs")}
     settings |= {"rewards": suite.hash, "right_by": task.right_function, "format_by": task.format_by, "seed": seed, **sampled}
+    settings["base"] = base()
     kept = _Kept.open(run, settings)
     adapters = {who: _sum(folder) for who, folder in folders.items()}
     kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}

@@ -1,10 +1,11 @@
-"""Runs that were made without the workbench: what TRL itself leaves becomes a run directory, so that every view reads it."""
+"""Records without a run: what TRL itself leaves, or loose parts of ours, become a run directory, so that every view reads it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,47 +15,56 @@ import numpy as np
 from workbench.errors import RunError
 from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of
+from workbench.run.batch import NO_SPREAD
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import function_names
-from workbench.run.rollouts import columns_of, write_part
+from workbench.run.metrics import GROUP_STD, MEAN_LENGTH, REWARD, ZERO_STD, function_names
+from workbench.run.parts import parts
+from workbench.run.rollouts import columns_of, read_part, write_part
 from workbench.task import prompt_key
 from workbench.workspace import resolve, shown
 
 _OTHER = ("step", "prompt", "completion", "advantage")  # columns that are no reward function's
 _FILES = "completions_*.parquet"
+_SOME = "a step has completions"
 
 
-def read_trl(
-    output_dir: str | Path, name: str = "", *, weights: Mapping[str, float] | None = None, right_by: str = ""
+def read_record(
+    folder: str | Path, name: str = "", *, weights: Mapping[str, float] | None = None, right_by: str = ""
 ) -> RunDirectory:
-    """Make a run directory of what TRL's own trainer left: `trainer_state.json` and, with `log_completions`, its Parquet files.
+    """Make a run directory of what TRL's own trainer left, or of parts of a record whose run is not there.
 
-    >>> # run = wb.inspection.read_trl("outputs/grpo")
+    >>> # run = wb.inspection.read_record("outputs/grpo")
     >>> # wb.by_step(run), wb.inspection.failures(run), wb.inspection.write_report(run)
 
-    TRL keeps the last batch of each logging step, and neither token counts nor dataset columns: what needs them is missing.
+    Of TRL: `trainer_state.json` and, with `log_completions`, its Parquet files. It keeps the last batch of each logging step, and
+    neither token counts nor dataset columns: what needs them is missing. Of the workbench: the `step-*.parquet` of a run's
+    `rollouts`; the curves are drawn from them.
 
     Args:
-        output_dir: the trainer's.
+        folder: the trainer's `output_dir`, or that of the parts.
         name: of the run, under `runs`; empty: the folder's.
-        weights: the `reward_weights` it had, by function; those not given count once.
-        right_by: the function whose score above 0 means right; empty: the first.
+        weights: the `reward_weights` that TRL had, by function; those not given count once. Parts hold theirs.
+        right_by: the function whose score above 0 means right; empty: the first. Parts hold what was right.
 
     Raises:
-        RunError: if there are no completions in it, or `right_by` or a weight names no function of them.
+        RunError: if there are no completions in it, or `right_by` or a weight names no function of them; or if it is a run.
     """
     import pandas
 
-    folder = resolve(output_dir)
+    folder = resolve(folder)
+    if (folder / "recipe.yaml").is_file():
+        remedy = f'open it: wb.open_run("{shown(folder)}")'
+        raise RunError(f"{shown(folder)}: a run of the workbench", rule="a record is read that has no run", remedy=remedy)
+    if any(folder.glob("step-*.parquet")):
+        return _of_parts(folder, name or folder.name)
     files = sorted(folder.glob(f"completions/{_FILES}")) or sorted(folder.glob(_FILES))
     if not files:
         remedy = "train with log_completions=True; or, from now on, `wb.attach(trainer)`"
-        raise RunError(f"{shown(folder)}: no completions/{_FILES}", rule="TRL writes one at each logging step", remedy=remedy)
+        rule = "TRL writes one at each logging step, and the workbench a step-….parquet"
+        raise RunError(f"{shown(folder)}: no completions/{_FILES}", rule=rule, remedy=remedy)
     frames = [frame for file in files if len(frame := pandas.read_parquet(file))]
     if not frames:
-        raise RunError(
-            f"{shown(folder)}: no completions in {len(files)} files", rule="a step has completions", remedy="look at them"
-        )
+        raise RunError(f"{shown(folder)}: no completions in {len(files)} files", rule=_SOME, remedy="look at them")
     states = sorted(folder.glob("**/trainer_state.json"), key=lambda file: file.stat().st_mtime)
     rows = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"] if states else []
     first = frames[0]
@@ -80,6 +90,35 @@ def read_trl(
         write_part(run.rollouts, step, columns | {"length_tokens": None}, names)  # TRL does not keep it
     for row in rows:
         run.log_metrics(row["step"], {key: value for key, value in row.items() if key != "step"})
-    run.update_manifest(result={"status": "finished", "steps": int(frames[-1]["step"].iloc[0]), "minutes": 0.0})
+    return _ended(run, int(frames[-1]["step"].iloc[0]))
+
+
+def _of_parts(folder: Path, name: str) -> RunDirectory:
+    # Copied as they are. metrics.jsonl, which is not there, becomes what TRL would have logged of the same batches.
+    own, rows, weights, size = parts(folder), [], {}, 0
+    for batch in itertools.chain.from_iterable(read_part(part, bare=True) for part in own):
+        weights |= dict(zip(batch.names, batch.weights, strict=True))
+        scored = zip(batch.names, batch.scores.T, strict=True)
+        row = {f"rewards/{function}/mean": float(np.nanmean(scores)) for function, scores in scored if not np.isnan(scores).all()}
+        row |= {REWARD: float(batch.totals.mean()), GROUP_STD: float(batch.groups.stds.mean())}
+        row |= {ZERO_STD: float((batch.groups.stds < NO_SPREAD).mean()), MEAN_LENGTH: float(np.mean(batch.lengths))}
+        rows.append((batch.step, row))
+        size = batch.num_generations
+    if not rows:
+        raise RunError(f"{shown(folder)}: no completions in {len(own)} parts", rule=_SOME, remedy="look at them")
+    settings = {"asked": {}, "in_force": {"num_generations": size}}
+    run = RunDirectory.create(
+        name, Recipe(run_name=name), {"attached": True, "rewards": {"weights": weights}, "settings": settings}
+    )
+    run.rollouts.mkdir(exist_ok=True)
+    for part in own:
+        shutil.copyfile(part, run.rollouts / part.name)
+    for step, row in rows:
+        run.log_metrics(step, row)
+    return _ended(run, rows[-1][0])
+
+
+def _ended(run: RunDirectory, steps: int) -> RunDirectory:
+    run.update_manifest(result={"status": "finished", "steps": steps, "minutes": 0.0})
     run.release()
     return run

@@ -27,7 +27,8 @@ class Browser:
     >>> print(wb.inspection.Browser(wb.open_run(), where="step = 1"))
     ...
 
-    Leave it as the last line of a cell. With the slider in focus the arrow keys go to the next and the previous completion.
+    Leave it as the last line of a cell. With the slider in focus the arrow keys go to the next and the previous completion, over
+    the ends of the page.
 
     Args:
         where, sort: as for `browse`; they can be changed in the cell.
@@ -73,33 +74,44 @@ class Browser:
         self._where = kit.Text(value=self.where, description="where", placeholder=EXAMPLES, continuous_update=False, layout=_WIDE)
         self._sort = kit.Combobox(value=self.sort, options=orders, description="sort by", continuous_update=False)
         self._back, self._on = kit.Button(description="Previous page"), kit.Button(description="Next page")
-        self._chosen = kit.IntSlider(description="completion", min=0, max=max(0, len(self.found.frame) - 1), style=word)
+        self._chosen = kit.IntSlider(description="completion", min=0, style=word)
         self._rows, self._group = kit.HTML(layout=_WIDE), kit.HTML(layout=_WIDE)
         for name, widget in (("where", self._where), ("sort", self._sort), ("rows", self._rows), ("group", self._group)):
             widget.add_class(f"workbench-browser-{name}")
         self._where.observe(lambda _: self.show(0), "value")
         self._sort.observe(lambda _: self.show(0), "value")
-        self._chosen.observe(lambda _: self._show_group(), "value")
+        self._chosen.observe(lambda _: self._turn(), "value")
         self._back.on_click(lambda _: self.show(self.page - 1))
         self._on.on_click(lambda _: self.show(self.page + 1))
         self._fill()
         turns = kit.HBox([self._sort, self._back, self._on, self._chosen])
         return kit.VBox([self._where, turns, self._rows, self._group])
 
-    def show(self, page: int) -> None:
-        """Go to a page; an expression that cannot be read leaves the page as it is, and is named above it."""
+    def show(self, page: int, place: int = 0) -> None:
+        """Go to a page, and on it to a completion (-1: the last); an expression that cannot be read changes nothing."""
         try:
             self.found = browse(self.run, self._where.value, self._sort.value, page, self.size)
         except WorkbenchError as error:
             self._rows.value = coloured(str(error), MUTED) + self.table._repr_html_()
             return
         self.page, self.where, self.sort = page, self._where.value, self._sort.value
-        self._chosen.max, self._chosen.value = max(0, len(self.found.frame) - 1), 0
-        self._fill()
+        self._fill(place % max(1, len(self.found.frame)))
 
-    def _fill(self) -> None:
+    def _turn(self) -> None:
+        # A place before the first of a page, or after its last, stands for another page.
+        place = self._chosen.value
+        if self._filling or 0 <= place < len(self.found.frame):
+            return None if self._filling else self._show_group()
+        return self.show(self.page + 1) if place > 0 else self.show(self.page - 1, -1)
+
+    def _fill(self, place: int = 0) -> None:
+        last, more = max(0, len(self.found.frame) - 1), bool(self.found.numbers["more"])
+        self._filling = True
+        with self._chosen.hold_trait_notifications():
+            self._chosen.min, self._chosen.max, self._chosen.value = -(self.page > 0), last + more, place
+        self._filling = False
         self._rows.value = self.table._repr_html_()
-        self._back.disabled, self._on.disabled = self.page == 0, not self.found.numbers["more"]
+        self._back.disabled, self._on.disabled = self.page == 0, not more
         self._show_group()
 
     def _show_group(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from workbench.inspection.compared import as_text, word_diff
 from workbench.inspection.listing import Listing
+from workbench.inspection.several_runs import Comparison
 from workbench.inspection.tokens import TokenView
-from workbench.inspection.two_runs import Comparison
 from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.views.figure import BLUE, ORANGE, inline_image, new_figure, with_legend
@@ -56,9 +56,10 @@ def token_page(view: TokenView) -> View:
 
 
 def comparison_view(found: Comparison) -> View:
-    """A `Comparison`: both runs' reward, group std and KL over one another, then what differs."""
+    """A `Comparison`: the runs' reward, group std and KL over one another, then what differs."""
     figure, axes = new_figure(10, 2.6, columns=3)
-    for run, colour in zip(found.runs, (BLUE, ORANGE), strict=True):
+    for number, run in enumerate(found.runs):
+        colour = (BLUE, ORANGE)[number] if number < 2 else f"C{number}"
         rows = run.metrics()
         for axis, key in zip(axes, (REWARD, GROUP_STD, KL), strict=True):
             points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
@@ -66,5 +67,5 @@ def comparison_view(found: Comparison) -> View:
             axis.set_title(key, fontsize=9, loc="left")
     with_legend(figure, axes[-1], x="step", title=KL)
     tables = [listing_table(own) for own in (found.settings, found.held_out, found.prompts)]
-    page = inline_image(figure, " and ".join(run.name for run in found.runs)) + "".join(own._repr_html_() for own in tables)
+    page = inline_image(figure, ", ".join(run.name for run in found.runs)) + "".join(own._repr_html_() for own in tables)
     return View(page, str(found))
