@@ -47,7 +47,7 @@ def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool 
     if (evaluation := next((view for _, view in sections if isinstance(view, Evaluation)), None)) is not None:
         title += f": {gain_in_words(evaluation.found)}"
     if markdown:
-        # A fence longer than any in the text: what a model wrote stays inside. The run itself is a picture, its steps are a table.
+        # A fence longer than any in the text: what a model wrote stays inside it. The run's curves are a picture alone.
         page = "".join(f"## {name}\n\n{_fenced(_text(view))}\n\n" for name, view in sections if view is not run)
         page = f"# {printable(title)}\n\n{page}"
     else:
