@@ -53,7 +53,8 @@ def looked_in() -> str:
 def shown(path: str | os.PathLike) -> str:
     """`path` as a reader wants it: relative to the workspace where somebody stands in it (or in its notebooks)."""
     path, here = Path(path), workspace()
-    stands = Path.cwd() in (here, *(here / place for place in _OF_NOTEBOOKS))  # from anywhere else, a relative path would lead nowhere
+    # From anywhere else, a relative path would lead nowhere.
+    stands = Path.cwd() in (here, *(here / place for place in _OF_NOTEBOOKS))
     return str(path.relative_to(here) if stands and path.is_relative_to(here) else path)
 
 

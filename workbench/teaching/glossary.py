@@ -17,31 +17,17 @@ from workbench.errors import TermError
 from workbench.training.plan.names import ALIASES
 from workbench.training.plan.values import CHOICES, DEFAULTS, RANGES
 
-KINDS = {"metric": "metrics", "setting": "settings of GRPOConfig", "recipe": "other fields of a recipe", "word": "words"}
+_TOLD = ("unit", "good", "healthy", "default", "in the workbench", "takes", "also", "source")
 
 
 class Term(dict[str, Any]):
-    """What a word means in one version of TRL: the fields that stand at the head of glossary.yaml; printed, it is the text."""
+    """What a word means in one version of TRL, by the fields at the head of glossary.yaml; printed, it is the text."""
 
     def __str__(self) -> str:
-        good = f"{self.get('good')} is good" * ("good" in self)
-        lines = [f"{self['name']} ({', '.join(filter(None, [self['kind'], self.get('unit'), good]))})", self["meaning"]]
-        if "default" in self:
-            lines.append(f"default: {self['default']}" + f" in TRL {self['trl']}" * (self["kind"] == "setting"))
-            lines[-1] += f"; in the workbench {self.get('here')}" * (self.get("here") not in (None, self["default"]))
-        lines += [f"TRL {version}: {what}" for version, what in self["changed"].items()]
-        told = {key: self.get(key) for key in ("takes", "healthy", "source")} | {"also": ", ".join(self.get("also", ()))}
-        return "\n  ".join([*lines, *(f"{key}: {text}" for key, text in told.items() if text)])
-
-    __repr__ = __str__
-
-
-class Glossary(list[Term]):
-    """All terms; printed, their names by kind."""
-
-    def __str__(self) -> str:
-        names = {kind: ", ".join(each["name"] for each in self if each["kind"] == kind) for kind in KINDS}
-        return "\n".join(f"{title}: {names[kind]}" for kind, title in KINDS.items())
+        trl = f", TRL {self['trl']}" * (self["kind"] in ("metric", "setting"))
+        lines = [f"{self['name']} ({self['kind']}{trl})", self["meaning"]]
+        lines += [f"changed in {version}: {what}" for version, what in self["changed"].items()]
+        return "\n  ".join([*lines, *(f"{key}: {self[key]}" for key in _TOLD if key in self)])
 
     __repr__ = __str__
 
@@ -51,13 +37,21 @@ def _entries() -> dict[str, dict[str, Any]]:
     return yaml.safe_load(Path(__file__).with_name("glossary.yaml").read_text(encoding="utf-8"))
 
 
-def explain(name: str | None = None, trl: str | None = None) -> Term | Glossary:
-    """What a metric, a setting or a word of the workbench means; None: all of them, which print as a list of names.
+def terms() -> dict[str, list[str]]:
+    """The names of all terms, by kind."""
+    found: dict[str, list[str]] = {}
+    for name, entry in _entries().items():
+        found.setdefault(entry["kind"], []).append(name)
+    return found
+
+
+def explain(name: str, trl: str | None = None) -> Term:
+    """What a metric, a setting or a word of the workbench means; `workbench explain` lists them.
 
     >>> wb.explain("reward_std")["unit"]
     'reward'
     >>> print(wb.explain("clip_ratio"))
-    clip_ratio (metric, share)
+    clip_ratio (metric, TRL ...)
     ...
 
     Args:
@@ -71,8 +65,6 @@ def explain(name: str | None = None, trl: str | None = None) -> Term | Glossary:
         version = Version(trl or metadata.version("trl"))
     except InvalidVersion:
         raise TermError(f"trl = {trl!r}", rule="a version is like 0.26 or 1.14.2", remedy="give one, or none") from None
-    if name is None:
-        return Glossary(_term(own, own, version) for own in _entries())
     known = {_plain(word): own for own, entry in _entries().items() for word in (own, *entry.get("also", ()))}
     asked = _plain(ALIASES.get(name, name))
     if own := known.get(asked) or next((own for own in _entries() if fnmatch.fnmatchcase(name, own)), None):
@@ -87,17 +79,17 @@ def _plain(word: str) -> str:
 
 
 def _term(name: str, own: str, trl: Version) -> Term:
-    entry = Term({"name": name, "trl": str(trl)} | _entries()[own])
-    changed = dict(entry.get("changed", {}))
+    entry = Term({"name": name, "trl": str(trl), "changed": {}} | _entries()[own])
+    entry |= {"also": ", ".join(entry["also"])} if "also" in entry else {}
+    if isinstance(of := entry.get("default"), dict):
+        entry["changed"] = {f"{new} (default)": f"{of[old]} became {of[new]}" for old, new in zip(of, [*of][1:])} | entry[
+            "changed"
+        ]
     for key in ("meaning", "default"):
         if isinstance(by_version := entry.get(key), dict):
-            before, *since = by_version
-            entry[key] = by_version[max((each for each in by_version if Version(each) <= trl), key=Version, default=before)]
-            if key == "default":
-                pairs = zip(by_version, since)
-                changed = {new: f"default {by_version[new]}, before {by_version[old]}" for old, new in pairs} | changed
+            there = [version for version in by_version if Version(version) <= trl]
+            entry[key] = by_version[(there or [*by_version])[-1 if there else 0]]
     if entry["kind"] == "setting":
-        entry["here"] = DEFAULTS.get(own)
-        entry["takes"] = ", ".join(map(str, CHOICES.get(own, ()))) or RANGES.get(own, (None, ""))[1]
-    entry["changed"] = dict(sorted(changed.items(), key=lambda one: Version(one[0])))
+        takes = ", ".join(map(str, CHOICES.get(own, ()))) or RANGES.get(own, (None, ""))[1]
+        entry |= ({"takes": takes} if takes else {}) | ({"in the workbench": DEFAULTS[own]} if own in DEFAULTS else {})
     return entry

@@ -11,9 +11,7 @@ from workbench.run.directory import now
 from workbench.teaching.cells import blanks, filled
 from workbench.workspace import append_line, read_lines, replace_file, resolve
 
-FOLDER = "lessons"  # in the workspace: the learner's own copies, and what is passed
-PROGRESS = "progress.jsonl"
-SOLVED = "-solved"
+FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.jsonl
 # Minutes that a notebook takes to run, on two CPU cores with the embedded policy; None: not measured yet.
 MINUTES = dict(zip(NOTEBOOKS, (0.5, 0.1, 1.9, 0.8, 0.4), strict=True)) | {"grpo_by_hand": None, "broken_runs": None}
 
@@ -29,56 +27,53 @@ def find_lesson(name: str) -> Path:
 
 
 def done(lesson: str, exercise: str) -> None:
-    """Note that an exercise is passed, once: a blank's last line, after its asserts. It prints how many are."""
-    if exercise not in passed().get(lesson, {}):
-        file = resolve(FOLDER) / PROGRESS
+    """Note that an exercise is passed, once: the last line of a blank, after its asserts."""
+    if exercise not in passed(lesson):
+        file = resolve(FOLDER) / "progress.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         append_line(file, {"time": now(), "lesson": lesson, "exercise": exercise})
-    print(f"passed: {exercise} ({len(passed()[lesson])} in {lesson})")
+    print(f"passed: {exercise} ({len(passed(lesson))} in {lesson})")
 
 
-def passed() -> dict[str, dict[str, str]]:
-    """Lesson -> exercise -> when it was first passed, in UTC."""
-    found: dict[str, dict[str, str]] = {}
-    for line in read_lines(resolve(FOLDER) / PROGRESS):
-        found.setdefault(line.get("lesson", ""), {}).setdefault(line.get("exercise", ""), line.get("time", ""))
-    return found
+def passed(lesson: str) -> dict[str, str]:
+    """Exercise -> when it was first passed, in UTC."""
+    lines = [line for line in read_lines(resolve(FOLDER) / "progress.jsonl") if line.get("lesson") == lesson]
+    return {str(line.get("exercise")): str(line.get("time")) for line in reversed(lines)}
 
 
 def lessons() -> list[dict[str, Any]]:
-    """Each lesson that is there: `lesson`, `title`, `minutes` to run, `exercises` to fill in, how many are `passed`, `last` when."""
-    found, own = [], passed()
-    for name, minutes in MINUTES.items():
-        try:
-            notebook = _read(find_lesson(name))
-        except RunError:
-            continue
-        title = notebook["cells"][0]["source"].lstrip().partition("\n")[0].lstrip("# ")
-        count, times = len(blanks(notebook)), own.get(name, {})
-        found.append({"lesson": name, "title": title, "minutes": minutes, "exercises": count})
-        found[-1] |= {"passed": len(times), "last": max(times.values(), default=None)}
+    """Each that is there: `lesson`, `title`, `minutes` to run, how many `exercises`, those `passed`, and when the `last` was."""
+    found = []
+    for name in MINUTES:
+        if (notebook := _read(name)) is not None:
+            title, times = notebook["cells"][0]["source"].lstrip().partition("\n")[0].lstrip("# "), passed(name)
+            found.append({"lesson": name, "title": title, "minutes": MINUTES[name], "exercises": len(blanks(notebook))})
+            found[-1] |= {"passed": list(times), "last": max(times.values(), default=None)}
     return found
 
 
 def copy_of(name: str, again: bool = False, solved: bool = False) -> Path:
-    """The learner's copy of a lesson: the one changed last, or, if there is none or `again`, a fresh one beside it.
+    """The learner's copy of a lesson: the one changed last; or, if there is none or `again`, a fresh one beside it.
 
-    `solved`: a copy with every blank filled in, for a teacher.
+    `solved`: a copy with every blank filled in, for a teacher. No copy is written over. RunError: no such lesson.
     """
     import nbformat
 
     source, folder = find_lesson(name), resolve(FOLDER)
-    stem = source.stem + SOLVED * solved
-    copies = [folder / f"{stem}.ipynb", *folder.glob(f"{stem}-[0-9]*.ipynb")]
-    if not again and (there := [file for file in copies if file.is_file()]):
+    stem = source.stem + "-solved" * solved
+    there = [*folder.glob(f"{stem}.ipynb"), *folder.glob(f"{stem}-[0-9]*.ipynb")]
+    if there and not again:
         return max(there, key=lambda file: file.stat().st_mtime)
-    target = free(copies[0])
+    notebook, target = nbformat.read(source, as_version=4), free(folder / f"{stem}.ipynb")
     with replace_file(target) as beside:
-        nbformat.write(filled(_read(source)) if solved else _read(source), beside)
+        nbformat.write(filled(notebook) if solved else notebook, beside)
     return target
 
 
-def _read(file: Path) -> Any:
+def _read(name: str) -> Any:
     import nbformat
 
-    return nbformat.read(file, as_version=4)
+    try:
+        return nbformat.read(find_lesson(name), as_version=4)
+    except RunError:  # of a lesson that this installation lacks
+        return None
