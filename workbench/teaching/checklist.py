@@ -23,6 +23,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.training.prepare import plan
+from workbench.workspace import find, resolve
 
 _STATES = {True: "ticked", False: "open", None: "cannot be told"}
 _ROWS = 1_000  # of the task, that are looked at
@@ -63,7 +64,7 @@ def checklist(of: RunDirectory | Task | Recipe | dict[str, Any] | str | Path) ->
     found, seen = Checklist(), _of_run(of, boxes["during"]) if isinstance(of, RunDirectory) else _before(of)
     for phase in ("during", "after") if isinstance(of, RunDirectory) else ("before",):
         for key, box in boxes[phase].items():
-            ticked, why = seen.get(key, (None, "nobody looked"))
+            ticked, why = seen.get(key, (None, "not looked at"))
             found.append(Box(phase, box["what"], _STATES[ticked], why, "" if ticked else box["call"]))
     return found
 
@@ -99,7 +100,8 @@ def _of_task(task: Task) -> dict[str, _Seen]:
     column = task.answer_column if some and task.answer_column in some[0] else "none"
     report = _tried(lambda: check(some, answer_column=column, other=apart or None, progress=lambda _: None))
     audit = _tried(lambda: audit_rewards(task))
-    profile = _tried(lambda: load_profile(Path(task.source).absolute().parent / "difficulty.jsonl"))
+    folder = find(task.source).parent if task.source else resolve("tasks") / task.name
+    profile = _tried(lambda: load_profile(folder / "difficulty.jsonl"))
     return {
         "rows": _judged(report, lambda own: (own.kept_rows == own.read, str(own).splitlines()[0])),
         "held_out": (len(task.held_out) > 0, f"{len(task.held_out):,} held-out prompts"),
