@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,10 @@ FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.j
 MINUTES = dict(zip(NOTEBOOKS, (0.5, 0.1, 1.9, 0.8, 0.4), strict=True)) | {"grpo_by_hand": None, "broken_runs": None}
 
 
-def find_lesson(name: str) -> Path:
-    """A lesson's notebook as it ships, by name or number (`3`, `train`, `grpo_by_hand`); RunError if there is none."""
-    for stem in MINUTES:
-        file = notebooks_folder() / ("" if stem in NOTEBOOKS else "teaching") / f"{stem}.ipynb"
-        if file.is_file() and name in (stem, *((stem[:2], stem[1:2], stem[3:]) if stem in NOTEBOOKS else ())):
-            return file
-    remedy = nearest(name, MINUTES, "`workbench lesson` lists them")
-    raise RunError(f"lesson {name!r}: there is none", rule=f"a lesson is one of {', '.join(MINUTES)}", remedy=remedy)
+def shipped() -> dict[str, Path]:
+    """Lesson -> its notebook, of those that this installation has."""
+    places = {name: notebooks_folder() / ("" if name in NOTEBOOKS else "teaching") / f"{name}.ipynb" for name in MINUTES}
+    return {name: file for name, file in places.items() if file.is_file()}
 
 
 def done(lesson: str, exercise: str) -> None:
@@ -42,38 +39,40 @@ def passed(lesson: str) -> dict[str, str]:
 
 
 def lessons() -> list[dict[str, Any]]:
-    """Each that is there: `lesson`, `title`, `minutes` to run, how many `exercises`, those `passed`, and when the `last` was."""
+    """Of each: `lesson`, `title`, `minutes` to run, how many `exercises`, those `passed`, and when the `last` was."""
     found = []
-    for name in MINUTES:
-        if (notebook := _read(name)) is not None:
-            title, times = notebook["cells"][0]["source"].lstrip().partition("\n")[0].lstrip("# "), passed(name)
-            found.append({"lesson": name, "title": title, "minutes": MINUTES[name], "exercises": len(blanks(notebook))})
-            found[-1] |= {"passed": list(times), "last": max(times.values(), default=None)}
+    for name, file in shipped().items():
+        notebook, times = _read(file), passed(name)
+        title = notebook["cells"][0]["source"].lstrip().partition("\n")[0].lstrip("# ")
+        found.append({"lesson": name, "title": title, "minutes": MINUTES[name], "exercises": len(blanks(notebook))})
+        found[-1] |= {"passed": list(times), "last": max(times.values(), default=None)}
     return found
 
 
 def copy_of(name: str, again: bool = False, solved: bool = False) -> Path:
     """The learner's copy of a lesson: the one changed last; or, if there is none or `again`, a fresh one beside it.
 
-    `solved`: a copy with every blank filled in, for a teacher. No copy is written over. RunError: no such lesson.
+    `name`: as `workbench lesson` lists it, or the number or word of one of the five (`3`, `train`). `solved`: a copy with every
+    blank filled in, for a teacher. No copy is written over. RunError: there is no such lesson.
     """
-    import nbformat
-
-    source, folder = find_lesson(name), resolve(FOLDER)
-    stem = source.stem + "-solved" * solved
+    known, folder = shipped(), resolve(FOLDER)
+    short = {word: stem for stem in NOTEBOOKS for word in (stem[:2], stem[1:2], stem[3:])}
+    if (lesson := short.get(name, name)) not in known:
+        remedy = nearest(name, known, "`workbench lesson` lists them")
+        raise RunError(f"lesson {name!r}: there is none", rule=f"a lesson is one of {', '.join(known)}", remedy=remedy)
+    stem, source = lesson + "-solved" * solved, known[lesson]
     there = [*folder.glob(f"{stem}.ipynb"), *folder.glob(f"{stem}-[0-9]*.ipynb")]
     if there and not again:
         return max(there, key=lambda file: file.stat().st_mtime)
-    notebook, target = nbformat.read(source, as_version=4), free(folder / f"{stem}.ipynb")
-    with replace_file(target) as beside:
-        nbformat.write(filled(notebook) if solved else notebook, beside)
+    with replace_file(target := free(folder / f"{stem}.ipynb")) as beside:
+        text = json.dumps(filled(_read(source)), indent=1, ensure_ascii=False) if solved else source.read_text(encoding="utf-8")
+        beside.write_text(text, encoding="utf-8")
     return target
 
 
-def _read(name: str) -> Any:
-    import nbformat
-
-    try:
-        return nbformat.read(find_lesson(name), as_version=4)
-    except RunError:  # of a lesson that this installation lacks
-        return None
+def _read(file: Path) -> dict[str, Any]:
+    # Without nbformat, whose import takes seconds.
+    notebook = json.loads(file.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"])
+    return notebook
