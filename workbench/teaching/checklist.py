@@ -19,6 +19,7 @@ from workbench.exporting.passport import PROOF
 from workbench.health import ALARM, NOTE, SKIPPED, STATES, WARNING, examine_run
 from workbench.inspection.evaluation import gain_in_words
 from workbench.inspection.reading import by_step
+from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
@@ -46,7 +47,7 @@ class Checklist(list[Box]):
 
     def __str__(self) -> str:
         lines = [f"{box.state}: {box.what}: {box.why}" + f"\n  -> {box.call}" * bool(box.call) for box in self]
-        return "\n".join([*lines, f"{sum(box.state == 'ticked' for box in self)} of {len(self)} ticked"])
+        return printable("\n".join([*lines, f"{sum(box.state == 'ticked' for box in self)} of {len(self)} ticked"]))
 
     __repr__ = __str__
 
