@@ -108,6 +108,23 @@ def test_a_run_whose_groups_are_dead_is_open_and_what_nobody_measured_too(small,
     assert of(boxes, "made again").state == "open"
 
 
+@pytest.mark.parametrize(
+    ("ended", "state", "why"),
+    [
+        ({"status": "finished", "steps": 1, "minutes": 0}, "ticked", "finished after 1 steps"),
+        ({"status": "failed", "steps": 1, "minutes": 0, "error": "OutOfMemoryError: 2 GB"}, "open", "OutOfMemoryError: 2 GB"),
+        (None, "cannot be told", "killed after 0 steps"),  # perhaps by the system, for lack of memory
+    ],
+)
+def test_a_run_that_failed_says_of_what(small, home, ended, state, why):
+    run = record(small, [[score([GOOD, WRONG])]])
+    run.update_manifest(result=ended)
+    run.release()
+    box = of(wb.checklist(run), "no step failed")
+    assert box.state == state
+    assert box.why.startswith(why)
+
+
 def test_a_run_whose_groups_are_mixed_is_alive(small, home):
     run = record(small, [[score([GOOD, GOOD, WRONG, WRONG])] * 8] * 4, name="alive")
     assert of(wb.checklist(run), "groups are alive").state == "ticked"
@@ -119,6 +136,7 @@ def test_a_run_whose_groups_are_mixed_is_alive(small, home):
         ({"adapter": True, "merged_16bit": True}, "ticked", "proven: adapter, merged_16bit"),
         ({"adapter": True, "merged_16bit": False}, "open", "proven: adapter"),
         ({"adapter": True, "merged_16bit": None}, "open", "proven: adapter"),  # it has no proof
+        ({"adapter": True, "merged_16bit": "torn"}, "open", "proven: adapter"),
         ({}, "open", "proven: nothing"),
     ],
 )
@@ -128,7 +146,7 @@ def test_proven_means_every_export_passed(small, home, passed, state, why):
         (run.export / name).mkdir(parents=True)
         (run.export / name / "passport.json").write_text("{}")
         if result is not None:
-            (run.export / name / "proof.json").write_text(json.dumps({"passed": result}))
+            (run.export / name / "proof.json").write_text("{" if result == "torn" else json.dumps({"passed": result}))
     boxes = wb.checklist(run)
     assert (of(boxes, "is what was trained").state, of(boxes, "is what was trained").why) == (state, why)
     assert of(boxes, "merged").state == ("ticked" if passed else "open")

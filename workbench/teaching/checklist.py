@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,12 +123,12 @@ def _of_run(run: RunDirectory, during: dict[str, dict[str, Any]]) -> dict[str, _
     hacks = _tried(lambda: inspection.hacking(run, measured).verdict)
     result, manifest = run.result(), run.manifest()
     made = sorted(file.parent.name for file in run.export.glob("[!.]*/passport.json"))
-    proofs = [file for form in made if (file := run.export / form / PROOF).is_file()]
-    passed = [file.parent.name for file in proofs if json.loads(file.read_text(encoding="utf-8")).get("passed")]
+    proofs = {form: _tried(lambda form=form: run.read_json(f"{run.export.name}/{form}/{PROOF}")) for form in made}
+    passed = [form for form, proof in proofs.items() if isinstance(proof, dict) and proof.get("passed")]
     weights, versions = (manifest.get("rewards") or {}).get("weights") or {}, manifest.get("versions") or {}
     seen |= {key: _judged(evaluation, lambda own, judge=judge: judge(own.found)) for key, judge in _MEASURED.items()}
     return seen | {
-        "failed": (result["status"] != "failed", str(result.get("error", run.state))),
+        "failed": ({"failed": False, "killed": None}.get(result["status"], True), str(result.get("error", run.state))),
         "completions": _judged(_tried(lambda: len(by_step(run))), lambda steps: (steps > 0, f"{steps} steps are on record")),
         "meant": _judged(hacks, lambda said: ({"no": True, "REWARD": False}.get(said.partition(" ")[0]), said)),
         "merged": (made not in ([], ["adapter"]), f"exported: {', '.join(made) or 'nothing'}"),
