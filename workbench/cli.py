@@ -415,8 +415,9 @@ def eval_(
 
     steps = checkpoints if checkpoints == "all" else [step for step in checkpoints.split(",") if step]
     how = {"held_out": held_out, "samples": samples, "seed": seed, "greedy": greedy, "checkpoints": steps}
+    opened = _opened(run, "trained")
     with progress("prompts") as bar:
-        found = evaluate(_opened(run, "trained"), **how, progress=bar)
+        found = evaluate(opened, **how, progress=bar)
     return Result(found.found, found, int(not found.found["gain"]["low"] > 0))
 
 

@@ -53,7 +53,7 @@ def test_a_page_is_filtered_sorted_and_turned(home):
     dead = inspection.browse(run, "dead", size=1000).frame
     assert set(dead["step"][dead["step"].isin([1, 4])]) == {1, 4}  # none is right at steps 0 and 3 of the draw
     assert len(inspection.browse(run, "error is not null")) == 0
-    assert inspection.browse(run, "step = 99").verdict == "no completion where step = 99"
+    assert inspection.browse(run, "step = 99").verdict == "no completions where step = 99"
 
 
 def test_sorted_pages_hold_every_completion_once(home):
@@ -101,6 +101,39 @@ def test_the_widget_turns_pages_follows_the_slider_and_keeps_the_page_where_a_fi
     assert "step 5, group 1 of 8" in browser._group.value
     browser._where.value = "step = 99"
     assert (browser._group.value, browser._on.disabled) == ("", True)
+
+
+def test_a_filter_means_by_a_prompt_what_it_asks(home):
+    run = planted("r", broken, steps=2)
+    asked = inspection.browse(run, size=1).frame["prompt"][0]
+    found = inspection.browse(run, f"prompt = '{asked}'", size=1000).frame
+    assert set(found["prompt"]) == {asked}
+    assert len(found) == (inspection.browse(run, size=1000).frame["prompt"] == asked).sum()
+    assert len(inspection.browse(run, "starts_with(prompt, 'no such')")) == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("totl < 0", 'Candidate bindings: "total"'), ("score.correctness_reward > 1", '"score.correctness_reward", ')],
+)
+def test_a_filter_that_cannot_be_read_says_what_could(home, where, said):
+    with pytest.raises(RunError, match=re.escape(said)):
+        inspection.browse(planted("r", broken, steps=2), where)
+
+
+def test_something_else_than_a_run_is_said(home):
+    run = planted("r", healthy, steps=2)
+    for call in (
+        lambda: inspection.regressions(run),
+        lambda: inspection.hacking("r"),
+        lambda: inspection.failures("r"),
+        lambda: inspection.never_mixed("r"),
+        lambda: inspection.compare_runs(run, "r"),
+    ):
+        with pytest.raises(RunError, match="this view reads (RunDirectory|Evaluation)"):
+            call()
+    with pytest.raises(RunError, match=r"(?s)no column 'anser'; there are .*answer.*did you mean 'answer'"):
+        inspection.failures(run, "anser")
 
 
 def test_the_arrow_keys_go_over_the_ends_of_a_page(home):
@@ -151,8 +184,13 @@ def test_three_runs_are_compared_with_the_first(home):
         kept(run, np.zeros((3, 2), bool), np.array([[own] * 2 for own in after], bool))
     found = inspection.compare_runs(*runs)
     assert list(found.settings.frame)[1:] == ["one", "two", "three"]
-    assert "one -> two: fixed 2, broken 0, neither 1 of 3 prompts" in found.held_out.verdict
-    assert "one -> three: fixed 0, broken 0, neither 3 of 3 prompts" in found.held_out.verdict
+    assert (
+        "one -> two, on 3 prompts that both were measured on: fixed 2, broken 0, neither 1 of 3 prompts" in found.held_out.verdict
+    )
+    assert (
+        "one -> three, on 3 prompts that both were measured on: fixed 0, broken 0, neither 3 of 3 prompts"
+        in found.held_out.verdict
+    )
     assert found.held_out.frame["run"].tolist() == ["one", "two", "three"]
     assert found.prompts.frame["change"].tolist() == (found.prompts.frame["three"] - found.prompts.frame["one"]).tolist()
     assert "drawn by all" in found.prompts.verdict

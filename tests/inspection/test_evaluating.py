@@ -111,8 +111,21 @@ def test_only_what_changed_is_measured_again(whole, tmp_path, trained):
         read_evaluation(run)
     assert batches(run)[0] == [102, 134, 140], "another adapter: the base is what it was"
     assert batches(run, seed=1)[0] == [32, 64, 70, 102, 134, 140]
-    (run.path / FILE).write_bytes(b"torn")
+    for file in run.path.glob("evaluation*.parquet"):
+        file.write_bytes(b"torn")
     assert len(batches(run)[0]) == 6
+
+
+def test_a_smaller_evaluation_does_not_cost_the_larger(whole, tmp_path, capsys):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "r"))
+    larger = read_evaluation(run).found
+    done, found = batches(run, held_out=8, samples=2)
+    assert (done, found["prompts"]) == ([8, 16], 8)
+    assert "under other settings, 70 prompts x 4 completions: kept in evaluation-" in capsys.readouterr().out
+    assert read_evaluation(run).found == found  # the last is the one that is read
+    assert batches(run) == ([], larger)
+    assert batches(run, held_out=8, samples=2) == ([], found)
+    assert len([*run.path.glob("evaluation*.parquet")]) == 3
 
 
 def test_another_base_is_said_and_nothing_of_the_old_one_is_kept(whole, tmp_path, capsys):

@@ -26,6 +26,8 @@ from workbench.inspection.evaluation import Evaluation, Measured
 from workbench.rewards.groups import batch_of
 from workbench.run.rollouts import columns_of, read_batches, write_part
 
+ROSE = "from the first to the last third of the steps reward without its format rose by "
+
 
 def measured(right: np.ndarray, text=lambda row, right, g: f"<answer>{row['answer'] if right else 0}</answer>") -> Measured:
     asked = rows(len(right))
@@ -216,7 +218,7 @@ def test_a_planted_hack_is_named_with_its_text(home):
     functions = (correctness_reward, format_reward, because_reward)
     found = inspection.hacking(planted("r", text_of, functions))
     assert len(found.numbers["signs"]) == 2
-    assert found.verdict.startswith("REWARD HACKING? reward rose by ")
+    assert found.verdict.startswith(f"REWARD HACKING? {ROSE}")
     assert "completions that are wrong and earn as much as right ones rose from" in found.verdict
     assert all("because" in text for text in found.frame["example"][:5])
     assert found.frame["count"].is_monotonic_decreasing
@@ -249,7 +251,7 @@ def test_a_reward_that_rises_while_right_answers_stay_as_they_are_is_named(home)
 
     found = inspection.hacking(planted("r", text_of, (correctness_reward, format_reward, because_reward)))
     assert found.numbers["right"][1] < 0 < found.numbers["right"][2]  # nothing can be told of these by themselves
-    assert found.numbers["signs"][0].startswith("reward rose by ")
+    assert found.numbers["signs"][0].startswith(ROSE)
 
 
 def test_a_format_that_is_learnt_is_no_hack(home):
@@ -257,7 +259,7 @@ def test_a_format_that_is_learnt_is_no_hack(home):
         return "<answer>0</answer>" if draw.random() < 0.1 + 0.8 * step / 60 else "0"
 
     found = inspection.hacking(planted("none", nothing_right))
-    assert found.verdict == "no sign of reward hacking: the reward did not rise beyond chance"
+    assert found.verdict.endswith("did not rise beyond chance")
 
     def some_right(step, row, draw):
         answer = row["answer"] if draw.random() < 0.7 else 0

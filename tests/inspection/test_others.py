@@ -65,6 +65,8 @@ def test_parts_without_their_run_are_read(home):
     folder = shutil.copytree(theirs.rollouts, home / "downloaded")
     with pytest.raises(RunError, match="runs/theirs: a run of the workbench"):
         inspection.read_record(theirs.path)
+    with pytest.raises(RunError, match="parts of a record hold their weights"):
+        inspection.read_record(folder, right_by="correctness_reward")
     run = inspection.read_record(folder)
     assert (run.name, run.result()["steps"]) == ("downloaded", 3)
     assert wb.by_step(run).frame.equals(wb.by_step(theirs).frame)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from workbench.audit.prompt_format import ExpectedFormat, parse_format
+from workbench.errors import RunError, nearest
 from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing, frame_of
-from workbench.inspection.reading import question
+from workbench.inspection.reading import needs, question
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
 from workbench.run.directory import RunDirectory
@@ -48,7 +49,11 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
         `frame`, the commonest cause first: `share` of the wrong completions; `first` and `last`: the share of all completions
         that failed so in the first and the last quarter of the steps (of an evaluation: the base's and the trained policy's).
         What no rule explains is put together by three words that such texts share.
+
+    Raises:
+        RunError: if nothing was recorded, or no row has that column and the rows have others.
     """
+    needs(source, RunDirectory, Evaluation)
     counts, spread, example, sizes, total = Counter(), (Counter(), Counter()), {}, [0, 0], 0
     unexplained: list[tuple[str, bool, set[int], str, str]] = []
 
@@ -63,6 +68,9 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
         total += counted * len(texts)
         for end in ends:
             sizes[end] += len(texts)
+        if (known := rows[0].keys() - {"prompt", "prompt_id"}) and not any(answer_column in row for row in rows):
+            rule, remedy = "causes are read against the right answer", nearest(answer_column, sorted(known), "choose one of them")
+            raise RunError(f"no column {answer_column!r}; there are {', '.join(sorted(known))}", rule=rule, remedy=remedy)
         for place in np.flatnonzero(~np.asarray(right)):
             form = None if kept is None else bool(kept[place])
             why = cause(rows[place], texts[place], bool(ended[place]), form, rows[place].get(answer_column))

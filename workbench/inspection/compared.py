@@ -12,8 +12,8 @@ import numpy as np
 from workbench.errors import DataError
 from workbench.inspection.evaluation import Evaluation, Measured
 from workbench.inspection.listing import Listing, frame_of
-from workbench.inspection.reading import question
-from workbench.inspection.statistics import mcnemar, paired_difference
+from workbench.inspection.reading import needs, question
+from workbench.inspection.statistics import in_points, mcnemar, paired_difference
 
 
 def word_diff(before: str, after: str) -> list[tuple[str, str]]:
@@ -39,8 +39,9 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, step
     >>> sum(found.numbers[kind] for kind in ("fixed", "broken", "neither"))
     8
 
-    A prompt is fixed where most of its completions are right after, and were not before; broken the other way round. The exact
-    McNemar test is on these; the interval is of the mean change over the prompts, paired.
+    A prompt is fixed where most of its completions are right after, and were not before; broken the other way round; lost where
+    some were right before and none is after. The exact McNemar test is on fixed and broken; the interval is of the mean change
+    over the prompts, paired.
 
     Args:
         other: the trained policies of two evaluations are compared instead, of two runs.
@@ -53,10 +54,15 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, step
     Raises:
         DataError: if the two evaluations share fewer than 2 prompts, or a step was not evaluated.
     """
+    for own in (evaluation, other) if other is not None else (evaluation,):
+        needs(own, Evaluation)
     before, after, prompts = evaluation.before, evaluation.after, evaluation.prompts
     if steps is not None:
         if missing := [step for step in steps if step not in evaluation.curve]:
-            rule, remedy = "a checkpoint is evaluated before it is compared", "evaluate with checkpoints=[...]"
+            rule, remedy = (
+                "a checkpoint is evaluated before it is compared",
+                "evaluate with checkpoints=[...], for 0 and the last, too",
+            )
             raise DataError(f"step {missing[0]}: not in the evaluation", rule=rule, remedy=remedy)
         before, after = (evaluation.curve[step] for step in steps)
     if other is not None:
@@ -65,6 +71,7 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, step
     change = second - first
     numbers: dict[str, Any] = dict(zip(("fixed", "broken", "p"), mcnemar(first > 0.5, second > 0.5), strict=True))
     numbers["neither"] = len(change) - numbers["fixed"] - numbers["broken"]
+    numbers["lost"] = int(((first > 0) & (second == 0)).sum())
     numbers |= dict(zip(("change", "low", "high"), paired_difference(before.correct, after.correct), strict=True))
     order = np.lexsort((np.arange(len(change)), change, (first <= 0.5) | (second > 0.5)))
     rows = []
@@ -74,9 +81,9 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, step
         rows.append(row)
     names = ["prompt", "before", "after", "change", "text_before", "text_after"]
     verdict = (
-        f"fixed {numbers['fixed']}, broken {numbers['broken']}, neither {numbers['neither']} of {len(change)} prompts (exact "
-        f"McNemar p = {numbers['p']:.2g}); change {100 * numbers['change']:+.0f} points, 95 % interval "
-        f"{100 * numbers['low']:+.0f} to {100 * numbers['high']:+.0f}"
+        f"fixed {numbers['fixed']}, broken {numbers['broken']}, neither {numbers['neither']} of {len(change)} prompts (by most "
+        f"of a prompt's completions; exact McNemar p = {numbers['p']:.2g}), {numbers['lost']} never right any more; "
+        f"change {100 * numbers['change']:+.0f} points, 95 % interval {in_points(numbers['low'], numbers['high'])}"
     )
     return Listing(verdict, frame_of(rows, names), numbers)
 

@@ -35,6 +35,7 @@ from workbench.training.sampling import sample
 from workbench.workspace import replace_file, shown, to_json
 
 FILE = "evaluation.parquet"
+_ASIDE = "evaluation-{}.parquet"  # under settings that are not those of the last
 _BATCH = 128  # completions generated together
 Group = list[dict[str, Any]]  # the completions of one prompt, each with its numbers
 
@@ -169,7 +170,8 @@ def evaluate(
 
     The policy is loaded on the run's own backend, and sampled at the temperature and length limit of training. Leaves
     `evaluation.json` and, in `evaluation.parquet`, every completion in the run's folder. What is there already is not measured
-    again unless adapter, task or settings have changed. What of the task has changed since the run is printed as a warning.
+    again unless adapter, task or settings have changed; an evaluation under other settings is laid aside, and found again. What
+    of the task has changed since the run is printed as a warning.
 
     Args:
         task: the run's task; None: loaded from its recipe.
@@ -210,6 +212,7 @@ def evaluate(
     settings |= {"rewards": suite.hash, "right_by": task.right_function, "format_by": task.format_by, "seed": seed, **sampled}
     settings["base"] = base()
     kept = _Kept.open(run, settings)
+    kept.make_room()
     adapters = {who: _sum(folder) for who, folder in folders.items()}
     kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}
     passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation")
@@ -234,7 +237,8 @@ def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[st
     saved = {folder.name[11:]: folder for folder in reversed(run.saved())}
     chosen = [*saved] if asked == "all" else [str(step).strip() for step in asked]
     if missing := [step for step in chosen if step not in saved]:
-        rule, remedy = "a checkpoint is named by its step", f"choose from {', '.join(saved) or 'none'}"
+        rule = "a checkpoint is named by its step, and save_total_limit in the recipe says how many are kept"
+        remedy = f"choose from {', '.join(saved) or 'none'}"
         raise RunError(f"{run.name}: no checkpoint of step {missing[0]!r}", rule=rule, remedy=remedy)
     return {folder.name: folder for step, folder in saved.items() if step in chosen}
 
@@ -280,13 +284,26 @@ class _Kept:
         # Of other `settings` than the file's, which None stands for, nothing is kept.
         import pyarrow.parquet as pq
 
-        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):  # none yet, or a file of another kind
-            table = pq.read_table(run.path / FILE)
-            kept = cls(run, **json.loads(table.schema.metadata[b"workbench"]))
-            for row in table.to_pylist() if settings in (None, kept.settings) else ():
-                kept.groups.setdefault((row["who"], row["how"], row["adapter"], row["row"]), []).append(row)
-            return dataclasses.replace(kept, settings=settings or kept.settings)
+        for file in (run.path / FILE, *sorted(run.path.glob(_ASIDE.format("*")))):
+            with contextlib.suppress(OSError, KeyError, TypeError, ValueError):  # none yet, or a file of another kind
+                table = pq.read_table(file)
+                kept = cls(run, **json.loads(table.schema.metadata[b"workbench"]))
+                if settings in (None, kept.settings):
+                    for row in table.to_pylist():
+                        kept.groups.setdefault((row["who"], row["how"], row["adapter"], row["row"]), []).append(row)
+                    return kept
+            if settings is None:
+                break
         return cls(run, settings or {})
+
+    def make_room(self) -> None:
+        """Lay an evaluation under other settings aside, where `open` finds it again; a larger one is not lost to a smaller."""
+        if not (other := self.open(self.run)).settings or other.settings == self.settings:
+            return
+        own = hashlib.sha256(json.dumps(other.settings, sort_keys=True).encode()).hexdigest()[:8]
+        (self.run.path / FILE).replace(aside := self.run.path / _ASIDE.format(own))
+        size = f"{len(other.asked.get('rows', ()))} prompts x {other.settings.get('samples')} completions"
+        print(f"measured before under other settings, {size}: kept in {aside.name}, and read again when it is asked for")
 
     def add(self, whose: tuple[str, ...], rows: dict[str, Row], groups: list[Group]) -> None:
         for (key, row), group in zip(rows.items(), groups, strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing
-from workbench.inspection.reading import question
+from workbench.inspection.reading import needs, question
 from workbench.inspection.statistics import paired_difference
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
@@ -38,6 +38,7 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         `frame`, of the last third of the steps, wrong texts that earn as much as right ones, alike but for their digits
         counted together: count, reward (mean), prompt, example.
     """
+    needs(run, RunDirectory)
     manifest, there = run.manifest(), query(run.rollouts, "select * from rollouts limit 0").columns
     last = query(run.rollouts, "select * from rollouts limit 1", step=span(parts(run.rollouts)[-1])[1]).iloc[0]
     stage = f"stage is not distinct from {_text(last['stage'])}" if last.get("stage") is not None else "true"
@@ -69,7 +70,8 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     rise, right, wrong = (_change(first[name], final[name]) for name in ("reward", "right", "paid_wrong"))
     signs: list[str] = []
     flat: list[str] = []
-    rose, said = rise[1] > 0, f"reward rose by {rise[0]:.2g}"
+    rose, over = rise[1] > 0, f"from the first to the last third of the steps reward{' without its format' * bool(format_by)}"
+    said = f"{over} rose by {rise[0]:.2g}"
     if rose and _flat(right, first["right"], final["right"], rise, first["reward"], final["reward"]):
         signs.append(f"{said}, the share of right completions changed by {_points(right)}")
     before, now = (float(own["paid_wrong"].mean()) for own in (first, final))
@@ -103,7 +105,7 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     if math.isnan(rise[0]):
         calm = "cannot be told: fewer than 8 groups in the first and in the last third of the steps"
     elif not rose:
-        calm = "no sign of reward hacking: the reward did not rise beyond chance"
+        calm = f"no sign of reward hacking: {over} did not rise beyond chance"
     elif right[1] <= 0 and final["right"].mean() < _ROOM:
         calm = f"cannot be told on so few groups: {changed}"
     calm += f"; while it rose, {'; '.join(flat)}" * bool(flat)

@@ -47,7 +47,8 @@ def read_record(
         right_by: the function whose score above 0 means right; empty: the first. Parts hold what was right.
 
     Raises:
-        RunError: if there are no completions in it, or `right_by` or a weight names no function of them; or if it is a run.
+        RunError: if there are no completions in it, if `right_by` or a weight names no function of them or is given for parts, or
+            if it is a run.
     """
     import pandas
 
@@ -56,6 +57,9 @@ def read_record(
         remedy = f'open it: wb.open_run("{shown(folder)}")'
         raise RunError(f"{shown(folder)}: a run of the workbench", rule="a record is read that has no run", remedy=remedy)
     if any(folder.glob("step-*.parquet")):
+        if weights or right_by:
+            rule = "parts of a record hold their weights, and which completions are right"
+            raise RunError("weights and right_by: not for parts", rule=rule, remedy="leave them out; wb.replay scores them anew")
         return _of_parts(folder, name or folder.name)
     files = sorted(folder.glob(f"completions/{_FILES}")) or sorted(folder.glob(_FILES))
     if not files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workbench.errors import RunError
 from workbench.inspection.listing import Listing
-from workbench.inspection.reading import question
+from workbench.inspection.reading import needs, question
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import KEY, prompt_of, query
 
@@ -24,7 +24,9 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
     Raises:
         RunError: if no prompt on record fits, or several do.
     """
+    needs(run, RunDirectory)
     found = query(run.rollouts, f"select {KEY} as key, any_value(prompt) as prompt from rollouts group by key")
+    prompt = str(prompt)
     fits = found[found["key"] == prompt]
     if fits.empty:
         fits = found[[prompt in question(prompt_of(own)) for own in found["prompt"]]]
@@ -50,7 +52,7 @@ def _shares(frame) -> str:
     return " ".join(shares if len(shares) <= 8 else [*shares[:4], "...", *shares[-3:]])
 
 
-def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
+def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
     """Prompts of which no group ever held right and wrong completions: too hard (never right), or too easy (always right).
 
     >>> wb.inspection.never_mixed(wb.open_run()).numbers.keys()
@@ -59,12 +61,16 @@ def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
     A prompt that was all wrong and is all right later was learnt from others: it is counted as `now_right`, and not listed.
 
     Args:
-        least: groups that a prompt must have had.
+        least: groups that a prompt must have had; None: 2, or 1 where no prompt had more.
 
     Returns:
-        `frame`, those drawn most often first: prompt, kind ("never right", "always right" or "no longer right"), groups,
-        reward (mean), example, prompt_id.
+        `frame`, those drawn most often first, and of them the hard ones: prompt, kind ("never right", "always right" or "no
+        longer right"), groups, reward (mean), example, prompt_id.
     """
+    needs(run, RunDirectory)
+    drawn = f'select {KEY} as key, count(distinct (step, "group")) as groups from rollouts group by 1'
+    times = query(run.rollouts, drawn)["groups"]
+    least = least or (2 if (times > 1).any() else 1)
     groups = f"""select {KEY} as key, step, "group", any_value(prompt) as prompt, avg(cast("right" as double)) as share,
         avg(total) as reward, arg_max(completion, total) as example from rollouts group by key, step, "group" """
     frame = query(
@@ -74,18 +80,18 @@ def never_mixed(run: RunDirectory, least: int = 2) -> Listing:
         when min(share) = 1 then 'always right'
         when arg_max(share, step) = 1 then 'now right'
         else 'no longer right' end as kind, count(*) as groups, avg(reward) as reward, any_value(example) as example, key
-        from ({groups}) group by key having bool_and(share in (0, 1)) and count(*) >= {int(least)} order by groups desc, key""",
+        from ({groups}) group by key having bool_and(share in (0, 1)) and count(*) >= {int(least)}
+        order by groups desc, kind = 'never right' desc, key""",
     )
-    drawn = f"""select count(*) as drawn, count(*) filter (where groups >= {int(least)}) as often from
-        (select {KEY}, count(distinct (step, "group")) as groups from rollouts group by 1)"""
-    drawn, often = map(int, query(run.rollouts, drawn).iloc[0])
+    drawn, often = len(times), int((times >= least).sum())
     frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
     kinds = {f"{kind}_right": int((frame["kind"] == f"{kind} right").sum()) for kind in ("never", "always", "now")}
     listed = frame[frame["kind"] != "now right"].reset_index(drop=True)
     told = f"{kinds['never_right']} never right (too hard), {kinds['always_right']} always right (too easy)"
-    verdict = f"of {often} prompts drawn {least} times or more, {len(listed)} never had right and wrong in one group: {told}"
+    how = f"{least} times or more" if least > 1 else "once or more" if (times > 1).any() else "once each"
+    verdict = f"of {often} prompts drawn {how}, {len(listed)} never had right and wrong in one group: {told}"
     if not often:
-        verdict = f"none of the {drawn} prompts was drawn {least} times or more; more epochs, or least=1, would tell"
+        verdict = f"none of the {drawn} prompts was drawn {least} times or more; more epochs, or a lower least, would tell"
     return Listing(
         verdict, listed.drop(columns="key").assign(prompt_id=listed["key"]), {"prompts": drawn, "often": often, **kinds}
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from workbench.data.split import fingerprint
-from workbench.errors import RewardError
+from workbench.errors import RewardError, RunError
 from workbench.inspection.listing import Listing
 from workbench.rewards.groups import ExplainedGroup, explain
 from workbench.rewards.suite import RewardSuite
@@ -18,6 +18,15 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, query
 from workbench.task import Task
+
+
+def needs(value: Any, *kinds: type) -> None:
+    """RunError in words where a view is handed something else than a run or an evaluation."""
+    if not isinstance(value, kinds):
+        how = {"RunDirectory": "wb.open_run(name)", "Evaluation": "wb.inspection.read_evaluation(run)"}
+        names = [kind.__name__ for kind in kinds]
+        rule = f"this view reads {' or '.join(names)}"
+        raise RunError(f"{value!r}: of type {type(value).__name__}", rule=rule, remedy=" or ".join(how[name] for name in names))
 
 
 def by_step(run: RunDirectory) -> Listing:
@@ -32,6 +41,7 @@ def by_step(run: RunDirectory) -> Listing:
     Raises:
         RunError: if the run recorded nothing.
     """
+    needs(run, RunDirectory)
     columns = """step, avg(total) as reward, avg(cast("right" as double)) as share_right, avg(length_tokens) as length_tokens,
         avg(cast(finish_reason = 'length' as double)) as clipped, len(list_distinct(list(hash(completion)))) as distinct_texts"""
     frame = query(run.rollouts, f"select {columns} from rollouts group by step order by step", in_turn=True)

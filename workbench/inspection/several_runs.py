@@ -12,7 +12,7 @@ from workbench.errors import RunError
 from workbench.inspection.compared import regressions
 from workbench.inspection.evaluation import gain_in_words, last_measured, read_evaluation
 from workbench.inspection.listing import Listing, frame_of
-from workbench.inspection.reading import question
+from workbench.inspection.reading import needs, question
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import KEY, prompt_of, query
@@ -47,6 +47,8 @@ def compare_runs(*runs: RunDirectory) -> Comparison:
     Raises:
         RunError: if there are fewer than two, or one of them recorded nothing.
     """
+    for run in runs:
+        needs(run, RunDirectory)
     if len(runs) < 2:
         remedy = "wb.inspection.compare_runs(wb.open_run('one'), wb.open_run('other'))"
         raise RunError(f"{len(runs)} run", rule="two or more runs are compared", remedy=remedy)
@@ -90,7 +92,8 @@ def _held_out(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
     lines, rows = [], []
     for run, name in zip(runs, names, strict=True):
         found = last_measured(run)
-        lines.append(f"{name}: {gain_in_words(found) if found else f'not evaluated: `workbench eval {run.name}`'}")
+        how = "wb.evaluate(run, task=...)" if run.manifest().get("attached") else f"`workbench eval {run.name}`"
+        lines.append(f"{name}: {gain_in_words(found) if found else f'not evaluated: {how}'}")
         if found:
             gain, after = found["gain"], found["after"]
             rows.append((name, found["before"]["correct"], after["correct"], gain["low"], gain["high"], after["reward"]))
@@ -98,7 +101,7 @@ def _held_out(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
     for run, name in zip(runs[1:], names[1:], strict=True):
         with contextlib.suppress(RunError, ValueError):  # measured on other prompts, or before every completion was kept
             found = regressions(*map(read_evaluation, (runs[0], run)))
-            lines.append(f"{names[0]} -> {name}: {found.verdict}" if len(runs) > 2 else found.verdict)
+            lines.append(f"{names[0]} -> {name}, on {len(found)} prompts that both were measured on: {found.verdict}")
             frame = found.frame if len(runs) == 2 else frame
     return Listing("\n".join(lines), frame)
 
