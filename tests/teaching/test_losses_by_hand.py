@@ -31,17 +31,13 @@ def surrogate(ratio, A):
     return -torch.min(ratio * A, ratio.clamp(1 - EPSILON, 1 + EPSILON) * A)
 
 
-def of_a_token(kind, logps, old, A, mask):
-    """The policy's loss of each token, [B, T], or of each sequence, [B, 1]."""
+def of_a_token(kind, logps, old, ratio, A, mask):
+    """The policy's loss of each token, [B, T], or of each sequence, [B, 1], as its ratio is."""
     import torch
 
-    ratio = torch.exp(logps - old)
-    length = mask.sum(1, keepdim=True)
     match kind:
-        case "grpo" | "bnpo" | "dapo" | "dr_grpo":  # DeepSeekMath, arXiv 2402.03300, equation 3
+        case "grpo" | "bnpo" | "dapo" | "dr_grpo" | "luspo":  # DeepSeekMath, arXiv 2402.03300, equation 3
             return surrogate(ratio, A)
-        case "luspo":  # arXiv 2602.05261: GSPO's ratio of a sequence, its geometric mean over tokens (arXiv 2507.18071)
-            return surrogate(torch.exp(((logps - old) * mask).sum(1, keepdim=True) / length), A)
         case "cispo":  # MiniMax-M1, arXiv 2506.13585: REINFORCE, weighted by a capped ratio that is a constant
             return -torch.clamp(ratio, max=CISPO_CAP).detach() * A * logps
         case "sapo":  # arXiv 2511.20347: a soft gate, whose slope at ratio 1 is 1
@@ -58,8 +54,11 @@ def by_hand(kind, logps, old, reference, A, mask, tokens, passes):
     """A pass's part of a step's loss. `tokens`: of all passes together."""
     import torch
 
-    d = reference - logps
-    each = of_a_token(kind, logps, old, A, mask) + BETA * (torch.exp(d) - d - 1)  # KL: Schulman's k3
+    ratio, d = torch.exp(logps - old), reference - logps
+    if kind == "luspo":  # arXiv 2602.05261, of GSPO's ratio (2507.18071): the geometric mean over a sequence's tokens
+        ratio = torch.exp(((logps - old) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True))
+    kl = ratio * (torch.exp(d) - d - 1)  # Schulman's k3, weighted as in DeepSeek-V3.2, arXiv 2512.02556
+    each = of_a_token(kind, logps, old, ratio, A, mask) + BETA * kl
     of_sequences = (each * mask).sum(1)
     match kind:
         case "grpo" | "sapo":
@@ -92,9 +91,14 @@ class Hand:
         loading = {"name": "tiny", "backend": "transformers", "dtype": "float32"}  # TRL's own trainer, in exact 32 bits
         self.recipe = {"run_name": "hand", "policy": loading}
         self.task = dataclasses.replace(task := wb.load_task("arithmetic"), rows=task.rows[:2])
-        self.policy = wb.load_policy(Recipe.of({**self.recipe, "grpo": GRPO}))
+        plan = self.plan()
+        self.policy = wb.load_policy(plan)
+        wb.make_trainer(plan, self.policy)  # the first trainer made with a 4-bit policy rounds its adapter, to bfloat16 and back
         self.adapter = {name: own for name, own in self.policy.model.named_parameters() if own.requires_grad}
         self.start = {name: own.detach().clone() for name, own in self.adapter.items()}
+
+    def plan(self, **grpo):
+        return wb.plan(Recipe.of({**self.recipe, "grpo": {**GRPO, **grpo}}), task=self.task)
 
     def trained(self, **grpo):
         """(the trainer after its one step from the start, its run)."""
@@ -103,7 +107,7 @@ class Hand:
         with torch.no_grad():
             for name, own in self.adapter.items():
                 own.copy_(self.start[name])
-        plan = wb.plan(Recipe.of({**self.recipe, "grpo": {**GRPO, **grpo}}), task=self.task)
+        plan = self.plan(**grpo)
         trainer = wb.make_trainer(plan, self.policy)
         run = wb.attach(trainer, plan, watchers=[])
         trainer.train()
@@ -166,7 +170,7 @@ def test_the_loss_is_the_papers_in_a_step_of_training_and_off_policy(hand, kind)
     now, mask = logps_of(model, both), both["completion_mask"].bool()
     old = {id(both): torch.cat([start[id(one)] for one in passes]) + 0.3 * both["advantages"].sign()[:, None] * mask}
     start[id(both)] = torch.cat([start[id(one)] for one in passes])
-    ratio = torch.exp(now - old[id(both)])[mask]
+    ratio = torch.exp(now - old[id(both)])[mask].detach()
     assert float(ratio.min()) < 1 - EPSILON < 1 + EPSILON < float(ratio.max())
     mine = computed(both, now, tokens, 1)
     theirs = trainer.compute_loss(
