@@ -1,4 +1,4 @@
-"""GRPO's eight losses, written out from their papers, against what TRL's trainer computes; the default, to the adapter's last bit.
+"""GRPO's eight losses, written out from their papers, against what TRL's trainer computes; the default, to the last bit.
 
 Each formula says which paper it is of, and was written from it and from the description in TRL's documentation. The hand
 computes in 64 bits from the log-probabilities, TRL in 32.
