@@ -10,6 +10,7 @@ import pytest
 
 from workbench.demo import execute
 from workbench.teaching.cells import blanks, filled
+from workbench.teaching.lessons import passed
 
 LESSON = Path(__file__).parents[2] / "notebooks" / "teaching" / "grpo_by_hand.ipynb"
 
@@ -48,6 +49,7 @@ def executed(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_HOME", str(home))
         execute(home / "lesson.ipynb", home / "out.ipynb", {})
+        assert len(passed("grpo_by_hand")) == len(MISTAKES)
     return [cell for cell in nbformat.read(home / "out.ipynb", as_version=4).cells if cell.cell_type == "code"]
 
 
