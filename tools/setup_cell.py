@@ -1,4 +1,4 @@
-"""Write the set-up cell into the five notebooks, with the repository's address as it stands in pyproject.toml.
+"""Write the set-up cell into the five notebooks and the lessons, with the repository's address as it stands in pyproject.toml.
 
     python tools/setup_cell.py
 
@@ -64,7 +64,7 @@ def cell(stem: str, root: Path = ROOT) -> dict[str, Any]:
 def write(root: Path = ROOT) -> None:
     """Put the cell under each notebook's title, in place of the one that is there, and the address into the README."""
     before = set()
-    for file in sorted((root / "notebooks").glob("*.ipynb")):
+    for file in sorted((root / "notebooks").rglob("*.ipynb")):
         notebook = json.loads(file.read_text(encoding="utf-8"))
         title, *rest = notebook["cells"]
         for each in rest:
