@@ -1,0 +1,1 @@
+"""Teaching: lessons, a glossary, and a gallery of broken runs."""
