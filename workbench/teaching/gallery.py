@@ -50,6 +50,7 @@ class NotYet(WorkbenchError, AssertionError):
     """A blank that is empty, a diagnosis that is wrong, or a repair that misses the threshold."""
 
 
+@functools.cache  # loaded once
 class Fresh:
     """One policy for many runs: in 32 bits, which a CPU computes fastest, and with its first adapter for each."""
 
@@ -82,9 +83,6 @@ def trained(policy: Policy) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in policy.model.named_parameters() if value.requires_grad]
 
 
-fresh = functools.cache(Fresh)
-
-
 class Case:
     """A broken run. `was` and `reached`: its measure when it was made, and after the last repair; `least`: the threshold."""
 
@@ -98,7 +96,7 @@ class Case:
 
     def make(self) -> RunDirectory:
         """Train it as its recipe says: the broken run."""
-        self.run = train(self.recipe, policy=fresh(self.backend)(), task=self.task)
+        self.run = train(self.recipe, policy=Fresh(self.backend)(), task=self.task)
         if self._measure == "proof":
             self.export = export(self.run, ["merged_16bit"])["merged_16bit"].path
             shutil.copyfile(MODEL_DIR / "model.safetensors", self.export / "model.safetensors")
@@ -135,7 +133,7 @@ class Case:
             asked |= {"run_name": f"{self.name}-repaired", "grpo": {**asked["grpo"], "max_steps": STEPS}}
             renamed = {"right_by": None, "format_by": None, "reward_weights": None} if "reward_funcs" in own else {}
             task = dataclasses.replace(task, **renamed, **{name: changes[name] for name in own})
-            run = train(Recipe.of(asked), policy=fresh(self.backend)(), task=task, watchers=[])
+            run = train(Recipe.of(asked), policy=Fresh(self.backend)(), task=task, watchers=[])
         self.reached = self._measured(run, task)
         says = f"{_KNOWN['measures'][self._measure]}: {self.was:.0%} before, {self.reached:.0%} now, {self.least:.0%} asked for"
         if self.reached < self.least:
@@ -145,9 +143,11 @@ class Case:
 
     def _measured(self, run: RunDirectory, task: Task) -> float:
         if self._measure == "gain":  # of the policy as the run has just left it
-            return fresh(self.backend).gain(task.held_out)
+            return Fresh(self.backend).gain(task.held_out)
         if self._measure == "teaching":
             return 1 - statistics.fmean(batch.dead_count / batch.group_count for batch in summaries_of(run)[-END:])
+        if self._measure == "right":
+            return statistics.fmean(batch.right / batch.completions for batch in summaries_of(run)[-END:])
         if self._measure == "unseen":
             return 1 - len(_seen(task)) / len(task.held_out)
         return float(prove(self.export, prompts=16, run=run).passed)
@@ -167,7 +167,6 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
     paid: dict[str, list[float]] = {}
     for own in (function for batch in batches for function in batch.functions if function.high is not None):
         paid.setdefault(own.name, []).extend((own.low, own.high))
-    export = run.export / "merged_16bit"
     return {"num_iterations": 1, "epsilon": 0.2, **asked} | {
         "paid": "; ".join(f"{name} paid {min(own):.2g} to {max(own):.2g}" for name, own in paid.items()),
         "ends": repr((first.prompts[0] if isinstance(first.prompts[0], str) else question(first.prompts[0]))[-24:]),
@@ -187,7 +186,7 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
         "trained_on": _kind(task.rows[0]),
         "held_out": _kind(task.held_out[0]),
         "seen": f"{len(_seen(task))} of {len(task.held_out)}",
-        "exported": f"{export.name} lies in its export folder" if export.is_dir() else "nothing was exported",
+        "exported": "merged_16bit lies in its export folder" if run.export.is_dir() else "nothing was exported",
     }
 
 
