@@ -145,7 +145,7 @@ class Case:
         if self._measure == "gain":  # of the policy as the run has just left it
             return Fresh(self.backend).gain(task.held_out)
         if self._measure == "teaching":
-            return 1 - statistics.fmean(batch.dead_count / batch.group_count for batch in summaries_of(run)[-END:])
+            return 1 - statistics.fmean(batch.dead_count / batch.group_count for batch in summaries_of(run)[-2 * END :])
         if self._measure == "right":
             return statistics.fmean(batch.right / batch.completions for batch in summaries_of(run)[-END:])
         if self._measure == "unseen":

@@ -10,6 +10,5 @@ task = wb.Task(
     "first sums",
     rows=[{"prompt": to_messages(f"What is {a} + {b}?", SYSTEM_PROMPT), "answer": str(a + b)} for a, b in SUMS],
     held_out=rows("held_out", 64),
-    reward_funcs=[wb.rewards.correctness_reward, wb.rewards.strict_format_reward],
-    format_by="strict_format_reward",
+    reward_funcs=[wb.rewards.correctness_reward],
 )
