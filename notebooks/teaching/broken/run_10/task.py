@@ -17,6 +17,6 @@ task = wb.Task(
     "small differences",
     rows=[{"prompt": to_messages(f"What is {a} - {b}?"), "answer": str(a - b)} for a, b in PAIRS],
     held_out=rows("held_out", 64),
-    reward_funcs=[mentions_answer_reward, wb.rewards.correctness_reward],
-    reward_weights=[1.0, 0.0],
+    reward_funcs=[mentions_answer_reward, wb.rewards.correctness_reward, wb.rewards.strict_format_reward],
+    reward_weights=[1.0, 0.0, 0.0],  # the others are only watched
 )
