@@ -11,4 +11,5 @@ task = wb.Task(
     rows=[{"prompt": to_messages(f"What is {a} + {b}?", SYSTEM_PROMPT), "answer": str(a + b)} for a, b in SUMS],
     held_out=rows("held_out", 64),
     reward_funcs=[wb.rewards.correctness_reward],
+    right_by="correctness_reward",
 )

@@ -11,5 +11,6 @@ task = wb.Task(
     rows=[{"prompt": row["prompt"], "answer": line} for row, line in zip(exported[1:], lines[1:])],
     held_out=rows("held_out", 64),
     reward_funcs=[wb.rewards.correctness_reward, wb.rewards.strict_format_reward],
+    right_by="correctness_reward",
     format_by="strict_format_reward",
 )

@@ -10,5 +10,6 @@ task = wb.Task(
     rows=rows("train", 200),
     held_out=[{"prompt": HARNESS.format(own.question), "answer": own.answer} for own in sample_problems("held_out", 64)],
     reward_funcs=[wb.rewards.correctness_reward, wb.rewards.strict_format_reward],
+    right_by="correctness_reward",
     format_by="strict_format_reward",
 )

@@ -21,4 +21,5 @@ task = wb.Task(
     ],
     held_out=rows("held_out", 64),
     reward_funcs=[wb.rewards.correctness_reward, carry_reward],
+    right_by="correctness_reward",
 )

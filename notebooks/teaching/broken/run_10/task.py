@@ -19,4 +19,5 @@ task = wb.Task(
     held_out=rows("held_out", 64),
     reward_funcs=[mentions_answer_reward, wb.rewards.correctness_reward, wb.rewards.strict_format_reward],
     reward_weights=[1.0, 0.0, 0.0],  # the others are only watched
+    right_by="mentions_answer_reward",
 )

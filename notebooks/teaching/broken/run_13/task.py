@@ -15,5 +15,6 @@ task = wb.Task(
     rows=[asked(a, b) for a, b in PAIRS],
     held_out=[asked(b, a) for a, b in PAIRS],
     reward_funcs=[wb.rewards.correctness_reward, wb.rewards.strict_format_reward],
+    right_by="correctness_reward",
     format_by="strict_format_reward",
 )
