@@ -172,7 +172,7 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
         "ends": repr((first.prompts[0] if isinstance(first.prompts[0], str) else question(first.prompts[0]))[-24:]),
         "cut": f"{statistics.fmean(own.clipped / own.completions for own in batches):.0%}",
         "all_wrong": groups(lambda own: own.dead[ALL_WRONG]),
-        "all_right": groups(lambda own: own.dead[ALL_RIGHT]),
+        "all_right": groups(lambda own: own.dead[ALL_RIGHT] + own.identical_right),
         "tied": groups(lambda own: own.dead[SAME_SCORE] + own.dead[ALL_WRONG]),
         "differ": groups(lambda own: max(function.varies for function in own.functions)),
         "right": went(lambda own: own.right / own.completions),

@@ -16,5 +16,9 @@ def answer_in_format_reward(completions, answer, **columns):
 
 
 task = wb.Task(
-    "sums in format", rows=rows("train", 200), held_out=rows("held_out", 64), reward_funcs=[answer_in_format_reward]
+    "sums in format",
+    rows=rows("train", 200),
+    held_out=rows("held_out", 64),
+    reward_funcs=[answer_in_format_reward],
+    right_by="answer_in_format_reward",
 )

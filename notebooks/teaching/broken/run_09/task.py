@@ -22,4 +22,5 @@ task = wb.Task(
     rows=[{"prompt": TURN.format(own.question), "answer": own.answer} for own in sample_problems("train", 200)],
     held_out=rows("held_out", 64),
     reward_funcs=[answer_in_format_reward],
+    right_by="answer_in_format_reward",
 )
