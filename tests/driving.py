@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,14 @@ from typing import Any, NamedTuple
 import pytest
 
 LONG_MS = 300_000  # a page's patience: for what never comes, not for what a busy machine holds up
+
+
+# JavaScript: whether the page has called its kernel idle for two seconds.
+_IDLE = """() => {
+    const shown = document.querySelector(".jp-Notebook-ExecutionIndicator")?.dataset.status;
+    window.idleSince = shown === "idle" ? (window.idleSince ?? performance.now()) : null;
+    return window.idleSince !== null && performance.now() - window.idleSince > 2000;
+}"""
 
 
 class Server(NamedTuple):
@@ -27,6 +36,10 @@ def open_notebook(page, server: Server, name: str) -> None:
     """Open a notebook of the served folder and start all of its cells."""
     page.goto(f"{server.address}/lab/tree/{name}?reset", wait_until="domcontentloaded")
     page.wait_for_selector(".jp-Notebook .jp-Cell")
+    # While its kernel starts, a page asks which widgets it has. A cell that is busy before the answer holds that up, and with it
+    # all widgets, until it ends; a person, too, waits for the kernel. The page calls it idle even before it is connected.
+    waited_for(lambda: any(own["connections"] and own["execution_state"] == "idle" for own in _kernels(server)))
+    page.wait_for_function(_IDLE)
     for _ in range(12):
         # "Run all" right after loading is sometimes swallowed, so it is asked for until a cell is marked as running; and
         # on a busy machine a dialog about a kernel or a server that is slow to answer comes in between. To accept what it
@@ -43,6 +56,11 @@ def open_notebook(page, server: Server, name: str) -> None:
         except Exception:
             page.wait_for_timeout(1000)
     pytest.fail("the notebook did not start to run")
+
+
+def _kernels(server: Server) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{server.address}/api/kernels", timeout=60) as answer:
+        return json.load(answer)
 
 
 def keep_screenshots(home: Path) -> None:

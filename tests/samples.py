@@ -154,7 +154,14 @@ def plan():
     return plan(Recipe(run_name="p", task="arithmetic", grpo={"max_steps": 2, "num_generations": 4}))
 
 
+def boxes():
+    from workbench.teaching.checklist import Box, Checklist
+
+    return Checklist([Box("during", EVIL, state, EVIL, EVIL) for state in ("ticked", "open", "cannot be told")])
+
+
 SAMPLES = {
+    "workbench.teaching.checklist.Checklist": boxes,
     "workbench.training.prepare.Plan": plan,
     "workbench.exporting.checks.Proof": proof,
     "workbench.exporting.checks.Proofs": proofs,

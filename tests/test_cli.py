@@ -39,6 +39,8 @@ def test_help_names_every_command_and_where_to_start():
         "ask",
         "verify",
         "lab",
+        "explain",
+        "lesson",
         "Start with `workbench demo`",
     ):
         assert word in text
@@ -63,6 +65,8 @@ def test_help_names_every_command_and_where_to_start():
         "ask",
         "verify",
         "lab",
+        "explain",
+        "lesson",
     ],
 )
 def test_every_command_explains_itself(command):

@@ -65,6 +65,9 @@ FACE = {
     "prove": "exporting.proving",
     "ask": "exporting.chat",
     "chat": "views.chat",
+    # all along: what a word means, and what to be sure of
+    "explain": "teaching.glossary",
+    "checklist": "teaching.checklist",
 }
 __all__ = [*FACE]
 

@@ -596,13 +596,68 @@ def lab(
     """
     from workbench.demo import notebooks_to_edit
 
+    _open_lab(notebooks_to_edit() / "01_dataset.ipynb", port, browser)
+
+
+@command()
+def explain(
+    term: Annotated[str | None, arg("A metric, a setting or a word, such as clip_ratio or 'dead group'.")] = None,
+    trl: Annotated[str | None, opt("Explain it for this version of TRL, as of an older guide.")] = None,
+) -> Result:
+    """What does this word mean? Meaning, unit, healthy range, and what changed in which version. Without a term: the list.
+
+    Examples: `workbench explain clip_ratio`, `workbench explain reward_std --trl 0.26`.
+    """
+    from workbench.teaching import glossary
+
+    if term is not None:
+        return Result(found := glossary.explain(term, trl), found)
+    terms = glossary.terms()
+    return Result(terms, "\n".join(f"{kind}: {', '.join(names)}" for kind, names in terms.items()))
+
+
+@command()
+def lesson(
+    name: Annotated[str | None, arg("A lesson's name or number; none: list them, with what is passed.")] = None,
+    again: Annotated[bool, opt("Open a fresh copy; yours stays.", "--again")] = False,
+    solved: Annotated[bool, opt("Write a copy with every blank filled in, for a teacher, and open nothing.", "--solved")] = False,
+    port: Annotated[int, opt("Port of the JupyterLab server.", min=1, max=65535)] = 8888,
+    browser: Annotated[bool, opt("Open a browser.")] = True,
+) -> Result:
+    """Open a lesson: a notebook, copied into lessons/ of the workspace, where your own copy is never written over.
+
+    Needs no GPU and no network. What you pass is kept in lessons/progress.jsonl.
+
+    Examples: `workbench lesson`, `workbench lesson grpo_by_hand`, `workbench lesson broken_runs --solved`.
+    """
+    from workbench.teaching import lessons
+    from workbench.views.tables import Table
+    from workbench.workspace import shown
+
+    if name is not None:
+        copy = lessons.copy_of(name, again, solved)
+        if not solved:
+            _open_lab(copy, port, browser)
+        return Result({"copy": str(copy)}, f"solved copy: {shown(copy)}")
+    found, rows = lessons.lessons(), []
+    for each in found:
+        filled = f"{len(each['passed'])} of {each['exercises']}" if each["exercises"] else "-"
+        minutes = "not measured" if each["minutes"] is None else each["minutes"]
+        rows.append([each["lesson"], each["title"], minutes, filled, each["last"] or "-"])
+    return Result(found, Table(["lesson", "title", "minutes to run", "passed", "last"], rows))
+
+
+def _open_lab(notebook: Path, port: int, browser: bool) -> None:
+    from workbench.workspace import shown
+
     if importlib.util.find_spec("jupyterlab") is None:
-        value, rule = "lab: JupyterLab is not installed", "`workbench lab` starts the JupyterLab of this environment"
-        remedy = "uv pip install jupyterlab; or open notebooks/ in the Jupyter that you have, with this environment's kernel"
+        value, rule = "JupyterLab is not installed", "`workbench lab` and `lesson` start the JupyterLab of this environment"
+        remedy = (
+            f"uv pip install jupyterlab; or open {shown(notebook)} in the Jupyter that you have, with this environment's kernel"
+        )
         raise WorkbenchError(value, rule=rule, remedy=remedy)
-    folder = notebooks_to_edit()
-    start = [sys.executable, "-m", "jupyterlab", str(folder / "01_dataset.ipynb"), f"--port={port}"]
-    start += [f"--ServerApp.root_dir={folder.parent}"] + ([] if browser else ["--no-browser"])
+    start = [sys.executable, "-m", "jupyterlab", str(notebook), f"--port={port}"]
+    start += [f"--ServerApp.root_dir={notebook.parents[1]}"] + ([] if browser else ["--no-browser"])
     start += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     os.execv(start[0], start)
 

@@ -116,7 +116,7 @@ def run_notebook(
 
     started, source = time.monotonic(), find_notebook(name)
     parameters = read_parameters(said, nbformat.read(source, as_version=4), source.name)
-    target = Path.cwd() / out if out is not None else _free(resolve(f"runs/notebooks/{source.name}"))
+    target = Path.cwd() / out if out is not None else free(resolve(f"runs/notebooks/{source.name}"))
     if target.is_dir() or target.resolve() == source.resolve():
         value = f"out = {shown(target)}: " + ("a folder" if target.is_dir() else "the notebook itself")
         raise RunError(value, rule="the executed copy is a separate file", remedy="choose another file, such as executed.ipynb")
@@ -180,7 +180,7 @@ def run_notebooks(
     """
     began = time.monotonic()
     check_name(name)
-    folder = _free(resolve("runs") / name)
+    folder = free(resolve("runs") / name)
     folder.mkdir(parents=True)
     by_task, by_run = {"task_dir": f"runs/{folder.name}/task"}, {"run_name": f"runs/{folder.name}"}
     train = {**by_task, "run_name": folder.name, "seed": seed}
@@ -233,7 +233,7 @@ def _following(metrics: Path, on_step: Callable[[int], None]) -> Iterator[None]:
         thread.join()
 
 
-def _free(path: Path) -> Path:
+def free(path: Path) -> Path:
     """`path`, or the first of `path-2`, `path-3`, ... that is not there."""
     others = (path.with_name(f"{path.stem}-{count}{path.suffix}") for count in itertools.count(2))
     return next(each for each in itertools.chain([path], others) if not each.exists())

@@ -32,6 +32,7 @@ VIEWS: dict[str, str] = {
     "workbench.rewards.groups.ExplainedGroup": "workbench.views.groups.explained_view",
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
     "workbench.run.directory.RunDirectory": "workbench.views.run_view.RunCurves",
+    "workbench.teaching.checklist.Checklist": "workbench.views.results.checklist_table",
     "workbench.training.prepare.Plan": "workbench.views.results.plan_view",
 }
 

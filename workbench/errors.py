@@ -90,3 +90,7 @@ class ExportError(WorkbenchError, RuntimeError):
 
 class RequestError(WorkbenchError, ValueError):
     """A request to a run that cannot be right, or that no run is there to answer."""
+
+
+class TermError(WorkbenchError, LookupError):
+    """A word that the glossary does not have."""

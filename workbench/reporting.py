@@ -47,8 +47,8 @@ def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool 
     if (evaluation := next((view for _, view in sections if isinstance(view, Evaluation)), None)) is not None:
         title += f": {gain_in_words(evaluation.found)}"
     if markdown:
-        # A fence longer than any in the text: what a model wrote stays inside.
-        page = "".join(f"## {title}\n\n{_fenced(_text(view))}\n\n" for title, view in sections)
+        # A fence longer than any in the text: what a model wrote stays inside it. The run's curves are a picture alone.
+        page = "".join(f"## {name}\n\n{_fenced(_text(view))}\n\n" for name, view in sections if view is not run)
         page = f"# {printable(title)}\n\n{page}"
     else:
         title, parts = html.escape(printable(title)), []

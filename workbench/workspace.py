@@ -15,13 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_OF_NOTEBOOKS = ("notebooks", "notebooks/teaching", "lessons")
+
 
 def workspace() -> Path:
-    """The folder that relative paths start from: `WORKBENCH_HOME` if set, else the current one (the parent of `notebooks`)."""
+    """The folder that relative paths start from: `WORKBENCH_HOME` if set, else the current one.
+
+    In a folder of notebooks it is the one around that.
+    """
     if home := os.environ.get("WORKBENCH_HOME"):
         return Path(home).expanduser().resolve()
     here = Path.cwd()
-    return here.parent if here.name == "notebooks" else here
+    return next((up for up in here.parents for place in _OF_NOTEBOOKS if up / place == here), here)
 
 
 def resolve(path: str | os.PathLike) -> Path:
@@ -46,9 +51,10 @@ def looked_in() -> str:
 
 
 def shown(path: str | os.PathLike) -> str:
-    """`path` as a reader wants it: relative to the workspace where somebody stands in it (or in its `notebooks`)."""
+    """`path` as a reader wants it: relative to the workspace where somebody stands in it (or in its notebooks)."""
     path, here = Path(path), workspace()
-    stands = Path.cwd() in (here, here / "notebooks")  # from anywhere else, a relative path would lead nowhere
+    # From anywhere else, a relative path would lead nowhere.
+    stands = Path.cwd() in (here, *(here / place for place in _OF_NOTEBOOKS))
     return str(path.relative_to(here) if stands and path.is_relative_to(here) else path)
 
 

@@ -140,6 +140,12 @@ def _shares(x: Sequence[int], curves: dict[str, tuple], axes: dict[str, str], ti
     return inline_image(with_legend(figure, axis, **axes), axes["title"])
 
 
+def checklist_table(boxes: Sequence[Any]) -> Table:
+    """What to be sure of, box by box, and the call that ticks what is not ticked."""
+    rows = [[box.when, box.what, Mark(box.state), Verbatim(box.why), Verbatim(box.call)] for box in boxes]
+    return Table(["when", "be sure that", "", "seen", "to tick it"], rows, str(boxes).rpartition("\n")[2])
+
+
 def proof_table(proof: Proof | Proofs) -> View:
     """What artefacts do beside policy and base, a line each; then every check with its mark, what is wrong, what is unproven."""
     from workbench.exporting.checks import Proofs

@@ -14,7 +14,7 @@ _NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
 GOOD, BAD, WARNING, MUTED = "#1e8449", "#c0392b", "#b9770e", "#5d6d7e"  # of words
 _COLOURS = {"alarm": BAD, "error": BAD, "warning": WARNING, "note": MUTED}
-_COLOURS |= {"passed": GOOD, "FAILED": BAD, "cannot be told": WARNING, "measured": MUTED}
+_COLOURS |= {"passed": GOOD, "FAILED": BAD, "cannot be told": WARNING, "measured": MUTED, "ticked": GOOD, "open": BAD}
 # JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.
 PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"
 

@@ -39,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
 # Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
 _POSITIVE = "num_train_epochs learning_rate temperature repetition_penalty epsilon epsilon_high logging_steps save_steps"
 _NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm"
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_steps": (lambda value: value == -1 or value >= 1, "at least 1, or -1 to train for num_train_epochs"),
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
@@ -91,7 +91,7 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             raise RecipeError(said, rule=f"{name} is {words}", remedy="write it without quotes" if quoted else f"give {words}")
         if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
             raise RecipeError(said, rule=_REFUSED[name], remedy="install it, or " * ("liger" in name) + "leave it out")
-        fine, words = _RANGES.get(name, (lambda value: True, ""))
+        fine, words = RANGES.get(name, (lambda value: True, ""))
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not fine(value):
             raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")
 

@@ -1,0 +1,95 @@
+"""Words explained, for the versions that are installed: metrics, settings, and the house's own. The text is glossary.yaml."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import functools
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.version import InvalidVersion, Version
+
+from workbench.errors import TermError
+from workbench.training.plan.names import ALIASES
+from workbench.training.plan.values import CHOICES, DEFAULTS, RANGES
+
+_TOLD = ("unit", "good", "healthy", "default", "in the workbench", "takes", "also", "source")
+
+
+class Term(dict[str, Any]):
+    """What a word means in one version of TRL, by the fields at the head of glossary.yaml; printed, it is the text."""
+
+    def __str__(self) -> str:
+        trl = f", TRL {self['trl']}" * (self["kind"] in ("metric", "setting"))
+        lines = [f"{self['name']} ({self['kind']}{trl})", self["meaning"]]
+        lines += [f"changed in {version}: {what}" for version, what in self["changed"].items()]
+        return "\n  ".join([*lines, *(f"{key}: {self[key]}" for key in _TOLD if key in self)])
+
+    __repr__ = __str__
+
+
+@functools.cache
+def _entries() -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(Path(__file__).with_name("glossary.yaml").read_text(encoding="utf-8"))
+
+
+def terms() -> dict[str, list[str]]:
+    """The names of all terms, by kind."""
+    found: dict[str, list[str]] = {}
+    for name, entry in _entries().items():
+        found.setdefault(entry["kind"], []).append(name)
+    return found
+
+
+def explain(name: str, trl: str | None = None) -> Term:
+    """What a metric, a setting or a word of the workbench means; `workbench explain` lists them.
+
+    >>> wb.explain("reward_std")["unit"]
+    'reward'
+    >>> print(wb.explain("clip_ratio"))
+    clip_ratio (metric, TRL ...)
+    ...
+
+    Args:
+        name: as TRL logs it, as the recipe has it, or a word such as "dead group"; old names are known, too.
+        trl: the version of TRL to explain it for, as of an older guide; None: the one that is installed.
+
+    Raises:
+        TermError: if there is no such term, naming the nearest; or no such version.
+    """
+    try:
+        version = Version(trl or metadata.version("trl"))
+    except InvalidVersion:
+        raise TermError(f"trl = {trl!r}", rule="a version is like 0.26 or 1.14.2", remedy="give one, or none") from None
+    known = {_plain(word): own for own, entry in _entries().items() for word in (own, *entry.get("also", ()))}
+    asked = _plain(ALIASES.get(name, name))
+    if own := known.get(asked) or next((own for own in _entries() if fnmatch.fnmatchcase(name, own)), None):
+        return _term(name if "*" in own else own, own, version)
+    near = list(dict.fromkeys(known[word] for word in difflib.get_close_matches(asked, known, n=3)))
+    remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else "`workbench explain` lists them"
+    raise TermError(f"no term {name!r}", rule=f"the glossary has {len(_entries())} terms", remedy=remedy)
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[\s_-]+", " ", word.strip().casefold())
+
+
+def _term(name: str, own: str, trl: Version) -> Term:
+    entry = Term({"name": name, "trl": str(trl), "changed": {}} | _entries()[own])
+    entry |= {"also": ", ".join(entry["also"])} if "also" in entry else {}
+    if isinstance(of := entry.get("default"), dict):
+        entry["changed"] = {f"{new} (default)": f"{of[old]} became {of[new]}" for old, new in zip(of, [*of][1:])} | entry[
+            "changed"
+        ]
+    for key in ("meaning", "default"):
+        if isinstance(by_version := entry.get(key), dict):
+            there = [version for version in by_version if Version(version) <= trl]
+            entry[key] = by_version[(there or [*by_version])[-1 if there else 0]]
+    if entry["kind"] == "setting":
+        takes = ", ".join(map(str, CHOICES.get(own, ()))) or RANGES.get(own, (None, ""))[1]
+        entry |= ({"takes": takes} if takes else {}) | ({"in the workbench": DEFAULTS[own]} if own in DEFAULTS else {})
+    return entry
