@@ -116,10 +116,7 @@ class Case:
         print(f"{self.name}: yes, {illness}: {ILLNESSES[illness]}")
 
     def repair(self, changes: Any) -> RunDirectory:
-        """Train `STEPS` steps with changed fields of `Recipe` (mappings are merged) or `Task`; NotYet below the threshold.
-
-        Where the export is broken, `changes` is the folder of a new one, and nothing is trained.
-        """
+        """Train again with changed fields of `Recipe` or `Task`, or prove the folder of a new export; NotYet below `least`."""
         if changes is ... or not changes:
             raise NotYet(f"{self.name}: no repair yet", rule="something has to change", remedy=f"look at {self._look}")
         run, task = self.run, self.task
