@@ -87,7 +87,7 @@ class Case:
     """A broken run. `was` and `reached`: its measure when it was made, and after the last repair; `least`: the threshold."""
 
     def __init__(self, name: str, backend: str = "unsloth", seed: int = 0) -> None:
-        self.name, self.backend, self.was, self.reached = name, backend, None, None
+        self.name, self.backend, self.was, self.reached = name, backend, 0.0, 0.0  # of no run yet
         self.illness, self._measure, self.least, self._look = _KNOWN["cases"][name].values()
         recipe, source = Recipe.load(_FOLDER / name / "recipe.yaml"), _FOLDER / name / "task.py"
         policy = recipe.policy.model_copy(update={"backend": backend})
@@ -162,8 +162,8 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
         return went(lambda own: count(own) / own.group_count)
 
     paid: dict[str, list[float]] = {}
-    for own in (function for batch in batches for function in batch.functions if function.high is not None):
-        paid.setdefault(own.name, []).extend((own.low, own.high))
+    for own in (function for batch in batches for function in batch.functions):
+        paid.setdefault(own.name, []).extend((own.low or 0.0, own.high or 0.0))
     return {"num_iterations": 1, "epsilon": 0.2, **asked} | {
         "paid": "; ".join(f"{name} paid {min(own):.2g} to {max(own):.2g}" for name, own in paid.items()),
         "ends": repr((first.prompts[0] if isinstance(first.prompts[0], str) else question(first.prompts[0]))[-24:]),
