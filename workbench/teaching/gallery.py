@@ -71,7 +71,7 @@ class Fresh:
     def gain(self, rows: Sequence[Row]) -> float:
         """By how much more of the answers to these prompts are right and in the strict format than without the adapter."""
         self.policy.tokenizer.chat_template_kwargs = {}
-        how = {"samples": 2, "max_completion_length": 64}
+        how: dict[str, Any] = {"samples": 2, "max_completion_length": 64}
         after = measure(self.policy, arithmetic(2, 2), rows, **how).correct.mean()
         if (key := fingerprint(rows)) not in self._before:
             self._before[key] = measure(self.policy, arithmetic(2, 2), rows, base=True, **how).correct.mean()
