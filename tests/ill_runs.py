@@ -14,6 +14,8 @@ from workbench.rewards.answers import completion_text
 from workbench.rewards.library import correctness_reward, lenient_correctness_reward, max_score, strict_format_reward
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
+from workbench.teaching.gallery import Fresh as Fresh
+from workbench.teaching.gallery import trained
 from workbench.tiny.task import task as arithmetic
 from workbench.training.trainer import train
 
@@ -156,30 +158,6 @@ RUNS = {
     "kl not measured": IllRun("kl_not_measured", ["note"], short, {"beta": 0.0, "max_steps": 3}),
     "slow learning": IllRun("slow_learning", ["warning"], short, {"learning_rate": 1e-9, "max_steps": 16}),
 }
-
-
-def trained(policy: Any) -> list[tuple[str, Any]]:
-    """The parameters of the adapter, by name."""
-    return [(name, value) for name, value in policy.model.named_parameters() if value.requires_grad]
-
-
-class Fresh:
-    """One policy for many runs: in 32 bits, which a CPU computes fastest, and with its first adapter for each."""
-
-    def __init__(self) -> None:
-        from workbench.training.policy import load_policy
-
-        self.policy = load_policy("tiny", load_in_4bit=False, dtype="float32")
-        self._first = {name: value.detach().clone() for name, value in trained(self.policy)}
-
-    def __call__(self) -> Any:
-        import torch
-
-        with torch.no_grad():
-            for name, value in trained(self.policy):
-                value.copy_(self._first[name])
-        self.policy.trained_in.clear()
-        return self.policy
 
 
 class Poison:

@@ -244,6 +244,15 @@ def test_a_healthy_run_is_looked_at_after_every_step():
     assert sum(found["states"].values()) > 5
 
 
+@pytest.mark.slow
+def test_a_broken_run_is_made_and_repaired():
+    with measuring.empty_home():
+        found = benchmark("broken_runs").measure("run_02", "unsloth", 0)
+    assert found["illness"] == "cannot pay"
+    assert found["broken"] < found["threshold"] <= found["repaired"]
+    assert found["held"]
+
+
 def test_a_child_that_fails_is_told_from_one_that_refuses():
     from workbench.errors import RunError
 

@@ -1,0 +1,198 @@
+"""A gallery of broken runs: fourteen that are made for real in seconds, to be named, repaired and trained again.
+
+    case = gallery.Case("run_01")
+    run = case.make()               # trains it; the panel is all that is shown
+    case.diagnose("cut")            # one of ILLNESSES; a wrong one is answered from the record
+    case.repair({"grpo": {...}})    # trains again: is the threshold reached?
+
+Each is a folder of `notebooks/teaching/broken` with a `recipe.yaml` and a `task.py`; what ails it stands in `cases.yaml` there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workbench.data.split import fingerprint
+from workbench.demo import notebooks_folder
+from workbench.errors import WorkbenchError, nearest
+from workbench.exporting.making import export
+from workbench.exporting.proving import prove
+from workbench.health.summary import StepSummary, summaries_of
+from workbench.inspection.evaluation import measure
+from workbench.inspection.reading import question
+from workbench.recipe import Recipe
+from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, SAME_SCORE
+from workbench.run.directory import RunDirectory
+from workbench.run.rollouts import read_batches
+from workbench.task import Row, Task, load_task
+from workbench.tiny import MODEL_DIR
+from workbench.tiny.task import task as arithmetic
+from workbench.training.policy import Policy, load_policy
+from workbench.training.trainer import train
+
+_FOLDER = notebooks_folder() / "teaching" / "broken"
+_KNOWN = yaml.safe_load((_FOLDER / "cases.yaml").read_text(encoding="utf-8"))
+CASES: tuple[str, ...] = tuple(_KNOWN["cases"])
+ILLNESSES: dict[str, str] = {name: own["is"] for name, own in _KNOWN["illnesses"].items()}  # what each diagnosis means
+STEPS, END = 15, 5  # of a repaired run; and those at a run's end that say what it has come to
+
+
+class NotYet(WorkbenchError, AssertionError):
+    """A blank that is empty, a diagnosis that is wrong, or a repair that misses the threshold."""
+
+
+@functools.cache  # loaded once
+class Fresh:
+    """One policy for many runs: in 32 bits, which a CPU computes fastest, and with its first adapter for each."""
+
+    def __init__(self, backend: str = "unsloth") -> None:
+        self.policy = load_policy("tiny", backend=backend, load_in_4bit=False, dtype="float32")
+        self._first = {name: value.detach().clone() for name, value in trained(self.policy)}
+        self._before: dict[str, float] = {}
+
+    def __call__(self) -> Policy:
+        import torch
+
+        with torch.no_grad():
+            for name, value in trained(self.policy):
+                value.copy_(self._first[name])
+        self.policy.trained_in.clear()
+        return self.policy
+
+    def gain(self, rows: Sequence[Row]) -> float:
+        """By how much more of the answers to these prompts are right and in the strict format than without the adapter."""
+        self.policy.tokenizer.chat_template_kwargs = {}
+        how: dict[str, Any] = {"samples": 2, "max_completion_length": 64}
+        after = measure(self.policy, arithmetic(2, 2), rows, **how).correct.mean()
+        if (key := fingerprint(rows)) not in self._before:
+            self._before[key] = measure(self.policy, arithmetic(2, 2), rows, base=True, **how).correct.mean()
+        return float(after - self._before[key])
+
+
+def trained(policy: Policy) -> list[tuple[str, Any]]:
+    """The parameters of the adapter, by name."""
+    return [(name, value) for name, value in policy.model.named_parameters() if value.requires_grad]
+
+
+class Case:
+    """A broken run. `was` and `reached`: its measure when it was made, and after the last repair; `least`: the threshold."""
+
+    def __init__(self, name: str, backend: str = "unsloth", seed: int = 0) -> None:
+        self.name, self.backend, self.was, self.reached = name, backend, 0.0, 0.0  # of no run yet
+        self.illness, self._measure, self.least, self._look = _KNOWN["cases"][name].values()
+        recipe, source = Recipe.load(_FOLDER / name / "recipe.yaml"), _FOLDER / name / "task.py"
+        policy = recipe.policy.model_copy(update={"backend": backend})
+        self.recipe = recipe.model_copy(update={"task": str(source), "policy": policy, "seed": seed})
+        self.task = load_task(source)
+
+    def make(self) -> RunDirectory:
+        """Train it as its recipe says: the broken run."""
+        self.run = train(self.recipe, policy=Fresh(self.backend)(), task=self.task)
+        if self._measure == "proof":
+            self.export = export(self.run, ["merged_16bit"])["merged_16bit"].path
+            shutil.copyfile(MODEL_DIR / "model.safetensors", self.export / "model.safetensors")
+        self.was = self._measured(self.run, self.task)
+        return self.run
+
+    def diagnose(self, illness: Any) -> None:
+        """Check a diagnosis, one of `ILLNESSES`; NotYet says why it is not that one, as the record shows."""
+        if illness not in ILLNESSES:
+            value = "no diagnosis yet" if illness is ... else f"{illness!r}: no illness of that name"
+            remedy = nearest(str(illness), ILLNESSES, f"look at {self._look}")
+            raise NotYet(f"{self.name}: {value}", rule=f"an illness is one of {', '.join(ILLNESSES)}", remedy=remedy)
+        if illness != self.illness:
+            shows = _KNOWN["illnesses"][illness]["shows"].format_map(facts(self.run, self.task))
+            remedy = f"if that fits, it follows from something else: look at {self._look}"
+            raise NotYet(f"{self.name}: not {illness}. {shows}", rule=f"{illness}: {ILLNESSES[illness]}", remedy=remedy)
+        print(f"{self.name}: yes, {illness}: {ILLNESSES[illness]}")
+
+    def repair(self, changes: Any) -> RunDirectory:
+        """Train again with changed fields of `Recipe` or `Task`, or prove the folder of a new export; NotYet below `least`."""
+        if changes is ... or not changes:
+            raise NotYet(f"{self.name}: no repair yet", rule="something has to change", remedy=f"look at {self._look}")
+        run, task = self.run, self.task
+        if self._measure == "proof":
+            self.export = Path(changes)
+        else:
+            of_task = {field.name for field in dataclasses.fields(Task)} - {*Recipe.model_fields}
+            asked, own = self.recipe.model_dump(), of_task & changes.keys()
+            for name in changes.keys() - own:
+                asked[name] = {**asked.get(name, {}), **changes[name]} if isinstance(changes[name], dict) else changes[name]
+            asked |= {"run_name": f"{self.name}-repaired", "grpo": {**asked["grpo"], "max_steps": STEPS}}
+            renamed = {"right_by": None, "format_by": None, "reward_weights": None} if "reward_funcs" in own else {}
+            task = dataclasses.replace(task, **renamed, **{name: changes[name] for name in own})
+            run = train(Recipe.of(asked), policy=Fresh(self.backend)(), task=task, watchers=[])
+        self.reached = self._measured(run, task)
+        says = f"{_KNOWN['measures'][self._measure]}: {self.was:.0%} before, {self.reached:.0%} now, {self.least:.0%} asked for"
+        if self.reached < self.least:
+            raise NotYet(f"{self.name}: {says}", rule="a repair reaches what is asked for", remedy=f"look at {self._look}")
+        print(f"{self.name} is repaired: {says}")
+        return run
+
+    def _measured(self, run: RunDirectory, task: Task) -> float:
+        if self._measure == "gain":  # of the policy as the run has just left it
+            return Fresh(self.backend).gain(task.held_out)
+        if self._measure == "teaching":
+            return 1 - statistics.fmean(batch.dead_count / batch.group_count for batch in summaries_of(run)[-2 * END :])
+        if self._measure == "right":
+            return statistics.fmean(batch.right / batch.completions for batch in summaries_of(run)[-END:])
+        if self._measure == "unseen":
+            return 1 - len(_seen(task)) / len(task.held_out)
+        return float(prove(self.export, prompts=16, run=run).passed)
+
+
+def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
+    """What the record of a run shows; each illness quotes some of it. Changes are from the first `END` steps to the last."""
+    batches, asked, first = summaries_of(run), run.recipe().grpo, next(read_batches(run))
+    rows = [row for row in run.metrics() if row.get("reward") is not None]  # the others trained on the same completions
+
+    def went(of: Callable[[Any], float], form: str = ".0%", of_each: Any = batches) -> str:
+        return " -> ".join(format(statistics.fmean(map(of, end)), form) for end in (of_each[:END], of_each[-END:]))
+
+    def groups(count: Callable[[StepSummary], float]) -> str:
+        return went(lambda own: count(own) / own.group_count)
+
+    paid: dict[str, list[float]] = {}
+    for own in (function for batch in batches for function in batch.functions):
+        paid.setdefault(own.name, []).extend((own.low or 0.0, own.high or 0.0))
+    return {"num_iterations": 1, "epsilon": 0.2, **asked} | {
+        "paid": "; ".join(f"{name} paid {min(own):.2g} to {max(own):.2g}" for name, own in paid.items()),
+        "ends": repr((first.prompts[0] if isinstance(first.prompts[0], str) else question(first.prompts[0]))[-24:]),
+        "cut": f"{statistics.fmean(own.clipped / own.completions for own in batches):.0%}",
+        "all_wrong": groups(lambda own: own.dead[ALL_WRONG]),
+        "all_right": groups(lambda own: own.dead[ALL_RIGHT] + own.identical_right),
+        "tied": groups(lambda own: own.dead[SAME_SCORE] + own.dead[ALL_WRONG]),
+        "differ": groups(lambda own: max(function.varies for function in own.functions)),
+        "right": went(lambda own: own.right / own.completions),
+        "length": went(lambda own: own.length, ".0f"),
+        "distinct": went(lambda own: own.distinct_in_groups),
+        "reward": went(lambda row: row["reward"], ".2f", rows),
+        "kl": went(lambda row: row["kl"] or 0.0, ".2g", rows) if asked["beta"] else "not measured",
+        "longest": repr(max([*read_batches(run)][-1].completions, key=len)[:60]),
+        "asked": repr(question(first.prompts[0])),
+        "answer": repr(first.columns["answer"][0]),
+        "trained_on": _kind(task.rows[0]),
+        "held_out": _kind(task.held_out[0]),
+        "seen": f"{len(_seen(task))} of {len(task.held_out)}",
+        "exported": "merged_16bit lies in its export folder" if run.export.is_dir() else "nothing was exported",
+    }
+
+
+def _kind(row: Row) -> str:
+    return "plain text" if isinstance(row["prompt"], str) else "chats of " + " and ".join(own["role"] for own in row["prompt"])
+
+
+def _seen(task: Task) -> list[Row]:
+    # Held-out prompts with the numbers of a training prompt, in whatever order.
+    numbers = {id(row): tuple(sorted(re.findall(r"\d+", question(row["prompt"])))) for row in [*task.rows, *task.held_out]}
+    known = {numbers[id(row)] for row in task.rows}
+    return [row for row in task.held_out if numbers[id(row)] in known]
