@@ -18,8 +18,12 @@ LONGEST_CELL = 25
 setup_cell = runpy.run_path(str(ROOT / "tools" / "setup_cell.py"))["cell"]
 
 
+def is_check(node):
+    return isinstance(node, ast.Assert) or (isinstance(node, ast.Attribute) and node.attr in ("diagnose", "repair"))
+
+
 def test_there_are_lessons():
-    assert "grpo_by_hand" in [path.stem for path in LESSONS]
+    assert [path.stem for path in LESSONS] == ["broken_runs", "grpo_by_hand"]
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -52,6 +56,6 @@ class TestLesson:
                 sum(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree)) for tree in (asked, answered)
             ]
             assert dots[0] > dots[1], "nothing to fill in"
-            # What checks a learner's answer checks the solution.
-            checks = [[ast.dump(node) for node in ast.walk(tree) if isinstance(node, ast.Assert)] for tree in (asked, answered)]
+            # What checks a learner's answer checks the solution: asserts, or what the gallery checks.
+            checks = [[ast.dump(node) for node in ast.walk(tree) if is_check(node)] for tree in (asked, answered)]
             assert checks[0] == checks[1] != []
