@@ -37,6 +37,8 @@ def listing_table(found: Listing) -> Table:
 def _cell(name: str, value: Any) -> Any:
     if name in _SHARES and value == value:
         return f"{value:.0%}"
+    if name == "change":
+        return f"{100 * value:+.0f} points"
     return Verbatim(middle_cut(value, *_LONGEST)) if isinstance(value, str) else value
 
 
