@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +60,11 @@ def open_notebook(page, server: Server, name: str) -> None:
 
 
 def _kernels(server: Server) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{server.address}/api/kernels", timeout=60) as answer:
-        return json.load(answer)
+    try:
+        with urllib.request.urlopen(f"{server.address}/api/kernels", timeout=60) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError:  # the server lists a kernel before it can describe it
+        return []
 
 
 def keep_screenshots(home: Path) -> None:

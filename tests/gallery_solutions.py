@@ -34,5 +34,6 @@ def repair(case: Any) -> None:
     """Repair a case that was made, as its solution does."""
     import workbench as wb
     from workbench.teaching import gallery
+    from workbench.teaching.lessons import done
 
-    exec(repairs()[case.name], {"wb": wb, "gallery": gallery, "case": case, "run": case.run})
+    exec(repairs()[case.name], {"wb": wb, "gallery": gallery, "done": done, "case": case, "run": case.run})
