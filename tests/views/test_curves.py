@@ -448,3 +448,28 @@ def test_a_frame_that_is_repainted_in_parts_is_the_whole_one():
         if step % 5 == 0:
             assert png == RunFigure("r", 0.01, total=400).draw(filled, "r"), f"step {step}"
     assert whole < 8
+
+
+@pytest.mark.parametrize("scale", [8.8e-6, 0.0046, 0.3])
+def test_a_figure_that_was_redrawn_in_parts_is_the_one_drawn_at_once(scale):
+    # Wide numbers beside an axis give way to narrow ones, and nothing of them may stay.
+    grown, filled = RunFigure("r", 0.001, 15), History(["a"])
+    for step in range(1, 16):
+        grows = scale * step**3
+        filled.add(step, {REWARD: 1.0, KL: grows, ENTROPY: 10 * grows, STEP_S: 1 + grows, CLIPPED: 0.1, MEAN_LENGTH: 20.0})
+        picture = grown.draw(filled)
+    assert picture == RunFigure("r", 0.001, 15).draw(filled)
+
+
+def test_a_run_that_generates_every_fourth_step_is_drawn_with_lines():
+    filled = History(["a_reward"])
+    for step in range(1, 10):
+        generated = {REWARD: step / 9, per_function("a_reward"): 1.0, MIXED: 1.0, GENERATE_S: 1.0, TRAIN_S: 1.0}
+        filled.add(step, {KL: 0.1, STEP_S: 2.0, **(generated if step % 4 == 1 else {})})
+    figure = drawn(filled)
+    line = {key: figure.charts[key].lines[0].artist for key in ("reward", "kl")}
+    assert list(line["reward"].get_xdata()) == [1, 5, 9]
+    assert list(line["reward"].get_ydata()) == pytest.approx([1 / 9, 5 / 9, 1])
+    assert list(line["kl"].get_xdata()) == list(range(1, 10))
+    filled.add(10, {KL: 0.2})
+    assert (filled.last(REWARD), filled.last(KL), filled.last(ENTROPY)) == (1.0, 0.2, None)

@@ -215,7 +215,7 @@ def evaluate(
     kept.make_room()
     adapters = {who: _sum(folder) for who, folder in folders.items()}
     kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}
-    passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation")
+    passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation, prompts answered")
     for number, (who, how) in enumerate(passes, 1):
         if who not in ("base", "trained"):
             put_on(policy.model, folders[who])

@@ -40,6 +40,7 @@ class Recorder:
         self.stage, self.measures_kl = "1", True
         self.seconds = 0.0  # spent in here, watchers included: the price of watching
         self.generated_s = 0.0  # that sampling took since the latest row of metrics
+        self._splits = False  # a step's time is split: sampling was timed
         self.steps_before = 0  # the next row is about the steps after this one
         self.reward_s: Counter[str] = Counter()  # by function
         self.reward_errors: Counter[str] = Counter()  # by function: completions that it gave no score because it failed
@@ -136,7 +137,8 @@ class Recorder:
                 values |= {name: float(np.mean([each[name] for each in self._groups])) for name in self._groups[0]}
                 self._groups.clear()
             values |= self._weights
-            if self.generated_s and (whole := values.get(STEP_S)) is not None:
+            self._splits |= self.generated_s > 0  # not in every step, where one learns from what an earlier one generated
+            if self._splits and (whole := values.get(STEP_S)) is not None:
                 # Means over the steps that this row is about, as TRL's step_time is.
                 steps = max(1, step - self.steps_before)
                 spent = (self.generated_s / steps, self._rewarded_s / steps, self._recorded_s / steps)

@@ -238,5 +238,5 @@ def profile_difficulty(
         "seed": seed,
         **({"chat_template_kwargs": policy.chat_template_kwargs} if policy.chat_template_kwargs else {}),
     }
-    profile = measure(chosen, attempt, file, settings, batch=batch, progress=progress_line("difficulty"))
+    profile = measure(chosen, attempt, file, settings, batch=batch, progress=progress_line("difficulty, prompts"))
     return replace(profile, rows=rows)

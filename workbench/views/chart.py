@@ -134,12 +134,14 @@ class Chart:
         """Give the artists the history as it is now; returns what the frame depends on."""
 
         def column(key: str) -> Envelope:
-            return envelope(steps, history[key], self.points)
+            there = history.measured(key)
+            return envelope(steps[there], history[key][there], self.points)
 
         height = depth = right_height = 0.0
         for line in self.lines:
             found = column(line.key)
             line.artist.set_data(found.x, found.mean)
+            line.artist.set_marker("." if np.isfinite(found.mean).sum() == 1 else "")  # one point is no line
             low, high = (found.low, found.high) if line.shaded else (found.mean, found.mean)
             if line.shaded:
                 _fill_between(line.shade, found.x, low, high)

@@ -21,7 +21,7 @@ MOST_NAMED = 11  # functions in the legend
 _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
 # Pixels of the words over the charts at the top, under any chart, and left of the second and third column.
-_OVER, _UNDER, _BESIDE = 85, 34, (40, 46)
+_OVER, _UNDER, _BESIDE = 85, 34, (49, 60)
 NO_ENTROPY = "not logged by this trainer\n(Unsloth's GPU trainer never logs it)"
 KL_UNMEASURED = (
     "KL is not measured: beta = 0,\nso there is no reference model.\n\n"
@@ -68,7 +68,7 @@ class RunFigure:
         self._key = text(0.052, 0.012, fontsize=7.5, va="bottom", color="#444444")
         # Changes seldom, and to draw words takes long: part of the frame.
         self._reduced = text(0.955, 0.985, fontsize=7.5, ha="right", color=GREY, animated=False)
-        spots = self.figure.add_gridspec(3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.33)
+        spots = self.figure.add_gridspec(3, 3, left=0.052, right=0.955, top=0.845, bottom=0.098, hspace=0.72, wspace=0.36)
         self.charts: dict[str, Chart] = {}
         for key, (row, column, settings) in _charts().items():
             axis = self.figure.add_subplot(spots[row, column])
@@ -96,26 +96,20 @@ class RunFigure:
             for key, column in (("reward", weighted(function)), ("raw", metrics.per_function(function))):
                 if function not in known:
                     self.charts[key].add(Line(column, function, SERIES[place], style=("-", "--", ":", "-.")[turn % 4]))
-        self._mark_points("")  # a legend that is made now would keep the dots
+        for line in [line for chart in self.charts.values() for line in chart.lines]:
+            line.artist.set_marker("")  # a legend that is made now would keep the dots
         points = self.charts["std"].points
         self._title.set_text(as_text(cut(title or self.name, 118 if len(history) <= points else 72)))
         self._note.set_text(as_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …"))))
         steps, limit = np.array(history.steps), self._most_x(history.step)
         fitted = {"reward": self._fit_legend(history), **self._fit(history)}
         depends: dict[str, Any] = {key: (own.fill(steps, history, limit), fitted.get(key)) for key, own in self.charts.items()}
-        if len(steps) == 1:  # one point is no line
-            self._mark_points(".")
         self._key.set_text(as_text(self._marks.fill(marks, limit)))
         told = f"lines: means of up to {-(-len(steps) // points)} steps; shading: min to max"
         depends[""] = told if len(steps) > self.charts["reward"].points else ""
         self._reduced.set_text(depends[""])
         self._paint(depends)
         return drawn_png(self.figure)
-
-    def _mark_points(self, marker: str) -> None:
-        for chart in self.charts.values():
-            for line in chart.lines:
-                line.artist.set_marker(marker)
 
     def _most_x(self, step: int) -> float:
         # The planned steps, halved as long as the run has its place in them: the frame changes with each doubling only.

@@ -77,10 +77,20 @@ class History:
         """The latest step; 0 before the first."""
         return int(self.steps[-1]) if self.steps else 0
 
+    def measured(self, key: str) -> np.ndarray:
+        """Which rows `key` may be in: not those of a step that generated nothing, unless it is logged in these, too.
+
+        With num_iterations or steps_per_generation above 1 most steps learn from a batch that an earlier one generated.
+        """
+        idle = np.isnan(self[metrics.REWARD])
+        return ~idle if not idle.all() and np.isnan(self[key][idle]).all() else np.ones(len(idle), dtype=bool)
+
     def last(self, key: str) -> float | None:
-        """The newest number under `key`, None if there is none."""
-        column = self.columns.get(key)
-        return column[-1] if column and column[-1] == column[-1] else None
+        """The number under `key` in the newest row that it may be in; None if it is not there."""
+        if key not in self.columns or not self.steps:
+            return None
+        newest = float(self[key][self.measured(key)][-1])
+        return newest if newest == newest else None
 
     def recent_step_s(self) -> float | None:
         """Median wall time of the latest steps, in seconds: a slow first step (compilation) soon counts no more."""
