@@ -131,6 +131,17 @@ def test_a_penalty_that_nothing_trips_is_no_error():
     assert "never strikes" in finding.text
 
 
+def test_a_penalty_that_strikes_the_reference_completion_is_called_one():
+    @library.max_score(0.0)
+    def brief_reward(completions, **columns):
+        return [-2.0 if "<answer>" in completion[0]["content"] else 0.0 for completion in completions]
+
+    examination = audit_rewards(table(TAGGED, ["42", "7"], library.correctness_reward, brief_reward))
+    [finding] = [each for each in examination.findings if each.kind == "cannot_pay"]
+    assert (finding.severity, finding.function) == ("error", "brief_reward")
+    assert finding.text == "a penalty that strikes what the prompt asks for: the reference completion is charged -2"
+
+
 def test_padding_that_no_function_minds_is_a_warning():
     [finding] = [
         each for each in audit_rewards(table(TAGGED, ["42"], library.correctness_reward)).findings if each.kind == "padding"

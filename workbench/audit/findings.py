@@ -69,6 +69,9 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         _SHOW),
     "cannot_pay": ("error", _EARNS, _COMPARE),
     "cannot_pay.layout": ("warning", _EARNS, _COMPARE),
+    "cannot_pay.penalty": ("error",
+        "a penalty that strikes what the prompt asks for: the reference completion is charged {earned:g}",
+        "let it spare what a completion needs, or ask for something else in the prompt"),
     "cannot_pay.guessed": ("warning", "the reference was guessed ({reference!r}), and it earns {earned:g} of {most:g}{never}",
         _SHOW),
     "cannot_pay.type": ("note", "the answers are of type {type}; a policy writes text", ""),
@@ -203,6 +206,8 @@ def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence
         also = f"; {hacks[0]!r} earns {most:g}" if hacks else ""
         layout = would and not table.shown  # which of its layouts a policy writes is open
         rule = "cannot_pay.layout" if layout else "cannot_pay.guessed" if table.guessed and not (would or hacks) else "cannot_pay"
+        if rule == "cannot_pay" and most <= 0:
+            rule = "cannot_pay.penalty"
         values = {"earned": mean, "most": most, "only": only, "also": also, "never": _never(unreached(function))}
         yield finding(rule, function, reference=reference, **values)
         return
