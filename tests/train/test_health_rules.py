@@ -52,6 +52,7 @@ def row(step: int, **values) -> dict:
         "loss": 0.01,
         "grad_norm": 0.1,
         "kl": 0.01,
+        "entropy": 0.5,
         "reward": 1.5,
         "learning_rate": 1e-5,
         "step_time": 6.0,
