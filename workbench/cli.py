@@ -164,7 +164,7 @@ def plan(
     a GPU here, memory is estimated as on one. A preset is a recipe to begin with; an unknown name lists them.
 
     Examples: `workbench plan t4 --vram 16`, `workbench plan train.py --out recipe.yaml`,
-    `workbench plan recipe.yaml --set learning_rate=1e-5`.
+    `workbench plan recipe.yaml --set learning_rate=1e-5`, `workbench plan recipe.yaml --set algorithm=gspo`.
     """
     from workbench.training.prepare import plan
 
@@ -193,7 +193,8 @@ def train(
     While it trains, `workbench watch` shows it and `workbench control` steers it, from any other terminal. A run that was
     stopped or killed goes on with `workbench continue`.
 
-    Example: `workbench train recipe.yaml --steps 20 --set learning_rate=1e-5 --set policy.load_in_4bit=false`.
+    Examples: `workbench train recipe.yaml --steps 20 --set learning_rate=1e-5 --set policy.load_in_4bit=false`,
+    `workbench train recipe.yaml --set algorithm=dr_grpo` (or grpo, dapo, gspo, gdpo, cispo: the settings of that paper).
     """
     from workbench.recipe import Recipe
     from workbench.run.directory import open_run
@@ -367,26 +368,33 @@ def replay(
     run: Annotated[str, arg("A run by name or path; latest: the last that recorded completions.")],
     task: Annotated[str, opt("The edited task: a task file, or the name of a task that ships.")],
     weight: Weight = None,
+    aggregation: Annotated[
+        str | None, opt("sum_then_normalize or normalize_then_sum (GDPO), instead of the run's multi_objective_aggregation.")
+    ] = None,
     out: Annotated[Path | None, opt("Write old and new advantage of every completion here, side by side (Parquet).")] = None,
     limit: Annotated[int | None, opt("Stop once this many completions are replayed, from the first step on.", min=1)] = None,
 ) -> Result:
     """Score a run's recorded completions again with an edited task: which advantages would have been different?
 
-    Shows which advantages change sign, which dead groups come alive, how far the order within groups is kept, and which
-    function now decides, with the old and new reward hashes. Nothing is trained, and no GPU is needed.
+    Shows which advantages change sign, which dead groups come alive, how far the order within groups is kept, each function's
+    share of the advantages, and which function now decides, with the old and new reward hashes. Nothing is trained, and no
+    GPU is needed.
 
     It shows what the gradients of these batches would have favoured, not what a new run would reach: a policy trained
     under the new rewards would have written other completions.
 
     Examples: `workbench replay latest --task tasks/mine/task.py`, `workbench replay demo --task arithmetic
-    --weight length_reward=0 --out changed.parquet`.
+    --weight length_reward=0 --out changed.parquet`, `workbench replay demo --task arithmetic --aggregation
+    normalize_then_sum`.
     """
     from workbench.replaying import replay as again
     from workbench.views.replay import replay_view
     from workbench.views.terminal import progress
 
     with progress("completions") as bar:
-        found = again(_opened(run, "recorded"), task, _weights(weight), out=out, limit=limit, progress=bar)
+        found = again(
+            _opened(run, "recorded"), task, _weights(weight), aggregation=aggregation, out=out, limit=limit, progress=bar
+        )
     return Result(found.found(), replay_view(found, charts=False))
 
 

@@ -123,6 +123,8 @@ class Recipe(_Part):
     task: str = "arithmetic"  # an embedded task's name, or the path of a task file
     policy: Annotated[PolicyPart, BeforeValidator(_named)] = PolicyPart()
     lora: LoraPart = LoraPart()
+    # What its paper sets in `grpo`, unless `grpo` says it by name; None: as `grpo` and the defaults say.
+    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "gdpo", "cispo"] | None = None
     grpo: dict[str, Any] = {}
     rewards: RewardsPart = RewardsPart()
     reward_weights: dict[str, float] = {}  # by reward function; others keep the task's

@@ -229,5 +229,5 @@ def test_a_healthy_run_gets_no_alarm_at_any_step(home, fresh, seed, capsys):
         assert worsened([], found) == []
     by_name = {verdict.name: verdict.state for verdict in found}
     # Silent because it looked, not because it could not.
-    assert [name for name, state in by_name.items() if state == SKIPPED] == ["slow_learning"]
+    assert [name for name, state in by_name.items() if state == SKIPPED] == ["entropy_collapse", "slow_learning"]
     assert by_name["reward_cannot_pay"] == by_name["truncation"] == by_name["kl_runaway"] == OK

@@ -8,12 +8,14 @@ import time
 from dataclasses import replace
 
 import pytest
+from recording import record
 
-from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, worsened
+from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, examine_run, worsened
 from workbench.health.rules import RULES
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import change_of_share, share, slope, steps_to_tell
 from workbench.rewards.groups import DEAD_KINDS
+from workbench.task import Task
 
 CONFIG = RunConfig(
     best={"right": 2.0, "format": 1.0},
@@ -52,6 +54,7 @@ def row(step: int, **values) -> dict:
         "loss": 0.01,
         "grad_norm": 0.1,
         "kl": 0.01,
+        "entropy": 0.5,
         "reward": 1.5,
         "learning_rate": 1e-5,
         "step_time": 6.0,
@@ -410,3 +413,65 @@ def test_the_steps_that_it_takes_to_tell_are_those_that_it_took():
     rising = [value + 1.5 * n / needed for n, value in enumerate((noise * 3)[:needed])]
     assert slope(rising).low > 0
     assert steps_to_tell(noise[:20], 0.0) is None
+
+
+# --- functions that cancel, an entropy that collapses -----------------------------------------------------------
+
+
+def format_reward(completions, **kwargs):
+    return [2.0 if "tag" in text else 0.0 for text in completions]
+
+
+def length_reward(completions, **kwargs):
+    return [-2.0 if len(text.split()) > 1 else 0.0 for text in completions]
+
+
+def test_functions_that_cancel_are_named_in_the_verdict(home):
+    cancel, live = ["tag long", "plain"], ["tag", "plain"]
+    own = {"prompt": "?", "answer": "1"}
+    steps = [[(own, cancel), (own, cancel), (own, cancel), (own, live)]] * 4
+    found = {each.name: each for each in examine_run(record(Task("t", [own], [format_reward, length_reward]), steps))}
+    dead = found["dead_groups"]
+    assert dead.state in (WARNING, ALARM)
+    assert dead.line.endswith("12 functions cancel; format_reward +2 and length_reward -2 cancel in 12 of 16 groups")
+    assert dead.evidence["cancel"] == {"format_reward": 2.0, "length_reward": -2.0}
+    assert dead.cause == "what one function pays, another takes away"
+
+
+def falling(last, steps=20):
+    """Rows whose entropy falls from 0.7, evenly by factors."""
+    return [row(step + 1, entropy=0.7 * (last / 0.7) ** (step / (steps - 1))) for step in range(steps)]
+
+
+def test_an_entropy_that_collapses_while_nothing_gets_better_is_a_warning():
+    """Medians of the first and of the last 5 of 20 rows: 0.7 x 0.01 ** (2 / 19) = 0.43 and 0.7 x 0.01 ** (17 / 19) = 0.011."""
+    found = verdicts(batches(20), falling(0.007))["entropy_collapse"]
+    assert found.state == WARNING
+    assert found.line == "entropy 0.43 -> 0.011 nats per token, right 50 % -> 50 %: surer, and no better"
+    assert (found.evidence["before"], found.evidence["after"]) == pytest.approx((0.4311, 0.01137), rel=1e-3)
+    assert "entropy_coef" in found.remedy
+
+
+FEW = {"group_size": 4, "distinct": 8, "commonest_count": 1, "formatted": None, "formatted_right": None}
+
+
+@pytest.mark.parametrize(
+    ("why", "rows", "changes"),
+    [
+        ("it fell by less", falling(0.07), {}),
+        ("right answers rose", falling(0.007), {"right": lambda n: 20 + 2 * n}),
+        ("the reward rose", falling(0.007), {"functions": lambda n: (function("right", 1 + 0.02 * n),)}),
+        ("nothing is left to learn", falling(0.007), {"right": 62}),
+        ("a rise cannot be ruled out", falling(0.007), {**FEW, "completions": 8, "right": 4}),
+        ("it rose", falling(7.0), {}),
+    ],
+)
+def test_an_entropy_that_falls_as_it_should_is_none(why, rows, changes):
+    assert verdicts(batches(20, **changes), rows)["entropy_collapse"].state == OK, why
+
+
+def test_entropy_that_is_not_logged_or_too_short_is_said():
+    without = verdicts(batches(20), [row(step, entropy=...) for step in range(1, 21)])["entropy_collapse"]
+    assert (without.state, without.evidence) == (SKIPPED, {"missing": "entropy"})
+    assert verdicts(batches(20), falling(0.007)[:7])["entropy_collapse"].evidence == {"needs": 8, "has": 7, "of": "rows"}
+    assert verdicts(batches(11), falling(0.007, 11))["entropy_collapse"].state == SKIPPED

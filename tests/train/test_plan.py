@@ -556,7 +556,7 @@ def test_this_machine():
         ({"loss_type": "dr_grpo"}, "scale_rewards = 'none'"),
         ({"loss_type": "dr_grpo", "scale_rewards": "batch"}, None),
         ({"loss_type": "dapo"}, "mask_truncated_completions = False, epsilon_high = 0.2"),
-        ({"loss_type": "cispo"}, "epsilon_high itself, not at 1 + epsilon_high; here 5,"),
+        ({"loss_type": "cispo"}, "epsilon_high = 5.0 (caps each weight itself, not at 1 + epsilon_high"),
         ({"loss_type": "cispo", "epsilon_high": 4.0}, None),
         ({"loss_type": "cispo", "epsilon_high": 0.28}, "caps every weight below 1"),
         ({"loss_type": "grpo"}, None),

@@ -23,7 +23,8 @@ from workbench.workspace import replace_file
 CARD = "README.md"
 _SETTINGS = (
     "loss_type", "scale_rewards", "num_generations", "generation_batch_size", "beta", "learning_rate", "lr_scheduler_type",
-    "max_steps", "temperature", "max_completion_length", "num_iterations", "epsilon",
+    "max_steps", "temperature", "max_completion_length", "num_iterations", "epsilon", "importance_sampling_level",
+    "multi_objective_aggregation",
 )  # fmt: skip
 _MERGED = "{base} with the trained LoRA adapter merged into it, "
 _IS = {"adapter": "a LoRA adapter for {base}, in PEFT's layout", "merged_16bit": _MERGED + "in 16 bits"}

@@ -31,6 +31,7 @@ NAMES = {
     "one_function": "one reward dominating",
     "dead_groups": "dead groups",
     "collapse": "identical completions",
+    "entropy_collapse": "entropy collapse",
     "truncation": "clipped completions",
     "length_drift": "length drift",
     "format_without_right": "format without correctness",

@@ -40,7 +40,7 @@ from workbench.training.watchers import Watchers
 from workbench.workspace import shown
 
 # Settings whose values in force the manifest keeps: those that libraries change, or that decide what a run costs.
-_IN_FORCE = [*(name for name in SHOWN if name not in ("logging_steps", "save_steps", "report_to")), "multi_objective_aggregation"]
+_IN_FORCE = [name for name in SHOWN if name not in ("logging_steps", "save_steps", "report_to")]
 
 
 @random_kept()

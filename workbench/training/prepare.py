@@ -22,6 +22,7 @@ from workbench.task import Task, load_task
 from workbench.training import plan as settings_of
 from workbench.training.generation import expected, in_words
 from workbench.training.loading import find_model, load_tokenizer
+from workbench.training.plan.algorithms import ALGORITHMS
 from workbench.training.plan.device import Machine, asks_for_vllm
 from workbench.training.plan.in_force import Row
 from workbench.training.policy import trainer_classes
@@ -164,6 +165,9 @@ def prepare(
     given, built = _built(config_class, recipe, settings, machine, policy)
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
     rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
+    if recipe.algorithm:
+        sets, by = settings_of.papers_fields(stages[0].recipe), f"{recipe.algorithm} ({ALGORITHMS[recipe.algorithm].source})"
+        rows = [row._replace(by=by) if (row.name, row.in_force) in sets.items() else row for row in rows]
     warned = []
     if task is not None and task.right_by is None:
         warned.append(

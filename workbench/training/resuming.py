@@ -30,6 +30,7 @@ from workbench.run.directory import RunDirectory, versions
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
+from workbench.training.plan.algorithms import papers_fields
 from workbench.workspace import find, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
@@ -388,6 +389,7 @@ def lost_since(run: RunDirectory, point: Point) -> list[str]:
 _FREE = (
     "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps", "grpo.save_total_limit", "grpo.logging_steps",
     "grpo.report_to", "rewards.", "policy.gpu_memory_utilization", "generation",
+    "algorithm",
 )  # fmt: skip
 # The checkpoint's optimiser and schedule hold them, whatever a recipe says.
 _HELD = ("grpo.learning_rate", "grpo.lr_scheduler", "grpo.warmup", "grpo.weight_decay", "grpo.optim", "grpo.adam")
@@ -406,7 +408,7 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
     """Recipe, rows, rewards, libraries and record of a run that goes on, against those that it was begun with and saved with."""
     manifest, found = run.manifest(), Changed([], lost_since(run, point), [])
     begun_as = manifest.get("recipe") or recipe  # none: by an earlier version; fields of a later one have their defaults
-    begun, now = (_flat(Recipe.of(each, "manifest.json").model_dump(mode="json")) for each in (begun_as, recipe))
+    begun, now = (_flat(_as_fields(Recipe.of(each, "manifest.json"))) for each in (begun_as, recipe))
     for name in sorted(begun.keys() | now.keys()):
         before, after = begun.get(name, "not set"), now.get(name, "not set")
         free = name.startswith(_FREE) or (name.startswith("stages.") and name.endswith(".steps"))
@@ -433,6 +435,12 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
     then = manifest.get("versions") or {}
     found.shown.extend(f"{name}: {then[name]} -> {own}" for name, own in versions().items() if then.get(name, own) != own)
     return found
+
+
+def _as_fields(recipe: Recipe) -> dict[str, Any]:
+    # Another algorithm is other settings, and the same settings are the same run, whoever named them.
+    sets = papers_fields(recipe) if recipe.algorithm else {}
+    return recipe.model_copy(update={"grpo": {**recipe.grpo, **sets}}).model_dump(mode="json")
 
 
 def _flat(content: Any, path: str = "") -> dict[str, Any]:

@@ -300,7 +300,7 @@ class _Reader:
 
     def read_constants(self, fields: set[str]) -> None:
         """Names in capitals that nothing uses: scripts keep settings there for a call in another file."""
-        settings = {*fields, *ALIASES, *MOVED, *_MODEL_WORDS} - {*_DATA_WORDS}
+        settings = {*fields, *ALIASES, *MOVED, *_MODEL_WORDS} - {*_DATA_WORDS, "algorithm"}
         for name, node in self.bound.items():
             where = "policy.name" if name.lower() in _MODEL_WORDS else f"grpo.{name.lower()}"
             constant = name.isupper() and len(name) > 1 and name not in self.used and name.lower() in settings

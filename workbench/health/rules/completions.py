@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from typing import Any
 
 from workbench.health.trends import percent, share, slope
 from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, RunView, Verdict, is_number, missing, rule
-from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, IDENTICAL, NOT_SCORED, SAME_SCORE
+from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, IDENTICAL, NOT_SCORED, SAME_SCORE, cancel_words
 from workbench.run.metrics import STEP_S
 
 _DEAD = {  # what most dead groups are -> (cause, remedy)
@@ -18,6 +19,10 @@ _DEAD = {  # what most dead groups are -> (cause, remedy)
     ),
     SAME_SCORE: ("different completions are paid the same", "look at one such group in notebook 04; give the reward finer steps"),
     IDENTICAL: ("the policy writes the same text each time", "raise the temperature; more equal completions do not help"),
+    CANCELLED: (
+        "what one function pays, another takes away",
+        "change a weight: `workbench replay` shows which groups come alive with --weight, or --aggregation normalize_then_sum",
+    ),
     NOT_SCORED: ("no function scored their completions", "see events.jsonl for functions that fail, or score these prompts too"),
 }
 
@@ -29,10 +34,16 @@ def dead_groups(view: RunView) -> Verdict:
     done = kinds.pop(ALL_RIGHT)
     found, learnt = share(sum(kinds.values()), groups), share(done, groups)
     evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
+    cancelled = Counter(group.cancels for batch in view.recent for group in batch.groups if group.cancels)
     if found.low > 0.25:
         worst = max(kinds, key=kinds.get)
         words = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
         line = f"{percent(found.value)} of the latest {groups} groups teach nothing: {words}"
+        for commonest, _ in cancelled.most_common(1):
+            evidence |= {"cancel": dict(commonest)}
+            of_these = sum(count for each, count in cancelled.items() if dict(each).keys() == dict(commonest).keys())
+            seen = sum(len(batch.groups) for batch in view.recent)  # of many groups a summary keeps the first
+            line += f"; {cancel_words(commonest)} cancel in {of_these} of {seen} groups"
         prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
         return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, *_DEAD[worst], prompts=prompts)
     if learnt.low > 0.5:

@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.errors import RecipeError
 from workbench.recipe import PolicyPart, Recipe
+from workbench.training.plan.algorithms import papers_fields, papers_notes
 from workbench.training.plan.batches import Batch, batch, check_prompts, in_words, whole_groups
 from workbench.training.plan.device import Machine, asks_for_vllm, fitted
 from workbench.training.plan.in_force import asked_of, built, check_in_force, in_force_table
@@ -20,11 +21,10 @@ from workbench.training.plan.values import DEFAULTS, check_values, field_kinds
 
 __all__ = [
     "DEFAULTS", "Batch", "Machine", "asked_of", "batch", "built", "check_in_force", "check_lengths", "check_prompts",
-    "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised", "overridden", "renamed",
-    "stages_decide",
+    "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised", "overridden", "papers_fields",
+    "renamed", "stages_decide",
 ]  # fmt: skip
 
-CISPO_EPSILON_HIGH = 5.0  # epsilon_max of the ScaleRL paper
 LEAST_FOR_LORA = 1e-6
 MUCH_BETA = 0.05
 
@@ -43,35 +43,12 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
         found["max_steps"] = -1  # the default number of steps would win over the epochs that were asked for
     if found["max_steps"] == -1 and found.get("num_train_epochs") is None:
         found["num_train_epochs"] = 1
-    papers = _as_the_paper(found, asked, fields)
+    # Unsloth's GPU class sets some of these by itself, and TRL's does not: said here, a recipe trains the same on both.
+    papers = papers_fields(recipe, fields)
+    found |= papers
     found, raised = whole_groups(found, asked)
     found, changed = fitted(found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe)))
-    return recipe, found, [*notes, *papers, *raised, *changed, *_advice(recipe, found)]
-
-
-def _as_the_paper(found: dict[str, Any], asked: dict[str, Any], fields: set[str]) -> list[str]:
-    # Unsloth's GPU class changes other settings when one of these losses is asked for by name, and TRL's does not. Saying
-    # them here makes a recipe train the same on both.
-    match asked.get("loss_type"):
-        case "dr_grpo" if "scale_rewards" not in asked:
-            found["scale_rewards"] = "none"
-            return ["loss_type = 'dr_grpo' goes with scale_rewards = 'none', as in its paper and as Unsloth sets it"]
-        case "cispo" if asked.get("epsilon_high") is None:
-            found["epsilon_high"] = CISPO_EPSILON_HIGH
-            return [
-                "loss_type = 'cispo' caps each weight at epsilon_high itself, not at 1 + epsilon_high; here "
-                f"{CISPO_EPSILON_HIGH:g}, which TRL and Unsloth recommend (TRL's own, epsilon, would cap them all below 1)"
-            ]
-        case "dapo":
-            pinned = {"mask_truncated_completions": False, "epsilon_high": found.get("epsilon") or 0.2}
-            pinned = {name: value for name, value in pinned.items() if name in fields and asked.get(name) is None}
-            found |= pinned
-            values = ", ".join(f"{name} = {value}" for name, value in pinned.items())
-            return [
-                f"loss_type = 'dapo' by name makes Unsloth take its paper's other settings on a GPU; here {values} (as in "
-                "TRL), unless the recipe says otherwise"
-            ] * bool(pinned)
-    return []
+    return recipe, found, [*notes, *papers_notes(recipe, found, papers), *raised, *changed, *_advice(recipe, found)]
 
 
 def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:

@@ -18,7 +18,8 @@ SHOWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
     "num_generations", "num_iterations", "max_completion_length", "max_steps", "num_train_epochs", "learning_rate",
     "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm", "beta", "loss_type", "scale_rewards",
-    "epsilon", "epsilon_high", "mask_truncated_completions", "temperature", "top_p", "top_k", "min_p",
+    "epsilon", "epsilon_high", "importance_sampling_level", "multi_objective_aggregation", "mask_truncated_completions",
+    "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "bf16", "fp16", "gradient_checkpointing", "use_vllm", "logging_steps", "save_steps",
     "report_to", "seed",
 )  # fmt: skip
@@ -49,7 +50,7 @@ def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
     that are recorded would not be those that are trained.
     """
     config = config_class(**{**settings, "scale_rewards": "none"}, **more)
-    config.scale_rewards = _plain("scale_rewards", settings["scale_rewards"])
+    config.scale_rewards = plain("scale_rewards", settings["scale_rewards"])
     return config
 
 
@@ -66,7 +67,7 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
         by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
         found = {"default": DEFAULTS.get(name, own.get(name)), "now": getattr(config, name), "own": own.get(name)}
         found |= {"asked": asked.get(name), "given": given.get(name), "stock": stock.get(name)}
-        found = {word: _plain(name, value) for word, value in found.items()}
+        found = {word: plain(name, value) for word, value in found.items()}
         now = found["now"]
         if given.get(name) is not None and found["given"] != now:
             by = CHANGED_THERE
@@ -84,7 +85,7 @@ def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
     """One line for each setting that was given and is not what is in force in a GRPOConfig, or a trainer's `args`, now."""
     lines = []
     for name, value in given.items():
-        wanted, now = _plain(name, value), _plain(name, getattr(config, name, None))
+        wanted, now = plain(name, value), plain(name, getattr(config, name, None))
         if wanted is None or name in ("output_dir", "reward_weights"):
             continue
         if not hasattr(config, name):
@@ -95,7 +96,7 @@ def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
     return lines
 
 
-def _plain(name: str, value: Any) -> Any:
+def plain(name: str, value: Any) -> Any:
     """A setting as one compares and writes it: words for enumerations, and one way to write what has several."""
     value = getattr(value, "value", value)
     if name == "scale_rewards" and isinstance(value, bool):

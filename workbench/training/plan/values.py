@@ -38,13 +38,14 @@ DEFAULTS: dict[str, Any] = {
 
 # Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
 _POSITIVE = "num_train_epochs learning_rate temperature repetition_penalty epsilon epsilon_high logging_steps save_steps"
-_NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm"
+_NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm entropy_target"
+_SHARES = "min_p top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta"
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_steps": (lambda value: value == -1 or value >= 1, "at least 1, or -1 to train for num_train_epochs"),
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
     "num_iterations": (lambda value: value >= 1, "at least 1"),
     **dict.fromkeys(_POSITIVE.split(), (lambda value: value > 0, "above 0")),
+    **dict.fromkeys(_SHARES.split(), (lambda value: 0 <= value <= 1, "from 0 to 1")),
     **dict.fromkeys(_NOT_NEGATIVE.split(), (lambda value: value >= 0, "at least 0")),
 }
 CHOICES = {
