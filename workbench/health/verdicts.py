@@ -98,7 +98,8 @@ class RunConfig:
 class RunView:
     """One run as it is examined: the batches of its latest stage, the metrics of the same steps, and its configuration.
 
-    `held_out` is as `run.held_out` reads it. A new stage has other prompts, rewards or settings, so nothing is compared across its beginning.
+    `held_out` is as `run.held_out` reads it. A new stage has other prompts, rewards or settings, so nothing is compared across
+    its beginning.
     """
 
     def __init__(

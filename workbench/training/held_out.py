@@ -1,8 +1,9 @@
 """Held-out prompts, measured while a run trains (`eval_every` in the recipe), and the best adapter kept.
 
 The same prompts each time, chosen by the seed from those of the recipe's own task, as `workbench eval` takes them, whatever
-task a stage trains on; one greedy completion each; the base first, as step 0. What training computes stays what it is, to the
-last bit. Completions and scores are rows in `held_out/step-N.parquet`, apart from those of training.
+task a stage trains on; the base first, as step 0. One completion each, sampled at the training temperature with the same
+random numbers each time: the likeliest tokens (`eval_temperature: 0`) can all be right before and after, and the policy much
+better (the demo's are). What training computes stays what it is, to the last bit. Completions and scores are rows in `held_out/step-N.parquet`, apart from those of training.
 """
 
 from __future__ import annotations
@@ -55,9 +56,7 @@ def in_words(recipe: Recipe, task: Task | None, completions: int) -> list[str]:
         rule, remedy = "it measures held-out prompts, at least 2", "give the task held_out rows (notebook 01), or leave it out"
         raise RecipeError(f"{said}: task {task.name!r} has {count} held-out prompts", rule=rule, remedy=remedy)
     price = f"{percent(count / (every * completions))} as many completions as training samples"
-    return [
-        f"{said}: {count} held-out prompts of {task.name}, one greedy completion each, and base before the first step: {price}"
-    ]
+    return [f"{said}: {count} held-out prompts of {task.name}, one completion each, and base before the first step: {price}"]
 
 
 class HeldOut:
@@ -74,9 +73,11 @@ class HeldOut:
         weights = {name: value for name, value in recipe.reward_weights.items() if name in task.function_names}
         # Functions of its own: those of training may keep a state, and may be edited while it trains.
         self.suite = RewardSuite(task, 1, weights, **recipe.rewards.model_dump(), keep_state=False)
-        self.how = {"max_completion_length": plan.settings["max_completion_length"], "temperature": 0.0, "samples": 1}
-        self.how["batch_size"] = plan.batch.completions  # no more at a time than training generates
-        told = [*map(row_key, self.rows), self.suite.hash, self.template, self.how["max_completion_length"]]
+        self.how = {name: plan.settings[name] for name in ("max_completion_length", "temperature")}
+        if recipe.eval_temperature is not None:
+            self.how["temperature"] = recipe.eval_temperature
+        told = [*map(row_key, self.rows), self.suite.hash, self.template, *self.how.values()]
+        self.how |= {"samples": 1, "seed": recipe.seed, "batch_size": plan.batch.completions}  # as training generates at a time
         self.key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
         self._before = [event for event in run.events() if event.get("event") == "held_out" and event["key"] == self.key]
         counted = held_out(run.events())
