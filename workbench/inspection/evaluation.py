@@ -178,7 +178,7 @@ def evaluate(
         held_out: measure on at most this many prompts.
         samples: completions per prompt; 16 or more tell whether it was taught or sharpened.
         greedy: take the likeliest tokens, too, once a prompt.
-        checkpoints: steps of checkpoints to measure besides, or "all".
+        checkpoints: steps of checkpoints to measure besides, or "best" (of `eval_every`), or "all".
         progress: called with (prompts measured, prompts in all) after each batch; each policy and way to sample counts anew.
 
     Raises:
@@ -236,11 +236,14 @@ def evaluate(
 def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[str, Path]:
     saved = {folder.name[11:]: folder for folder in reversed(run.saved())}
     chosen = [*saved] if asked == "all" else [str(step).strip() for step in asked]
+    if "best" in chosen:
+        step = run.best.name[5:]
+        saved, chosen = {step: run.best, **saved}, [step, *(each for each in chosen if each != "best")]
     if missing := [step for step in chosen if step not in saved]:
         rule = "a checkpoint is named by its step, and save_total_limit in the recipe says how many are kept"
         remedy = f"choose from {', '.join(saved) or 'none'}"
         raise RunError(f"{run.name}: no checkpoint of step {missing[0]!r}", rule=rule, remedy=remedy)
-    return {folder.name: folder for step, folder in saved.items() if step in chosen}
+    return {f"checkpoint-{step}": saved[step] for step in sorted(set(chosen), key=int)}
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:

@@ -2,8 +2,9 @@
 
 The same prompts each time, chosen by the seed from those of the recipe's own task, as `workbench eval` takes them, whatever
 task a stage trains on; the base first, as step 0. One completion each, sampled at the training temperature with the same
-random numbers each time: the likeliest tokens (`eval_temperature: 0`) can all be right before and after, and the policy much
-better (the demo's are). What training computes stays what it is, to the last bit. Completions and scores are rows in `held_out/step-N.parquet`, apart from those of training.
+random numbers: the likeliest tokens (`eval_temperature: 0`) may all be right before and after, as the demo's are, and the
+policy much better. What training computes stays what it is, to the last bit. Completions and scores are rows in
+`held_out/step-N.parquet`, apart from those of training.
 """
 
 from __future__ import annotations
