@@ -129,7 +129,6 @@ class HeldOut:
             groups = scored_groups(self.policy, self.task, self.rows, self.suite, base=not step, **self.how)
         finally:
             tokenizer.chat_template_kwargs = rendered
-            self.suite.close()
         own = [group[0] for group in groups]
         self._write(step, own)
         correct = [each["right"] and each["format"] is not False for each in own]

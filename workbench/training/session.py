@@ -288,9 +288,11 @@ class StagedSession(Session):
         wanted = wanted if processes.is_main() else "none"
         self.trackers, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
         print(*lines, sep="\n", end="\n" * bool(lines))
-        super().__init__(run, trainer, stages, watchers, **more)
         if self.made.plan.recipe.eval_every:
-            self.held_out = HeldOut(run, self.made.plan, self.policy, self.recorder.held_out)
+            self.held_out = HeldOut(run, self.made.plan, self.policy, lambda *said, **more: self.recorder.held_out(*said, **more))
+        super().__init__(run, trainer, stages, watchers, **more)
+        if self.held_out:
+            self.at_end.callback(self.held_out.suite.close)
         for tracker in self.trackers:
             self.at_end.callback(tracker.close)
 

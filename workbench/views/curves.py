@@ -18,6 +18,7 @@ from workbench.views.tables import cut, short_name
 MOST_MARKS = 60  # vertical lines
 MOST_NUMBERS = 8  # of them that are numbered and explained
 MOST_NAMED = 11  # functions in the legend
+VIOLET = "#5b2a86"  # of held-out prompts: no function has it
 _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
 # Pixels of the words over the charts at the top, under any chart, and left of the second and third column.
@@ -33,7 +34,7 @@ def _charts() -> dict[str, tuple[int, Any, dict[str, Any]]]:
     """Name -> (row, column, settings of its `Chart`). The lines of the reward functions are added later."""
     reward = [Line(metrics.REWARD, "total", BLACK, 2, shaded=True)]
     # Given its points by `_HeldOut`: the rows have a number where it was measured after their step, and none of the base's.
-    reward += [Line(metrics.HELD_OUT, "held-out correct (right)", PURPLE, 1.2, right=True)]
+    reward += [Line(metrics.HELD_OUT, "held-out correct, base dashed (right)", VIOLET, 1.2, right=True)]
     std = [Line(metrics.GROUP_STD, "within groups (drives learning)", BLUE, 2, shaded=True)]
     std += [Line(metrics.REWARD_STD, "whole batch (TRL's reward_std)", GREY, 1, ":")]
     groups = [(metrics.ALL_RIGHT, "all right", GREEN), (metrics.MIXED, "mixed", BLUE), (metrics.ALL_WRONG, "all wrong", RED)]
@@ -210,8 +211,8 @@ class _HeldOut:
     def __init__(self, chart: Chart) -> None:
         self._axis = chart.right
         self._points = next(line.artist for line in chart.lines if line.key == metrics.HELD_OUT)
-        self._points.set(marker="o", markersize=5, markeredgecolor="white", zorder=4)
-        look = {"color": PURPLE, "animated": True}
+        self._points.set(marker="o", markersize=5, markeredgecolor="white", clip_on=False)
+        look = {"color": VIOLET, "animated": True}
         (self._bars,) = self._axis.plot([], [], linewidth=1.2, alpha=0.6, **look)
         (self._base,) = self._axis.plot([], [], linewidth=1, linestyle="--", **look)
         chart.extra += [self._base, self._bars]

@@ -59,7 +59,7 @@ def learnt_out(view: RunView) -> Verdict:
     line = f"{percent(learnt.value)} of the latest {groups} groups are all right"
     if learnt.low <= 0.5:
         return view.verdict(OK, line, evidence)
-    line += ": nothing left to learn there"
+    note = f"{line}: nothing left to learn there"
     prompts = view.prompts(lambda group: group.dead and group.right == size)
     remedy = "stop here, or go on with harder prompts"
     # Back from the end, as long as the same can be said of every window of so many batches; then on to where the reward is flat.
@@ -69,7 +69,7 @@ def learnt_out(view: RunView) -> Verdict:
         begin -= 1
     flat = next((start for start in range(begin, latest + 1, 5) if start >= 0 and slope(rewards[start:]).low <= 0), None)
     if flat is None:
-        return view.verdict(NOTE, line, evidence, "", remedy, prompts=prompts)
+        return view.verdict(NOTE, note, evidence, "", remedy, prompts=prompts)
     since, told, certain = batches[flat].step, "the reward is flat", learnt.low > 0.75
     # The policy that wrote batch n had been trained for n - 1 steps.
     measured = [own for own in view.held_out if own["step"] >= since - 1]
@@ -90,7 +90,7 @@ def learnt_out(view: RunView) -> Verdict:
         told += ", as far as training prompts tell (eval_every measures held-out ones)"
     count = batches[-1].step - since + 1
     if not certain or count < WINDOW:
-        return view.verdict(NOTE, line, evidence, "", remedy, prompts=prompts)
+        return view.verdict(NOTE, note, evidence, "", remedy, prompts=prompts)
     seconds = sum(float(row[STEP_S]) for row in view.rows if row.get("step", 0) >= since and is_number(row.get(STEP_S)))
     evidence |= {"since": since, "steps": count, "minutes": seconds / 60}
     line = f"the last {count} steps ({seconds / 60:.2g} minutes) bought nothing: {line}, and {told}"
