@@ -100,7 +100,9 @@ def test_it_measures_base_every_so_many_steps_and_the_end(whole):
     found = held_out(whole.events())
     assert [own["step"] for own in found] == [0, 2, 4, 5]
     assert [row["step"] for row in whole.metrics() if "held_out/correct" in row] == [2, 4, 5]
-    kept = query(whole.path / "held_out", 'select step, prompt_id, completion, total, "right" from rollouts order by step')
+    kept = query(
+        whole.path / "held_out", 'select step, prompt_id, completion, total, "right" from rollouts order by step, "group"'
+    )
     for own in found:
         part = kept[kept["step"] == own["step"]]
         assert len(part) == own["prompts"] == 6

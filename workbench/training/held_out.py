@@ -65,9 +65,10 @@ class HeldOut:
 
     Args:
         record: writes an event: (kind, step, its details).
+        begun_at: the step of the checkpoint that the run goes on from.
     """
 
-    def __init__(self, run: RunDirectory, plan: Plan, policy: Policy, record: Callable[..., None]) -> None:
+    def __init__(self, run: RunDirectory, plan: Plan, policy: Policy, record: Callable[..., None], begun_at: int) -> None:
         recipe, task = plan.recipe, plan.task
         self.run, self.policy, self.task, self.record = run, policy, task, record
         self.every, self.rows, self.template = recipe.eval_every, chosen(recipe, task), recipe.chat_template_kwargs
@@ -81,7 +82,7 @@ class HeldOut:
         self.how |= {"samples": 1, "seed": recipe.seed, "batch_size": plan.batch.completions}  # as training generates at a time
         self.key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
         self._before = [event for event in run.events() if event.get("event") == "held_out" and event["key"] == self.key]
-        counted = held_out(run.events())
+        counted = held_out([*run.events(), {"event": "continued", "step": begun_at}])
         self.found = counted if counted and counted[-1]["key"] == self.key else []
         self.seconds = sum(event["seconds"] for event in self._before)
         self.failed = False
@@ -146,10 +147,10 @@ class HeldOut:
         import pyarrow.parquet as pq
 
         rows = []
-        for row, own in zip(self.rows, completions, strict=True):
+        for place, (row, own) in enumerate(zip(self.rows, completions, strict=True)):
             columns = {name: value for name, value in row.items() if name not in ("prompt", "prompt_id")}
             asked = {"prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
-            rows.append({"step": step, "prompt_id": row["prompt_id"], **asked, **own})
+            rows.append({"step": step, "group": place, "generation": 0, "prompt_id": row["prompt_id"], **asked, **own})
         (self.run.path / FOLDER).mkdir(exist_ok=True)
         with replace_file(self.run.path / FOLDER / f"step-{step:07d}-00.parquet") as beside:
             pq.write_table(pa.Table.from_pylist(rows), beside, compression="zstd")

@@ -289,7 +289,8 @@ class StagedSession(Session):
         self.trackers, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
         print(*lines, sep="\n", end="\n" * bool(lines))
         if self.made.plan.recipe.eval_every:
-            self.held_out = HeldOut(run, self.made.plan, self.policy, lambda *said, **more: self.recorder.held_out(*said, **more))
+            told_to = lambda *said, **more: self.recorder.held_out(*said, **more)  # noqa: E731 - made below
+            self.held_out = HeldOut(run, self.made.plan, self.policy, told_to, self.begun_at)
         super().__init__(run, trainer, stages, watchers, **more)
         if self.held_out:
             self.at_end.callback(self.held_out.suite.close)

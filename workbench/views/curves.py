@@ -96,10 +96,9 @@ class RunFigure:
         marks: Sequence[Mark] = (),
         held_out: Sequence[dict[str, Any]] = (),
     ) -> bytes:
-        """The figure with this history in it, as PNG bytes.
+        """The figure with this history in it, as PNG bytes; `held_out` is as `run.held_out` reads it.
 
-        The title is one line (empty: the run's name), the note small text beneath it, of which two lines are shown. `held_out`
-        is as `run.held_out` reads it.
+        The title is one line (empty: the run's name), the note small text beneath it, of which two lines are shown.
         """
         for function in history.functions:
             known = [line.label for line in self.charts["raw"].lines]

@@ -49,8 +49,7 @@ def dead_groups(view: RunView) -> Verdict:
 def learnt_out(view: RunView) -> Verdict:
     """Groups that are all right, batch after batch, and neither the reward nor held-out prompts that still gain.
 
-    A note while it is short or cannot be told; a warning once 20 batches bought nothing, as far as the held-out prompts tell,
-    or, where they were not measured, with three in four groups all right and a flat reward.
+    A warning once 20 batches bought nothing; where held-out prompts do not tell, with three in four groups all right.
     """
     groups, size, batches = view.total("group_count"), view.recent[-1].group_size, view.batches[-FAR:]
     done = np.array([view.dead_kinds([batch])[ALL_RIGHT] for batch in batches])
@@ -67,10 +66,9 @@ def learnt_out(view: RunView) -> Verdict:
     begin, rewards = latest, view.rewards_of(batches)
     while begin > 0 and share(*(int(own[begin - 1 : begin - 1 + WINDOW].sum()) for own in (done, counted))).low > 0.5:
         begin -= 1
-    flat = next((start for start in range(begin, latest + 1, 5) if start >= 0 and slope(rewards[start:]).low <= 0), None)
-    if flat is None:
-        return view.verdict(NOTE, note, evidence, "", remedy, prompts=prompts)
-    since, told, certain = batches[flat].step, "the reward is flat", learnt.low > 0.75
+    flat = next((start for start in range(begin, latest + 1, 5) if start >= 0 and slope(rewards[start:]).low <= 0), 0)
+    since, level, told = batches[flat].step, slope(rewards[flat:]).low <= 0, "the reward is flat"
+    certain = level and learnt.low > 0.75
     # The policy that wrote batch n had been trained for n - 1 steps.
     measured = [own for own in view.held_out if own["step"] >= since - 1]
     if len(measured) >= MEASURED:
@@ -82,7 +80,7 @@ def learnt_out(view: RunView) -> Verdict:
                 break
         else:
             return view.verdict(NOTE, f"{line}, but held-out prompts still gain", evidence, "", remedy, prompts=prompts)
-        since, certain = max(since, measured[place]["step"] + 1), True
+        since, certain = max(since, measured[place]["step"] + 1), level
         low, high = (f"{100 * end:+.0f}" for end in gain[1:])
         told = f"held-out prompts stay at {percent(float(after.mean()))} ({low} to {high} points from one half to the other)"
         evidence |= {"held_out": float(after.mean()), "gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
