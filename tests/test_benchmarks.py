@@ -316,3 +316,18 @@ def test_all_tells_how_it_is_used():
     done = subprocess.run([sys.executable, FOLDER / "all.py", "--help"], capture_output=True, text=True, check=True)
     assert "--quick" in done.stdout
     assert "dataset_checks" in done.stdout
+
+
+@pytest.mark.slow
+def test_held_out_compares_the_same_training():
+    held_out = benchmark("held_out")
+    with measuring.empty_home():
+        price = held_out.cost(1, 2, every=1, small=True)
+        late = held_out.learnt(2, 1, prompts=4, every=1, small=True)
+    assert price["adapters_equal"]
+    # Base, two steps, 8 prompts each; two steps of 8 completions.
+    assert (price["completions_measured"], price["completions_trained"]) == (24, 16)
+    assert 0 < price["share_recorded"][0] < 1
+    assert [own["step"] for own in late["curve"]] == [0, 1, 2]
+    assert late["told"] is False
+    json.dumps([price, late])

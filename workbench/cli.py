@@ -404,7 +404,7 @@ def eval_(
     held_out: Annotated[int, opt("Held-out prompts, at most.", min=2)] = 200,
     samples: Annotated[int, opt("Completions of each; 16 or more tell whether it was taught or sharpened.", min=1)] = 4,
     greedy: Annotated[bool, opt("Take the likeliest tokens, too: one completion a prompt.", "--greedy")] = False,
-    checkpoints: Annotated[str, opt("Steps of checkpoints to measure besides, as 20,40; or all.")] = "",
+    checkpoints: Annotated[str, opt("Steps of checkpoints to measure besides, as 20,40; best; or all.")] = "",
     seed: Annotated[int, opt("The same seed gives the same completions on the same machine.")] = 0,
 ) -> Result:
     """Is a run's policy better than its base? Both sampled on the same held-out prompts, as in training, and compared.
@@ -479,6 +479,9 @@ def export(
     formats: Annotated[Words, opt("adapter, merged_16bit, merged_4bit, gguf, or one of the three; repeat.", "--format")] = None,
     into: Annotated[str, opt("Merge into base (16 bits), or dequantised (4-bit weights in 16 bits); auto: by risk.")] = "auto",
     overwrite: Annotated[bool, opt("Replace another export that is there.", "--overwrite")] = False,
+    best: Annotated[
+        bool | None, opt("From here on the run's adapter is the best that eval_every kept; or the final one.")
+    ] = None,
     push: Annotated[str | None, opt("OWNER/NAME: upload it to the hub, private; wants one --format, proven.")] = None,
 ) -> Result:
     """Leave with the model: write a run's policy into runs/RUN/export/FORMAT, each format whole or not at all.
@@ -504,6 +507,7 @@ def export(
         rule, remedy = "a repository holds one artefact", "give one --format with --push"
         raise ExportError(f"--push with {', '.join(asked)}", rule=rule, remedy=remedy)
     opened = _opened(run, "trained")
+    best is None or opened.use_best(best)
     try:
         with progress("artefacts", "export") as bar:
             made = making.export(opened, asked, into=into, overwrite=overwrite, progress=bar)

@@ -133,6 +133,10 @@ class Recipe(_Part):
     # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path.
     generation: Literal["auto", "trl"] = "auto"
     max_prompt_length: int | None = Field(None, ge=1)  # tokens; longer prompts are left out and counted
+    # Steps between two measurements of held-out prompts while it trains; base and the end are measured, too. None: nothing is.
+    eval_every: int | None = Field(None, ge=1)
+    eval_prompts: int = Field(32, ge=2)  # so many of them, the same ones each time, one completion each
+    eval_temperature: float | None = Field(None, ge=0)  # None: that of training; 0: the likeliest token every time
     seed: int = Field(0, ge=0)
 
     @field_validator("stages")

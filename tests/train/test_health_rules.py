@@ -242,8 +242,8 @@ def test_one_function_decides(shares, varies, state):
         ({"all wrong": 1}, 0, OK),
         ({"all wrong": 4}, 0, WARNING),
         ({"all wrong": 4, "same score": 2}, 0, ALARM),
-        ({"all right": 7}, 0, NOTE),
-        ({"identical texts": 7}, 7, NOTE),  # late in a run: sure, and right
+        ({"all right": 7}, 0, OK),
+        ({"identical texts": 7}, 7, OK),  # late in a run: sure, and right
         ({"identical texts": 7}, 0, ALARM),
     ],
 )
@@ -251,6 +251,50 @@ def test_dead_groups_by_kind(dead, right, state):
     found = verdicts(batches(20, dead=dead, identical_right=right))
     assert found["dead_groups"].state == state
     assert found["collapse"].state == (ALARM if dead == {"identical texts": 7} and not right else OK)
+
+
+def measurement(step: int, solved: int) -> dict:
+    return {"step": step, "correct": solved / 32, "reward": solved / 32, "right": "1" * solved + "0" * (32 - solved)}
+
+
+def learnt(count: int = 60, from_: int = 20, all_right: int = 8, held_out=(), rewards=lambda n: 2.0) -> Verdict:
+    """A run whose groups are mixed for `from_` steps, and then mostly all right."""
+    dead = lambda n: {"all right": all_right if n >= from_ else 0}  # noqa: E731
+    functions = lambda n: (function("right", rewards(n)), function("format", 1.0))  # noqa: E731
+    many = batches(count, dead=dead, right=60, functions=functions)
+    found = diagnose(many, [row(own.step) for own in many], CONFIG, held_out)
+    return next(each for each in found if each.name == "learnt_out")
+
+
+def test_a_run_that_is_learnt_out_is_told_when_it_became_so():
+    """Eight groups a batch all right from step 21 on. A window of 20 batches is judged by the bound of its share, 99 %, above
+    half: 13 of its batches are enough (104 of 160 groups: 65 %, at least 55 %), 12 (60 %, at least 50 %) just are not."""
+    found = learnt()
+    assert (found.state, found.last_step) == (WARNING, 60)
+    assert (found.evidence["since"], found.evidence["steps"]) == (14, 47)
+    assert found.evidence["minutes"] == pytest.approx(47 * 6 / 60)
+    assert "bought nothing" in found.line
+    assert "as far as training prompts tell" in found.line
+    assert found.remedy.startswith("stop here")
+
+
+def test_learnt_out_waits_for_twenty_steps_and_for_most_groups():
+    assert learnt(count=34).state == NOTE  # 14 of 20 batches: not yet three in four beyond doubt
+    assert learnt(all_right=3).state == OK
+    assert learnt(all_right=5, count=120).state == NOTE  # 62 %: by the training prompts alone that is not enough
+    assert learnt(rewards=lambda n: 1.0 + 0.01 * n).state == NOTE  # the reward still rises
+
+
+def test_held_out_prompts_decide_whether_it_is_learnt_out():
+    flat = [measurement(step, solved) for step, solved in ((0, 12), (20, 28), (30, 29), (40, 28), (50, 29), (60, 28))]
+    found = learnt(all_right=6, held_out=flat)
+    assert found.state == WARNING
+    assert (found.evidence["held_out"], found.evidence["best_step"]) == (pytest.approx(28.5 / 32, abs=0.02), 30)
+    assert "held-out prompts stay at" in found.line
+    assert "that of step 30" in found.remedy
+    rising = [measurement(step, solved) for step, solved in ((0, 12), (20, 14), (30, 18), (40, 22), (50, 26), (60, 30))]
+    found = learnt(all_right=6, held_out=rising)
+    assert (found.state, "still gain" in found.line) == (NOTE, True)
 
 
 def test_one_text_for_every_prompt_is_a_collapse():

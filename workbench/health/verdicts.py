@@ -30,6 +30,7 @@ NAMES = {
     "reward_cannot_pay": "rewards that never fire",
     "one_function": "one reward dominating",
     "dead_groups": "dead groups",
+    "learnt_out": "being learnt out",
     "collapse": "identical completions",
     "entropy_collapse": "entropy collapse",
     "truncation": "clipped completions",
@@ -98,10 +99,18 @@ class RunConfig:
 class RunView:
     """One run as it is examined: the batches of its latest stage, the metrics of the same steps, and its configuration.
 
-    A new stage has other prompts, rewards or settings, so nothing is compared across its beginning.
+    `held_out` is as `run.held_out` reads it. A new stage has other prompts, rewards or settings, so nothing is compared across
+    its beginning.
     """
 
-    def __init__(self, summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], config: RunConfig) -> None:
+    def __init__(
+        self,
+        summaries: Sequence[StepSummary],
+        rows: Sequence[dict[str, Any]],
+        config: RunConfig,
+        held_out: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self.held_out = held_out
         self.everything, self.all_rows, self.config = list(summaries), list(rows), config
         begin = len(self.everything)
         while begin and self.everything[begin - 1].stage == self.everything[-1].stage:
@@ -133,11 +142,15 @@ class RunView:
 
     @cached_property
     def rewards(self) -> list[float]:
+        """`rewards_of` the batches over which a trend is looked for."""
+        return self.rewards_of(self.batches[-LONG_WINDOW:])
+
+    def rewards_of(self, batches: Sequence[StepSummary]) -> list[float]:
         """Mean reward of each batch under the latest weights, so that a change of weights is not taken for a trend."""
         weights = {function.name: function.weight for function in self.functions}
         return [
             sum(weights[own.name] * own.mean for own in batch.functions if own.name in weights and own.mean is not None)
-            for batch in self.batches[-LONG_WINDOW:]
+            for batch in batches
         ]
 
     @cached_property

@@ -30,12 +30,14 @@ DEAD = "groups/dead"
 GENERATE_S = "time/generate_s"
 REWARD_S = "time/reward_s"
 TRAIN_S = "time/train_s"
+HELD_OUT = "held_out/correct"  # in the rows of steps after which held-out prompts were measured
+HELD_OUT_LOW, HELD_OUT_HIGH = "held_out/low", "held_out/high"
 
 
 _OWN = frozenset(
     {"step", "loss", "epoch", "num_tokens", REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD}
 )
-_OWN_GROUPS = ("rewards/", "completions/", "groups/", "time/", "clip_ratio", "sampling/", "train/", "eval_", "eval/")
+_OWN_GROUPS = ("rewards/", "completions/", "groups/", "time/", "held_out/", "clip_ratio", "sampling/", "train/", "eval_", "eval/")
 
 
 def is_own(name: str) -> bool:

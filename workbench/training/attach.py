@@ -67,7 +67,8 @@ def attach(
     gives the same metrics and the same weights with and without this.
 
     A trainer of `make_trainer` gets more: `wb.continue_run` resumes from its checkpoints, its prompts are read once for all their
-    completions, and **`trainer.train()` trains all the stages of its plan**, each with a separate trainer.
+    completions, held-out ones are measured (`eval_every`; your own trainer has TRL's `eval_dataset`), and **`trainer.train()`
+    trains all the stages of its plan**, each with a separate trainer.
 
     Args:
         trainer: a `GRPOTrainer` of TRL or Unsloth, ready to train, in one process.

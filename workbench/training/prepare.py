@@ -19,6 +19,7 @@ from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
+from workbench.training import held_out
 from workbench.training import plan as settings_of
 from workbench.training.generation import expected, in_words
 from workbench.training.loading import find_model, load_tokenizer
@@ -176,6 +177,7 @@ def prepare(
         )
     if task is not None and not len(task.held_out):
         warned.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
+    measured += held_out.in_words(recipe, task, stages[0].planned.completions)
     words, who = [], []
     for stage in stages:
         where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)

@@ -18,7 +18,7 @@ from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import GENERATE_S, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
+from workbench.run.metrics import GENERATE_S, HELD_OUT, HELD_OUT_HIGH, HELD_OUT_LOW, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
 from workbench.run.parts import MERGE, merge
 from workbench.run.rollouts import columns_of, write_part
 from workbench.training.watchers import Watcher
@@ -51,6 +51,7 @@ class Recorder:
         self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
         self._weights: dict[str, float] = {}
+        self._held_out: dict[str, float] = {}  # measured since the latest row of metrics
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
         self._scored, self._all_dead = 0, True
@@ -114,6 +115,12 @@ class Recorder:
         self.state.apply(event)
         self.tell("event", event)
 
+    def held_out(self, kind: str, step: int, **details: Any) -> None:
+        """Record a measurement of held-out prompts: an event, and numbers in the step's row of metrics, for trackers, too."""
+        if "gain" in details:
+            self._held_out = {HELD_OUT: details["correct"], HELD_OUT_LOW: details["low"], HELD_OUT_HIGH: details["high"]}
+        self.event(kind, step, **details)
+
     def _note_errors(self, scored: ScoredBatch) -> None:
         for name, errors in scored.errors.items():
             first = min(errors)
@@ -136,7 +143,8 @@ class Recorder:
             if self._groups:
                 values |= {name: float(np.mean([each[name] for each in self._groups])) for name in self._groups[0]}
                 self._groups.clear()
-            values |= self._weights
+            values |= self._weights | self._held_out
+            self._held_out = {}
             self._splits |= self.generated_s > 0  # not in every step, where one learns from what an earlier one generated
             if self._splits and (whole := values.get(STEP_S)) is not None:
                 # Means over the steps that this row is about, as TRL's step_time is.

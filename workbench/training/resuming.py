@@ -388,8 +388,7 @@ def lost_since(run: RunDirectory, point: Point) -> list[str]:
 # Asked for anew whenever a run goes on: how far, how often it saves and logs, and what guards it.
 _FREE = (
     "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps", "grpo.save_total_limit", "grpo.logging_steps",
-    "grpo.report_to", "rewards.", "policy.gpu_memory_utilization", "generation",
-    "algorithm",
+    "grpo.report_to", "rewards.", "eval_every", "policy.gpu_memory_utilization", "generation", "algorithm",
 )  # fmt: skip
 # The checkpoint's optimiser and schedule hold them, whatever a recipe says.
 _HELD = ("grpo.learning_rate", "grpo.lr_scheduler", "grpo.warmup", "grpo.weight_decay", "grpo.optim", "grpo.adam")

@@ -26,6 +26,7 @@ from workbench.run.metrics import LEARNING_RATE
 from workbench.training.control import RunControl, save_now
 from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
+from workbench.training.held_out import HeldOut, told
 from workbench.training.loading import random_states
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
@@ -70,6 +71,7 @@ class Session:
     policy: Policy | None = None  # None: a trainer of the user's own
     point: Point | None = None  # where to go on; None: from the start
     generation: Generation | None = None
+    held_out: HeldOut | None = None  # as `eval_every` asks for
     begun_at = 0  # the step before the first
 
     def __init__(
@@ -183,7 +185,8 @@ class Session:
         self.stage = stage
         self.control.steer(trainer, self.policy, stage, adaptive)
         recorder.stage, recorder.measures_kl = stage.name, bool(stage.settings["beta"])
-        recorder.watchdog = Watchdog(self.control.config) if processes.is_main() else None
+        measured = self.held_out.found if self.held_out else ()
+        recorder.watchdog = Watchdog(self.control.config, measured) if processes.is_main() else None
         # A private method of TRL's trainer, also in Unsloth's; where it is missing, the split of time is not measured.
         if generate := getattr(trainer, "_generate", None):
             self.replace("_generate", recorder.timed("generated_s")(generate))
@@ -198,14 +201,16 @@ class Session:
             recorder.close()
         recorder.look(step)
         self.control.refuse_rest(step)
-        ended = f"{status} after {step} steps{recorder.verdict}"
+        paused_s, before = self.control.paused_s, run.manifest().get("before") or {}  # the result of the session before
+        minutes = seconds / 60 + before.get("minutes", 0.0)
+        held_out = self.held_out.result(60 * minutes) if self.held_out else {}
+        ended = f"{status} after {step} steps{recorder.verdict}" + (f"; {told(held_out)}" if held_out else "")
         recorder.tell("end", ended)
         if step or status in ("finished", "stopped"):
-            paused_s, before = self.control.paused_s, run.manifest().get("before") or {}  # the result of the session before
             result = {
                 "status": status,
                 "steps": step,
-                "minutes": seconds / 60 + before.get("minutes", 0.0),
+                "minutes": minutes,
                 "paused_s": paused_s,
                 "rewards_s": sum(recorder.reward_s.values()),
                 "rewards_s_by_function": recorder.reward_s,
@@ -215,6 +220,7 @@ class Session:
                 "health": recorder.watchdog.found() if recorder.watchdog else [],
                 "drawing_s": sum(getattr(watcher, "drawing_s", 0.0) for watcher in recorder.watchers),
             }
+            result |= {"held_out": held_out} if held_out else {}
             run.update_manifest(result=result | ({"generation": self.generation.found()} if self.generation else {}))
             run.log_event(status, step, **details)
             if not self.policy:
@@ -282,7 +288,12 @@ class StagedSession(Session):
         wanted = wanted if processes.is_main() else "none"
         self.trackers, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
         print(*lines, sep="\n", end="\n" * bool(lines))
+        if self.made.plan.recipe.eval_every:
+            told_to = lambda *said, **more: self.recorder.held_out(*said, **more)  # noqa: E731 - made below
+            self.held_out = HeldOut(run, self.made.plan, self.policy, told_to, self.begun_at)
         super().__init__(run, trainer, stages, watchers, **more)
+        if self.held_out:
+            self.at_end.callback(self.held_out.suite.close)
         for tracker in self.trackers:
             self.at_end.callback(tracker.close)
 
@@ -401,6 +412,8 @@ class StagedSession(Session):
             if self.point:
                 recorder.on_record = recorded(self.run, begun_at)
             recorder.event("continued" if self.point else "started", begun_at, generation=how, **inexact)
+        if self.held_out and stage is self.stages[0]:
+            self.held_out.begin()
         if restored:
             self.control.catch_up()
             return
@@ -434,6 +447,8 @@ class StagedSession(Session):
         # The random states, before anything that comes after draws from them.
         self._at_step_end = processes.gathered({**random_states(), "tokens": state.num_input_tokens_seen})
         ended = state.global_step >= state.max_steps
+        if self.held_out:
+            self.held_out.after(state.global_step, ended and self.stage is self.stages[-1])
         self.control.boundary(state.global_step, control, ends=ended and self.stage is not self.stages[-1])
         if ended or control.should_training_stop:
             control.should_log = True  # the last steps have a row, too, where logging_steps does not divide

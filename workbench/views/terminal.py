@@ -11,6 +11,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from workbench.printable import Guarded, printable, unguarded
+from workbench.run.held_out import in_numbers
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.tables import number, plain
 
@@ -85,6 +86,11 @@ class TerminalProgress:
         if not self.bar.console.is_terminal and step != self._step and step % self._every == 0:
             print(f"step {step}: {text}", file=sys.stderr, flush=True)
         self._step = step
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Held-out prompts were measured: a line."""
+        if event.get("event") == "held_out":
+            self.say(f"step {event['step']}: held-out {in_numbers(event)}")
 
     def say(self, text: str) -> None:
         """A line that stays above the bar."""

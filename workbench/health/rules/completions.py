@@ -6,10 +6,17 @@ import statistics
 from collections import Counter
 from typing import Any
 
-from workbench.health.trends import percent, share, slope
-from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, RunView, Verdict, is_number, missing, rule
+import numpy as np
+
+from workbench.health.trends import paired_gain, percent, share, slope
+from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, WINDOW, RunView, Verdict, is_number, missing, rule
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, IDENTICAL, NOT_SCORED, SAME_SCORE, cancel_words
+from workbench.run.held_out import best_of, flags
 from workbench.run.metrics import STEP_S
+
+FAR = 200  # batches that are looked at, at most
+MEASURED = 4  # times that held-out prompts were, of which the first half is held against the second
+GAINED = 0.05  # of the held-out prompts: a gain up to here, not told from none, counts as none
 
 _DEAD = {  # what most dead groups are -> (cause, remedy)
     ALL_WRONG: (
@@ -32,7 +39,7 @@ def dead_groups(view: RunView) -> Verdict:
     """Groups that teach nothing, and not because they are all right."""
     groups, size, kinds = view.total("group_count"), view.recent[-1].group_size, view.dead_kinds()
     done = kinds.pop(ALL_RIGHT)
-    found, learnt = share(sum(kinds.values()), groups), share(done, groups)
+    found = share(sum(kinds.values()), groups)
     evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
     cancelled = Counter(group.cancels for batch in view.recent for group in batch.groups if group.cancels)
     if found.low > 0.25:
@@ -46,11 +53,61 @@ def dead_groups(view: RunView) -> Verdict:
             line += f"; {cancel_words(commonest)} cancel in {of_these} of {seen} groups"
         prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
         return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, *_DEAD[worst], prompts=prompts)
-    if learnt.low > 0.5:
-        line = f"{percent(learnt.value)} of the latest {groups} groups are all right: nothing left to learn there"
-        prompts = view.prompts(lambda group: group.dead and group.right == size)
-        return view.verdict(NOTE, line, evidence, "", "stop here, or go on with harder prompts", prompts=prompts)
     return view.verdict(OK, f"{percent(found.value)} of the latest {groups} groups are dead without being all right", evidence)
+
+
+@rule()
+def learnt_out(view: RunView) -> Verdict:
+    """Groups that are all right, batch after batch, and neither the reward nor held-out prompts that still gain.
+
+    A warning once 20 batches bought nothing; where held-out prompts do not tell, with three in four groups all right.
+    """
+    groups, size, batches = view.total("group_count"), view.recent[-1].group_size, view.batches[-FAR:]
+    done = np.array([view.dead_kinds([batch])[ALL_RIGHT] for batch in batches])
+    learnt = share(int(done[-WINDOW:].sum()), groups)
+    evidence = {"groups": groups, "all_right": learnt.value, "at_least": learnt.low}
+    line = f"{percent(learnt.value)} of the latest {groups} groups are all right"
+    if learnt.low <= 0.5:
+        return view.verdict(OK, line, evidence)
+    note = f"{line}: nothing left to learn there"
+    prompts = view.prompts(lambda group: group.dead and group.right == size)
+    remedy = "stop here, or go on with harder prompts"
+    # Back from the end, as long as the same can be said of every window of so many batches; then on to where the reward is flat.
+    latest, counted = len(batches) - WINDOW, np.array([batch.group_count for batch in batches])
+    begin, rewards = latest, view.rewards_of(batches)
+    while begin > 0 and share(*(int(own[begin - 1 : begin - 1 + WINDOW].sum()) for own in (done, counted))).low > 0.5:
+        begin -= 1
+    flat = next((start for start in range(begin, latest + 1, 5) if start >= 0 and slope(rewards[start:]).low <= 0), 0)
+    since, level, told = batches[flat].step, slope(rewards[flat:]).low <= 0, "the reward is flat"
+    certain = level and learnt.low > 0.75
+    # The policy that wrote batch n had been trained for n - 1 steps.
+    measured = [own for own in view.held_out if own["step"] >= since - 1]
+    if len(measured) >= MEASURED:
+        for place in range(len(measured) - MEASURED + 1):
+            solved = [flags(own) for own in measured[place:]]
+            before, after = (np.mean(half, axis=0) for half in (solved[: len(solved) // 2], solved[len(solved) // 2 :]))
+            gain = paired_gain(before, after)
+            if gain.value <= GAINED and gain.low <= 0:
+                break
+        else:
+            return view.verdict(NOTE, f"{line}, but held-out prompts still gain", evidence, "", remedy, prompts=prompts)
+        since, certain = max(since, measured[place]["step"] + 1), level
+        low, high = (f"{100 * end:+.0f}" for end in gain[1:])
+        told = f"held-out prompts stay at {percent(float(after.mean()))} ({low} to {high} points from one half to the other)"
+        evidence |= {"held_out": float(after.mean()), "gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
+    else:
+        told += ", as far as training prompts tell (eval_every measures held-out ones)"
+    count = batches[-1].step - since + 1
+    if not certain or count < WINDOW:
+        return view.verdict(NOTE, note, evidence, "", remedy, prompts=prompts)
+    seconds = sum(float(row[STEP_S]) for row in view.rows if row.get("step", 0) >= since and is_number(row.get(STEP_S)))
+    evidence |= {"since": since, "steps": count, "minutes": seconds / 60}
+    line = f"the last {count} steps ({seconds / 60:.2g} minutes) bought nothing: {line}, and {told}"
+    if best := best_of(view.held_out):
+        evidence["best_step"] = best["step"]
+        remedy = f"{remedy}; the best adapter by the held-out prompts is that of step {best['step']}"
+    cause = "the policy solves what it is asked, and a group that is all right has no gradient"
+    return view.verdict(WARNING, line, evidence, cause, remedy, over=(since, batches[-1].step), prompts=prompts)
 
 
 @rule()

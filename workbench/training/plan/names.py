@@ -35,7 +35,10 @@ ALIASES = {
 # What belongs to another part of the recipe and goes there, with a line -> where.
 _OF_POLICY = ("max_seq_length", "load_in_4bit", "dtype", "fast_inference", "gpu_memory_utilization")
 MOVED = {
-    **{name: name for name in ("max_prompt_length", "seed", "run_name", "algorithm")},
+    **{
+        name: name
+        for name in ("max_prompt_length", "eval_every", "eval_prompts", "eval_temperature", "seed", "run_name", "algorithm")
+    },
     **{name: f"policy.{name}" for name in _OF_POLICY},
     **{name: f"lora.{name}" for name in ("r", "lora_alpha", "lora_dropout", "target_modules")},
     "random_state": "seed",

@@ -54,7 +54,7 @@ CHOICES = {
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
-_NO_EVALUATION = "nothing is evaluated while it trains: notebook 04 measures the held-out prompts before and after"
+_NO_EVALUATION = "the trainer's own evaluation needs an eval_dataset; eval_every measures the task's held-out prompts"
 # What GRPOConfig takes, and the trainer does not ...
 _REFUSED = {
     **dict.fromkeys(("eval_strategy", "eval_on_start", "load_best_model_at_end"), _NO_EVALUATION),
@@ -91,7 +91,11 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             quoted = isinstance(value, str) and str not in wanted
             raise RecipeError(said, rule=f"{name} is {words}", remedy="write it without quotes" if quoted else f"give {words}")
         if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
-            raise RecipeError(said, rule=_REFUSED[name], remedy="install it, or " * ("liger" in name) + "leave it out")
+            instead = "set the recipe's eval_every (25 steps, for example), which keeps the best adapter, too, and " * (
+                _REFUSED[name] is _NO_EVALUATION
+            )
+            remedy = f"{instead}{'install it, or ' * ('liger' in name)}leave it out"
+            raise RecipeError(said, rule=_REFUSED[name], remedy=remedy)
         fine, words = RANGES.get(name, (lambda value: True, ""))
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not fine(value):
             raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")
