@@ -17,7 +17,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import KEY, prompt_of, query
 
-_FACTS = ("versions", "policy", "rewards", "template")  # of the manifest, that decide what a run is
+_FACTS = ("versions", "environment", "policy", "rewards", "template")  # of the manifest, that decide what a run is
 _OF_A_RUN = ("run_name", "output_dir", "logging_dir", "load_s", "trained_in")  # in which any two differ
 
 

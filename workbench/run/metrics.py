@@ -30,12 +30,15 @@ DEAD = "groups/dead"
 GENERATE_S = "time/generate_s"
 REWARD_S = "time/reward_s"
 TRAIN_S = "time/train_s"
+RATIO_LOW = "ratio/low"  # TRL logs what was clipped, not how far the ratio went
+RATIO_HIGH = "ratio/high"
+RATIO_MASKED = "ratio/masked"  # only with off_policy_mask_threshold
 
 
 _OWN = frozenset(
     {"step", "loss", "epoch", "num_tokens", REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD}
 )
-_OWN_GROUPS = ("rewards/", "completions/", "groups/", "time/", "clip_ratio", "sampling/", "train/", "eval_", "eval/")
+_OWN_GROUPS = ("rewards/", "completions/", "groups/", "time/", "ratio/", "clip_ratio", "sampling/", "train/", "eval_", "eval/")
 
 
 def is_own(name: str) -> bool:

@@ -23,6 +23,18 @@ SHOWN = (
     "report_to", "seed",
 )  # fmt: skip
 
+# Of a config's fields those that decide no number, or are a path or a secret.
+_ELSEWHERE = (
+    "report_to",
+    "run_name",
+    "push_to_hub",
+    "resume_from_checkpoint",
+    "disable_tqdm",
+    "local_rank",
+    "project",
+    "model_init_kwargs",
+)
+
 DEFAULTS = {**OWN, "seed": Recipe().seed}
 CHANGED_HERE, CHANGED_THERE = "changed by the workbench", "changed by Unsloth/TRL"
 
@@ -78,6 +90,26 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
             by = "TRL default" if found["stock"] == now else "Unsloth default"
         rows.append(Row(name, found["asked"], found["default"], now, by))
     return rows
+
+
+def settings_in_force(config: Any) -> dict[str, Any]:
+    """Every field of a built GRPOConfig that is no path and no secret: what the manifest keeps."""
+    names = (field.name for field in dataclasses.fields(config) if hasattr(config, field.name))
+    return {name: plain(getattr(config, name)) for name in names if decides(name)}
+
+
+def decides(name: str) -> bool:
+    """Whether the manifest keeps a field of GRPOConfig."""
+    return (
+        name not in _ELSEWHERE
+        and not name.endswith(("_dir", "_token", "_url", "_host"))
+        and not name.startswith(("hub_", "trackio_"))
+    )
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON has it."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(getattr(value, "value", value))
 
 
 def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
