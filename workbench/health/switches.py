@@ -20,12 +20,10 @@ TRLS = {
     "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask", "beta": 0.0,
     "multi_objective_aggregation": "sum_then_normalize", "use_bias_correction_kl": True, "top_p": 1.0, "top_k": 0,
     "top_entropy_quantile": 1.0, "lr_scheduler_type": "linear", "gradient_accumulation_steps": 1, "use_adaptive_entropy": False,
-    "log_completions": False,
 }  # fmt: skip
-_SAPO, _VESPO = ("sapo_temperature_neg", "sapo_temperature_pos"), tuple(
-    f"vespo_{part}_{side}" for part in ("k", "lambda") for side in ("pos", "neg")
-)  # fmt: skip
-_IS = ("mode", "clip_min", "clip_max", "cap")
+_SAPO = ("sapo_temperature_neg", "sapo_temperature_pos")
+_VESPO = ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg")
+_CORRECTION = tuple(f"vllm_importance_sampling_{part}" for part in ("mode", "clip_min", "clip_max", "cap"))
 
 Settings = dict[str, Any]
 
@@ -51,17 +49,22 @@ def _corrects_kl(settings: Settings) -> bool:
     return bool(value(settings, "beta") and value(settings, "use_bias_correction_kl"))
 
 
-# Names, whether anything reads them, why not, and what would. Conditions on the others' values alone.
+def corrects_vllm(settings: Settings) -> bool:
+    """Whether vLLM generates, and its ratios to the trainer's probabilities are weighed in."""
+    return bool(value(settings, "use_vllm") and value(settings, "vllm_importance_sampling_correction"))
+
+
+_OTHER, _DAPO, _VLLM = "loss_type = '{loss_type}' does not read it", "loss_type = 'dapo'", "use_vllm = true"
+# Names, whether anything reads them beside the others' values, why not, and what would.
 _READ: tuple[tuple[tuple[str, ...], Callable[[Settings], Any], str, str], ...] = (
-    (("epsilon",), lambda own: _is("loss_type", *CLIPPED_LOSSES)(own) or (_is("loss_type", "cispo")(own) and not own.get("epsilon_high")),
-     "loss_type = '{loss_type}' does not read it", "loss_type = 'dapo'"),
-    (("epsilon_high",), _is("loss_type", *CLIPPED_LOSSES, "cispo"), "loss_type = '{loss_type}' does not read it", "loss_type = 'dapo'"),
-    (("delta",), _is("loss_type", *CLIPPED_LOSSES), "loss_type = '{loss_type}' does not read it", "loss_type = 'dapo'"),
-    (_SAPO, _is("loss_type", "sapo"), "loss_type = '{loss_type}' does not read it", "loss_type = 'sapo'"),
-    (_VESPO, _is("loss_type", "vespo"), "loss_type = '{loss_type}' does not read it", "loss_type = 'vespo'"),
+    (("epsilon",), lambda own: _is("loss_type", *CLIPPED_LOSSES, *["cispo"][: not own.get("epsilon_high")])(own), _OTHER, _DAPO),
+    (("epsilon_high",), _is("loss_type", *CLIPPED_LOSSES, "cispo"), _OTHER, _DAPO),
+    (("delta",), _is("loss_type", *CLIPPED_LOSSES), _OTHER, _DAPO),
+    (_SAPO, _is("loss_type", "sapo"), _OTHER, "loss_type = 'sapo'"),
+    (_VESPO, _is("loss_type", "vespo"), _OTHER, "loss_type = 'vespo'"),
     (("importance_sampling_level",), lambda own: not _is("loss_type", "vespo")(own) or _corrects_kl(own),
      "loss_type = 'vespo' always weights whole sequences", "loss_type = 'grpo'"),
-    (("scale_rewards",), lambda own: not _is("multi_objective_aggregation", "normalize_then_sum")(own),
+    (("scale_rewards",), _is("multi_objective_aggregation", "sum_then_normalize"),
      "multi_objective_aggregation = 'normalize_then_sum' divides by standard deviations of its own",
      "multi_objective_aggregation = 'sum_then_normalize'"),
     (("warmup_steps", "lr_scheduler_kwargs"), lambda own: not _is("lr_scheduler_type", "constant")(own),
@@ -69,13 +72,9 @@ _READ: tuple[tuple[tuple[str, ...], Callable[[Settings], Any], str, str], ...] =
     (("use_bias_correction_kl",), lambda own: value(own, "beta"), "beta = 0", "beta = 0.001"),
     (("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"), _is("use_adaptive_entropy", True),
      "use_adaptive_entropy is off", "use_adaptive_entropy = true"),
-    (tuple(f"vllm_importance_sampling_{part}" for part in _IS),
-     lambda own: value(own, "use_vllm") and value(own, "vllm_importance_sampling_correction"), "vLLM's samples are not corrected",
-     "use_vllm = true, with vllm_importance_sampling_correction"),
+    (_CORRECTION, corrects_vllm, "vLLM's samples are not corrected", f"{_VLLM}, with vllm_importance_sampling_correction"),
     (("vllm_importance_sampling_correction", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"),
-     lambda own: value(own, "use_vllm"), "use_vllm is off", "use_vllm = true"),
-    (("num_completions_to_print", "log_unique_prompts"), _is("log_completions", True), "log_completions is off",
-     "log_completions = true"),
+     _is("use_vllm", True), "use_vllm is off", _VLLM),
 )  # fmt: skip
 
 
@@ -93,8 +92,10 @@ def ratio_is_one(settings: Settings, times: int | None = None) -> bool:
     accumulated, passes = value(settings, "gradient_accumulation_steps"), settings.get("steps_per_generation")
     if not passes and (batch := settings.get("generation_batch_size")):
         passes = batch // (settings["per_device_train_batch_size"] * processes.count())
-    corrected = value(settings, "use_vllm") and value(settings, "vllm_importance_sampling_correction")
-    return not corrected and accumulated % ((passes or accumulated) * (times or value(settings, "num_iterations"))) == 0
+    return (
+        not corrects_vllm(settings)
+        and accumulated % ((passes or accumulated) * (times or value(settings, "num_iterations"))) == 0
+    )
 
 
 def more_updates(settings: Settings) -> str:
@@ -107,6 +108,8 @@ def on_the_ratio(settings: Settings, names: Iterable[str]) -> tuple[list[str], l
     """Of some names those that do nothing while the ratio is 1: (to the bit, but for rounding)."""
     loss, asked = value(settings, "loss_type"), set(names)
     clips, sequence = loss in CLIPPED_LOSSES, value(settings, "importance_sampling_level") == "sequence"
+    # With a corrected KL, or some tokens masked, the gradient of a sequence's ratio goes other ways than that of each token's.
+    level = not _corrects_kl(settings) and value(settings, "top_entropy_quantile") == 1 and loss != "vespo"
     # The cap of cispo, and a delta below 1, reach a ratio of 1.
     exact = {
         "epsilon": clips,
@@ -114,17 +117,15 @@ def on_the_ratio(settings: Settings, names: Iterable[str]) -> tuple[list[str], l
         "delta": clips and (settings.get("delta") is None or settings["delta"] >= 1),
         "off_policy_mask_threshold": (settings.get("off_policy_mask_threshold") or 0) >= 0 and not value(settings, "use_vllm"),
         **dict.fromkeys(_VESPO, loss == "vespo"),
-        # With a corrected KL the gradient goes through the ratio of the level.
-        "importance_sampling_level": (not sequence or loss == "cispo") and loss != "vespo" and not _corrects_kl(settings),
+        "importance_sampling_level": level and (not sequence or loss == "cispo"),
     }
     rounded = {
         **dict.fromkeys(_SAPO, loss == "sapo"),
-        "importance_sampling_level": sequence and loss not in ("cispo", "vespo") and not _corrects_kl(settings),
-        "loss_type": loss in ("vespo", "sapo") or (loss == "cispo" and exact["epsilon_high"]),
+        "importance_sampling_level": level and sequence and loss != "cispo",
+        "loss_type": not sequence and (loss in ("vespo", "sapo") or (loss == "cispo" and exact["epsilon_high"])),
     }
-    return [name for name in exact if name in asked and exact[name]], [
-        name for name in rounded if name in asked and rounded[name]
-    ]
+    exact, rounded = ([name for name, idle in own.items() if idle and name in asked] for own in (exact, rounded))
+    return exact, rounded
 
 
 def inert_in_plan(settings: Settings, asked: Iterable[str]) -> list[Inert]:

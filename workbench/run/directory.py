@@ -404,7 +404,7 @@ def versions() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """The variables by which libraries decide how to compute, as far as they are set; no secret, no path, no library's own mark."""
+    """The variables by which libraries decide how to compute, where they are set; no secret and no path among them."""
     own = {name: value for name, value in os.environ.items() if name.startswith(_DECIDING)}
     hidden = {name for name, value in own.items() if any(word in name for word in _HIDDEN) or os.path.isabs(value)}
     return {name: own[name] for name in sorted(own.keys() - hidden)}

@@ -138,7 +138,8 @@ class Recorder:
                 values |= {name: float(np.mean([each[name] for each in self._groups])) for name in self._groups[0]}
                 self._groups.clear()
             values |= {name: _OVER[name](own) for name, own in self.ratios.items() if own}
-            self.ratios = {name: [] for name in self.ratios}
+            for own in self.ratios.values():
+                own.clear()
             values |= self._weights
             if self.generated_s and (whole := values.get(STEP_S)) is not None:
                 # Means over the steps that this row is about, as TRL's step_time is.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from typing import Any, NamedTuple
 
 from workbench.recipe import Recipe
@@ -25,14 +26,8 @@ SHOWN = (
 
 # Of a config's fields those that decide no number, or are a path or a secret.
 _ELSEWHERE = (
-    "report_to",
-    "run_name",
-    "push_to_hub",
-    "resume_from_checkpoint",
-    "disable_tqdm",
-    "local_rank",
-    "project",
-    "model_init_kwargs",
+    r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|resume_.*|(hub|trackio)_.*"
+    r"|.*_(dir|token|url|host)"
 )
 
 DEFAULTS = {**OWN, "seed": Recipe().seed}
@@ -100,11 +95,7 @@ def settings_in_force(config: Any) -> dict[str, Any]:
 
 def decides(name: str) -> bool:
     """Whether the manifest keeps a field of GRPOConfig."""
-    return (
-        name not in _ELSEWHERE
-        and not name.endswith(("_dir", "_token", "_url", "_host"))
-        and not name.startswith(("hub_", "trackio_"))
-    )
+    return not re.fullmatch(_ELSEWHERE, name)
 
 
 def plain(value: Any) -> Any:
