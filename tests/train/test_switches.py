@@ -239,12 +239,8 @@ def adapter(name: str, grpo: dict[str, Any]):
     key = repr(grpo)
     if key not in _trained:
         run = wb.train(recipe(name, **grpo))
-        _trained[key] = (
-            run,
-            load_file(run.final / "adapter_model.safetensors"),
-            run.manifest()["settings"]["translated"],
-            wb.examine_run(run),
-        )
+        weights, notes = load_file(run.final / "adapter_model.safetensors"), run.manifest()["settings"]["translated"]
+        _trained[key] = weights, notes, wb.examine_run(run)
     return _trained[key]
 
 

@@ -73,7 +73,7 @@ def _known(run: RunDirectory) -> dict[str, Any]:
     manifest = run.manifest()
     recipe = run.recipe().model_dump(mode="json")
     recipe["grpo"] = {**recipe.get("grpo", {}), **((manifest.get("settings") or {}).get("in_force") or {})}
-    facts = {name: manifest.get(name) for name in _FACTS}
+    facts = {name: found for name in _FACTS if (found := manifest.get(name))}
     facts["data"] = {name: (manifest.get("task") or {}).get(name) for name in ("rows", "held_out")}
     return dict(_flat(recipe | {"found": facts}))
 
