@@ -82,7 +82,7 @@ def unread(settings: Settings, names: Iterable[str]) -> list[Inert]:
     """Of some names those that nothing reads beside these settings."""
     found, asked = [], set(names)
     for own, reads, why, remedy in _READ:
-        if (idle := tuple(name for name in own if name in asked)) and not reads(settings):
+        if (idle := tuple(filter(asked.__contains__, own))) and not reads(settings):
             found.append(Inert(idle, why.format(loss_type=value(settings, "loss_type")), remedy))
     return found
 
@@ -92,10 +92,8 @@ def ratio_is_one(settings: Settings, times: int | None = None) -> bool:
     accumulated, passes = value(settings, "gradient_accumulation_steps"), settings.get("steps_per_generation")
     if not passes and (batch := settings.get("generation_batch_size")):
         passes = batch // (settings["per_device_train_batch_size"] * processes.count())
-    return (
-        not corrects_vllm(settings)
-        and accumulated % ((passes or accumulated) * (times or value(settings, "num_iterations"))) == 0
-    )
+    again = (passes or accumulated) * (times or value(settings, "num_iterations"))
+    return not corrects_vllm(settings) and accumulated % again == 0
 
 
 def more_updates(settings: Settings) -> str:
@@ -130,13 +128,11 @@ def on_the_ratio(settings: Settings, names: Iterable[str]) -> tuple[list[str], l
 
 def inert_in_plan(settings: Settings, asked: Iterable[str]) -> list[Inert]:
     """Settings that were asked for by name and will do nothing, as far as that is known before the run."""
-    idle = unread(settings, asked)
-    known = {name for own in idle for name in own.names}
-    exact, rounded = on_the_ratio(settings, set(asked) - known) if ratio_is_one(settings) else ([], [])
-    one, remedy = "one update per generation, so the ratio is exactly 1", more_updates(settings) if exact or rounded else ""
+    idle, one = unread(settings, asked), "one update per generation, so the ratio is exactly 1"
+    if not ratio_is_one(settings):
+        return idle
+    exact, rounded = on_the_ratio(settings, set(asked) - {name for own in idle for name in own.names})
+    remedy, same = more_updates(settings), "grpo" if value(settings, "loss_type") == "sapo" else "dapo"
     idle += [Inert(tuple(exact), one, remedy)] * bool(exact)
-    but = f"{one}, and only rounding differs"
-    for name in rounded:
-        same = {"sapo": "grpo"}.get(value(settings, "loss_type"), "dapo")
-        idle.append(Inert((name,), but + f" from loss_type = '{same}'" * (name == "loss_type"), remedy))
-    return idle
+    but = {name: f" from loss_type = '{same}'" * (name == "loss_type") for name in rounded}
+    return idle + [Inert((name,), f"{one}, and only rounding differs{words}", remedy) for name, words in but.items()]

@@ -171,10 +171,10 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
 def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
     """Add to `changed` what is not as the run's manifest says of the policy: its template, its device, how it computes."""
     manifest, found = run.manifest(), policy.found()
-    before, now_set = manifest.get("environment"), environment()
-    for name in sorted(() if before is None else before.keys() | now_set.keys()):  # none: begun by an earlier version
-        if before.get(name) != now_set.get(name):
-            changed.shown.append(f"{name}: {before.get(name, 'not set')} -> {now_set.get(name, 'not set')}")
+    now_set = environment()
+    then_set = manifest.get("environment", now_set)  # none: begun by an earlier version
+    for name in sorted(name for name in then_set.keys() | now_set.keys() if then_set.get(name) != now_set.get(name)):
+        changed.shown.append(f"{name}: {then_set.get(name, 'not set')} -> {now_set.get(name, 'not set')}")
     for name in ("device", "compute_dtype", "backend"):
         if (before := (manifest.get("policy") or {}).get(name, found[name])) != found[name]:
             changed.shown.append(f"{name}: {before} -> {found[name]}")

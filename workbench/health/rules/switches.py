@@ -69,6 +69,5 @@ def inert_settings(view: RunView) -> Verdict:
     line += ["live: " + ", ".join(f"{name} ({how})" for name, how in live.items())] if live else []
     evidence = {"inert": [name for own in idle for name in own.names], "live": [*live], "rows": len(rows)}
     remedy = "; ".join(f"{', '.join(own.names)}: {own.remedy}" for own in idle if own.remedy)
-    over = (rows[0].get("step"), rows[-1].get("step"))
-    words = "; ".join(line) or "no setting can be judged"
+    over, words = (rows[0].get("step"), rows[-1].get("step")), "; ".join(line) or "no setting can be judged"
     return view.verdict(NOTE if idle else OK, words, evidence, "", "what would matter: " * bool(remedy) + remedy, over=over)

@@ -12,8 +12,7 @@ from workbench.errors import RecipeError
 from workbench.health.switches import CLIPPED_LOSSES, Settings, corrects_vllm, inert_in_plan, ratio_is_one, value
 from workbench.recipe import PolicyPart, Recipe
 
-LEAST_FOR_LORA = 1e-6
-MUCH_BETA = 0.05
+LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 MOST_FOR_SEQUENCES = 0.01  # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio
 
 

@@ -25,10 +25,8 @@ SHOWN = (
 )  # fmt: skip
 
 # Of a config's fields those that decide no number, or are a path or a secret.
-_ELSEWHERE = (
-    r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|resume_.*|(hub|trackio)_.*"
-    r"|.*_(dir|token|url|host)"
-)
+_ELSEWHERE = r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|(resume|hub|trackio)_.*"
+_ELSEWHERE += r"|.*_(dir|token|url|host)"
 
 DEFAULTS = {**OWN, "seed": Recipe().seed}
 CHANGED_HERE, CHANGED_THERE = "changed by the workbench", "changed by Unsloth/TRL"
