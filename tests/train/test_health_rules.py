@@ -77,6 +77,7 @@ def batches(count: int, **changes) -> list[StepSummary]:
 
 def test_a_healthy_record_is_all_well():
     found = verdicts(batches(30, functions=lambda n: (function("right", 1 + 0.02 * n), function("format", 0.5, high=1.0))))
+    assert found.pop("inert_settings").evidence == {"missing": "loss_type"}  # test_switches.py
     assert {name: each.state for name, each in found.items() if each.state != OK} == {}
 
 

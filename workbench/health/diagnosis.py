@@ -72,6 +72,7 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
     # What was changed while it trained, if this is the stage that it is in.
     if stage in (None, "1", changed.stage):
         settings |= {"beta": changed.beta, "learning_rate": changed.learning_rate}
+    own = next((part.grpo for part in recipe.stages if part.name == stage), {})
     steps = settings.get("max_steps")
     return RunConfig.of(
         settings,
@@ -80,6 +81,7 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
         format_by=known["format_by"],
         total_steps=steps if isinstance(steps, int) and steps > 0 else None,
         fp16=settings.get("fp16") is True,
+        asked=(*recipe.grpo, *own),
     )
 
 

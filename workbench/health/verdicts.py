@@ -40,6 +40,7 @@ NAMES = {
     "kl_not_measured": "unmeasured KL",
     "slow_learning": "slow learning",
     "wasted": "wasted compute",
+    "inert_settings": "inert settings",
 }
 
 
@@ -88,12 +89,14 @@ class RunConfig:
     format_by: str | None = None
     total_steps: int | None = None
     fp16: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)  # all that are known to be in force
+    asked: tuple[str, ...] = ()  # settings that the recipe names
 
     @classmethod
     def of(cls, settings: dict[str, Any], **more: Any) -> RunConfig:
         """From GRPOConfig's names: those of `settings` that verdicts need, and `more` of the fields."""
         asked = ("max_completion_length", "beta", "learning_rate", "temperature")
-        return cls(**{name: settings.get(name) for name in asked}, **more)
+        return cls(**{name: settings.get(name) for name in asked}, settings=settings, **more)
 
 
 class RunView:

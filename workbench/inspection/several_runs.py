@@ -17,7 +17,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import KEY, prompt_of, query
 
-_FACTS = ("versions", "policy", "rewards", "template")  # of the manifest, that decide what a run is
+_FACTS = ("versions", "environment", "policy", "rewards", "template")  # of the manifest, that decide what a run is
 _OF_A_RUN = ("run_name", "output_dir", "logging_dir", "load_s", "trained_in")  # in which any two differ
 
 
@@ -73,7 +73,7 @@ def _known(run: RunDirectory) -> dict[str, Any]:
     manifest = run.manifest()
     recipe = run.recipe().model_dump(mode="json")
     recipe["grpo"] = {**recipe.get("grpo", {}), **((manifest.get("settings") or {}).get("in_force") or {})}
-    facts = {name: manifest.get(name) for name in _FACTS}
+    facts = {name: found for name in _FACTS if (found := manifest.get(name))}
     facts["data"] = {name: (manifest.get("task") or {}).get(name) for name in ("rows", "held_out")}
     return dict(_flat(recipe | {"found": facts}))
 

@@ -35,6 +35,9 @@ _LIBRARIES = (
     "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes", "torch", "vllm", "ipykernel",
     "grpo-workbench",
 )  # fmt: skip
+_DECIDING = ("UNSLOTH_", "TRL_", "VLLM_", "PYTORCH_", "CUBLAS_")
+# Secrets; and what Unsloth leaves in the environment of a process about itself and the model that it loaded.
+_HIDDEN = ("TOKEN", "KEY", "SECRET", "PASSWORD", "_IS_PRESENT", "UNSLOTH_PATCHED", "UNSLOTH_MODEL_NAME")
 # What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it can only be read",
@@ -419,6 +422,13 @@ def versions() -> dict[str, Any]:
             commit = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     return found | {"machine": machine, "cpu": _cpu(), "commit": commit or None}
+
+
+def environment() -> dict[str, str]:
+    """The variables by which libraries decide how to compute, where they are set; no secret and no path among them."""
+    own = {name: value for name, value in os.environ.items() if name.startswith(_DECIDING)}
+    hidden = {name for name, value in own.items() if any(word in name for word in _HIDDEN) or os.path.isabs(value)}
+    return {name: own[name] for name in sorted(own.keys() - hidden)}
 
 
 def _cpu() -> str | None:

@@ -32,12 +32,17 @@ REWARD_S = "time/reward_s"
 TRAIN_S = "time/train_s"
 HELD_OUT = "held_out/correct"  # in the rows of steps after which held-out prompts were measured
 HELD_OUT_LOW, HELD_OUT_HIGH = "held_out/low", "held_out/high"
+RATIO_LOW = "ratio/low"  # TRL logs what was clipped, not how far the ratio went
+RATIO_HIGH = "ratio/high"
+RATIO_MASKED = "ratio/masked"  # only with off_policy_mask_threshold
 
 
 _OWN = frozenset(
     {"step", "loss", "epoch", "num_tokens", REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD}
 )
-_OWN_GROUPS = ("rewards/", "completions/", "groups/", "time/", "held_out/", "clip_ratio", "sampling/", "train/", "eval_", "eval/")
+_OWN_GROUPS = (
+    "rewards/", "completions/", "groups/", "time/", "held_out/", "ratio/", "clip_ratio", "sampling/", "train/", "eval_", "eval/",
+)  # fmt: skip
 
 
 def is_own(name: str) -> bool:

@@ -25,12 +25,12 @@ from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run.directory import RunDirectory, now, versions
+from workbench.run.directory import RunDirectory, environment, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training.background import announce
 from workbench.training.loading import base_differs, base_summed, measured, random_kept
-from workbench.training.plan.in_force import SHOWN
+from workbench.training.plan.in_force import as_json, decides, settings_in_force
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
 from workbench.training.resuming import Changed, Point, kept_task
@@ -38,9 +38,6 @@ from workbench.training.session import Made, Session, StagedSession
 from workbench.training.stages import ONLY_STAGE, Stage
 from workbench.training.watchers import Watchers
 from workbench.workspace import shown
-
-# Settings whose values in force the manifest keeps: those that libraries change, or that decide what a run costs.
-_IN_FORCE = [name for name in SHOWN if name not in ("logging_steps", "save_steps", "report_to")]
 
 
 @random_kept()
@@ -153,6 +150,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
         "created": now(),
         "recipe": recipe.model_dump(mode="json"),
         "versions": versions(),
+        "environment": environment(),
         "policy": policy.found(),
         "trainer": f"{type(trainer).__mro__[0].__module__}.{type(trainer).__name__}",
         "task": {**asked, "card": json.loads(card.read_text(encoding="utf-8")) if source and card.is_file() else None},
@@ -161,7 +159,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
         "template": _template(policy),
         "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [
-            {key: _plain(value) for key, value in row._asdict().items()}
+            {key: as_json(value) for key, value in row._asdict().items()}
             for row in settings_of.in_force_table(settings_of.asked_of(recipe), trainer.args, given)
         ],
         "prompts": {"used": len(first.rows), "left_out_too_long": first.left_out_too_long, "longest_tokens": longest},
@@ -174,6 +172,10 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
 def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
     """Add to `changed` what is not as the run's manifest says of the policy: its template, its device, how it computes."""
     manifest, found = run.manifest(), policy.found()
+    now_set = environment()
+    then_set = manifest.get("environment", now_set)  # none: begun by an earlier version
+    for name in sorted(name for name in then_set.keys() | now_set.keys() if then_set.get(name) != now_set.get(name)):
+        changed.shown.append(f"{name}: {then_set.get(name, 'not set')} -> {now_set.get(name, 'not set')}")
     for name in ("device", "compute_dtype", "backend"):
         if (before := (manifest.get("policy") or {}).get(name, found[name])) != found[name]:
             changed.shown.append(f"{name}: {before} -> {found[name]}")
@@ -185,11 +187,6 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
 
 def _template(policy: Policy) -> str:
     return fingerprint([{"template": policy.tokenizer.chat_template or "", **policy.chat_template_kwargs}])
-
-
-def settings_in_force(args: Any) -> dict[str, Any]:
-    """Of a built GRPOConfig, the settings that the manifest keeps."""
-    return {key: _plain(getattr(args, key)) for key in _IN_FORCE if hasattr(args, key)}
 
 
 def _rewards(stage: Stage) -> dict[str, Any]:
@@ -209,12 +206,8 @@ def _stage(stage: Stage) -> dict[str, Any]:
         "name": stage.name, "steps": stage.steps, "after": stage.offset, "task": task.source or task.name,
         "rows": fingerprint(task.rows), "prompts": len(stage.rows), "right_by": task.right_function,
         "format_by": task.format_by, "rewards": _rewards(stage),
-        "settings": {key: _plain(value) for key, value in stage.settings.items() if key in _IN_FORCE},
+        "settings": {key: as_json(value) for key, value in stage.settings.items() if decides(key)},
     }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(getattr(value, "value", value))
 
 
 # -- somebody's own trainer --------------------------------------------------------------------------------------------

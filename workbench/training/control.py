@@ -24,6 +24,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import CHANGES, ControlReader, Request, RunState, check_request, write_request
 from workbench.run.directory import RunDirectory
 from workbench.task import load_task
+from workbench.training.plan.in_force import settings_in_force
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.sampling import sample
@@ -100,7 +101,8 @@ class RunControl:
         best = dict(zip(self.suite.names, map(max_score_of, task.reward_funcs), strict=True))
         more = {"best": best, "right_by": task.right_function, "format_by": task.format_by}
         more["fp16"] = self.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
-        return RunConfig.of(self.stage.settings, **more, total_steps=steps if steps > 0 else None)
+        more |= {"asked": tuple(self.stage.recipe.grpo), "total_steps": steps if steps > 0 else None}
+        return RunConfig.of(settings_in_force(self.trainer.args) | self.stage.settings, **more)
 
     def begin_stage(self, step: int, flags: Any) -> None:
         """A stage begins: what was asked for at the end of the one before is applied to it.

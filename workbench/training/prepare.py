@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import tempfile
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +38,9 @@ from workbench.workspace import to_json
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
+
+
+_IN_OUR_WORDS = re.compile("luspo|VESPO|importance_sampling_level='sequence'")
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,7 @@ def prepare(
         settings["max_steps"] = sum(stage.steps for stage in recipe.stages)
         for stage in stages:
             _built(config_class, stage.recipe, stage.settings, machine, policy)
-    given, built = _built(config_class, recipe, settings, machine, policy)
+    given, built, heard = _built(config_class, recipe, settings, machine, policy)
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
     rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
     if recipe.algorithm:
@@ -183,7 +189,7 @@ def prepare(
         where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
         words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
         who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda), stage.planned.num_generations))
-    notes += [*_of_stages(stages), *unread, *measured, *chosen, *warned, *one_gpu(backend, machine)]
+    notes += [*_of_stages(stages), *unread, *measured, *chosen, *warned, *heard, *one_gpu(backend, machine)]
     return Plan(
         recipe=recipe,
         task=task,
@@ -289,27 +295,38 @@ def _memory(
 
 def _built(
     config_class: type, recipe: Recipe, settings: dict[str, Any], machine: Machine, policy: Policy | None
-) -> tuple[dict[str, Any], Any]:
-    """(what GRPOConfig is given, the config that it makes of it)."""
+) -> tuple[dict[str, Any], Any, list[str]]:
+    """(what GRPOConfig is given, the config that it makes of it, what is warned of)."""
     asked = recipe.policy
     backend = policy.backend_name if policy else asked.backend
     computes, _ = choose_dtype(asked.dtype, backend, cuda=machine.cuda, bf16=machine.bf16)
     given = {**settings, **config_overrides(backend, computes, settings, cuda=machine.cuda)}
-    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch, taken_together():
+    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch, taken_together() as heard:
         built = settings_of.built(config_class, given, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
     if machine.cuda and backend == "unsloth":  # its trainer decides, when it is made
         vars(built).update(unsloths_choice(asked.dtype, given, bf16=machine.bf16))
-    return given, built
+    return given, built, heard
 
 
 @contextlib.contextmanager
-def taken_together() -> Generator[None, None, None]:
-    """RecipeError for settings that the libraries refuse together."""
+def taken_together() -> Generator[list[str], None, None]:
+    """RecipeError for settings that the libraries refuse together; what they warn of is in the list afterwards, once."""
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logging.getLogger("trl").addHandler(handler)
     try:
-        yield
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("default")
+            yield heard
     except (TypeError, ValueError, ImportError, NotImplementedError) as error:
         rule = "GRPOConfig and GRPOTrainer accept these settings together"
         raise RecipeError(f"grpo: {error}", rule=rule, remedy="change the setting that it names") from error
+    finally:
+        logging.getLogger("trl").removeHandler(handler)
+    heard += [str(each.message) for each in warned if issubclass(each.category, (UserWarning, FutureWarning))]
+    # What a plan says in its own words, with the remedy, is not said twice: `combinations.py`.
+    heard[:] = [f"TRL warns: {' '.join(line.split())}" for line in dict.fromkeys(heard) if not _IN_OUR_WORDS.search(line)]
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:

@@ -18,12 +18,26 @@ from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import GENERATE_S, HELD_OUT, HELD_OUT_HIGH, HELD_OUT_LOW, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
+from workbench.run.metrics import (
+    GENERATE_S,
+    HELD_OUT,
+    HELD_OUT_HIGH,
+    HELD_OUT_LOW,
+    KL,
+    RATIO_HIGH,
+    RATIO_LOW,
+    RATIO_MASKED,
+    REWARD_S,
+    STEP_S,
+    TRAIN_S,
+    weight_of,
+)
 from workbench.run.parts import MERGE, merge
 from workbench.run.rollouts import columns_of, write_part
 from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
 
+_OVER = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
 _REQUIRED = ("begin", "update", "end")  # of a watcher
 
 
@@ -50,6 +64,7 @@ class Recorder:
         self._merging: Future | None = None
         self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
+        self.ratios: dict[str, list[float]] = {RATIO_LOW: [], RATIO_HIGH: [], RATIO_MASKED: []}  # likewise, of each loss
         self._weights: dict[str, float] = {}
         self._held_out: dict[str, float] = {}  # measured since the latest row of metrics
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
@@ -143,6 +158,9 @@ class Recorder:
             if self._groups:
                 values |= {name: float(np.mean([each[name] for each in self._groups])) for name in self._groups[0]}
                 self._groups.clear()
+            values |= {name: _OVER[name](own) for name, own in self.ratios.items() if own}
+            for own in self.ratios.values():
+                own.clear()
             values |= self._weights | self._held_out
             self._held_out = {}
             self._splits |= self.generated_s > 0  # not in every step, where one learns from what an earlier one generated

@@ -22,7 +22,7 @@ from workbench.errors import RunError
 from workbench.health import Watchdog
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import LEARNING_RATE
+from workbench.run.metrics import LEARNING_RATE, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 from workbench.training.control import RunControl, save_now
 from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
@@ -57,7 +57,7 @@ class Made:
     given: Plan  # as `make_trainer` got it
     plan: Plan  # as this policy trains it, with settings and reward functions of the trainer's own
     policy: Policy
-    next_trainer: Callable[[Stage], Any]  # for a stage after the first
+    next_trainer: Callable[[Stage], tuple[Any, list[str]]]  # for a stage after the first; and what it warns of
 
     KEY = "_workbench_made_from"
 
@@ -190,10 +190,53 @@ class Session:
         # A private method of TRL's trainer, also in Unsloth's; where it is missing, the split of time is not measured.
         if generate := getattr(trainer, "_generate", None):
             self.replace("_generate", recorder.timed("generated_s")(generate))
+        self._watch_ratio()
         hooks = {name: staticmethod(self.safe(getattr(self, name))) for name in dir(self) if name.startswith("on_")}
         callback = type("WorkbenchCallback", (TrainerCallback,), hooks)()
         trainer.add_callback(callback)
         self.at_end.callback(trainer.remove_callback, callback)
+
+    def _watch_ratio(self) -> None:
+        # How far the importance ratio goes, of which TRL logs only what was clipped. Unsloth's GPU trainer computes its loss
+        # elsewhere: there nothing is noted.
+        trainer, ratios = self.trainer, self.recorder.ratios
+        names = ("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask")
+        if not all(hasattr(trainer, name) for name in names):
+            return
+        compute, logps_of, mask_of = (getattr(trainer, name) for name in names)
+        batch: list[dict[str, Any]] = []  # of the latest loss
+
+        @self.safe
+        def note(logps: Any) -> None:
+            old, low, high = batch[0].get("old_per_token_logps"), 1.0, 1.0
+            if old is not None:
+                mask = batch[0]["completion_mask"] * batch[0].get("tool_mask", 1)
+                away, kept = (logps.detach() - old) * mask, mask.bool()
+                if trainer.importance_sampling_level == "sequence":
+                    away, kept = away.sum(-1) / mask.sum(-1).clamp(min=1), mask.sum(-1) > 0
+                if not kept.any():
+                    return
+                low, high = (float(end) for end in away[kept].exp().aminmax())
+            ratios[RATIO_LOW].append(low)
+            ratios[RATIO_HIGH].append(high)
+
+        def _compute_loss(model: Any, inputs: Any) -> Any:
+            batch[:] = [inputs]
+            return compute(model, inputs)
+
+        def logps(*args: Any, **more: Any) -> Any:
+            found = logps_of(*args, **more)
+            if batch and found[0].requires_grad:  # not those of the old policy or the reference
+                note(found[0])
+            return found
+
+        def get_off_policy_mask(*args: Any, **more: Any) -> Any:
+            kept = mask_of(*args, **more)
+            self.safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())))()
+            return kept
+
+        for name, own in zip(names, (_compute_loss, logps, get_off_policy_mask), strict=True):
+            self.replace(name, own)
 
     def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
         recorder, run = self.recorder, self.run
@@ -311,7 +354,8 @@ class StagedSession(Session):
         self.policy.trained_in.append(self.run.name)
         for stage in self.stages:
             if stage is not self.stages[0]:
-                self.trainer = self.made.next_trainer(stage)
+                self.trainer, warned = self.made.next_trainer(stage)
+                print(*warned, sep="\n", end="\n" * bool(warned))
                 self._train = self.trainer.train
             result = self._train_stage(stage)
             if self.control.stopped_by:

@@ -57,7 +57,8 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
         output_dir = tempfile.mkdtemp(prefix="workbench-")
         weakref.finalize(built, shutil.rmtree, output_dir, ignore_errors=True)
     configs = {stage.number: build_config(config_class, stage, output_dir, policy) for stage in made.stages}
-    trainer = built(made.stages[0])
+    trainer, heard = built(made.stages[0])
+    made = replace(made, notes=(*made.notes, *(line for line in heard if line not in made.notes)))
     vars(trainer)[Made.KEY] = Made(plan, made, policy, built)
     return trainer
 
@@ -208,8 +209,8 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
     return config
 
 
-def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy) -> Any:
-    """TRL's trainer for a stage, on the policy's own adapter; or a RecipeError, for what it does not accept together."""
+def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy) -> tuple[Any, list[str]]:
+    """(TRL's trainer for a stage, on the policy's own adapter; what it warns of). RecipeError for what it refuses together."""
     from datasets import Dataset
     from transformers import PrinterCallback
 
@@ -218,7 +219,7 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
         model.delete_adapter("ref")
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
     own = {"processing_class": tokenizer, "reward_funcs": stage.suite.funcs, "args": config, "train_dataset": rows}
-    with taken_together():
+    with taken_together() as heard:
         trainer = trainer_class(model=model, **own)
     trainer.remove_callback(PrinterCallback)
     # A form that nobody has filled in, and that asks trackers for their addresses at every checkpoint.
@@ -229,7 +230,7 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
         model.delete_adapter("ref")
     # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates vanish.
     adapter_in_float32(model)
-    return trainer
+    return trainer, heard
 
 
 def _another_run(run: RunDirectory, changed: Changed) -> RunError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from typing import Any, NamedTuple
 
 from workbench.recipe import Recipe
@@ -23,6 +24,10 @@ SHOWN = (
     "repetition_penalty", "bf16", "fp16", "gradient_checkpointing", "use_vllm", "logging_steps", "save_steps",
     "report_to", "seed",
 )  # fmt: skip
+
+# Of a config's fields those that decide no number, or are a path or a secret.
+_ELSEWHERE = r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|(resume|hub|trackio)_.*"
+_ELSEWHERE += r"|.*_(dir|token|url|host)"
 
 DEFAULTS = {**OWN, "seed": Recipe().seed}
 CHANGED_HERE, CHANGED_THERE = "changed by the workbench", "changed by Unsloth/TRL"
@@ -79,6 +84,22 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
             by = "TRL default" if found["stock"] == now else "Unsloth default"
         rows.append(Row(name, found["asked"], found["default"], now, by))
     return rows
+
+
+def settings_in_force(config: Any) -> dict[str, Any]:
+    """Every field of a built GRPOConfig that is no path and no secret: what the manifest keeps."""
+    names = (field.name for field in dataclasses.fields(config) if hasattr(config, field.name))
+    return {name: as_json(getattr(config, name)) for name in names if decides(name)}
+
+
+def decides(name: str) -> bool:
+    """Whether the manifest keeps a field of GRPOConfig."""
+    return not re.fullmatch(_ELSEWHERE, name)
+
+
+def as_json(value: Any) -> Any:
+    """A setting as JSON has it."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(getattr(value, "value", value))
 
 
 def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
