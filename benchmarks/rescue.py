@@ -1,6 +1,6 @@
 """What rescuing dead groups buys: completions to the same held-out score with and without, by seed.
 
-    uv run python benchmarks/rescue.py [--seeds 5] [--steps 48]
+    uv run python benchmarks/rescue.py [--seeds 5] [--steps 40]
 
 The task is the embedded policy's arithmetic in words that it was not taught (`workbench/tasks/arithmetic_harder.py`): 64 prompts,
 paid for right answers alone; about half of their groups are dead at first. A step learns from 4 groups of 8. Every eighth step
@@ -67,6 +67,29 @@ class Curve:
     def end(self, message: str) -> None: ...
 
 
+_loaded: dict[int, tuple[Any, dict[str, Any]]] = {}
+
+
+def begun(seed: int) -> Any:
+    """The policy of a seed with the adapter that it began with."""
+    import torch
+
+    from workbench.training.policy import load_policy
+
+    if seed not in _loaded:
+        _loaded.clear()
+        policy = load_policy("tiny", load_in_4bit=False, seed=seed)
+        weights = {name: own.detach().clone() for name, own in policy.model.named_parameters() if own.requires_grad}
+        _loaded[seed] = policy, weights
+    policy, weights = _loaded[seed]
+    with torch.no_grad():
+        for name, own in policy.model.named_parameters():
+            if own.requires_grad:
+                own.copy_(weights[name])
+    policy.trained_in.clear()
+    return policy
+
+
 def cell(arm: str, seed: int, steps: int, every: int = EVERY, prompts: int = 64, held_out: int = HELD_OUT) -> dict[str, Any]:
     """One run: held-out scores by completions that were generated until then, and its dead groups."""
     from workbench.recipe import Recipe
@@ -74,7 +97,6 @@ def cell(arm: str, seed: int, steps: int, every: int = EVERY, prompts: int = 64,
     from workbench.run.rollouts import query
     from workbench.task import Task
     from workbench.tasks.arithmetic_harder import task as harder
-    from workbench.training.policy import load_policy
     from workbench.training.trainer import train
 
     times, began = ARMS[arm].get("oversample", 1), time.process_time()
@@ -84,7 +106,7 @@ def cell(arm: str, seed: int, steps: int, every: int = EVERY, prompts: int = 64,
     }  # fmt: skip
     whole = harder(prompts, held_out)
     task = Task("harder", whole.rows, [correctness_reward], held_out=whole.held_out)
-    policy = load_policy("tiny", load_in_4bit=False, seed=seed)
+    policy = begun(seed)
     asked = {"run_name": f"{arm.replace(' ', '-').replace(',', '')}-{seed}", "rescue": ARMS[arm], "grpo": grpo}
     asked |= {"seed": seed + 1000 * (arm == AGAIN), "policy": {"load_in_4bit": False}}
     curve = Curve(policy, task, max(1, every // times))
@@ -144,7 +166,7 @@ def compared(cells: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=40)
     asked = measuring.parse(parser, seeds=2, steps=4)
     stamped, cells = measuring.stamp(), []
     sizes = {"every": 2, "prompts": 8, "held_out": 4} if asked.quick else {}
