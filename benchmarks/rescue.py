@@ -1,6 +1,6 @@
 """What rescuing dead groups buys: completions to the same held-out score with and without, by seed.
 
-    uv run python benchmarks/rescue.py [--seeds 5] [--steps 40]
+    uv run python benchmarks/rescue.py [--seeds 5] [--steps 32]
 
 The task is the embedded policy's arithmetic in words that it was not taught (`workbench/tasks/arithmetic_harder.py`): 64 prompts,
 paid for right answers alone; about half of their groups are dead at first. A step learns from 4 groups of 8. Every eighth step
@@ -166,7 +166,7 @@ def compared(cells: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=32)
     asked = measuring.parse(parser, seeds=2, steps=4)
     stamped, cells = measuring.stamp(), []
     sizes = {"every": 2, "prompts": 8, "held_out": 4} if asked.quick else {}

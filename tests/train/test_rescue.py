@@ -14,10 +14,10 @@ from workbench.errors import RecipeError, RunError
 from workbench.recipe import Recipe, RescuePart
 from workbench.rewards.groups import batch_of
 from workbench.run.control_file import send
-from workbench.run.rollouts import query
+from workbench.run.rollouts import query, read_batches
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
-from workbench.training.plan import Batch
+from workbench.training.plan import Batch, overridden
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare
 from workbench.training.rescue import Rates, drawn, notes
@@ -185,11 +185,18 @@ def test_a_curriculum_goes_on_to_the_last_bit_and_draws_what_can_be_learnt(home,
     assert query(run.rollouts, columns).equals(query(whole.rollouts, columns))
     mine, theirs = (load_file(each.final / "adapter_model.safetensors") for each in (run, whole))
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    frame = query(whole.rollouts)
+    frame, rates, differ = query(whole.rollouts), Rates(), []
     groups = frame.groupby(["step", "group"])["prompt_id"]
     assert groups.nunique().eq(1).all()
     assert groups.size().eq(4).all()
-    assert frame.groupby("step")["prompt_id"].nunique().eq(2).all()
+    # What is drawn follows from all that was recorded until then, and not from the order of the rows.
+    for batch in read_batches(whole):
+        weights = np.array([rates.weight(str(prompt)) for prompt in range(12)])
+        places = [drawn(own, 2, [0, 0, batch.step - 1]).tolist() for own in (weights, np.ones(12))]
+        assert batch.prompt_ids[::4] == list(map(str, places[0]))
+        differ.append(places[0] != places[1])
+        rates.note(batch)
+    assert any(differ[stop_after:]), "without the record, the rest would have been drawn otherwise"
 
 
 @pytest.mark.slow
@@ -249,6 +256,8 @@ def test_where_live_groups_are_too_few_dead_ones_fill_the_batch(home, fresh):
 def test_short_forms_and_what_is_refused(monkeypatch):
     assert Recipe.of({"rescue": True}).rescue == RescuePart(exclude_zero_variance=True, curriculum=True)
     assert Recipe.of({"rescue": False}).rescue == Recipe().rescue == RescuePart()
+    assert overridden(Recipe(), ["rescue=true"]).rescue.curriculum
+    assert overridden(Recipe(), ["rescue.oversample=3"]).rescue == RescuePart(oversample=3)
     with pytest.raises(RecipeError, match=r"rescue.oversample = 0"):
         Recipe.of({"rescue": {"oversample": 0}})
     with pytest.raises(RecipeError, match="exclude_zero_variance"):
