@@ -253,7 +253,7 @@ def test_where_live_groups_are_too_few_dead_ones_fill_the_batch(home, fresh):
 # --- the recipe and the plan --------------------------------------------------------------------------------------------
 
 
-def test_short_forms_and_what_is_refused(monkeypatch):
+def test_short_forms_and_what_is_refused(monkeypatch, policy):
     assert Recipe.of({"rescue": True}).rescue == RescuePart(exclude_zero_variance=True, curriculum=True)
     assert Recipe.of({"rescue": False}).rescue == Recipe().rescue == RescuePart()
     assert overridden(Recipe(), ["rescue=true"]).rescue.curriculum
@@ -275,6 +275,10 @@ def test_short_forms_and_what_is_refused(monkeypatch):
     ):
         with pytest.raises(RecipeError, match=words):
             told(rescue, **more)
+    fewer = recipe("r", {"oversample": 2}, per_device_train_batch_size=8).model_copy(update={"max_prompt_length": 40})
+    rows = [{**row, "prompt": "1" * (2 if n else 200)} for n, row in enumerate(task().rows)]
+    with pytest.raises(RecipeError, match="draws 2 x 2 different prompts; there are 3"):
+        prepare(fewer, Task("some", rows, [half_dead]), policy=policy)
     monkeypatch.setenv("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "1")
     with pytest.raises(RecipeError, match="left out once"):
         told({"exclude_zero_variance": True})

@@ -74,7 +74,7 @@ def notes(recipe: Recipe, settings: dict[str, Any], planned: Batch, rows: Sequen
             raise refused(said, rule, "lower it, or give more prompts")
         lines.append(
             f"rescue.{said}: {drawn * planned.num_generations} completions of {drawn} prompts, drawn at random, are generated "
-            f"and scored for each {planned.completions} that are learnt from, mixed groups first; the record holds all of them"
+            f"and scored for each {planned.completions} that are learnt from, live groups first; the record holds all of them"
         )
     return lines
 

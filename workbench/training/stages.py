@@ -168,6 +168,7 @@ def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
         if longer:
             notes.append(f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(rows)} kept")
         plan.check_prompts(len(rows), stage.planned)
+        rescue.notes(stage.recipe, stage.settings, stage.planned, rows)  # it may draw more of them at once
     measured.check_budget(stage.settings["max_completion_length"], max_seq_length)
     left_out, notes = stage.left_out_too_long + len(longer), list(dict.fromkeys([*stage.notes, *notes]))
     return replace(stage, rows=rows, left_out_too_long=left_out, lengths_tokens=lengths, notes=notes)
