@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from workbench.data.difficulty import row_key
-from workbench.errors import RecipeError, RunError
+from workbench.errors import RecipeError
 from workbench.recipe import Recipe, RescuePart
 from workbench.rewards.groups import batch_of
 from workbench.run.control_file import send
@@ -302,14 +302,3 @@ def test_the_plan_says_what_it_does_at_this_batch(policy):
     [line] = notes(recipe("r", {"exclude_zero_variance": True}), {"loss_type": "grpo", "beta": 0.01}, Batch(16, 4), [])
     assert "completions of live groups, not of all 4" in line
     assert "the KL term stays the mean over all completions" in line
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_its_own_rescue_unless_that_is_accepted(home, fresh):
-    rows = task()
-    run = train(recipe("r", {"curriculum": True}, max_steps=3), policy=fresh(), task=rows, watchers=[StopsAfter(1)])
-    assert run.manifest()["recipe"]["rescue"]["curriculum"] is True
-    run.recipe().model_copy(update={"rescue": RescuePart()}).save(run.path / "recipe.yaml")
-    with pytest.raises(RunError, match=r"rescue.curriculum: True -> False"):
-        continue_run(run, policy=fresh(), task=rows)
-    assert continue_run(run, policy=fresh(), task=rows, accept_changes=True).result()["status"] == "finished"
