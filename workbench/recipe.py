@@ -119,11 +119,6 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value  # `policy: tiny`, as everywhere else
 
 
-def _rescue(value: Any) -> Any:
-    short = {True: {"exclude_zero_variance": True, "curriculum": True}, False: {}}
-    return short[value] if isinstance(value, bool) else value
-
-
 class Recipe(_Part):
     """Everything asked for. `grpo` takes any field of the installed `trl.GRPOConfig` under its own name.
 
@@ -143,7 +138,7 @@ class Recipe(_Part):
     stages: list[StagePart] = []  # none: one stage of grpo.max_steps steps
     # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path.
     generation: Literal["auto", "trl"] = "auto"
-    rescue: Annotated[RescuePart, BeforeValidator(_rescue)] = RescuePart()  # true: the first two
+    rescue: RescuePart = RescuePart()
     max_prompt_length: int | None = Field(None, ge=1)  # tokens; longer prompts are left out and counted
     seed: int = Field(0, ge=0)
 

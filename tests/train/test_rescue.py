@@ -253,10 +253,9 @@ def test_where_live_groups_are_too_few_dead_ones_fill_the_batch(home, fresh):
 # --- the recipe and the plan --------------------------------------------------------------------------------------------
 
 
-def test_short_forms_and_what_is_refused(monkeypatch, policy):
-    assert Recipe.of({"rescue": True}).rescue == RescuePart(exclude_zero_variance=True, curriculum=True)
-    assert Recipe.of({"rescue": False}).rescue == Recipe().rescue == RescuePart()
-    assert overridden(Recipe(), ["rescue=true"]).rescue.curriculum
+def test_what_is_refused(monkeypatch, policy):
+    with pytest.raises(RecipeError, match="rescue = True"):  # which of them: none has been seen to help everywhere
+        Recipe.of({"rescue": True})
     assert overridden(Recipe(), ["rescue.oversample=3"]).rescue == RescuePart(oversample=3)
     with pytest.raises(RecipeError, match=r"rescue.oversample = 0"):
         Recipe.of({"rescue": {"oversample": 0}})
