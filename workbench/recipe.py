@@ -92,6 +92,14 @@ class AdaptivePart(_Part):
     best_score: float | None = Field(None, gt=0)  # the function's maximum; None: what it says, or the most seen
 
 
+class RescuePart(_Part):
+    """What is done about dead groups, which teach nothing."""
+
+    exclude_zero_variance: bool = False  # the loss is the average over live groups; TRL's counts dead ones in
+    curriculum: bool = False  # prompts that are solved now and then are drawn more often
+    oversample: int = Field(1, ge=1)  # so many times the prompts are generated and scored, and mixed groups are kept
+
+
 class StagePart(_Part):
     """One stage of a run: what differs from the recipe while it lasts. Stages follow one another on the same adapter."""
 
@@ -132,6 +140,7 @@ class Recipe(_Part):
     stages: list[StagePart] = []  # none: one stage of grpo.max_steps steps
     # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path.
     generation: Literal["auto", "trl"] = "auto"
+    rescue: RescuePart = RescuePart()
     max_prompt_length: int | None = Field(None, ge=1)  # tokens; longer prompts are left out and counted
     # Steps between two measurements of held-out prompts while it trains; base and the end are measured, too. None: nothing is.
     eval_every: int | None = Field(None, ge=1)
@@ -206,6 +215,7 @@ def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 _PARTS: dict[Any, type[BaseModel]] = {
     "policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart, "adaptive_weights": AdaptivePart, "stages": StagePart,
+    "rescue": RescuePart,
 }  # fmt: skip
 
 

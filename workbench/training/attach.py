@@ -33,7 +33,7 @@ from workbench.training.loading import base_differs, base_summed, measured, rand
 from workbench.training.plan.in_force import as_json, decides, settings_in_force
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
-from workbench.training.resuming import Changed, Point, kept_task
+from workbench.training.resuming import Changed, Point, kept_profile, kept_task
 from workbench.training.session import Made, Session, StagedSession
 from workbench.training.stages import ONLY_STAGE, Stage
 from workbench.training.watchers import Watchers
@@ -98,6 +98,8 @@ def attach(
                 if task is not None and task.source and processes.is_main():
                     (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
                     shutil.copyfile(task.source, kept)
+                    if recipe.rescue.curriculum and (profile := Path(task.source).parent / "difficulty.jsonl").is_file():
+                        shutil.copyfile(profile, kept_profile(run, number))
             StagedSession(run, trainer, watchers, changes_of=changes_of)
             announce(run)
         else:

@@ -329,6 +329,11 @@ def kept_task(run: RunDirectory, number: int | None) -> Path:
     return run.path / ("task.py" if number is None else f"tasks/stage-{number}.py")
 
 
+def kept_profile(run: RunDirectory, number: int | None) -> Path:
+    """The run's own copy of the difficulty.jsonl that lay beside that task file as it began, if one did."""
+    return kept_task(run, number).with_suffix(".difficulty.jsonl")
+
+
 def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> Task:
     """The task that a run, or its stage `number` (from 0), was begun with: its copy, executed in the place of the original file.
 

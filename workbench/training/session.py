@@ -20,6 +20,7 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RunError
 from workbench.health import Watchdog
+from workbench.recipe import RescuePart
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
@@ -31,12 +32,14 @@ from workbench.training.loading import random_states
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
 from workbench.training.recorder import Recorder
+from workbench.training.rescue import Rescue
 from workbench.training.resuming import (
     Point,
     Restored,
     check_finite,
     check_room,
     is_spread,
+    kept_profile,
     load_adapter,
     not_numbers,
     recorded,
@@ -365,11 +368,15 @@ class StagedSession(Session):
     def _train_stage(self, stage: Stage) -> Any:
         trainer, policy = self.trainer, self.policy
         adaptive = AdaptiveWeights(stage.adaptive, stage.suite)
+        own = stage.number if stage.task is not self.made.plan.task else None
+        rescue = Rescue(stage, self.run, kept_profile(self.run, own)) if stage.recipe.rescue != RescuePart() else None
 
         def scored(batch: ScoredBatch) -> None:
             # What a checkpoint of the step before says, if this one is not finished.
             self._before = batch.step, dict(self.recorder.on_record), copy.deepcopy(adaptive.state)
             adaptive.note(batch)
+            if rescue:
+                rescue.note(batch)
             self.recorder.batch(batch)
 
         stage.suite.on_batch = scored
@@ -387,6 +394,8 @@ class StagedSession(Session):
         check_room(self.run, policy.model, min(more, trainer.args.save_total_limit or 1) - len(self.run.saved()))
         self._begin(stage, adaptive)
         self.replace("_save_checkpoint", self._save_checkpoint)
+        if rescue:
+            self.replace("_generate_and_score_completions", rescue.around(trainer))
         for tracker in self.trackers:
             trainer.add_callback(tracker)
         why_not = expected(stage.recipe, stage.settings, policy.model.device.type == "cuda")

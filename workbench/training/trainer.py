@@ -37,7 +37,7 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     >>> run = wb.attach(trainer, plan)  # leave it out, and nothing is recorded
     >>> _ = trainer.train()
 
-    It is that of the plan's first stage. Attached, `trainer.train()` trains the later ones, too.
+    It is that of the plan's first stage. Attached, `trainer.train()` trains the later ones, too, and does what `rescue` says.
 
     Args:
         output_dir: where it saves if it is not attached; None: a folder that goes away with it.
