@@ -73,6 +73,7 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
         format_by=known["format_by"],
         total_steps=steps if isinstance(steps, int) and steps > 0 else None,
         fp16=settings.get("fp16") is True,
+        warm_start=recipe.warm_start is not None,
     )
 
 

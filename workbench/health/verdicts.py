@@ -86,6 +86,7 @@ class RunConfig:
     format_by: str | None = None
     total_steps: int | None = None
     fp16: bool = False
+    warm_start: bool = False  # it was fine-tuned on right completions before the first step
 
     @classmethod
     def of(cls, settings: dict[str, Any], **more: Any) -> RunConfig:
@@ -143,6 +144,15 @@ class RunView:
     def reward_slope(self) -> Interval:
         """Change of `rewards` per batch."""
         return slope(self.rewards)
+
+    @property
+    def helps_to_begin(self) -> str:
+        """What helps a policy that is right in fewer than one of 50 completions, if the rewards can pay; empty for others."""
+        if 50 * self.total("right", self.batches) >= self.total("completions", self.batches):
+            return ""
+        if self.config.warm_start:
+            return "; its warm start was too little: more samples, more epochs or a higher learning_rate there"
+        return "; if the rewards can pay, `warm_start: 32` in the recipe, which trains on rare right completions first"
 
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
         """The first and the last batches of the stage, a quarter each, at least 3 and at most 10."""

@@ -34,7 +34,9 @@ def dead_groups(view: RunView) -> Verdict:
         words = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
         line = f"{percent(found.value)} of the latest {groups} groups teach nothing: {words}"
         prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
-        return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, *_DEAD[worst], prompts=prompts)
+        cause, remedy = _DEAD[worst]
+        remedy += view.helps_to_begin * (worst == ALL_WRONG)
+        return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, cause, remedy, prompts=prompts)
     if learnt.low > 0.5:
         line = f"{percent(learnt.value)} of the latest {groups} groups are all right: nothing left to learn there"
         prompts = view.prompts(lambda group: group.dead and group.right == size)
