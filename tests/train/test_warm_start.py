@@ -7,7 +7,6 @@ import re
 import pyarrow.parquet as pq
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from workbench import processes
@@ -201,6 +200,17 @@ def same(one, other) -> bool:
     return equal and query(one.rollouts, columns).equals(query(other.rollouts, columns))
 
 
+class Ends:
+    """A kill at the first step."""
+
+    def begin(self, run, total_steps, settings):
+        raise KeyboardInterrupt
+
+    def update(self, step, values): ...
+
+    def end(self, message): ...
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that is never stopped."""
@@ -224,14 +234,9 @@ def test_it_is_on_record_as_what_came_before_the_first_step(whole):
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_after_it_goes_on_to_the_last_bit(home, whole, monkeypatch):
-    def ended(seed):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(transformers, "set_seed", ended)
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe(), policy=fresh(), task=task())
+def test_a_run_that_ends_after_it_goes_on_to_the_last_bit(home, whole):
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), policy=fresh(), task=task(), watchers=[Ends()])
     run = open_run("t")
     assert latest_point(run).state["warm_started"] is True
     table = (run.path / warm_start.TABLE).stat().st_mtime_ns
