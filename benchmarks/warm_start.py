@@ -46,10 +46,10 @@ def recipe_of(seed: int, steps: int, samples: int | None) -> Any:
     """The recipe of an arm: with so many samples to begin with, or None."""
     from workbench.recipe import Recipe
 
-    grpo = {"max_steps": steps, "num_generations": 8, "per_device_train_batch_size": 32, "learning_rate": 1.5e-3}
-    warm = {"samples": samples, "tries": 1000 * samples, "epochs": 6} if samples else None
+    grpo = {"max_steps": steps, "num_generations": 8, "per_device_train_batch_size": 16, "learning_rate": 1.5e-3}
+    warm = {"samples": samples, "tries": 1000, "epochs": 10} if samples else None
     content = {"run_name": "warm" if samples else "cold", "policy": {"load_in_4bit": False}, "warm_start": warm, "seed": seed}
-    return Recipe.of({**content, "grpo": {**grpo, "max_completion_length": 48}})
+    return Recipe.of({**content, "grpo": {**grpo, "max_completion_length": 28}})
 
 
 def right(policy: Any, task: Any) -> np.ndarray:
@@ -57,7 +57,7 @@ def right(policy: Any, task: Any) -> np.ndarray:
     from workbench.training.sampling import sample
 
     rows, found = list(task.held_out), []
-    groups = sample(policy, [row["prompt"] for row in rows], num_generations=SAMPLES, max_completion_length=48, seed=7)
+    groups = sample(policy, [row["prompt"] for row in rows], num_generations=SAMPLES, max_completion_length=28, seed=7)
     for row, group in zip(rows, groups, strict=True):
         found.append(task.reward_funcs[0](completions=[own.text for own in group], answer=[row["answer"]] * SAMPLES))
     return np.array(found) > 0
@@ -90,7 +90,7 @@ def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--samples", type=int, default=12)
+    parser.add_argument("--samples", type=int, default=20)
     asked = measuring.parse(parser, seeds=1, steps=1, samples=1)
     stamped, found = measuring.stamp(), []
     with measuring.empty_home():

@@ -144,12 +144,12 @@ class RunControl:
 
     def stops(self) -> bool:
         """Before the first step: whether the run was asked to stop. Whatever else is asked waits for that step."""
-        self.step, asked = 0, [*self._held, *self._taken()]
-        self._held = [request for request in asked if request.action != "stop"]
-        for request in asked:
-            if request.action == "stop":
-                self.stopped_by = request.by
-                self._answer(request)
+        self.run.lock.beat()
+        self.step, self._held = 0, [*self._held, *self._taken()]
+        for request in [each for each in self._held if each.action == "stop"]:
+            self._held.remove(request)
+            self.stopped_by = request.by
+            self._answer(request)
         self.stopped_by = self.stopped_by or self._interrupted() or None
         return self.stopped_by is not None
 

@@ -376,11 +376,6 @@ class StagedSession(Session):
         self._save_checkpoint(self.trainer.model, **known)
         self.run.log_event("checkpoint", 0, folder="checkpoint-0")  # the watchers have not begun
 
-    def stops(self) -> bool:
-        """In the warm start: whether the run is to stop."""
-        self.run.lock.beat()
-        return self.control.stops()
-
     def _explained(self, error: Exception) -> Exception:
         from workbench.training.generation.decoding import NotNumbers  # imports transformers
 

@@ -37,12 +37,12 @@ _SHARED = (
 
 
 class Right(NamedTuple):
-    """A completion that is right, and so trained on."""
+    """A completion that is right, and so trained on; `number`: which try it was, from 1."""
 
     row: Row
     completion: Completion
     scores: dict[str, float]  # by reward function
-    number: int  # which try it was, from 1
+    number: int
 
 
 def checked(part: WarmStartPart, stage: Stage) -> list[str]:
@@ -53,11 +53,11 @@ def checked(part: WarmStartPart, stage: Stage) -> list[str]:
     if part.source == "reference" and stage.task is not None and stage.task.ideal is None:
         value, rule = "warm_start.source = 'reference'", f"those are of the task's `ideal`, and {stage.task.name!r} has none"
         raise RecipeError(value, rule=rule, remedy="write Task(..., ideal=lambda row: row['solution']), or set source: policy")
-    drawn = f"at most {part.most_tries:,} completions are sampled until {part.samples} are right"
+    drawn = f"at most {part.tries * part.samples:,} completions are sampled until {part.samples} are right"
     drawn = f"{part.samples} reference completions that are right" if part.source == "reference" else drawn
-    updates, beta = part.epochs * -(-part.samples // _together(stage)), stage.settings["beta"]
+    updates = part.epochs * -(-part.samples // _together(stage))
     lines = [f"warm start, before step 1: {drawn}; then {updates} updates on those, learning_rate {_rate(part, stage):g}"]
-    if beta:
+    if beta := stage.settings["beta"]:
         line = f"beta = {beta:g} with warm_start: the reference model is the base, without what the warm start teaches"
         lines.append(f"{line}; KL is above 0 from step 1 on, and holds the policy back from where GRPO begins")
     return lines
@@ -81,7 +81,7 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
     assert task is not None and suite is not None  # noqa: PT018  a stage that is trained has both
     order, column = rng.sample(stage.rows, len(stage.rows)), suite.names.index(task.right_function)
     sampled = part.source == "policy"
-    size, most = (stage.planned.num_generations, part.most_tries) if sampled else (1, len(order))
+    size, most = (stage.planned.num_generations, part.tries * part.samples) if sampled else (1, len(order))
     at_once = min(max(stage.planned.prompts, _SAMPLED // size), len(order))
     how = {"max_completion_length": settings["max_completion_length"], "temperature": settings["temperature"]}
     found: dict[tuple[str, str], Right] = {}
@@ -96,10 +96,9 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
                 prompts, seed = [row["prompt"] for row in some], rng.getrandbits(31)
                 groups = sample(policy, prompts, num_generations=size, seed=seed, batch_size=count * size, **how)
             else:
-                texts = [each.reference for each in builders(task, some)]
-                ids = [policy.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-                eos = policy.tokenizer.eos_token_id
-                groups = [[Completion(text, [*own, eos], True)] for text, own in zip(texts, ids, strict=True)]
+                texts, eos = [each.reference for each in builders(task, some)], [policy.tokenizer.eos_token_id]
+                ids = policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
+                groups = [[Completion(text, own + eos, True)] for text, own in zip(texts, ids, strict=True)]
             rows, flat = [row for row in some for _ in range(size)], [own for group in groups for own in group]
             scores = suite.score(rows, [own.text for own in flat], [own.ids for own in flat]).tolist()
             for row, own, scored in zip(rows, flat, scores, strict=True):
@@ -116,15 +115,15 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
 
 
 def _too_few(part: WarmStartPart, found: int, tries: int) -> RunError:
-    sampled, remedy = part.source == "policy", "`workbench probe` shows whether the reward can pay at all"
+    sampled = part.source == "policy"
     value = f"warm_start: {found} of {tries:,} {'sampled' if sampled else 'reference'} completions are right and new"
+    remedy = "`workbench probe` shows whether the reward can pay at all" + (
+        "; then take easier prompts, a higher temperature or more tries; or give the task a reference completion (`ideal`: "
+        "row -> text) and set warm_start.source: reference"
+    ) * sampled  # fmt: skip
     if found:
         remedy = f"set warm_start.samples: {found}"
-        more = -(-tries * part.samples * 5 // (4 * found))
-        remedy += f" or warm_start.tries: {more}; or take easier prompts" * sampled
-    elif sampled:
-        remedy += "; then take easier prompts, a higher temperature or more tries; or give the task a reference completion "
-        remedy += "(`ideal`: row -> text) and set warm_start.source: reference"
+        remedy += f" or warm_start.tries: {-(-tries * 5 // (4 * found))}; or take easier prompts" * sampled
     return RunError(value, rule=f"a warm start trains on as many as it asks for, {part.samples}, or on none", remedy=remedy)
 
 
@@ -138,6 +137,7 @@ def fine_tune(trainer: Any, policy: Policy, stage: Stage, part: WarmStartPart, f
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
     from trl import SFTConfig, SFTTrainer  # Unsloth's on a GPU, if it loaded the policy: it has put its own in their place
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
     class Stops(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -156,21 +156,13 @@ def fine_tune(trainer: Any, policy: Policy, stage: Stage, part: WarmStartPart, f
     with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
         tuned = SFTTrainer(
             policy.model, args=SFTConfig(output_dir=folder, **settings), train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer, data_collator=lambda rows: padded(rows, tokenizer.pad_token_id), callbacks=[Stops()],
+            processing_class=tokenizer, callbacks=[Stops()],
+            data_collator=DataCollatorForLanguageModeling(tokenizer.pad_token_id),
         )  # fmt: skip
         tuned.remove_callback(PrinterCallback)
         adapter_in_float32(policy.model)  # TRL rounds the adapter of a 4-bit model
         tuned.train()
     return tuned
-
-
-def padded(rows: list[dict[str, list[int]]], pad: int) -> dict[str, Any]:
-    """Rows of token ids and labels as tensors [B, T], padded on the right, where nothing is learnt: label -100."""
-    import torch
-
-    rows = [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in rows]
-    width, fill = max(len(row["input_ids"]) for row in rows), {"input_ids": pad, "labels": -100, "attention_mask": 0}
-    return {name: torch.tensor([row[name] + [own] * (width - len(row[name])) for row in rows]) for name, own in fill.items()}
 
 
 def run(session: Any) -> dict[str, Any] | None:
@@ -179,7 +171,7 @@ def run(session: Any) -> dict[str, Any] | None:
     import pyarrow.parquet as pq
 
     policy, stage, part, started = session.policy, session.stage, session.stage.recipe.warm_start, time.monotonic()
-    if (collected := collect(stage, policy, part, session.stops)) is None:
+    if (collected := collect(stage, policy, part, session.control.stops)) is None:
         return None
     (found, tries), sampled_s = collected, time.monotonic() - started
     prompts = len({own.row["prompt_id"] for own in found})
@@ -191,7 +183,7 @@ def run(session: Any) -> dict[str, Any] | None:
     ]
     with replace_file(session.run.path / TABLE) as beside:
         pq.write_table(pa.Table.from_pylist(table), beside)
-    tuned = fine_tune(session.trainer, policy, stage, part, found, session.stops)
+    tuned = fine_tune(session.trainer, policy, stage, part, found, session.control.stops)
     if session.control.stopped_by:
         return None
     losses = [row["loss"] for row in tuned.state.log_history if "loss" in row]
