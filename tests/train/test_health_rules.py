@@ -410,3 +410,16 @@ def test_the_steps_that_it_takes_to_tell_are_those_that_it_took():
     rising = [value + 1.5 * n / needed for n, value in enumerate((noise * 3)[:needed])]
     assert slope(rising).low > 0
     assert steps_to_tell(noise[:20], 0.0) is None
+
+
+def test_a_warm_start_is_named_to_a_policy_that_is_never_right_and_to_no_other():
+    def remedies(right, config=CONFIG, kind="all wrong", low=0.0):
+        pays = function("right", 0.0, low=low, high=low)
+        found = verdicts(batches(10, dead={kind: 8}, right=right, functions=(pays, function("format", 0.5))), config=config)
+        return found["dead_groups"].remedy, found["reward_cannot_pay"].remedy
+
+    assert all("; if the rewards can pay, `warm_start: 32` in the recipe" in remedy for remedy in remedies(1))  # 1 of 64
+    assert not any("warm_start" in remedy for remedy in remedies(2))  # 1 of 32
+    assert "warm_start" not in remedies(0, kind="identical texts")[0]
+    begun = replace(CONFIG, warm_start=True)
+    assert all("its warm start was too little" in remedy and "`warm_start" not in remedy for remedy in remedies(0, begun))

@@ -14,6 +14,7 @@ from workbench.data.difficulty import Profile, Solved
 from workbench.data.template import prompt_text
 from workbench.errors import RecipeError, RunError
 from workbench.recipe import Recipe
+from workbench.reporting import write_report
 from workbench.rewards.library import correctness_reward, max_score
 from workbench.run.control_file import write_request
 from workbench.run.directory import open_run
@@ -208,7 +209,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_it_is_on_record_as_what_came_before_the_first_step(whole):
+def test_it_is_on_record_as_what_came_before_the_first_step(whole, tmp_path):
     found = whole.manifest()["warm_start"]
     assert (found["samples"], found["epochs"], found["learning_rate"], len(found["losses"])) == (8, 2, 1e-3, 2)
     assert found["losses"][1] < found["losses"][0]
@@ -221,6 +222,9 @@ def test_it_is_on_record_as_what_came_before_the_first_step(whole):
     [event] = [event for event in whole.events() if event["event"] == "warm_start"]
     assert {name: event[name] for name in found} == found
     assert [row["step"] for row in whole.metrics()] == [1, 2]  # GRPO's alone
+    report = write_report(whole, tmp_path / "report.md", markdown=True).read_text(encoding="utf-8")
+    assert "## Warm start" in report
+    assert "sampled_s" in report
 
 
 @pytest.mark.slow

@@ -181,6 +181,8 @@ def continue_run(
         news[-1] += f", to step {left[-1].offset + left[-1].steps}" if left[-1].steps > 0 else ""
         news[-1] += "; its warm start was not over and begins anew" * (not point.state.get("warm_started", True))
         news[-1] += f"; steps {point.step + 1} to {reached} are trained again" if reached > point.step else ""
+        if recipe.warm_start is not None and point.step and "warm_start" not in before:
+            news.append("warm_start changes nothing here: it comes before the first step")
         go_on(run, trainer, point, watchers, news)
         if changed.shown or changed.refused or point.passed_over:
             run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)

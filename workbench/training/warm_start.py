@@ -29,6 +29,7 @@ from workbench.workspace import replace_file
 
 TABLE = "warm_start.parquet"  # in the run directory: a row for each completion that is trained on
 _SAMPLED, _LEARNT = 64, 8  # completions together: at least when sampled, at most in an update
+_EVERY_S = 10.0
 # As GRPO's trainer has them in force: what the device needs, and how an update is made.
 _SHARED = (
     "bf16", "fp16", "use_cpu", "dataloader_pin_memory", "gradient_checkpointing", "gradient_checkpointing_kwargs", "optim",
@@ -85,7 +86,7 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
     at_once = min(max(stage.planned.prompts, _SAMPLED // size), len(order))
     how = {"max_completion_length": settings["max_completion_length"], "temperature": settings["temperature"]}
     found: dict[tuple[str, str], Right] = {}
-    tries, progress = 0, progress_line("warm start: right completions")
+    tries, said, progress = 0, time.monotonic(), progress_line("warm start: right completions")
     try:
         while len(found) < part.samples and tries < most:
             if stops():
@@ -107,6 +108,9 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
                     named = dict(zip(suite.names, scored, strict=True))
                     found.setdefault((row["prompt_id"], own.text), Right(row, own, named, tries))
             progress(len(found), part.samples)
+            if time.monotonic() - said > _EVERY_S:  # for a terminal and a log
+                said = time.monotonic()
+                print(f"warm start: {len(found)} of {part.samples} right after {tries:,} completions", flush=True)
     finally:
         suite.close()
     if len(found) < part.samples:
