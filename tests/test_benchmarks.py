@@ -359,3 +359,29 @@ def test_held_out_compares_the_same_training():
     assert [own["step"] for own in late["curve"]] == [0, 1, 2]
     assert late["told"] is False
     json.dumps([price, late])
+
+
+@pytest.mark.slow
+def test_a_warm_start_is_held_against_grpo_alone():
+    warm_start = benchmark("warm_start")
+    with measuring.empty_home():
+        found = [warm_start.measure(0, 1, samples) for samples in (None, 1)]
+    cold, warm = found
+    assert cold["before"] == cold["after_warm_start"] == warm["before"]
+    assert (cold["tries"], cold["samples"], warm["samples"]) == (0, 0, 1)
+    assert 1 <= warm["tries"] <= 1000
+    _, rows = warm_start.table_of(found)
+    assert [row[:2] for row in rows] == [["0", "GRPO alone"], ["0", "warm start, GRPO"]]
+    json.dumps(found)
+
+
+def test_the_table_of_a_warm_start_pairs_the_prompts():
+    # Two prompts, two completions: alone one is right of four, with a warm start three of four.
+    shared = {"seed": 0, "before": [[False, False]] * 2, "after_warm_start": [[True, False]] * 2}
+    alone = {**shared, "samples": 0, "tries": 0, "after": [[True, False], [False, False]]}
+    warm = {**shared, "samples": 4, "tries": 99, "after": [[True, True], [True, False]]}
+    [line], rows = benchmark("warm_start").table_of([alone, warm])
+    assert line.figure.startswith("75% right, +50% ")
+    assert line.against == "25.0% without"
+    assert rows[0][4] == "-"
+    assert rows[1][4].startswith("50.0%")

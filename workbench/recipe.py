@@ -115,8 +115,22 @@ class StagePart(_Part):
     _grpo_numbers = field_validator("grpo")(_settings)
 
 
+class WarmStartPart(_Part):
+    """Fine-tuning on right completions before the first step, for a task that the policy never solves."""
+
+    samples: int = Field(ge=1)  # right completions to train on
+    tries: int = Field(100, ge=1)  # for each of them: completions sampled to find them all, at most
+    epochs: int = Field(2, ge=1)
+    learning_rate: float | None = Field(None, gt=0)  # None: 2e-4, or grpo.learning_rate if that is higher
+    source: Literal["policy", "reference"] = "policy"  # reference: what the task's `ideal` makes of a row
+
+
 def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value  # `policy: tiny`, as everywhere else
+
+
+def _counted(value: Any) -> Any:
+    return {"samples": value} if isinstance(value, int) and not isinstance(value, bool) else value  # `warm_start: 32`
 
 
 class Recipe(_Part):
@@ -138,6 +152,7 @@ class Recipe(_Part):
     reward_weights: dict[str, float] = {}  # by reward function; others keep the task's
     adaptive_weights: dict[str, AdaptivePart] = {}  # by reward function
     stages: list[StagePart] = []  # none: one stage of grpo.max_steps steps
+    warm_start: Annotated[WarmStartPart | None, BeforeValidator(_counted)] = None  # before the first stage
     # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path.
     generation: Literal["auto", "trl"] = "auto"
     rescue: RescuePart = RescuePart()
@@ -215,7 +230,7 @@ def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 _PARTS: dict[Any, type[BaseModel]] = {
     "policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart, "adaptive_weights": AdaptivePart, "stages": StagePart,
-    "rescue": RescuePart,
+    "rescue": RescuePart, "warm_start": WarmStartPart,
 }  # fmt: skip
 
 

@@ -90,6 +90,8 @@ def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     yield "Curves", run
     if evaluation is not None:
         yield "Base against trained", evaluation
+    if warmed := manifest.get("warm_start"):
+        yield "Warm start", Table(["", "found"], [[name, Verbatim(value)] for name, value in warmed.items()])
     yield "Step by step", steps
     yield "Why completions fail", inspection.failures(evaluation or run, column)
     yield "Reward hacking", hacks

@@ -520,3 +520,16 @@ def test_entropy_that_is_not_logged_or_too_short_is_said():
     assert (without.state, without.evidence) == (SKIPPED, {"missing": "entropy"})
     assert verdicts(batches(20), falling(0.007)[:7])["entropy_collapse"].evidence == {"needs": 8, "has": 7, "of": "rows"}
     assert verdicts(batches(11), falling(0.007, 11))["entropy_collapse"].state == SKIPPED
+
+
+def test_a_warm_start_is_named_to_a_policy_that_is_never_right_and_to_no_other():
+    def remedies(right, config=CONFIG, kind="all wrong", low=0.0):
+        pays = function("right", 0.0, low=low, high=low)
+        found = verdicts(batches(10, dead={kind: 8}, right=right, functions=(pays, function("format", 0.5))), config=config)
+        return found["dead_groups"].remedy, found["reward_cannot_pay"].remedy
+
+    assert all("; if the rewards can pay, `warm_start: 32` in the recipe" in remedy for remedy in remedies(1))  # 1 of 64
+    assert not any("warm_start" in remedy for remedy in remedies(2))  # 1 of 32
+    assert "warm_start" not in remedies(0, kind="identical texts")[0]
+    begun = replace(CONFIG, warm_start=True)
+    assert all("its warm start was too little" in remedy and "`warm_start" not in remedy for remedy in remedies(0, begun))

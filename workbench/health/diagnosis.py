@@ -82,6 +82,7 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
         total_steps=steps if isinstance(steps, int) and steps > 0 else None,
         fp16=settings.get("fp16") is True,
         asked=(*recipe.grpo, *own),
+        warm_start=recipe.warm_start is not None,
     )
 
 

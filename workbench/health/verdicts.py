@@ -91,6 +91,7 @@ class RunConfig:
     fp16: bool = False
     settings: dict[str, Any] = field(default_factory=dict)  # all that are known to be in force
     asked: tuple[str, ...] = ()  # settings that the recipe names
+    warm_start: bool = False  # it was fine-tuned on right completions before the first step
 
     @classmethod
     def of(cls, settings: dict[str, Any], **more: Any) -> RunConfig:
@@ -160,6 +161,15 @@ class RunView:
     def reward_slope(self) -> Interval:
         """Change of `rewards` per batch."""
         return slope(self.rewards)
+
+    @property
+    def helps_to_begin(self) -> str:
+        """What helps a policy that is right in fewer than one of 50 completions, if the rewards can pay; empty for others."""
+        if 50 * self.total("right", self.batches) >= self.total("completions", self.batches):
+            return ""
+        if self.config.warm_start:
+            return "; its warm start was too little: more samples, more epochs or a higher learning_rate there"
+        return "; if the rewards can pay, `warm_start: 32` in the recipe, which trains on rare right completions first"
 
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
         """The first and the last batches of the stage, a quarter each, at least 3 and at most 10."""

@@ -214,7 +214,8 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Take away what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
-        for name in ("recipe.yaml", "manifest.json", "metrics.jsonl", "events.jsonl", "control.jsonl", "task.py"):
+        files = "recipe.yaml manifest.json metrics.jsonl events.jsonl control.jsonl task.py warm_start.parquet"
+        for name in files.split():
             (self.path / name).unlink(missing_ok=True)
         self.lock.release()
         for folder in (self.rollouts, self.checkpoints, *(self.path / name for name in ("held_out", "tasks", "trackers"))):

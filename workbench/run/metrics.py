@@ -46,8 +46,8 @@ _OWN = frozenset(
     {"step", "loss", "epoch", "num_tokens", REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD}
 )
 _OWN_GROUPS = (
-    "rewards/", "completions/", "groups/", "time/", "held_out/", "ratio/", "rescue/", "clip_ratio", "sampling/", "train/", "eval_",
-    "eval/",
+    "rewards/", "completions/", "groups/", "time/", "held_out/", "ratio/", "rescue/", "clip_ratio", "sampling/", "train/",
+    "eval_", "eval/",
 )  # fmt: skip
 
 

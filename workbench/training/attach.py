@@ -131,6 +131,7 @@ def _check(trainer: Any, plan: Plan | None) -> None:
     made = vars(trainer).get(Made.KEY)
     if plan is not None and (made is None or made.given is not plan):
         value, rule = "attach(trainer, plan): this trainer was not made from that plan", "a plan says what its own trainer trains"
+        rule += ", its stages and warm start included"
         raise RunError(value, rule=rule, remedy="trainer = wb.make_trainer(plan, policy); or, without it: wb.attach(trainer)")
     if (several := trainer.accelerator.num_processes) > 1 and (made is None or several != processes.count()):
         value = f"attach: {several} processes train together"

@@ -101,7 +101,8 @@ class RunControl:
         best = dict(zip(self.suite.names, map(max_score_of, task.reward_funcs), strict=True))
         more = {"best": best, "right_by": task.right_function, "format_by": task.format_by}
         more["fp16"] = self.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
-        more |= {"asked": tuple(self.stage.recipe.grpo), "total_steps": steps if steps > 0 else None}
+        more |= {"asked": tuple(self.stage.recipe.grpo), "warm_start": self.stage.recipe.warm_start is not None}
+        more["total_steps"] = steps if steps > 0 else None
         return RunConfig.of(settings_in_force(self.trainer.args) | self.stage.settings, **more)
 
     def begin_stage(self, step: int, flags: Any) -> None:
@@ -142,6 +143,17 @@ class RunControl:
         self.stopped_by = self.stopped_by or self._interrupted() or None
         if self.stopped_by is not None:
             flags.should_training_stop = flags.should_save = True
+
+    def stops(self) -> bool:
+        """Before the first step: whether the run was asked to stop. Whatever else is asked waits for that step."""
+        self.run.lock.beat()
+        self.step, self._held = 0, [*self._held, *self._taken()]
+        for request in [each for each in self._held if each.action == "stop"]:
+            self._held.remove(request)
+            self.stopped_by = request.by
+            self._answer(request)
+        self.stopped_by = self.stopped_by or self._interrupted() or None
+        return self.stopped_by is not None
 
     def _taken(self) -> list[Request]:
         return gathered(self.requests.take() if is_main() else [])[0]

@@ -22,7 +22,7 @@ from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
-from workbench.training import held_out
+from workbench.training import held_out, warm_start
 from workbench.training import plan as settings_of
 from workbench.training.generation import expected, in_words
 from workbench.training.loading import find_model, load_tokenizer
@@ -156,6 +156,8 @@ def prepare(
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
     notes += settings_of.stages_decide(recipe)
+    if recipe.warm_start is not None:
+        notes += warm_start.checked(recipe.warm_start, stages[0])
     if policy is not None:
         stages, measured = _as_loaded(stages, policy)
     else:

@@ -121,7 +121,8 @@ def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None
     import torch
     from safetensors.torch import save_file
 
-    packed = {"state": {}, "param_groups": []} if is_spread(trainer) else trainer.optimizer.state_dict()
+    begun = trainer.optimizer is not None  # else it is saved before the first step, for a warm start
+    packed = trainer.optimizer.state_dict() if begun and not is_spread(trainer) else {"state": {}, "param_groups": []}
     states = states or [random_states()]
     moments = {f"{index}.{key}": value for index, values in packed["state"].items() for key, value in values.items()}
     tensors = {name: value for name, value in moments.items() if isinstance(value, torch.Tensor)}
@@ -130,7 +131,7 @@ def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None
         random = {f"random{number or ''}.{name}": own[name] for name in ("torch", "cuda")}
         tensors |= {name: value for name, value in random.items() if value is not None}
     save_file(tensors, str(folder / _TENSORS))
-    schedule = trainer.lr_scheduler.state_dict()
+    schedule = trainer.lr_scheduler.state_dict() if begun else {}
     schedule.pop("lr_lambdas", None)  # the recipe's own functions
     scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
     return {

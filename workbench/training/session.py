@@ -24,6 +24,7 @@ from workbench.recipe import RescuePart
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
+from workbench.training import warm_start
 from workbench.training.control import RunControl, save_now
 from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
@@ -76,6 +77,7 @@ class Session:
     generation: Generation | None = None
     held_out: HeldOut | None = None  # as `eval_every` asks for
     begun_at = 0  # the step before the first
+    warmed = False  # a warm start is over and saved: it is kept, whatever becomes of the first step
 
     def __init__(
         self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers, changes_of: RunDirectory | None = None
@@ -116,7 +118,7 @@ class Session:
         try:
             result = self._train_all(*args, **kwargs)
             state, by, model = self.trainer.state, self.control.stopped_by, self.trainer.model
-            if self.stage is self.stages[-1] and state.global_step >= state.max_steps:
+            if self.stage is self.stages[-1] and 0 < state.max_steps <= state.global_step:
                 by = None  # asked for at the end of the last step: there was nothing left to stop
             status, details = ("stopped" if by else "finished"), {"by": by}
             with self._spared("the adapter was not saved"), self.run.writing():
@@ -252,7 +254,7 @@ class Session:
         held_out = self.held_out.result(60 * minutes) if self.held_out else {}
         ended = f"{status} after {step} steps{recorder.verdict}" + (f"; {told(held_out)}" if held_out else "")
         recorder.tell("end", ended)
-        if step or status in ("finished", "stopped"):
+        if step or self.warmed or status in ("finished", "stopped"):
             result = {
                 "status": status,
                 "steps": step,
@@ -385,8 +387,9 @@ class StagedSession(Session):
         self.restored, self._at_step_end, self._before = None, None, (0, {}, {})
         if self.point is not None and stage.number == self.point.stage:
             load_adapter(policy.model, self.point.folder)
-            self.restored = Restored(self.point, stage.steps)
-            self.restored.prepare(trainer)
+            if self.point.step:  # else it was saved for a warm start, and training begins as always
+                self.restored = Restored(self.point, stage.steps)
+                self.restored.prepare(trainer)
         self.fit = Fit(stage)
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
@@ -401,6 +404,9 @@ class StagedSession(Session):
         why_not = expected(stage.recipe, stage.settings, policy.model.device.type == "cuda")
         self.generation = Generation(policy.model, why_not, self._generates, before=self.generation)
         try:
+            with self.run.writing():
+                if not self._warm_start(stage):
+                    return None
             with self.generation, self.run.writing():
                 return self._train()
         except Exception as error:
@@ -410,6 +416,29 @@ class StagedSession(Session):
             raise explained from error
         finally:
             self.control.suite.close()
+
+    def _warm_start(self, stage: Stage) -> bool:
+        # Whether training may begin: there is no warm start, or it is over. It is saved before and after, so that a run that is
+        # killed in it begins it anew, and one that is killed later has it.
+        from transformers import set_seed
+
+        if stage.number or self.begun_at or stage.recipe.warm_start is None:
+            return True
+        if self.point is None or not self.point.state["warm_started"]:
+            self._save_before_first(warm_started=False)
+            if (found := warm_start.run(self)) is None:
+                load_adapter(self.policy.model, self.run.checkpoints / "checkpoint-0")
+                print(f"stopped in the warm start; `workbench continue {self.run.name}` begins it anew", flush=True)
+                return False
+            self.run.update_manifest(warm_start=found)
+            self._save_before_first(warm_started=True)
+        self.warmed = True
+        set_seed(self.trainer.args.seed)  # the same from here on, whether or not it goes on from that checkpoint
+        return True
+
+    def _save_before_first(self, **known: Any) -> None:
+        self._save_checkpoint(self.trainer.model, **known)
+        self.run.log_event("checkpoint", 0, folder="checkpoint-0")  # the watchers have not begun
 
     def _explained(self, error: Exception) -> Exception:
         from workbench.training.generation.decoding import NotNumbers  # imports transformers
@@ -427,7 +456,7 @@ class StagedSession(Session):
                 return cause
         return self.fit.explained(error)
 
-    def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
+    def _save_checkpoint(self, model: Any, trial: Any = None, **more: Any) -> None:
         # In the place of the trainer's own, which deletes an old checkpoint before the new one is whole, and saves nan.
         trainer, stage = self.trainer, self.stage
         weights = whole_weights(trainer)
@@ -438,7 +467,7 @@ class StagedSession(Session):
             recorded, adaptive = self.recorder.on_record, self.control.adaptive.state
         known = {"stage": stage.number, "done": trainer.state.global_step - stage.offset, "adaptive": adaptive}
         known["recorded"] = recorded | {"events.jsonl": self.recorder.state.in_force}
-        save_checkpoint(trainer, self.run, known, self._at_step_end, weights)
+        save_checkpoint(trainer, self.run, known | more, self._at_step_end, weights)
 
     def _generates(self, why_not: str | None) -> None:
         step, by = self.trainer.state.global_step + 1, {"by": "trl", "why": why_not} if why_not else {"by": "workbench"}
@@ -465,6 +494,8 @@ class StagedSession(Session):
             if self.point:
                 recorder.on_record = recorded(self.run, begun_at)
             recorder.event("continued" if self.point else "started", begun_at, generation=how, **inexact)
+            if self.warmed:
+                recorder.event("warm_start", 0, **self.run.manifest()["warm_start"])
         if self.held_out and stage is self.stages[0]:
             self.held_out.begin()
         if restored:

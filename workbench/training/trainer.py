@@ -37,7 +37,8 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     >>> run = wb.attach(trainer, plan)  # leave it out, and nothing is recorded
     >>> _ = trainer.train()
 
-    It is that of the plan's first stage. Attached, `trainer.train()` trains the later ones, too, and does what `rescue` says.
+    It is that of the plan's first stage. Attached, `trainer.train()` trains the later ones, too, after a warm start if the
+    recipe asks for one, and does what `rescue` says.
 
     Args:
         output_dir: where it saves if it is not attached; None: a folder that goes away with it.
@@ -179,7 +180,10 @@ def continue_run(
         news += [f"not as when {run.name} was begun, and accepted: {what}" for what in changed.refused]
         news.append(f"{run.name} goes on after step {point.step}, from {point.folder.name}")
         news[-1] += f", to step {left[-1].offset + left[-1].steps}" if left[-1].steps > 0 else ""
+        news[-1] += "; its warm start was not over and begins anew" * (not point.state.get("warm_started", True))
         news[-1] += f"; steps {point.step + 1} to {reached} are trained again" if reached > point.step else ""
+        if recipe.warm_start is not None and point.step and "warm_start" not in before:
+            news.append("warm_start changes nothing here: it comes before the first step")
         go_on(run, trainer, point, watchers, news)
         if changed.shown or changed.refused or point.passed_over:
             run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)
@@ -266,7 +270,7 @@ def _all_trained(recipe: Recipe, point: Point) -> bool:
     trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
     asked = sum(stage.steps for stage in recipe.stages) or recipe.grpo.get("max_steps") or -1
     asked = asked if asked > 0 else trained["max_steps"]  # of so many epochs
-    return point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= asked
+    return point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= asked and point.step > 0
 
 
 def _unfinished(stage: Stage, point: Point) -> bool:

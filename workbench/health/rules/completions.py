@@ -52,7 +52,9 @@ def dead_groups(view: RunView) -> Verdict:
             seen = sum(len(batch.groups) for batch in view.recent)  # of many groups a summary keeps the first
             line += f"; {cancel_words(commonest)} cancel in {of_these} of {seen} groups"
         prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
-        return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, *_DEAD[worst], prompts=prompts)
+        cause, remedy = _DEAD[worst]
+        remedy += view.helps_to_begin * (worst == ALL_WRONG)
+        return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, cause, remedy, prompts=prompts)
     return view.verdict(OK, f"{percent(found.value)} of the latest {groups} groups are dead without being all right", evidence)
 
 

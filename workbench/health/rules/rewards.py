@@ -65,6 +65,7 @@ def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
     evidence["cut"] = cut = view.total("clipped", batches) / seen
     cause = "none has what it asks for: a pattern that stops at a line break, another form of answer, or too hard a task"
     remedy = "run `workbench probe` on the task: it scores a reference completion and reports what stands in the way"
+    remedy += view.helps_to_begin * (name == view.config.right_by)
     if cut > 0.5:
         cause = f"{percent(cut)} of the completions were cut at the limit, perhaps before what it looks for"
         remedy = "raise max_completion_length first, then look again"
