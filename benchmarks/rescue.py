@@ -10,7 +10,8 @@ the noise (A/A). Completions are all that were generated, those included that `o
 many steps, so that all arms generate equally many.
 
 The score to reach is, of each seed, halfway from the base's to what the arm without ended with (the mean of its last two); an
-arm that does not reach it counts as if it had with its last completion, and is counted. Intervals are over the seeds, paired, 95 %, of Student's t.
+arm that does not reach it counts as if it had with its last completion, and is counted. Intervals are over the seeds, paired,
+95 %, of Student's t.
 """
 
 from __future__ import annotations
