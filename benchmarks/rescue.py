@@ -9,8 +9,9 @@ a seed begin with the same adapter. The arm without is trained once more with an
 the noise (A/A). Completions are all that were generated, those included that `oversample` leaves out; that arm takes half as
 many steps, so that all arms generate equally many.
 
-The score to reach is, of each seed, the one that the arm without ended with (the mean of its last two); an arm that does not
-reach it counts as if it had with its last completion, and is counted. Intervals are over the seeds, paired, 95 %, of Student's t.
+The score to reach is, of each seed, halfway from the base's to what the arm without ended with (the mean of its last two); an
+arm that does not reach it counts as if it had with its last completion, and is counted. Intervals are over the seeds, paired,
+95 %, of Student's t.
 """
 
 from __future__ import annotations
@@ -143,10 +144,11 @@ def compared(cells: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     by = {(one["arm"], one["seed"]): one for one in cells}
     seeds, found = sorted({one["seed"] for one in cells}), {}
     ends = {key: float(np.mean(one["scores"][-2:])) for key, one in by.items()}
+    halfway = {seed: (by[NONE, seed]["scores"][0] + ends[NONE, seed]) / 2 for seed in seeds}
     for arm in ARMS:
         needed = []
         for seed in seeds:
-            mine, theirs = (reaches(by[which, seed], ends[NONE, seed]) for which in (arm, NONE))
+            mine, theirs = (reaches(by[which, seed], halfway[seed]) for which in (arm, NONE))
             needed.append((by[arm, seed]["completions"][-1] if mine is None else mine, theirs, mine is None))
         logs = np.log([[max(1.0, own) for own in pair[:2]] for pair in needed])
         gained = np.array([[ends[NONE, seed], ends[arm, seed]] for seed in seeds])
@@ -178,6 +180,11 @@ def main() -> None:
                     cells.append(cell(arm, seed, asked.steps, **sizes))
                 scores = " ".join(f"{score:.0%}" for score in cells[-1]["scores"])
                 measuring.say(f"seed {seed}, {arm}: {scores}; {cells[-1]['cpu_s']:.0f} s of CPU time")
+    publish(asked, stamped, cells)
+
+
+def publish(asked: Any, stamped: dict[str, Any], cells: list[dict[str, Any]]) -> None:
+    """Compare the arms, print the table and write the result."""
     found = compared(cells)
 
     def interval(own: list[float] | None, how: str) -> str:

@@ -271,11 +271,11 @@ def test_completions_to_a_score_are_read_off_the_curve():
     ends = {"dead": [0.5, 0.5], "cpu_s": 1.0}
     plain = {"completions": [0, 100, 200], "scores": [0.0, 0.2, 0.2], **ends}
     fast = {"completions": [0, 100, 200], "scores": [0.0, 0.4, 0.4], **ends}
-    never = {"completions": [0, 100, 200], "scores": [0.0, 0.1, 0.1], **ends}
+    never = {"completions": [0, 100, 200], "scores": [0.0, 0.05, 0.05], **ends}
     by_arm = dict.fromkeys(rescue.ARMS, plain) | {"both": fast, "exclude": never}
     cells = [{"arm": arm, "seed": seed, **own} for arm, own in by_arm.items() for seed in range(2)]
     found = rescue.compared(cells)
-    assert found["none"]["completions"] == [100, 100]
+    assert found["none"]["completions"] == [50, 50]  # to 0.1, halfway from 0 to 0.2
     assert found["both"]["ratio"] == pytest.approx([0.5, 0.5, 0.5])
     assert found["both"]["gained"] == pytest.approx([0.2, 0.2, 0.2])
     assert (found["exclude"]["not_reached"], found["exclude"]["completions"]) == (2, [200, 200])
