@@ -49,7 +49,13 @@ def trl_trainer(monkeypatch):
     """The trainer that `train` builds, so that a test can look into it afterwards."""
     built = []
     original = training.build_trainer
-    monkeypatch.setattr(training, "build_trainer", lambda *args: built.append(original(*args)) or built[-1])
+
+    def kept(*args):
+        trainer, warnings = original(*args)
+        built.append(trainer)
+        return trainer, warnings
+
+    monkeypatch.setattr(training, "build_trainer", kept)
     return built
 
 
