@@ -77,6 +77,7 @@ class TestNotebook:
 
 # One run of each case serves all that is asked of it: they take some minutes.
 @pytest.mark.slow
+@pytest.mark.timeout(2700)  # it trains 28 times
 def test_no_blank_passes_unfilled_and_the_solutions_repair_what_was_broken(home, capsys, monkeypatch):
     """The notebook, cell by cell: a blank as it stands, and each wrong diagnosis, is refused; then comes the solution."""
     cells, solutions, space, done = read()["cells"], filled(read())["cells"], {}, []
