@@ -103,7 +103,14 @@ def main() -> None:
                 measuring.say(f"seed {seed}, {own['samples']} samples of {own['tries']:,} tries: {shares}")
         lines, rows = table_of(found)
     header = ["seed", "arm", "tries", "before", "after the warm start", "after GRPO"]
-    measuring.save("warm_start", asked, stamped, lines, (header, rows), {"runs": found})
+    kept = [{name: _flags(value) for name, value in own.items()} for own in found]
+    measuring.save("warm_start", asked, stamped, lines, (header, rows), {"runs": kept})
+
+
+def _flags(value: Any) -> Any:
+    # Of each prompt a 0 or a 1 for each completion, in a word.
+    grid = isinstance(value, list) and value and isinstance(value[0], list)
+    return ["".join("01"[each] for each in row) for row in value] if grid else value
 
 
 def table_of(found: list[dict[str, Any]]) -> tuple[list[Line], list[list[str]]]:

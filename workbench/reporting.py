@@ -19,7 +19,7 @@ from workbench.inspection.listing import Listing
 from workbench.inspection.reading import RecordedGroup, by_step, explain_group
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
-from workbench.training.held_out import told
+from workbench.run.held_out import told
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import replace_file
 

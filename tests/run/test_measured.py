@@ -11,7 +11,8 @@ from workbench.run.held_out import best_of, flags, held_out, in_numbers
 
 
 def event(step: int, correct: float = 0.5, reward: float = 1.0, key: str = "k", **more) -> dict:
-    return {"event": "held_out", "step": step, "correct": correct, "reward": reward, "key": key, "right": "0110", **more}
+    of = {"key": key, "right": "0110", "adapter": f"after {step}" if step else "base"}
+    return {"event": "held_out", "step": step, "correct": correct, "reward": reward, **of, **more}
 
 
 def steps(events: list[dict]) -> list[int]:
@@ -23,6 +24,12 @@ def test_what_was_measured_after_the_checkpoint_that_a_run_went_on_from_does_not
     assert steps(told) == [0, 10, 20]
     assert steps([*told, {"event": "checkpoint", "step": 25}, event(30, 0.9)]) == [0, 10, 20, 30]
     assert held_out([*told, event(20, 0.9)])[-1]["correct"] == 0.9
+
+
+def test_a_warm_start_is_measured_beside_the_base():
+    told = [event(0), event(0, 0.8, adapter="warm"), event(10, 0.7)]
+    assert [own["adapter"] for own in held_out(told)] == ["base", "warm", "after 10"]
+    assert best_of(held_out(told))["adapter"] == "warm"
 
 
 def test_measurements_of_other_prompts_are_not_on_one_curve():

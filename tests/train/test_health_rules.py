@@ -255,7 +255,13 @@ def test_dead_groups_by_kind(dead, right, state):
 
 
 def measurement(step: int, solved: int) -> dict:
-    return {"step": step, "correct": solved / 32, "reward": solved / 32, "right": "1" * solved + "0" * (32 - solved)}
+    return {
+        "step": step,
+        "correct": solved / 32,
+        "reward": solved / 32,
+        "right": "1" * solved + "0" * (32 - solved),
+        "adapter": "a",
+    }
 
 
 def learnt(count: int = 60, from_: int = 20, all_right: int = 8, held_out=(), rewards=lambda n: 2.0) -> Verdict:
@@ -290,12 +296,25 @@ def test_held_out_prompts_decide_whether_it_is_learnt_out():
     flat = [measurement(step, solved) for step, solved in ((0, 12), (20, 28), (30, 29), (40, 28), (50, 29), (60, 28))]
     found = learnt(all_right=6, held_out=flat)
     assert found.state == WARNING
-    assert (found.evidence["held_out"], found.evidence["best_step"]) == (pytest.approx(28.5 / 32, abs=0.02), 30)
-    assert "held-out prompts stay at" in found.line
+    assert (found.evidence["held_out"], found.evidence["best_step"]) == (pytest.approx(28.4 / 32), 30)
+    # By least squares over five: one prompt, the 29th, goes 0 1 0 1 0, which is level; 3 / 32 is left open.
+    assert [found.evidence[f"gain{end}"] for end in ("", "_low", "_high")] == pytest.approx([0, -3 / 32, 3 / 32])
+    assert "held-out prompts stay at 89 % (-9 to +9 points in that time)" in found.line
     assert "that of step 30" in found.remedy
     rising = [measurement(step, solved) for step, solved in ((0, 12), (20, 14), (30, 18), (40, 22), (50, 26), (60, 30))]
     found = learnt(all_right=6, held_out=rising)
-    assert (found.state, "still gain" in found.line) == (NOTE, True)
+    assert (found.state, "but held-out prompts still gain" in found.line) == (NOTE, True)
+    up_and_down = [measurement(step, solved) for step, solved in ((0, 12), (20, 27), (30, 28), (40, 30), (50, 27), (60, 30))]
+    found = learnt(all_right=6, held_out=up_and_down)
+    assert (found.state, "10 points cannot be ruled out" in found.line) == (NOTE, True)
+
+
+def test_learnt_out_counts_the_minutes_of_all_steps():
+    """Six seconds a step; a row of every fifth one is their mean."""
+    many = batches(60, dead=lambda n: {"all right": 8 if n >= 20 else 0}, right=60)
+    for every in (1, 5):
+        found = diagnose(many, [row(own.step) for own in many if own.step % every == 0], CONFIG)
+        assert next(each for each in found if each.name == "learnt_out").evidence["minutes"] == pytest.approx(47 * 6 / 60)
 
 
 def test_one_text_for_every_prompt_is_a_collapse():

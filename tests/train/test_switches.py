@@ -176,22 +176,21 @@ def test_what_the_libraries_warn_of_is_noted():
         logging.getLogger("trl.trainer.grpo_trainer").warning("mind %s", "this")
         logging.getLogger("trl.trainer.grpo_trainer").warning("`'luspo'` is said in the plan's own words")
         warnings.warn("and\n that", FutureWarning, stacklevel=1)
-    assert heard == ["TRL warns: mind this", "TRL warns: and that"]
+    assert heard == ["TRL warns: mind this", "Python warns: and that"]
     assert not logging.getLogger("trl").handlers
 
 
 # -- the manifest --------------------------------------------------------------------------------------------------------
 def test_the_environment_without_secrets_and_paths(monkeypatch):
-    for name, value in {
-        "UNSLOTH_SEQ": "1",
-        "VLLM_API_KEY": "x",
-        "TRL_TOKEN": "x",
-        "PYTORCH_HOME": "/somewhere",
-        "OTHER_SEQ": "1",
-    }.items():
+    own = {"UNSLOTH_SEQ": "1", "VLLM_MAX_NUM_BATCHED_TOKENS": "64"}
+    hidden = dict.fromkeys(("VLLM_API_KEY", "TRL_TOKEN", "VLLM_PASSWD", "VLLM_PASSPHRASE", "VLLM_AUTH", "TRL_CREDENTIALS"), "x")
+    hidden |= {"PYTORCH_HOME": "/somewhere", "OTHER_SEQ": "1", "UNSLOTH_IS_PRESENT": "1", "TRL_PAT": "x"}
+    hidden |= {"UNSLOTH_PROXY": "http://me:hunter2@host", "VLLM_NAMED_SO": "hf_" + "a" * 20}
+    for name, value in (own | hidden).items():
         monkeypatch.setenv(name, value)
-    assert environment()["UNSLOTH_SEQ"] == "1"
-    assert not {"VLLM_API_KEY", "TRL_TOKEN", "PYTORCH_HOME", "OTHER_SEQ"} & environment().keys()
+    found = environment()
+    assert own.items() <= found.items()
+    assert not hidden.keys() & found.keys()
 
 
 def recipe(name: str, **grpo: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from workbench.reporting import write_report
 from workbench.rewards.library import correctness_reward, max_score
 from workbench.run.control_file import write_request
 from workbench.run.directory import open_run
+from workbench.run.held_out import held_out
 from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
@@ -178,7 +179,7 @@ def test_the_loss_is_of_the_completions_after_the_prompt_that_grpo_reads():
 def test_reference_completions_are_trained_on_where_the_reward_pays_them(home):
     written = task(ideal=lambda row: f"<reasoning>\nsum\n</reasoning>\n<answer>\n{row['answer']}\n</answer>")
     run = train(recipe(warm={"samples": 8, "source": "reference"}, grpo={"max_steps": 1}), policy=fresh(), task=written)
-    table = pq.read_table(run.path / warm_start.TABLE).to_pylist()
+    table = pq.read_table(run.warm_start).to_pylist()
     assert len(table) == 8
     assert all(row["completion"].startswith("<reasoning>\nsum\n") for row in table)
     wrong = task(ideal=lambda row: "no idea")
@@ -231,16 +232,42 @@ def test_it_is_on_record_as_what_came_before_the_first_step(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_after_it_goes_on_to_the_last_bit(home, whole):
+def test_a_run_that_ends_after_it_goes_on_to_the_last_bit(home, whole, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train(recipe(), policy=fresh(), task=task(), watchers=[Ends()])
     run = open_run("t")
     assert latest_point(run).state["warm_started"] is True
-    table = (run.path / warm_start.TABLE).stat().st_mtime_ns
+    table = (run.warm_start).stat().st_mtime_ns
+
+    def no_room(*_):
+        raise RunError("no room", rule="a checkpoint fits", remedy="make room")
+
+    with monkeypatch.context() as patched:  # going on fails before a step: what there is stays
+        patched.setattr("workbench.training.session.check_room", no_room)
+        with pytest.raises(RunError, match="no room"):
+            continue_run(run, policy=fresh(), task=task())
+    assert latest_point(run).state["warm_started"] is True
     continue_run(run, policy=fresh(), task=task())
-    assert (run.path / warm_start.TABLE).stat().st_mtime_ns == table  # nothing was sampled again
+    assert (run.warm_start).stat().st_mtime_ns == table  # nothing was sampled again
     assert same(run, whole)
     assert [event["event"] for event in run.events()].count("warm_start") == 1
+
+
+@pytest.mark.slow
+def test_held_out_prompts_are_measured_before_and_after_it(home):
+    """The policy that GRPO begins with is on the curve, and may be the best."""
+    run = train(recipe(eval_every=1), policy=fresh(), task=task())
+    found = held_out(run.events())
+    assert [own["step"] for own in found] == [0, 0, 1, 2]
+    assert [own["adapter"] == "base" for own in found] == [True, False, False, False]
+    assert len({own["adapter"] for own in found}) == 4
+    assert {file.name for file in (run.path / "held_out").iterdir()} == {
+        f"step-000000{n}.parquet" for n in ("0-00", "0-01", "1-00", "2-00")
+    }
+    kept = load_file(run.best / "adapter_model.safetensors")
+    warmed = load_file(run.checkpoints / "best-0" / "adapter_model.safetensors") if run.best.name == "best-0" else kept
+    assert any(weight.any() for name, weight in warmed.items() if "lora_B" in name)
+    assert [row.get("held_out/correct") for row in run.metrics()] == [own["correct"] for own in found[2:]]
 
 
 @pytest.mark.slow

@@ -81,8 +81,8 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
         format_by=known["format_by"],
         total_steps=steps if isinstance(steps, int) and steps > 0 else None,
         fp16=settings.get("fp16") is True,
-        asked=(*recipe.grpo, *own),
-        warm_start=recipe.warm_start is not None,
+        asked=tuple({**((run.manifest().get("settings") or {}).get("asked") or recipe.grpo), **own}),
+        warm_start=run.warm_start.is_file(),
     )
 
 

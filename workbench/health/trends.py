@@ -62,6 +62,14 @@ def paired_gain(before: np.ndarray, after: np.ndarray) -> Interval:
     return Interval(mean, max(-1.0, min(low, mean - least)), min(1.0, max(high, mean + least)))
 
 
+def paired_trend(measured: np.ndarray) -> Interval:
+    """What P prompts gained from the first of M measurements [M, P] to the last, by least squares; as wide as `paired_gain`."""
+    count, prompts = measured.shape
+    places = np.arange(count) - (count - 1) / 2
+    gained = places @ measured / (places**2).sum() * (count - 1)
+    return paired_gain(np.zeros((prompts, 1)), gained[:, None])
+
+
 def t_interval(values: np.ndarray) -> tuple[float, float]:
     """(mean, half the width of its 95 % t interval)."""
     return float(values.mean()), t_value(len(values)) * float(values.std(ddof=1)) / math.sqrt(len(values))

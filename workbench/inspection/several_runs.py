@@ -59,7 +59,10 @@ def compare_runs(*runs: RunDirectory) -> Comparison:
 
 def _settings(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
     known = [_known(run) for run in runs]
+    # A setting that a run of an earlier version, or one made elsewhere, did not record was asked for by name, or is not known.
+    asked = {f"grpo.{name}" for run in runs for name in run.recipe().grpo}
     keys = list(dict.fromkeys(key for own in known for key in own))
+    keys = [key for key in keys if not key.startswith("grpo.") or key in asked or all(key in own for own in known)]
     values = {key: [own.get(key) for own in known] for key in keys}
     rows = [
         (key, *(str(own.get(key, "-")) for own in known)) for key in keys if any(each != values[key][0] for each in values[key])

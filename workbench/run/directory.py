@@ -27,6 +27,7 @@ from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
 from workbench.run.lock import Lock
 from workbench.run.parts import cut
+from workbench.secret import IN_ADDRESS, LOOKS, NAMED
 from workbench.workspace import append_line, read_lines, replace_file, resolve, shown, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -36,8 +37,8 @@ _LIBRARIES = (
     "grpo-workbench",
 )  # fmt: skip
 _DECIDING = ("UNSLOTH_", "TRL_", "VLLM_", "PYTORCH_", "CUBLAS_")
-# Secrets; and what Unsloth leaves in the environment of a process about itself and the model that it loaded.
-_HIDDEN = ("TOKEN", "KEY", "SECRET", "PASSWORD", "_IS_PRESENT", "UNSLOTH_PATCHED", "UNSLOTH_MODEL_NAME")
+# What Unsloth leaves in the environment of a process about itself and the model that it loaded.
+_LEFT_THERE = ("_IS_PRESENT", "UNSLOTH_PATCHED", "UNSLOTH_MODEL_NAME")
 # What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it can only be read",
@@ -60,6 +61,7 @@ class RunDirectory:
         self.path, self.name = path, path.name
         self.rollouts, self.checkpoints, self.export = (path / name for name in ("rollouts", "checkpoints", "export"))
         self.final = self.checkpoints / "final"
+        self.warm_start = path / "warm_start.parquet"  # a row for each completion that a warm start trained on
         self.lock = Lock(path)
         self.requests_from: int | None = None  # byte of control.jsonl from which requests are for this owner
 
@@ -428,8 +430,9 @@ def versions() -> dict[str, Any]:
 def environment() -> dict[str, str]:
     """The variables by which libraries decide how to compute, where they are set; no secret and no path among them."""
     own = {name: value for name, value in os.environ.items() if name.startswith(_DECIDING)}
-    hidden = {name for name, value in own.items() if any(word in name for word in _HIDDEN) or os.path.isabs(value)}
-    return {name: own[name] for name in sorted(own.keys() - hidden)}
+    kept = {name: value for name, value in own.items() if not (name.endswith(_LEFT_THERE) or os.path.isabs(value))}
+    secret = {name for name, value in kept.items() if NAMED.search(name) or LOOKS.search(value) or IN_ADDRESS.search(value)}
+    return {name: kept[name] for name in sorted(kept.keys() - secret)}
 
 
 def _cpu() -> str | None:

@@ -31,7 +31,6 @@ GENERATE_S = "time/generate_s"
 REWARD_S = "time/reward_s"
 TRAIN_S = "time/train_s"
 HELD_OUT = "held_out/correct"  # in the rows of steps after which held-out prompts were measured
-HELD_OUT_LOW, HELD_OUT_HIGH = "held_out/low", "held_out/high"
 RATIO_LOW = "ratio/low"  # TRL logs what was clipped, not how far the ratio went
 RATIO_HIGH = "ratio/high"
 RATIO_MASKED = "ratio/masked"  # only with off_policy_mask_threshold

@@ -30,6 +30,7 @@ from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training.background import announce
 from workbench.training.loading import base_differs, base_summed, measured, random_kept
+from workbench.training.plan.algorithms import asked_settings
 from workbench.training.plan.in_force import as_json, decides, settings_in_force
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
@@ -160,7 +161,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
         "rewards": _rewards(first),
         "processes": processes.count(),
         "template": _template(policy),
-        "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
+        "settings": {"asked": asked_settings(recipe), "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [
             {key: as_json(value) for key, value in row._asdict().items()}
             for row in settings_of.in_force_table(settings_of.asked_of(recipe), trainer.args, given)
@@ -186,6 +187,17 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
         changed.refused.append(f"the base was changed: {differs}")
     if manifest.get("template") not in (None, _template(policy)):
         changed.refused.append("the policy's chat template was changed")
+
+
+def changed_settings(run: RunDirectory, trainer: Any, changed: Changed) -> None:
+    """Add to `changed` what is in force otherwise than when the run was begun, though nobody asked: another version's default."""
+    manifest, now = run.manifest(), settings_in_force(trainer.args)
+    then, asked = ((manifest.get("settings") or {}).get(of) or {} for of in ("in_force", "asked"))
+    said = {line.partition(":")[0].removeprefix("grpo.") for line in changed.shown + changed.refused}
+    said |= {"max_steps", *asked}
+    for name in sorted(then.keys() & now.keys() - said):
+        if then[name] != now[name]:
+            changed.shown.append(f"{name}, as it is in force: {then[name]!r} -> {now[name]!r}")
 
 
 def _template(policy: Policy) -> str:

@@ -24,6 +24,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import CHANGES, ControlReader, Request, RunState, check_request, write_request
 from workbench.run.directory import RunDirectory
 from workbench.task import load_task
+from workbench.training.plan.algorithms import asked_settings
 from workbench.training.plan.in_force import settings_in_force
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
@@ -101,9 +102,9 @@ class RunControl:
         best = dict(zip(self.suite.names, map(max_score_of, task.reward_funcs), strict=True))
         more = {"best": best, "right_by": task.right_function, "format_by": task.format_by}
         more["fp16"] = self.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
-        more |= {"asked": tuple(self.stage.recipe.grpo), "warm_start": self.stage.recipe.warm_start is not None}
+        more |= {"asked": tuple(asked_settings(self.stage.recipe)), "warm_start": self.run.warm_start.is_file()}
         more["total_steps"] = steps if steps > 0 else None
-        return RunConfig.of(settings_in_force(self.trainer.args) | self.stage.settings, **more)
+        return RunConfig.of(self.stage.settings | settings_in_force(self.trainer.args), **more)
 
     def begin_stage(self, step: int, flags: Any) -> None:
         """A stage begins: what was asked for at the end of the one before is applied to it.

@@ -1,10 +1,10 @@
 """Held-out prompts, measured while a run trains (`eval_every` in the recipe), and the best adapter kept.
 
 The same prompts each time, chosen by the seed from those of the recipe's own task, as `workbench eval` takes them, whatever
-task a stage trains on; the base first, as step 0. One completion each, sampled at the training temperature with the same
-random numbers: the likeliest tokens (`eval_temperature: 0`) may all be right before and after, as the demo's are, and the
-policy much better. What training computes stays what it is, to the last bit. Completions and scores are rows in
-`held_out/step-N.parquet`, apart from those of training.
+task a stage trains on; as step 0 the base, and then the policy after a warm start. One completion each, sampled at the training
+temperature with the same random numbers: the likeliest tokens (`eval_temperature: 0`) may all be right before and after, as the
+demo's are, and the policy much better. What training computes stays what it is, to the last bit. Completions and scores are
+rows in `held_out/step-N.parquet`, apart from those of training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workbench.health.trends import Z_95, paired_gain, percent, share
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.run.held_out import best_of, flags, held_out, in_numbers
+from workbench.run.held_out import best_of, flags, held_out
 from workbench.task import Row, Task
 from workbench.training.loading import random_kept
 from workbench.training.policy import Policy
@@ -84,12 +84,14 @@ class HeldOut:
         self._before = [event for event in run.events() if event.get("event") == "held_out" and event["key"] == self.key]
         counted = held_out([*run.events(), {"event": "continued", "step": begun_at}])
         self.found = counted if counted and counted[-1]["key"] == self.key else []
-        self.seconds = sum(event["seconds"] for event in self._before)
+        self.seconds = ((run.manifest().get("before") or {}).get("held_out") or {}).get("seconds", 0.0)  # with its minutes
         self.failed = False
 
-    def begin(self) -> None:
-        """Measure the base, if that was not done before the run was stopped."""
+    def begin(self, warmed: bool) -> None:
+        """Measure the base, and the policy if it was `warmed`, as far as that was not done before the run was stopped."""
         if not self.found:
+            self._measure(0, base=True)
+        if warmed and len(self.found) == 1 and not self.failed:
             self._measure(0)
 
     def after(self, step: int, ends: bool) -> None:
@@ -98,14 +100,14 @@ class HeldOut:
         if due and self.found and not self.failed:
             self._measure(step)
 
-    def _measure(self, step: int) -> None:
+    def _measure(self, step: int, base: bool = False) -> None:
         started = time.perf_counter()
         try:
             with random_kept():
-                adapter = _sum(self.policy.model) if step else "base"
+                adapter = "base" if base else _sum(self.policy.model)
                 # What a kill lost of the run may be trained again to the same weights, which need not be measured again.
                 same = [own for own in self._before if (own["step"], own["adapter"]) == (step, adapter)]
-                numbers = {**same[-1], "seconds": 0.0} if same else self._numbers(step)
+                numbers = {**same[-1], "seconds": 0.0} if same else self._numbers(step, base)
                 event = {**numbers, "event": "held_out", "step": step, "key": self.key, "adapter": adapter}
                 found = [*self.found, event]
                 if best_of(found) is event:
@@ -123,15 +125,15 @@ class HeldOut:
         self.record("held_out", step, **{name: event[name] for name in event if name not in ("event", "step", "time")})
         self._forget()
 
-    def _numbers(self, step: int) -> dict[str, Any]:
+    def _numbers(self, step: int, base: bool) -> dict[str, Any]:
         tokenizer = self.policy.tokenizer
         rendered, tokenizer.chat_template_kwargs = self.policy.chat_template_kwargs, self.template
         try:
-            groups = scored_groups(self.policy, self.task, self.rows, self.suite, base=not step, **self.how)
+            groups = scored_groups(self.policy, self.task, self.rows, self.suite, base=base, **self.how)
         finally:
             tokenizer.chat_template_kwargs = rendered
         own = [group[0] for group in groups]
-        self._write(step, own)
+        self._write(f"step-{step:07d}-{not (step or base):02d}.parquet", step, own)
         correct = [each["right"] and each["format"] is not False for each in own]
         count, of = sum(correct), len(correct)
         reward = sum(each["total"] for each in own) / of
@@ -142,7 +144,7 @@ class HeldOut:
             numbers |= {"base": self.found[0]["correct"]} | dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True))
         return numbers
 
-    def _write(self, step: int, completions: list[dict[str, Any]]) -> None:
+    def _write(self, name: str, step: int, completions: list[dict[str, Any]]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -152,7 +154,7 @@ class HeldOut:
             asked = {"prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
             rows.append({"step": step, "group": place, "generation": 0, "prompt_id": row["prompt_id"], **asked, **own})
         (self.run.path / FOLDER).mkdir(exist_ok=True)
-        with replace_file(self.run.path / FOLDER / f"step-{step:07d}-00.parquet") as beside:
+        with replace_file(self.run.path / FOLDER / name) as beside:
             pq.write_table(pa.Table.from_pylist(rows), beside, compression="zstd")
 
     def _keep(self, step: int) -> None:
@@ -177,13 +179,6 @@ class HeldOut:
         found = {"prompts": last["prompts"], "base": self.found[0]["correct"], "last": {name: last[name] for name in names}}
         found |= {"best": {name: best[name] for name in names} | {"adapter": f"checkpoints/best-{best['step']}"}}
         return found | {"measurements": len(self.found), "seconds": self.seconds, "share": self.seconds / max(1e-9, seconds)}
-
-
-def told(found: dict[str, Any]) -> str:
-    """What `result` holds, in words."""
-    last, best = found["last"], found["best"]
-    line = f"held-out {percent(found['base'])} -> {in_numbers(last)}; best: {percent(best['correct'])} at step {best['step']}"
-    return f"{line}; measuring took {found['seconds']:.0f} s, {100 * found['share']:.1f} % of the time"
 
 
 def _sum(model: Any) -> str:

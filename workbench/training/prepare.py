@@ -169,9 +169,9 @@ def prepare(
     settings = dict(stages[0].settings)
     if recipe.stages:
         settings["max_steps"] = sum(stage.steps for stage in recipe.stages)
-        for stage in stages:
-            _built(config_class, stage.recipe, stage.settings, machine, policy)
+    of_stages = [_built(config_class, stage.recipe, stage.settings, machine, policy)[2] for stage in stages if recipe.stages]
     given, built, heard = _built(config_class, recipe, settings, machine, policy)
+    heard = [*dict.fromkeys(line for lines in (heard, *of_stages) for line in lines)]
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
     rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
     if recipe.algorithm:
@@ -315,7 +315,7 @@ def taken_together() -> Generator[list[str], None, None]:
     """RecipeError for settings that the libraries refuse together; what they warn of is in the list afterwards, once."""
     heard: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(record.getMessage())
+    handler.emit = lambda record: heard.append(f"TRL warns: {' '.join(record.getMessage().split())}")
     logging.getLogger("trl").addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as warned:
@@ -326,9 +326,13 @@ def taken_together() -> Generator[list[str], None, None]:
         raise RecipeError(f"grpo: {error}", rule=rule, remedy="change the setting that it names") from error
     finally:
         logging.getLogger("trl").removeHandler(handler)
-    heard += [str(each.message) for each in warned if issubclass(each.category, (UserWarning, FutureWarning))]
+    for each in warned:
+        if issubclass(each.category, (UserWarning, FutureWarning)):
+            parts = ("", *Path(each.filename).parts)
+            who = parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-1] else "Python"
+            heard.append(f"{'TRL' if who == 'trl' else who} warns: {' '.join(str(each.message).split())}")
     # What a plan says in its own words, with the remedy, is not said twice: `combinations.py`.
-    heard[:] = [f"TRL warns: {' '.join(line.split())}" for line in dict.fromkeys(heard) if not _IN_OUR_WORDS.search(line)]
+    heard[:] = [line for line in dict.fromkeys(heard) if not _IN_OUR_WORDS.search(line)]
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:

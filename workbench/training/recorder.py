@@ -21,8 +21,6 @@ from workbench.run.directory import RunDirectory
 from workbench.run.metrics import (
     GENERATE_S,
     HELD_OUT,
-    HELD_OUT_HIGH,
-    HELD_OUT_LOW,
     KL,
     RATIO_HIGH,
     RATIO_LOW,
@@ -131,9 +129,9 @@ class Recorder:
         self.tell("event", event)
 
     def held_out(self, kind: str, step: int, **details: Any) -> None:
-        """Record a measurement of held-out prompts: an event, and numbers in the step's row of metrics, for trackers, too."""
-        if "gain" in details:
-            self._held_out = {HELD_OUT: details["correct"], HELD_OUT_LOW: details["low"], HELD_OUT_HIGH: details["high"]}
+        """Record a measurement of held-out prompts: an event, and a number in the step's row of metrics, for trackers, too."""
+        if step and "correct" in details:
+            self._held_out = {HELD_OUT: details["correct"]}
         self.event(kind, step, **details)
 
     def _note_errors(self, scored: ScoredBatch) -> None:

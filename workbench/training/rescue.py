@@ -53,6 +53,8 @@ def notes(recipe: Recipe, settings: dict[str, Any], planned: Batch, rows: Sequen
         what = "tokens" if loss in BY_TOKENS else "completions"
         line = f"rescue.exclude_zero_variance: loss_type = {loss!r} is averaged over the {what} of live groups, not of all "
         line += f"{planned.prompts}, so a batch with few of them moves the policy as far as a batch full of them"
+        passes = settings.get("gradient_accumulation_steps") or 1
+        line += f" (over all {passes} passes: bnpo averages each by itself)" * (loss == "bnpo" and passes > 1)
         lines.append(line + "; the KL term stays the mean over all completions" * bool(settings.get("beta")))
     if (part.curriculum or part.oversample > 1) and settings.get("shuffle_dataset") is False:
         raise refused(f"{asked[-1]} with grpo.shuffle_dataset = False", "it draws prompts at random", "leave one of them out")

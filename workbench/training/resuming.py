@@ -30,7 +30,7 @@ from workbench.run.directory import RunDirectory, versions
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
-from workbench.training.plan.algorithms import papers_fields
+from workbench.training.plan.algorithms import asked_settings
 from workbench.workspace import find, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
@@ -394,7 +394,7 @@ def lost_since(run: RunDirectory, point: Point) -> list[str]:
 # Asked for anew whenever a run goes on: how far, how often it saves and logs, and what guards it.
 _FREE = (
     "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps", "grpo.save_total_limit", "grpo.logging_steps",
-    "grpo.report_to", "rewards.", "eval_every", "policy.gpu_memory_utilization", "generation", "algorithm",
+    "grpo.report_to", "rewards.", "eval_", "policy.gpu_memory_utilization", "generation", "algorithm",
 )  # fmt: skip
 # The checkpoint's optimiser and schedule hold them, whatever a recipe says.
 _HELD = ("grpo.learning_rate", "grpo.lr_scheduler", "grpo.warmup", "grpo.weight_decay", "grpo.optim", "grpo.adam")
@@ -444,8 +444,7 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
 
 def _as_fields(recipe: Recipe) -> dict[str, Any]:
     # Another algorithm is other settings, and the same settings are the same run, whoever named them.
-    sets = papers_fields(recipe) if recipe.algorithm else {}
-    return recipe.model_copy(update={"grpo": {**recipe.grpo, **sets}}).model_dump(mode="json")
+    return recipe.model_copy(update={"grpo": asked_settings(recipe)}).model_dump(mode="json")
 
 
 def _flat(content: Any, path: str = "") -> dict[str, Any]:

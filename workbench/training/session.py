@@ -23,12 +23,13 @@ from workbench.health import Watchdog
 from workbench.recipe import RescuePart
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
+from workbench.run.held_out import told
 from workbench.run.metrics import LEARNING_RATE, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 from workbench.training import warm_start
 from workbench.training.control import RunControl, save_now
 from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
-from workbench.training.held_out import HeldOut, told
+from workbench.training.held_out import HeldOut
 from workbench.training.loading import random_states
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
@@ -254,7 +255,7 @@ class Session:
         held_out = self.held_out.result(60 * minutes) if self.held_out else {}
         ended = f"{status} after {step} steps{recorder.verdict}" + (f"; {told(held_out)}" if held_out else "")
         recorder.tell("end", ended)
-        if step or self.warmed or status in ("finished", "stopped"):
+        if step or self.warmed or self.point or status in ("finished", "stopped"):
             result = {
                 "status": status,
                 "steps": step,
@@ -497,7 +498,7 @@ class StagedSession(Session):
             if self.warmed:
                 recorder.event("warm_start", 0, **self.run.manifest()["warm_start"])
         if self.held_out and stage is self.stages[0]:
-            self.held_out.begin()
+            self.held_out.begin(self.warmed)
         if restored:
             self.control.catch_up()
             return

@@ -16,7 +16,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.training import plan as settings_of
-from workbench.training.attach import attach, changed_policy, go_on, manifest_of
+from workbench.training.attach import attach, changed_policy, changed_settings, go_on, manifest_of
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
@@ -164,6 +164,8 @@ def continue_run(
     if changed.refused and not accept_changes:
         raise _another_run(run, changed)
     trainer = make_trainer(replace(plan, stages=left), policy)
+    if not left[0].number:  # the manifest has what was in force in the first stage
+        changed_settings(run, trainer, changed)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     before, reached = run.manifest(), run.result()["steps"]
     processes.in_main(lambda: run.reopen(point.step, take_over))

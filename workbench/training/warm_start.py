@@ -27,7 +27,6 @@ from workbench.training.sampling import Completion, sample
 from workbench.training.stages import Stage
 from workbench.workspace import replace_file
 
-TABLE = "warm_start.parquet"  # in the run directory: a row for each completion that is trained on
 _SAMPLED, _LEARNT = 64, 8  # completions together: at least when sampled, at most in an update
 _EVERY_S = 10.0
 # As GRPO's trainer has them in force: what the device needs, and how an update is made.
@@ -185,13 +184,17 @@ def run(session: Any) -> dict[str, Any] | None:
         | {f"score.{name}": score for name, score in own.scores.items()}
         for own in found
     ]
-    with replace_file(session.run.path / TABLE) as beside:
+    with replace_file(session.run.warm_start) as beside:
         pq.write_table(pa.Table.from_pylist(table), beside)
     tuned = fine_tune(session.trainer, policy, stage, part, found, session.control.stops)
     if session.control.stopped_by:
         return None
     losses = [row["loss"] for row in tuned.state.log_history if "loss" in row]
     print(f"warm start: {len(losses)} updates, loss {losses[0]:.3g} -> {losses[-1]:.3g}", flush=True)
-    used = {"trainer": f"{type(tuned).__module__}.{type(tuned).__name__}", "learning_rate": _rate(part, stage), "table": TABLE}
+    used = {
+        "trainer": f"{type(tuned).__module__}.{type(tuned).__name__}",
+        "learning_rate": _rate(part, stage),
+        "table": session.run.warm_start.name,
+    }
     used |= {"sampled_s": sampled_s, "trained_s": time.monotonic() - started - sampled_s, "losses": losses}
     return {**part.model_dump(), "samples": len(found), "tries": tries, "prompts": prompts, **used}

@@ -33,8 +33,6 @@ KL_UNMEASURED = (
 def _charts() -> dict[str, tuple[int, Any, dict[str, Any]]]:
     """Name -> (row, column, settings of its `Chart`). The lines of the reward functions are added later."""
     reward = [Line(metrics.REWARD, "total", BLACK, 2, shaded=True)]
-    # Given its points by `_HeldOut`: the rows have a number where it was measured after their step, and none of the base's.
-    reward += [Line(metrics.HELD_OUT, "held-out correct, base dashed (right)", VIOLET, 1.2, right=True)]
     std = [Line(metrics.GROUP_STD, "within groups (drives learning)", BLUE, 2, shaded=True)]
     std += [Line(metrics.REWARD_STD, "whole batch (TRL's reward_std)", GREY, 1, ":")]
     groups = [(metrics.ALL_RIGHT, "all right", GREEN), (metrics.MIXED, "mixed", BLUE), (metrics.ALL_WRONG, "all wrong", RED)]
@@ -106,7 +104,7 @@ class RunFigure:
             for key, column in (("reward", weighted(function)), ("raw", metrics.per_function(function))):
                 if function not in known:
                     self.charts[key].add(Line(column, function, SERIES[place], style=("-", "--", ":", "-.")[turn % 4]))
-        for line in [line for chart in self.charts.values() for line in chart.lines if line.key != metrics.HELD_OUT]:
+        for line in [line for chart in self.charts.values() for line in chart.lines]:
             line.artist.set_marker("")  # a legend that is made now would keep the dots
         points = self.charts["std"].points
         self._title.set_text(as_text(cut(title or self.name, 118 if len(history) <= points else 72)))
@@ -151,7 +149,7 @@ class RunFigure:
 
     def _fit_legend(self, history: History, held_out: bool) -> int:
         chart, names = self.charts["reward"], []
-        total, measured, *functions = chart.lines
+        total, *functions = chart.lines
         for line in functions:
             weight, short = history.weights.get(line.label, 1.0), cut(short_name(line.label), _LONGEST_NAME)
             names.append(short if weight == 1 else f"{short} x {weight:.3g}")
@@ -162,7 +160,7 @@ class RunFigure:
             shown = [line.artist for line in functions[:MOST_NAMED]]
             for artist, name in zip(shown, names, strict=True):
                 artist.set_label(as_text(name))
-            shown = [total.artist, *shown, *[measured.artist] * held_out]
+            shown = [total.artist, *shown, *[self._held_out.points] * held_out]
             chart.head(-(-len(shown) // _LEGEND_COLUMNS))
             # Weights may change at every step, and the frame does not depend on them.
             chart.legend(shown, _LEGEND_COLUMNS).set_animated(True)
@@ -203,19 +201,18 @@ class _HeldOut:
 
     def __init__(self, chart: Chart) -> None:
         self._axis = chart.right
-        self._points = next(line.artist for line in chart.lines if line.key == metrics.HELD_OUT)
-        self._points.set(marker="o", markersize=5, markeredgecolor="white", clip_on=False)
         look = {"color": VIOLET, "animated": True}
-        (self._bars,) = self._axis.plot([], [], linewidth=1.2, alpha=0.6, **look)
+        dots = {"marker": "o", "markersize": 5, "markeredgecolor": "white", "clip_on": False, **look}
         (self._base,) = self._axis.plot([], [], linewidth=1, linestyle="--", **look)
-        chart.extra += [self._base, self._bars]
+        (self._bars,) = self._axis.plot([], [], linewidth=1.2, alpha=0.6, **look)
+        (self.points,) = self._axis.plot([], [], linewidth=1.2, label="held-out correct, base dashed (right)", **dots)
+        chart.extra += [self._base, self._bars, self.points]
         self._axis.tick_params(labelright=False, right=False)
 
     def fill(self, found: Sequence[dict[str, Any]]) -> None:
         """Place the measurements, the base's (step 0) first."""
         self._axis.tick_params(labelright=bool(found), right=bool(found))
-        self._points.set_marker("o")
-        self._points.set_data([own["step"] for own in found], [own["correct"] for own in found])
+        self.points.set_data([own["step"] for own in found], [own["correct"] for own in found])
         x = [value for own in found for value in (own["step"], own["step"], np.nan)]
         self._bars.set_data(x, [value for own in found for value in (own["low"], own["high"], np.nan)])
         base = [own["correct"] for own in found[:1]]

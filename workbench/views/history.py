@@ -16,7 +16,7 @@ KL_PER_COMPLETION = "kl x completions/mean_length"  # nats; the sum that one com
 _COLUMNS = (
     metrics.REWARD, metrics.REWARD_STD, metrics.GROUP_STD, metrics.MIXED, metrics.ALL_RIGHT, metrics.ALL_WRONG,
     metrics.DEAD, metrics.KL, KL_PER_COMPLETION, metrics.ENTROPY, metrics.MEAN_LENGTH, *LENGTHS,
-    metrics.CLIPPED, metrics.STEP_S, metrics.GENERATE_S, metrics.REWARD_S, metrics.TRAIN_S, metrics.HELD_OUT,
+    metrics.CLIPPED, metrics.STEP_S, metrics.GENERATE_S, metrics.REWARD_S, metrics.TRAIN_S,
 )  # fmt: skip
 _RECENT = 20  # steps that tell how long the next ones will take
 

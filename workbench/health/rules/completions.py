@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from workbench.health.trends import paired_gain, percent, share, slope
+from workbench.health.trends import paired_trend, percent, share, slope
 from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, WINDOW, RunView, Verdict, is_number, missing, rule
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, IDENTICAL, NOT_SCORED, SAME_SCORE, cancel_words
 from workbench.run.held_out import best_of, flags
 from workbench.run.metrics import STEP_S
 
 FAR = 200  # batches that are looked at, at most
-MEASURED = 4  # times that held-out prompts were, of which the first half is held against the second
-GAINED = 0.05  # of the held-out prompts: a gain up to here, not told from none, counts as none
+MEASURED = 4  # times that held-out prompts were, at least
+GAINED = 0.10  # of the held-out prompts: where a gain of so many can be ruled out, there was none
 
 _DEAD = {  # what most dead groups are -> (cause, remedy)
     ALL_WRONG: (
@@ -41,6 +41,10 @@ def dead_groups(view: RunView) -> Verdict:
     done = kinds.pop(ALL_RIGHT)
     found = share(sum(kinds.values()), groups)
     evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
+    line = f"{percent(found.value)} of the latest {groups} groups are dead without being all right"
+    if view.dead_in_loss is not None and view.dead_in_loss <= 0.25:
+        line += f"; of those that were learnt from {percent(view.dead_in_loss)} are dead"
+        return view.verdict(OK, line, evidence)
     cancelled = Counter(group.cancels for batch in view.recent for group in batch.groups if group.cancels)
     if found.low > 0.25:
         worst = max(kinds, key=kinds.get)
@@ -55,7 +59,7 @@ def dead_groups(view: RunView) -> Verdict:
         cause, remedy = _DEAD[worst]
         remedy += view.helps_to_begin * (worst == ALL_WRONG)
         return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, cause, remedy, prompts=prompts)
-    return view.verdict(OK, f"{percent(found.value)} of the latest {groups} groups are dead without being all right", evidence)
+    return view.verdict(OK, line, evidence)
 
 
 @rule()
@@ -69,7 +73,7 @@ def learnt_out(view: RunView) -> Verdict:
     learnt = share(int(done[-WINDOW:].sum()), groups)
     evidence = {"groups": groups, "all_right": learnt.value, "at_least": learnt.low}
     line = f"{percent(learnt.value)} of the latest {groups} groups are all right"
-    if learnt.low <= 0.5:
+    if learnt.low <= 0.5 or (view.dead_in_loss is not None and view.dead_in_loss <= 0.5):
         return view.verdict(OK, line, evidence)
     note = f"{line}: nothing left to learn there"
     prompts = view.prompts(lambda group: group.dead and group.right == size)
@@ -83,28 +87,27 @@ def learnt_out(view: RunView) -> Verdict:
     since, level, told = batches[flat].step, slope(rewards[flat:]).low <= 0, "the reward is flat"
     certain = level and learnt.low > 0.75
     # The policy that wrote batch n had been trained for n - 1 steps.
-    measured = [own for own in view.held_out if own["step"] >= since - 1]
+    measured = [*{own["step"]: own for own in view.held_out if own["step"] >= since - 1}.values()]
     if len(measured) >= MEASURED:
-        for place in range(len(measured) - MEASURED + 1):
-            solved = [flags(own) for own in measured[place:]]
-            before, after = (np.mean(half, axis=0) for half in (solved[: len(solved) // 2], solved[len(solved) // 2 :]))
-            gain = paired_gain(before, after)
-            if gain.value <= GAINED and gain.low <= 0:
-                break
-        else:
-            return view.verdict(NOTE, f"{line}, but held-out prompts still gain", evidence, "", remedy, prompts=prompts)
+        solved = np.array([flags(own)[:, 0] for own in measured], dtype=float)
+        gains = [paired_trend(solved[place:]) for place in range(len(solved) - MEASURED + 1)]
+        place = next((place for place, gain in enumerate(gains) if gain.low <= 0), None)  # while they clearly gain, it learns
+        if place is None or gains[place].high >= GAINED:
+            word = "still gain" if place is None else "may still gain: 10 points cannot be ruled out"
+            return view.verdict(NOTE, f"{line}, but held-out prompts {word}", evidence, "", remedy, prompts=prompts)
+        gain, held = gains[place], float(solved[place:].mean())
         since, certain = max(since, measured[place]["step"] + 1), level
-        low, high = (f"{100 * end:+.0f}" for end in gain[1:])
-        told = f"held-out prompts stay at {percent(float(after.mean()))} ({low} to {high} points from one half to the other)"
-        evidence |= {"held_out": float(after.mean()), "gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
+        told = f"held-out prompts stay at {percent(held)} ({100 * gain.low:+.0f} to {100 * gain.high:+.0f} points in that time)"
+        evidence |= {"held_out": held, "gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
     else:
         told += ", as far as training prompts tell (eval_every measures held-out ones)"
     count = batches[-1].step - since + 1
     if not certain or count < WINDOW:
         return view.verdict(NOTE, note, evidence, "", remedy, prompts=prompts)
-    seconds = sum(float(row[STEP_S]) for row in view.rows if row.get("step", 0) >= since and is_number(row.get(STEP_S)))
-    evidence |= {"since": since, "steps": count, "minutes": seconds / 60}
-    line = f"the last {count} steps ({seconds / 60:.2g} minutes) bought nothing: {line}, and {told}"
+    times = [seconds for step, seconds in view.numbers(STEP_S) if step >= since]
+    minutes = count * statistics.fmean(times or [0.0]) / 60  # a row may be a mean over several steps
+    evidence |= {"since": since, "steps": count, "minutes": minutes}
+    line = f"the last {count} steps ({minutes:.2g} minutes) bought nothing: {line}, and {told}"
     if best := best_of(view.held_out):
         evidence["best_step"] = best["step"]
         remedy = f"{remedy}; the best adapter by the held-out prompts is that of step {best['step']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workbench.health.switches import CLIPPED_LOSSES, ON_ITS_RATIO, Inert, more_updates, on_the_ratio, ratio_is_one, unread, value
 from workbench.health.verdicts import NOTE, OK, RunView, Verdict, missing, rule
-from workbench.run.metrics import CLIPPED, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
+from workbench.run.metrics import CLIPPED, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED, RESCUE_FACTOR
 
 
 @rule(batches=0)
@@ -65,6 +65,8 @@ def inert_settings(view: RunView) -> Verdict:
     if settings.get("mask_truncated_completions") and (cut := view.numbers(CLIPPED)):
         how = f"took {sum(number for _, number in cut) / len(cut):.0%} of the completions out of the loss,"
         count("mask_truncated_completions", cut, how, "none was cut", "")
+    excluded = [(step, float(factor > 1)) for step, factor in view.numbers(RESCUE_FACTOR)]
+    count("rescue.exclude_zero_variance", excluded, "raised live groups", "no batch had dead and live groups", "")
     line = [f"{', '.join(own.names)}: inert ({own.why})" for own in idle]
     line += ["live: " + ", ".join(f"{name} ({how})" for name, how in live.items())] if live else []
     evidence = {"inert": [name for own in idle for name in own.names], "live": [*live], "rows": len(rows)}

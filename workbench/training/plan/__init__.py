@@ -46,7 +46,7 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
     found |= papers
     found, raised = whole_groups(found, asked)
     found, changed = fitted(found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe)))
-    return recipe, found, [*notes, *papers_notes(recipe, found, papers), *raised, *changed, *advice(recipe, found)]
+    return recipe, found, [*notes, *papers_notes(recipe, papers), *raised, *changed, *advice(recipe, found)]
 
 
 def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:

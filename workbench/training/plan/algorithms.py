@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from workbench.recipe import Recipe
-from workbench.training.plan.batches import arithmetic, batch
 from workbench.training.plan.in_force import plain
 
 
@@ -20,7 +19,6 @@ class Algorithm(NamedTuple):
     fields: dict[str, Any]  # of GRPOConfig
     with_loss: dict[str, Any] | None = None  # what `loss_type` of that name brings along by itself
     why_with_loss: str = ""
-    inert: str = ""  # what one update per generation, where the ratio is exactly 1, makes of it
 
 
 ALGORITHMS = {
@@ -43,13 +41,11 @@ ALGORITHMS = {
         {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True, "beta": 0.0},
         {"mask_truncated_completions": False, "epsilon_high": "epsilon"},
         "as in TRL: by its name alone Unsloth takes the paper's other settings on a GPU, and so does algorithm: dapo",
-        "epsilon and epsilon_high change nothing",
     ),
     "gspo": Algorithm(
         "arXiv 2507.18071, 5.1",
         "one importance ratio for a whole completion, clipped close to 1",
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
-        inert="gspo differs from grpo by rounding only (the paper makes 4 updates of a generation)",
     ),
     "gdpo": Algorithm(
         "arXiv 2601.05242",
@@ -64,7 +60,6 @@ ALGORITHMS = {
         {"epsilon_high": 5.0},
         "caps each weight itself, not at 1 + epsilon_high; TRL and Unsloth recommend it (TRL's own, epsilon, would cap them all "
         "below 1)",
-        "cispo differs from dapo's loss by rounding only",
     ),
 }
 
@@ -82,8 +77,13 @@ def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> dict[str, A
     return {name: found[name] for name in found if recipe.grpo.get(name) is None and (fields is None or name in fields)}
 
 
-def papers_notes(recipe: Recipe, settings: dict[str, Any], sets: dict[str, Any]) -> list[str]:
-    """Lines on what was set, by whose paper, what the recipe has otherwise, and what is inert at this batch."""
+def asked_settings(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe asks for, by name or in the one word of its `algorithm`."""
+    return {**recipe.grpo, **(papers_fields(recipe) if recipe.algorithm else {})}
+
+
+def papers_notes(recipe: Recipe, sets: dict[str, Any]) -> list[str]:
+    """Lines on what was set, by whose paper, and what the recipe has otherwise."""
     name = recipe.algorithm or str(recipe.grpo.get("loss_type"))
     values = ", ".join(f"{field} = {value!r}" for field, value in sets.items())
     if recipe.algorithm is None:
@@ -93,10 +93,4 @@ def papers_notes(recipe: Recipe, settings: dict[str, Any], sets: dict[str, Any])
     said = {field: plain(field, recipe.grpo[field]) for field in one.fields if recipe.grpo.get(field) is not None}
     own = {field: value for field, value in said.items() if value != one.fields[field]}
     lines += [f"{field} = {value!r}, as grpo says by name; {name} has {one.fields[field]!r}" for field, value in own.items()]
-    # A sequence's ratio is 1 too, but its gradient is not a token's where tokens are weighed: by KL, entropy or vLLM's weights.
-    weighed = settings.get("beta") or settings.get("use_vllm") or settings.get("top_entropy_quantile", 1) != 1
-    same = own.keys() <= {"beta", "epsilon", "mask_truncated_completions"} and not (name == "gspo" and weighed)
-    if one.inert and same and arithmetic(batch(settings), settings, 1)[3] <= 1:
-        remedy = "num_iterations: 2 or a larger steps_per_generation would change that"
-        lines.append(f"at one update per generation {one.inert}: {remedy}")
     return lines

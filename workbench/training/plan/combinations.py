@@ -9,8 +9,9 @@ import contextlib
 from typing import Any
 
 from workbench.errors import RecipeError
-from workbench.health.switches import CLIPPED_LOSSES, Settings, corrects_vllm, inert_in_plan, ratio_is_one, value
+from workbench.health.switches import CLIPPED_LOSSES, TRLS, Settings, corrects_vllm, inert_in_plan, ratio_is_one, value
 from workbench.recipe import PolicyPart, Recipe
+from workbench.training.plan.algorithms import papers_fields
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 MOST_FOR_SEQUENCES = 0.01  # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio
@@ -67,7 +68,7 @@ COMBINATIONS = (
      "num_iterations = {num_iterations} with gradient_accumulation_steps = {gradient_accumulation_steps}: all passes over a "
      "generation fall into one update, which adds up the same gradient {num_iterations} times", "TRL's "
      "GRPOTrainer._prepare_inputs", "lower gradient_accumulation_steps, or leave num_iterations out"),
-    (lambda own: own.recipe.grpo.get("loss_type") == "cispo" and 0 < own.asked("epsilon_high") < 1,
+    (lambda own: own["loss_type"] == "cispo" and 0 < own.asked("epsilon_high") < 1,
      "epsilon_high = {epsilon_high:g} with loss_type = 'cispo' caps every weight below 1, where an unchanged policy has it, and "
      "so makes every gradient smaller", "", ""),
     (lambda own: 0 < own.asked("learning_rate") < LEAST_FOR_LORA,
@@ -101,7 +102,8 @@ def advice(recipe: Recipe, settings: Settings) -> list[str]:
         for holds, wrong, source, remedy in COMBINATIONS:
             if holds(own):
                 lines.append(wrong.format_map(own) + f" ({source}): {remedy}" * bool(source))
-        for idle in inert_in_plan(settings, recipe.grpo):
+        asked = {name for name, own in papers_fields(recipe).items() if own != TRLS.get(name)} if recipe.algorithm else set()
+        for idle in inert_in_plan(settings, [*recipe.grpo, *asked]):
             does = "do" if len(idle.names) > 1 else "does"
             lines.append(f"{', '.join(idle.names)} {does} nothing here: {idle.why}; to make a difference: {idle.remedy}")
     mode = own["vllm_importance_sampling_mode"]

@@ -37,7 +37,17 @@ _OF_POLICY = ("max_seq_length", "load_in_4bit", "dtype", "fast_inference", "gpu_
 MOVED = {
     **{
         name: name
-        for name in ("max_prompt_length", "eval_every", "eval_prompts", "eval_temperature", "seed", "run_name", "algorithm")
+        for name in (
+            "max_prompt_length",
+            "eval_every",
+            "eval_prompts",
+            "eval_temperature",
+            "seed",
+            "run_name",
+            "algorithm",
+            "warm_start",
+            "rescue",
+        )
     },
     **{name: f"policy.{name}" for name in _OF_POLICY},
     **{name: f"lora.{name}" for name in ("r", "lora_alpha", "lora_dropout", "target_modules")},
