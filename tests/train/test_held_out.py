@@ -130,8 +130,8 @@ def test_the_best_adapter_outlasts_the_rotation(whole):
 def test_a_run_that_goes_on_repeats_no_measurement_and_loses_none(home, monkeypatch):
     counted, numbers = [], HeldOut._numbers
 
-    def stops(self, step):
-        found = numbers(self, step)
+    def stops(self, step, base):
+        found = numbers(self, step, base)
         if step == 2 and 2 not in counted:
             os.kill(os.getpid(), signal.SIGINT)  # in the middle of a measurement
         counted.append(step)
