@@ -68,7 +68,7 @@ def main() -> None:
     header = ["case", "illness", "broken", "threshold", "repaired", "held", "seconds"]
     line = Line(
         "gallery of broken runs: broken at first, repaired after", str(sum(one["held"] for one in found)),
-        f"{len(found)} runs ({len(rows)} cases, {asked.seeds} seeds, {len(asked.backends)} backends)", "none",
+        f"{len(found)} runs ({len(rows)} cases, {asked.seeds} seeds, {' and '.join(asked.backends)})", "none",
     )  # fmt: skip
     measuring.save("broken_runs", asked, stamped, [line], (header, rows), {"runs": found})
 
