@@ -1,8 +1,8 @@
 """What `eval_every` costs, and what the verdict "being learnt out" says of a run that goes on for too long.
 
-    uv run python benchmarks/held_out.py [--rounds 3] [--cost-steps 20] [--steps 120] [--samples 4]
+    uv run python benchmarks/held_out.py [--rounds 3] [--cost-steps 50] [--steps 120] [--samples 4]
 
-Cost: the demo's recipe for a few steps, without `eval_every` (twice: A/A) and with it, in turns; the adapters must be equal to
+Cost: the demo's recipe without `eval_every` (twice: A/A) and with `eval_every: 25`, in turns; the adapters must be equal to
 the bit. Learnt out: the demo's recipe for longer, measured every ten steps; where the verdict is first given, the adapter of the
 checkpoint after it is held against that of the end, on 200 held-out prompts, by the paired 95 % interval.
 """
@@ -18,7 +18,7 @@ import measuring
 from measuring import Line
 
 WITHOUT, WITH = "without", "eval_every"
-EVERY = 10
+EVERY, COST_EVERY = 10, 25  # steps between two measurements: to see where a run is learnt out; as the README has it
 
 
 def recipe_of(steps: int, small: bool, **more: Any) -> Any:
@@ -35,7 +35,7 @@ def recipe_of(steps: int, small: bool, **more: Any) -> Any:
     return Recipe.of(content | more)
 
 
-def cost(rounds: int, steps: int, every: int = EVERY, small: bool = False) -> dict[str, Any]:
+def cost(rounds: int, steps: int, every: int = COST_EVERY, small: bool = False) -> dict[str, Any]:
     """Seconds of a run without and with `eval_every`, and the share that the run itself recorded."""
     from workbench.training.trainer import train
 
@@ -88,13 +88,13 @@ def learnt(steps: int, samples: int, prompts: int = 200, every: int = EVERY, sma
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cost-steps", type=int, default=20, help="of a run whose time is taken")
+    parser.add_argument("--cost-steps", type=int, default=50, help="of a run whose time is taken")
     parser.add_argument("--steps", type=int, default=120, help="of the run that goes on for too long")
     parser.add_argument("--samples", type=int, default=4, help="completions of each of 200 held-out prompts")
     asked = measuring.parse(parser, rounds=1, cost_steps=2, steps=2, samples=1)
     stamped = measuring.stamp()
     with measuring.empty_home():
-        price = cost(asked.rounds, asked.cost_steps, 1 if asked.quick else EVERY, asked.quick)
+        price = cost(asked.rounds, asked.cost_steps, 1 if asked.quick else COST_EVERY, asked.quick)
         late = learnt(asked.steps, asked.samples, 4 if asked.quick else 200, 1 if asked.quick else EVERY, asked.quick)
     percent = [f"{100 * (end - 1):+.1f} %" for end in price["ratio"]]
     lines = [

@@ -161,7 +161,8 @@ def test_without_widgets_it_is_a_table(home, monkeypatch):
 
 def test_two_runs_differ_in_what_differs(home):
     one, other = planted("one", healthy, steps=8), planted("other", broken, steps=8, weights=(2.0, 1.0))
-    other.update_manifest(settings={"asked": {}, "in_force": {"num_generations": 4, "scale_rewards": "group", "beta": 0.5}})
+    for run, beta in ((one, 0.0), (other, 0.5)):
+        run.update_manifest(settings={"asked": {}, "in_force": {"num_generations": 4, "scale_rewards": "group", "beta": beta}})
     found = inspection.compare_runs(one, other)
     differ = {row.setting: (row.one, row.other) for row in found.settings.frame.itertuples()}
     assert differ["found.rewards.weights.correctness_reward"] == ("1.0", "2.0")

@@ -157,6 +157,13 @@ def test_combinations(grpo, said):
     assert not [line for line in lines(num_iterations=2, epsilon=0.2, epsilon_high=0.28, delta=4.0) if "(" in line]
 
 
+def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
+    from workbench.training.plan.combinations import COMBINATIONS
+
+    assert len(COMBINATIONS) >= 15
+    assert all(callable(holds) and wrong and source and remedy for holds, wrong, source, remedy in COMBINATIONS)
+
+
 def test_with_vllm(monkeypatch):
     from workbench.training.plan.combinations import advice
 
@@ -195,7 +202,8 @@ def test_the_environment_without_secrets_and_paths(monkeypatch):
 
 def recipe(name: str, **grpo: Any) -> dict[str, Any]:
     own = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "save_steps": 1, **grpo}
-    return {"run_name": name, "policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": own}
+    rescue = {part.partition(".")[2]: own.pop(part) for part in [*own] if part.startswith("rescue.")}
+    return {"run_name": name, "policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": own, "rescue": rescue}
 
 
 @pytest.mark.slow
@@ -207,12 +215,22 @@ def test_another_variable_is_said_where_a_run_goes_on_and_where_runs_are_compare
     two = wb.train(recipe("two"))
     assert two.manifest()["environment"][variable] == "prompt"
     assert wb.inspection.compare_runs(one, two).settings.frame["setting"].tolist() == [f"found.environment.{variable}"]
+
+    settings = two.manifest()["settings"]
+    earlier = {name: settings["in_force"][name] for name in ("beta", "learning_rate")} | {"beta": 0.04}
+    two.update_manifest(environment={}, settings={**settings, "in_force": earlier})  # as a version that recorded less had it
+    assert wb.inspection.compare_runs(one, two).settings.frame["setting"].tolist() == ["grpo.beta"]
+
+    settings = one.manifest()["settings"]  # as a library whose default was another had it
+    one.update_manifest(settings={**settings, "in_force": {**settings["in_force"], "epsilon": 0.1}})
     capsys.readouterr()
     wb.continue_run(one, steps=1)
-    assert f"not as when one was begun: {variable}: not set -> prompt" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"not as when one was begun: {variable}: not set -> prompt" in said
+    assert "epsilon, as it is in force: 0.1 -> 0.2" in said
 
 
-# -- twelve switches, and what the weights say ----------------------------------------------------------------------------
+# -- switches, and what the weights say ----------------------------------------------------------------------------
 TWICE = {"num_iterations": 2}
 CASES = {
     # name: (the others' values, the switch, whether it is inert, whether the plan can know)
@@ -230,6 +248,8 @@ CASES = {
     "mask, live": ({"max_completion_length": 12}, {"mask_truncated_completions": True}, False, False),
     "max_grad_norm, live": ({}, {"max_grad_norm": 1e-3}, False, False),
     "beta, live": ({}, {"beta": 0.5}, False, False),
+    "dead groups out, one group a batch": ({"num_generations": 8}, {"rescue.exclude_zero_variance": True}, True, False),
+    "dead groups out, live": ({"per_device_train_batch_size": 32}, {"rescue.exclude_zero_variance": True}, False, False),
 }
 _trained: dict[str, Any] = {}
 

@@ -485,9 +485,8 @@ def test_held_out_points_have_intervals_and_the_line_of_base():
     ]
     assert figure.draw(filled, held_out=found) != plain
     reward = figure.charts["reward"]
-    points = next(line.artist for line in reward.lines if line.key == "held_out/correct")
+    base, bars, points = reward.extra[-3:]
     assert points.get_xydata().tolist() == [[0, 0.4], [10, 0.5], [20, 0.7]]
-    base, bars = reward.extra[-2:]
     assert list(base.get_ydata()) == [0.4, 0.4]
     assert list(bars.get_ydata()[3:5]) == pytest.approx([0.4, 0.6])
     assert "held-out correct" in reward.shown_legend.get_texts()[-1].get_text()

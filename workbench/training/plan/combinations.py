@@ -70,24 +70,28 @@ COMBINATIONS = (
      "GRPOTrainer._prepare_inputs", "lower gradient_accumulation_steps, or leave num_iterations out"),
     (lambda own: own["loss_type"] == "cispo" and 0 < own.asked("epsilon_high") < 1,
      "epsilon_high = {epsilon_high:g} with loss_type = 'cispo' caps every weight below 1, where an unchanged policy has it, and "
-     "so makes every gradient smaller", "", ""),
+     "so makes every gradient smaller", "arXiv:2510.13786 takes 5", "set epsilon_high to 5"),
     (lambda own: 0 < own.asked("learning_rate") < LEAST_FOR_LORA,
      "learning_rate = {learning_rate:g} is a value for full fine-tuning; an adapter usually takes 5e-6 to 5e-5, and with this "
-     "one may not move", "", ""),
+     "one may not move", "'LoRA without regret', Thinking Machines 2025: about ten times as much", "set learning_rate to 1e-5"),
     (lambda own: own.asked("beta") >= MUCH_BETA,
-     "beta = {beta:g} is far above today's practice (0, or about 0.001): the reference holds the policy back", "", ""),
+     "beta = {beta:g} is far above today's practice (0, or about 0.001): the reference holds the policy back",
+     "arXiv:2503.14476 and 2503.20783 leave it out", "set beta to 0 or 0.001"),
     # With stages neither decides: `stages_decide`.
     (lambda own: own.asked("max_steps", -1) != -1 and own.asked("num_train_epochs", -1) != -1 and not own.recipe.stages,
-     "max_steps = {max_steps} decides; num_train_epochs = {num_train_epochs} does not count beside it", "", ""),
+     "max_steps = {max_steps} decides; num_train_epochs = {num_train_epochs} does not count beside it",
+     "transformers' Trainer", "leave one out"),
     (lambda own: own.asked("gradient_accumulation_steps") == own["gradient_accumulation_steps"] > 1
      and not any(own[name] for name in ("steps_per_generation", "generation_batch_size")),
      "gradient_accumulation_steps = {gradient_accumulation_steps:g} saves no memory in generation: the completions of all "
-     "{gradient_accumulation_steps:g} passes are generated at once (steps_per_generation says how many)", "", ""),
+     "{gradient_accumulation_steps:g} passes are generated at once", "TRL's GRPOConfig", "set steps_per_generation to how many at once"),
     (lambda own: own.asked("logging_steps") > 1,
-     "logging_steps = {logging_steps:g}: metrics are averages over {logging_steps:g} steps; 1 records every step", "", ""),
+     "logging_steps = {logging_steps:g}: metrics are averages over {logging_steps:g} steps; 1 records every step",
+     "transformers' Trainer", "set logging_steps to 1"),
     (lambda own: own["gpu_memory_utilization"] != PolicyPart().gpu_memory_utilization
      and not (own["use_vllm"] and own.recipe.policy.backend == "unsloth"),
-     "policy.gpu_memory_utilization = {gpu_memory_utilization:g} has an effect only with fast_inference, which is off", "", ""),
+     "policy.gpu_memory_utilization = {gpu_memory_utilization:g} has an effect only with fast_inference, which is off",
+     "Unsloth's FastLanguageModel", "set policy.fast_inference, or leave it out"),
 )  # fmt: skip
 
 
@@ -101,7 +105,7 @@ def advice(recipe: Recipe, settings: Settings) -> list[str]:
     with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
         for holds, wrong, source, remedy in COMBINATIONS:
             if holds(own):
-                lines.append(wrong.format_map(own) + f" ({source}): {remedy}" * bool(source))
+                lines.append(f"{wrong.format_map(own)} ({source}): {remedy}")
         asked = {name for name, own in papers_fields(recipe).items() if own != TRLS.get(name)} if recipe.algorithm else set()
         for idle in inert_in_plan(settings, [*recipe.grpo, *asked]):
             does = "do" if len(idle.names) > 1 else "does"
