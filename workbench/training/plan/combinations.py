@@ -84,7 +84,7 @@ COMBINATIONS = (
     (lambda own: own.asked("gradient_accumulation_steps") == own["gradient_accumulation_steps"] > 1
      and not any(own[name] for name in ("steps_per_generation", "generation_batch_size")),
      "gradient_accumulation_steps = {gradient_accumulation_steps:g} saves no memory in generation: the completions of all "
-     "{gradient_accumulation_steps:g} passes are generated at once", "TRL's GRPOConfig", "set steps_per_generation to how many at once"),
+     "{gradient_accumulation_steps:g} passes are generated at once", "TRL's GRPOConfig", "steps_per_generation says how many"),
     (lambda own: own.asked("logging_steps") > 1,
      "logging_steps = {logging_steps:g}: metrics are averages over {logging_steps:g} steps; 1 records every step",
      "transformers' Trainer", "set logging_steps to 1"),
