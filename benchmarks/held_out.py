@@ -27,7 +27,7 @@ def recipe_of(steps: int, small: bool, **more: Any) -> Any:
     from workbench.recipe import Recipe
 
     content = Recipe.load(Path(workbench.tiny.__file__).parent / "recipe.yaml").model_dump()
-    content["policy"]["load_in_4bit"] = False
+    content["policy"]["load_in_4bit"], content["eval_every"] = False, None
     content["grpo"] |= {"max_steps": steps, "save_steps": EVERY, "save_total_limit": steps}
     if small:
         content["grpo"] |= {"per_device_train_batch_size": 8, "max_completion_length": 16}
