@@ -37,7 +37,19 @@ class Machine(NamedTuple):
     scenarios: tuple[str, ...]
 
 
-TRAINING = ("precision", "float32", "advantages", "rescue", "continuing", "steering", "health", "four_bit", "names", "doctor")
+TRAINING = (
+    "precision",
+    "float32",
+    "advantages",
+    "rescue",
+    "around",
+    "continuing",
+    "steering",
+    "health",
+    "four_bit",
+    "names",
+    "doctor",
+)
 MACHINES = {
     "T4": Machine("T4", "unsloth", (*TRAINING, "overflow")),
     "A100": Machine("A100", "unsloth", (*TRAINING, "kernels")),
@@ -231,6 +243,27 @@ def test_oversampling_reaches_unsloths_trainer(machine):
     found = machine("rescue")["oversample"]
     assert (len(found["recorded"]), len(found["trained"])) == (16, 8)
     assert sorted(found["trained"]) == pytest.approx(sorted(own["advantage"] for own in found["recorded"] if own["advantage"]))
+
+
+# --- around the training ----------------------------------------------------------------------------------------------
+
+
+@on("T4", "A100")
+def test_measuring_held_out_prompts_changes_nothing_that_unsloths_trainer_trains(machine):
+    found = machine("around")
+    assert found["failed"] == []
+    assert found["same"]
+    assert found["measured"] == [0, 1, 2]
+
+
+@on("T4", "A100")
+def test_a_warm_start_goes_through_unsloths_own_trainer(machine):
+    found = machine("around")
+    assert found["warmed"] == [[0, True], [0, False], [1, False], [2, False]]
+    assert found["warm_start"]["trainer"].endswith("UnslothSFTTrainer")
+    losses = found["warm_start"]["losses"]
+    assert losses[-1] < losses[0]
+    assert found["result"] == {"status": "finished", "steps": 2}
 
 
 # --- stop and go on ---------------------------------------------------------------------------------------------------
