@@ -146,17 +146,24 @@ def compared(cells: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     ends = {key: float(np.mean(one["scores"][-2:])) for key, one in by.items()}
     halfway = {seed: (by[NONE, seed]["scores"][0] + ends[NONE, seed]) / 2 for seed in seeds}
     for arm in ARMS:
-        needed = []
-        for seed in seeds:
-            mine, theirs = (reaches(by[which, seed], halfway[seed]) for which in (arm, NONE))
-            needed.append((by[arm, seed]["completions"][-1] if mine is None else mine, theirs, mine is None))
-        logs = np.log([[max(1.0, own) for own in pair[:2]] for pair in needed])
-        gained = np.array([[ends[NONE, seed], ends[arm, seed]] for seed in seeds])
         several = len(seeds) > 1 and arm != NONE
+
+        def to(goal: dict[int, float], arm: str = arm, several: bool = several) -> dict[str, Any]:
+            needed = []
+            for seed in seeds:
+                mine, theirs = (reaches(by[which, seed], goal[seed]) for which in (arm, NONE))
+                needed.append((by[arm, seed]["completions"][-1] if mine is None else mine, theirs, mine is None))
+            logs = np.log([[max(1.0, own) for own in pair[:2]] for pair in needed])
+            return {
+                "completions": [own for own, _, _ in needed],
+                "not_reached": sum(missed for *_, missed in needed),
+                "ratio": [float(np.exp(own)) for own in paired_difference(logs[:, 1:], logs[:, :1])] if several else None,
+            }
+
+        gained = np.array([[ends[NONE, seed], ends[arm, seed]] for seed in seeds])
         found[arm] = {
-            "completions": [own for own, _, _ in needed],
-            "not_reached": sum(missed for *_, missed in needed),
-            "ratio": [float(np.exp(own)) for own in paired_difference(logs[:, 1:], logs[:, :1])] if several else None,
+            **to(halfway),
+            "to_the_end": to({seed: ends[NONE, seed] for seed in seeds}),
             "ended": [ends[arm, seed] for seed in seeds],
             "gained": list(map(float, paired_difference(gained[:, :1], gained[:, 1:]))) if several else None,
             "dead": np.mean([by[arm, seed]["dead"] for seed in seeds], axis=0).tolist(),
@@ -190,14 +197,21 @@ def publish(asked: Any, stamped: dict[str, Any], cells: list[dict[str, Any]]) ->
     def interval(own: list[float] | None, how: str) -> str:
         return "-" if own is None else "{} ({} to {})".format(*(format(value, how) for value in own))
 
-    header = ["rescue", "completions to the score, over none's", "seeds that did not reach it", "held-out score at the end"]
-    header += ["over none's, points", "dead groups, first and last 8 steps", "CPU s a run"]
+    header = ["rescue", "completions halfway, over none's", "seeds that did not get there", "to none's score at the end"]
+    header += [
+        "seeds that did not get there",
+        "held-out score at the end",
+        "over none's, points",
+        "dead groups, first and last 8 steps",
+        "CPU s a run",
+    ]
     rows = []
     for arm, own in found.items():
         points = interval(own["gained"] and [100 * value for value in own["gained"]], "+.1f")
         ended, dead = sum(own["ended"]) / len(own["ended"]), " and ".join(f"{share:.0%}" for share in own["dead"])
-        missed = f"{own['not_reached']} of {asked.seeds}"
-        rows.append([arm, interval(own["ratio"], ".2f"), missed, f"{ended:.0%}", points, dead, f"{own['cpu_s']:.0f}"])
+        ways = [(interval(way["ratio"], ".2f"), f"{way['not_reached']} of {asked.seeds}") for way in (own, own["to_the_end"])]
+        ended_at = [f"{ended:.0%}", points, dead, f"{own['cpu_s']:.0f}"]
+        rows.append([arm, *ways[0], *ways[1], *ended_at])
     noise = found[AGAIN]["ratio"]
     lines = [
         Line(

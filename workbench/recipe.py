@@ -119,7 +119,7 @@ class WarmStartPart(_Part):
     """Fine-tuning on right completions before the first step, for a task that the policy never solves."""
 
     samples: int = Field(ge=1)  # right completions to train on
-    tries: int = Field(100, ge=1)  # for each of them: completions sampled to find them all, at most
+    tries: int = Field(1000, ge=1)  # for each of them: completions sampled to find them all, at most
     epochs: int = Field(2, ge=1)
     learning_rate: float | None = Field(None, gt=0)  # None: 2e-4, or grpo.learning_rate if that is higher
     source: Literal["policy", "reference"] = "policy"  # reference: what the task's `ideal` makes of a row

@@ -15,7 +15,19 @@ KEYS = {
 }
 LOOKS = re.compile("|".join([*KEYS, r"\b[0-9a-f]{40}\b"]))  # the last: of Weights & Biases, or a commit
 NAMED = re.compile(r"(token|api_?key|_key|secret|passw\w*|passphrase|_auth|credentials?|_pat)$", re.IGNORECASE)
-IN_ADDRESS = re.compile(r"//[^/@\s]+@")  # scheme://user:password@host
+# Of a variable, whose name has words: anywhere in it. What is a number or a word is none, whatever it is called.
+_WORDS = (
+    r"(?:^|_)(?:(?:ACCESS|API)?KEYS?|TOKENS?|SECRETS?|PASS\w*|PWD|AUTH\w*|CREDENTIALS?|CREDS|PAT|COOKIES?|WEBHOOKS?|PROXY)(?:_|$)"
+)
+_VARIABLE = re.compile(_WORDS, re.IGNORECASE)
+_PLAIN = re.compile(r"[+-]?\d{1,9}(\.\d*)?|true|false|yes|no|on|off", re.IGNORECASE)
+_SHOWN = re.compile(r"(?!.*\beyJ)[\w .,:;+-]{0,200}")  # no path, address or assignment; nor a JWT
+
+
+def may_be_shown(name: str, value: str) -> bool:
+    """Whether a variable of the environment holds neither a secret nor a place, as far as its name and its looks tell."""
+    plain = _PLAIN.fullmatch(value) and not NAMED.search(name)
+    return bool(plain or (_SHOWN.fullmatch(value) and not (_VARIABLE.search(name) or NAMED.search(name) or LOOKS.search(value))))
 
 
 def secret_variables() -> list[str]:

@@ -69,6 +69,13 @@ def test_the_policy_had_begun_to_learn(demo):
 
 
 @pytest.mark.slow
+def test_it_names_its_inert_settings_and_measured_held_out_prompts(demo):
+    _, run = demo
+    steps, verdicts = len(run.metrics()), run.read_json("health.json") if False else None
+    [found] = [each for each in wb.examine_run(run) if each.name == "inert_settings"]
+    assert f"epsilon, epsilon_high, delta: inert (ratio 1 in {steps} of {steps} steps)" in found.line
+
+
 def test_it_trained_4_bit_layers_through_unsloth(demo):
     _, run, _ = demo
     policy = run.manifest()["policy"]

@@ -30,7 +30,7 @@ PAPERS = {
     ),
     "gspo": (
         "2507.18071",
-        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.0003, "epsilon_high": 0.0004},
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.0003, "epsilon_high": 0.0004, "beta": 0.0},
     ),
     "gdpo": ("2601.05242", {"multi_objective_aggregation": "normalize_then_sum"}),
     "cispo": ("2506.13585", {"loss_type": "cispo", "epsilon_high": 5.0}),
@@ -163,6 +163,7 @@ def test_going_on_with_another_algorithm_names_the_settings_that_it_changes(home
         return changed_since_begun(run, Recipe(**recipe), [], Point(run.path, 0, 0, 0, {})).refused
 
     assert refused(algorithm="gspo") == [
+        "grpo.beta: 'not set' -> 0.0",
         "grpo.epsilon: 'not set' -> 0.0003",
         "grpo.epsilon_high: 'not set' -> 0.0004",
         "grpo.importance_sampling_level: 'token' -> 'sequence'",

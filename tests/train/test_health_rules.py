@@ -313,6 +313,12 @@ def test_held_out_prompts_decide_whether_it_is_learnt_out():
     rising = [measurement(step, solved) for step, solved in ((0, 12), (20, 14), (30, 18), (40, 22), (50, 26), (60, 30))]
     found = learnt(all_right=6, held_out=rising)
     assert (found.state, "but held-out prompts still gain" in found.line) == (NOTE, True)
+    found = learnt(all_right=8, held_out=rising[:4])
+    assert (found.state, found.line[-15:]) == (NOTE, "too few to tell")
+    falling = [measurement(step, solved) for step, solved in ((0, 12), (20, 30), (30, 25), (40, 18), (50, 13), (60, 10))]
+    found = learnt(all_right=6, held_out=falling)
+    assert (found.state, "held-out prompts even got worse" in found.line) == (WARNING, True)
+    assert "that of step 20" in found.remedy
     up_and_down = [measurement(step, solved) for step, solved in ((0, 12), (20, 27), (30, 28), (40, 30), (50, 27), (60, 30))]
     found = learnt(all_right=6, held_out=up_and_down)
     assert (found.state, "10 points cannot be ruled out" in found.line) == (NOTE, True)

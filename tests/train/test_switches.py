@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -78,6 +79,12 @@ def test_where_the_ratio_is_not_measured_the_settings_say_it_or_nobody():
     assert next(each for each in diagnose([], [{"step": 1}], RunConfig()) if each.name == "inert_settings").state == SKIPPED
 
 
+def test_what_vllm_s_correction_computes_apart_is_one_but_for_rounding():
+    near = {"ratio/low": 0.9999, "ratio/high": 1.0001}
+    assert "delta: inert (ratio 1 in 45 of 45 steps, but for rounding)" in judged({"use_vllm": True}, ("delta",), **near).line
+    assert "inert (clipped in 0 of 45 steps" in judged({}, **near).line
+
+
 def test_norms_between_logged_steps_are_not_known():
     assert "max_grad_norm" not in judged({"max_grad_norm": 1.0, "logging_steps": 5}).line
 
@@ -92,7 +99,7 @@ def test_norms_between_logged_steps_are_not_known():
         ({"gradient_accumulation_steps": 4, "steps_per_generation": 8}, False),
         ({"gradient_accumulation_steps": 4, "steps_per_generation": 2, "num_iterations": 2}, True),
         ({"per_device_train_batch_size": 8, "generation_batch_size": 16}, False),
-        ({"use_vllm": True}, False),  # corrected: the old probabilities are computed apart
+        ({"use_vllm": True}, True),  # but for rounding: the old probabilities are computed apart
         ({"use_vllm": True, "vllm_importance_sampling_correction": False}, True),
     ],
 )
@@ -121,6 +128,9 @@ def test_the_smallest_change_is_one_that_helps():
         ({"off_policy_mask_threshold": 0.1}, {"off_policy_mask_threshold"}),
         ({"vespo_k_pos": 1.0}, {"vespo_k_pos"}),
         ({"use_bias_correction_kl": False}, {"use_bias_correction_kl"}),
+        ({"use_vllm": True, "epsilon": 0.2, "loss_type": "cispo", "epsilon_high": 5.0}, {"epsilon", "epsilon_high", "loss_type"}),
+        ({"vllm_max_model_length": 512, "ref_model_sync_steps": 64}, {"vllm_max_model_length", "ref_model_sync_steps"}),
+        ({"lr_scheduler_type": "constant_with_warmup", "lr_scheduler_kwargs": {"x": 1}}, {"lr_scheduler_kwargs"}),
         ({"temperature": 0.9, "top_entropy_quantile": 0.2, "entropy_coef": 0.01, "beta": 0.01}, set()),
     ],
 )
@@ -150,6 +160,8 @@ def test_a_default_is_not_named_and_its_name_is():
         ({"warmup_steps": 5}, "warmup_steps does nothing here: lr_scheduler_type = 'constant'"),
         ({"scale_rewards": "group", "multi_objective_aggregation": "normalize_then_sum"}, "scale_rewards does nothing here"),
         ({"entropy_target": 0.1}, "use_adaptive_entropy is off"),
+        ({"use_adaptive_entropy": True, "entropy_coef": 0.01}, "Unsloth's loss has no such controller"),
+        ({"num_iterations": 8}, "num_iterations = 8 without epsilon"),
     ],
 )
 def test_combinations(grpo, said):
@@ -189,15 +201,23 @@ def test_what_the_libraries_warn_of_is_noted():
 
 # -- the manifest --------------------------------------------------------------------------------------------------------
 def test_the_environment_without_secrets_and_paths(monkeypatch):
-    own = {"UNSLOTH_SEQ": "1", "VLLM_MAX_NUM_BATCHED_TOKENS": "64"}
+    own = {"UNSLOTH_SEQ": "1", "VLLM_MAX_NUM_BATCHED_TOKENS": "64", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     hidden = dict.fromkeys(("VLLM_API_KEY", "TRL_TOKEN", "VLLM_PASSWD", "VLLM_PASSPHRASE", "VLLM_AUTH", "TRL_CREDENTIALS"), "x")
-    hidden |= {"PYTORCH_HOME": "/somewhere", "OTHER_SEQ": "1", "UNSLOTH_IS_PRESENT": "1", "TRL_PAT": "x"}
-    hidden |= {"UNSLOTH_PROXY": "http://me:hunter2@host", "VLLM_NAMED_SO": "hf_" + "a" * 20}
-    for name, value in (own | hidden).items():
+    hidden |= {"PYTORCH_HOME": "/somewhere", "TRL_HUB_TOKENS": "abc", "VLLM_SERVER_SECRET_KEY_V2": "x", "VLLM_PWD": "x"}
+    hidden |= {"UNSLOTH_PROXY": "http://me:hunter2@host", "VLLM_NAMED_SO": "hf_" + "a" * 20, "VLLM_HTTP_AUTHORIZATION": "Basic x"}
+    hidden |= {
+        "VLLM_A": "https://x.org/?token=1",
+        "VLLM_B": '{"api_key": "x"}',
+        "VLLM_C": "~/x",
+        "VLLM_D": "eyJhbGciOi.eyJzdWIi.x",
+    }
+    nothing = {"OTHER_SEQ": "1", "UNSLOTH_IS_PRESENT": "1"}
+    for name, value in (own | hidden | nothing).items():
         monkeypatch.setenv(name, value)
     found = environment()
     assert own.items() <= found.items()
-    assert not hidden.keys() & found.keys()
+    assert {found[name] for name in hidden} == {"set, not shown"}
+    assert not nothing.keys() & found.keys()
 
 
 def recipe(name: str, **grpo: Any) -> dict[str, Any]:
@@ -218,7 +238,7 @@ def test_another_variable_is_said_where_a_run_goes_on_and_where_runs_are_compare
 
     settings = two.manifest()["settings"]
     earlier = {name: settings["in_force"][name] for name in ("beta", "learning_rate")} | {"beta": 0.04}
-    two.update_manifest(environment={}, settings={**settings, "in_force": earlier})  # as a version that recorded less had it
+    two.update_manifest(environment=None, settings={**settings, "in_force": earlier})  # as a version that recorded less had it
     assert wb.inspection.compare_runs(one, two).settings.frame["setting"].tolist() == ["grpo.beta"]
 
     settings = one.manifest()["settings"]  # as a library whose default was another had it
@@ -228,6 +248,23 @@ def test_another_variable_is_said_where_a_run_goes_on_and_where_runs_are_compare
     said = capsys.readouterr().out
     assert f"not as when one was begun: {variable}: not set -> prompt" in said
     assert "epsilon, as it is in force: 0.1 -> 0.2" in said
+
+
+@pytest.mark.slow
+def test_what_is_in_force_is_compared_in_a_later_stage_too(home, capsys):
+    stages = [{"name": "one", "steps": 1}, {"name": "two", "steps": 1, "grpo": {"temperature": 0.9}}]
+    run = wb.train({**recipe("staged"), "stages": stages})
+    capsys.readouterr()
+    wb.continue_run(run, steps=1)
+    assert "as it is in force" not in capsys.readouterr().out
+    settings = run.manifest()["settings"]
+    earlier = {**settings["in_force"], "epsilon": 0.1, "of_before": 1}
+    del earlier["delta"]
+    run.update_manifest(settings={**settings, "in_force": earlier})
+    wb.continue_run(run, steps=1)
+    assert re.findall(r"(\w+), as it is in force: (.*)", capsys.readouterr().out) == [
+        ("delta", "no such setting -> None"), ("epsilon", "0.1 -> 0.2"), ("of_before", "1 -> no such setting"),
+    ]  # fmt: skip
 
 
 # -- switches, and what the weights say ----------------------------------------------------------------------------
@@ -249,7 +286,12 @@ CASES = {
     "max_grad_norm, live": ({}, {"max_grad_norm": 1e-3}, False, False),
     "beta, live": ({}, {"beta": 0.5}, False, False),
     "dead groups out, one group a batch": ({"num_generations": 8}, {"rescue.exclude_zero_variance": True}, True, False),
-    "dead groups out, live": ({"per_device_train_batch_size": 32}, {"rescue.exclude_zero_variance": True}, False, False),
+    "dead groups out, live": (
+        {"num_generations": 2, "per_device_train_batch_size": 32},
+        {"rescue.exclude_zero_variance": True},
+        False,
+        False,
+    ),
 }
 _trained: dict[str, Any] = {}
 

@@ -8,6 +8,7 @@ one and the same log-probability, so exactly 1, and whatever looks at the ratio 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from workbench import processes
@@ -67,33 +68,41 @@ _READ: tuple[tuple[tuple[str, ...], Callable[[Settings], Any], str, str], ...] =
     (("scale_rewards",), _is("multi_objective_aggregation", "sum_then_normalize"),
      "multi_objective_aggregation = 'normalize_then_sum' divides by standard deviations of its own",
      "multi_objective_aggregation = 'sum_then_normalize'"),
-    (("warmup_steps", "lr_scheduler_kwargs"), lambda own: not _is("lr_scheduler_type", "constant")(own),
-     "lr_scheduler_type = 'constant' has no warmup and takes no arguments", "lr_scheduler_type = 'constant_with_warmup'"),
+    (("warmup_steps",), lambda own: not _is("lr_scheduler_type", "constant")(own),
+     "lr_scheduler_type = 'constant' has no warmup", "lr_scheduler_type = 'constant_with_warmup'"),
+    (("lr_scheduler_kwargs",), lambda own: not _is("lr_scheduler_type", "constant", "constant_with_warmup")(own),
+     "a constant learning_rate takes no arguments", "lr_scheduler_type = 'cosine_with_min_lr'"),
+    (("ref_model_*",), _is("sync_ref_model", True), "sync_ref_model is off, as an adapter has no copy of the reference", ""),
     (("use_bias_correction_kl",), lambda own: value(own, "beta"), "beta = 0", "beta = 0.001"),
     (("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"), _is("use_adaptive_entropy", True),
      "use_adaptive_entropy is off", "use_adaptive_entropy = true"),
     (_CORRECTION, corrects_vllm, "vLLM's samples are not corrected", f"{_VLLM}, with vllm_importance_sampling_correction"),
-    (("vllm_importance_sampling_correction", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"),
-     _is("use_vllm", True), "use_vllm is off", _VLLM),
+    (("vllm_*",), _is("use_vllm", True), "use_vllm is off", _VLLM),
 )  # fmt: skip
 
 
 def unread(settings: Settings, names: Iterable[str]) -> list[Inert]:
     """Of some names those that nothing reads beside these settings."""
-    found, asked = [], set(names)
+    found, asked = [], sorted(set(names))
     for own, reads, why, remedy in _READ:
-        if (idle := tuple(filter(asked.__contains__, own))) and not reads(settings):
+        idle = tuple(name for name in asked if any(fnmatchcase(name, each) for each in own))
+        if idle and not reads(settings):
             found.append(Inert(idle, why.format(loss_type=value(settings, "loss_type")), remedy))
+            asked = [name for name in asked if name not in idle]
     return found
 
 
 def ratio_is_one(settings: Settings, times: int | None = None) -> bool:
-    """Whether TRL takes each update's own log-probabilities for the old ones, so that the ratio is 1; `times`: num_iterations."""
+    """Whether every update is made by the policy that generated, so that the ratio is 1; `times`: num_iterations.
+
+    TRL then takes each update's own log-probabilities for the old ones; where it corrects vLLM's it computes them apart, and
+    rounding may leave the ratio a little off 1.
+    """
     accumulated, passes = value(settings, "gradient_accumulation_steps"), settings.get("steps_per_generation")
     if not passes and (batch := settings.get("generation_batch_size")):
         passes = batch // (settings["per_device_train_batch_size"] * processes.count())
     again = (passes or accumulated) * (times or value(settings, "num_iterations"))
-    return not corrects_vllm(settings) and accumulated % again == 0
+    return accumulated % again == 0
 
 
 def more_updates(settings: Settings) -> str:
@@ -123,7 +132,7 @@ def on_the_ratio(settings: Settings, names: Iterable[str]) -> tuple[list[str], l
         "loss_type": not sequence and (loss in ("vespo", "sapo") or (loss == "cispo" and exact["epsilon_high"])),
     }
     exact, rounded = ([name for name, idle in own.items() if idle and name in asked] for own in (exact, rounded))
-    return exact, rounded
+    return ([], exact + rounded) if corrects_vllm(settings) else (exact, rounded)
 
 
 def inert_in_plan(settings: Settings, asked: Iterable[str]) -> list[Inert]:
@@ -132,6 +141,7 @@ def inert_in_plan(settings: Settings, asked: Iterable[str]) -> list[Inert]:
     if not ratio_is_one(settings):
         return idle
     exact, rounded = on_the_ratio(settings, set(asked) - {name for own in idle for name in own.names})
+    one = one.replace("exactly ", "") if corrects_vllm(settings) else one
     remedy, same = more_updates(settings), "grpo" if value(settings, "loss_type") == "sapo" else "dapo"
     idle += [Inert(tuple(exact), one, remedy)] * bool(exact)
     but = {name: f" from loss_type = '{same}'" * (name == "loss_type") for name in rounded}

@@ -235,7 +235,9 @@ def evaluate(
 
 def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[str, Path]:
     saved = {folder.name[11:]: folder for folder in reversed(run.saved())}
-    chosen = [*saved] if asked == "all" else [str(step).strip() for step in asked]
+    chosen = (
+        [*saved] if asked == "all" else [str(step).strip() for step in (asked.split(",") if isinstance(asked, str) else asked)]
+    )
     if "best" in chosen:
         step = run.best.name[5:]
         saved, chosen = {step: run.best, **saved}, [step, *(each for each in chosen if each != "best")]

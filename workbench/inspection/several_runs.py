@@ -63,6 +63,8 @@ def _settings(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
     asked = {f"grpo.{name}" for run in runs for name in run.recipe().grpo}
     keys = list(dict.fromkeys(key for own in known for key in own))
     keys = [key for key in keys if not key.startswith("grpo.") or key in asked or all(key in own for own in known)]
+    if not all(run.manifest().get("environment") is not None for run in runs):
+        keys = [key for key in keys if not key.startswith("found.environment.")]
     values = {key: [own.get(key) for own in known] for key in keys}
     rows = [
         (key, *(str(own.get(key, "-")) for own in known)) for key in keys if any(each != values[key][0] for each in values[key])

@@ -27,7 +27,7 @@ from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
 from workbench.run.lock import Lock
 from workbench.run.parts import cut
-from workbench.secret import IN_ADDRESS, LOOKS, NAMED
+from workbench.secret import may_be_shown
 from workbench.workspace import append_line, read_lines, replace_file, resolve, shown, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -428,11 +428,9 @@ def versions() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """The variables by which libraries decide how to compute, where they are set; no secret and no path among them."""
-    own = {name: value for name, value in os.environ.items() if name.startswith(_DECIDING)}
-    kept = {name: value for name, value in own.items() if not (name.endswith(_LEFT_THERE) or os.path.isabs(value))}
-    secret = {name for name, value in kept.items() if NAMED.search(name) or LOOKS.search(value) or IN_ADDRESS.search(value)}
-    return {name: kept[name] for name in sorted(kept.keys() - secret)}
+    """The variables by which libraries decide how to compute, where they are set; of secrets and places only that they are."""
+    own = {name: value for name, value in os.environ.items() if name.startswith(_DECIDING) and not name.endswith(_LEFT_THERE)}
+    return {name: own[name] if may_be_shown(name, own[name]) else "set, not shown" for name in sorted(own)}
 
 
 def _cpu() -> str | None:

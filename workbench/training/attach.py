@@ -189,15 +189,23 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
         changed.refused.append("the policy's chat template was changed")
 
 
-def changed_settings(run: RunDirectory, trainer: Any, changed: Changed) -> None:
-    """Add to `changed` what is in force otherwise than when the run was begun, though nobody asked: another version's default."""
+def changed_settings(run: RunDirectory, trainer: Any, changed: Changed, stage: int) -> None:
+    """Add to `changed` what is in force otherwise than when the run was begun, though nobody asked: another version's default.
+
+    The manifest has what was in force in the first stage, and what the later ones set otherwise; `stage`: its number, from 0.
+    """
     manifest, now = run.manifest(), settings_in_force(trainer.args)
     then, asked = ((manifest.get("settings") or {}).get(of) or {} for of in ("in_force", "asked"))
     said = {line.partition(":")[0].removeprefix("grpo.") for line in changed.shown + changed.refused}
     said |= {"max_steps", *asked}
-    for name in sorted(then.keys() & now.keys() - said):
-        if then[name] != now[name]:
-            changed.shown.append(f"{name}, as it is in force: {then[name]!r} -> {now[name]!r}")
+    if stage:
+        then = {**then, **(manifest.get("stages") or [])[stage].get("settings", {})}
+        said |= {"steps_per_generation", "generation_batch_size"}  # which follow from others
+    # A version that recorded no environment recorded few of them.
+    for name in sorted((then.keys() | now.keys() if "environment" in manifest else then.keys() & now.keys()) - said):
+        before, after = (repr(own[name]) if name in own else "no such setting" for own in (then, now))
+        if before != after:
+            changed.shown.append(f"{name}, as it is in force: {before} -> {after}")
 
 
 def _template(policy: Policy) -> str:

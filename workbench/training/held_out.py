@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import shutil
 import time
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from workbench import processes
 from workbench.data.difficulty import row_key
 from workbench.errors import RecipeError
-from workbench.health.trends import Z_95, paired_gain, percent, share
+from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from workbench.training.prepare import Plan
 
 FOLDER = "held_out"
+_LEAST = math.floor(3 / GAINED) + 1  # prompts: P of them leave 3 / P open, however alike they come out
 
 
 def chosen(recipe: Recipe, task: Task) -> list[Row]:
@@ -44,8 +46,13 @@ def chosen(recipe: Recipe, task: Task) -> list[Row]:
     return random.Random(f"held_out:{recipe.seed}").sample(rows, min(len(rows), recipe.eval_prompts))
 
 
-def in_words(recipe: Recipe, task: Task | None, completions: int) -> list[str]:
-    """A line on what `eval_every` will measure, and at what price; `completions`: of a step. RecipeError if it cannot."""
+def in_words(recipe: Recipe, task: Task | None, completions: int, steps: int) -> list[str]:
+    """A line on what `eval_every` will measure, and at what price; RecipeError if it cannot.
+
+    Args:
+        completions: of a step.
+        steps: of the run; below 1 where epochs decide.
+    """
     every = recipe.eval_every
     if every is None or task is None:
         return []
@@ -56,8 +63,11 @@ def in_words(recipe: Recipe, task: Task | None, completions: int) -> list[str]:
     if count < 2:
         rule, remedy = "it measures held-out prompts, at least 2", "give the task held_out rows (notebook 01), or leave it out"
         raise RecipeError(f"{said}: task {task.name!r} has {count} held-out prompts", rule=rule, remedy=remedy)
-    price = f"{percent(count / (every * completions))} as many completions as training samples"
-    return [f"{said}: {count} held-out prompts of {task.name}, one completion each, and base before the first step: {price}"]
+    times = 1 + math.ceil(steps / every)  # base, and the end
+    price = times * count / (steps * completions) if steps > 0 else count / (every * completions)
+    line = f"{said}: {count} held-out prompts of {task.name}, one completion each, and base before the first step: "
+    line += f"{percent(price)} as many completions as training samples"
+    return [line + f"; too few to tell that a run is learnt out, which takes {_LEAST}" * (count < _LEAST)]
 
 
 class HeldOut:

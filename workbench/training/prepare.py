@@ -185,7 +185,7 @@ def prepare(
         )
     if task is not None and not len(task.held_out):
         warned.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
-    measured += held_out.in_words(recipe, task, stages[0].planned.completions)
+    measured += held_out.in_words(recipe, task, stages[0].planned.completions, settings["max_steps"])
     words, who = [], []
     for stage in stages:
         where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)

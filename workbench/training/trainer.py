@@ -164,8 +164,7 @@ def continue_run(
     if changed.refused and not accept_changes:
         raise _another_run(run, changed)
     trainer = make_trainer(replace(plan, stages=left), policy)
-    if not left[0].number:  # the manifest has what was in force in the first stage
-        changed_settings(run, trainer, changed)
+    changed_settings(run, trainer, changed, left[0].number)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     before, reached = run.manifest(), run.result()["steps"]
     processes.in_main(lambda: run.reopen(point.step, take_over))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.health.trends import paired_trend, percent, share, slope
+from workbench.health.trends import GAINED, paired_trend, percent, share, slope
 from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, WINDOW, RunView, Verdict, is_number, missing, rule
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, IDENTICAL, NOT_SCORED, SAME_SCORE, cancel_words
 from workbench.run.held_out import best_of, flags
@@ -16,7 +16,6 @@ from workbench.run.metrics import STEP_S
 
 FAR = 200  # batches that are looked at, at most
 MEASURED = 4  # times that held-out prompts were, at least
-GAINED = 0.10  # of the held-out prompts: where a gain of so many can be ruled out, there was none
 
 _DEAD = {  # what most dead groups are -> (cause, remedy)
     ALL_WRONG: (
@@ -97,8 +96,12 @@ def learnt_out(view: RunView) -> Verdict:
             return view.verdict(NOTE, f"{line}, but held-out prompts {word}", evidence, "", remedy, prompts=prompts)
         gain, held = gains[place], float(solved[place:].mean())
         since, certain = max(since, measured[place]["step"] + 1), level
-        told = f"held-out prompts stay at {percent(held)} ({100 * gain.low:+.0f} to {100 * gain.high:+.0f} points in that time)"
+        told = "held-out prompts " + (f"stay at {percent(held)}" if gain.high >= 0 else "even got worse")
+        told += f" ({100 * gain.low:+.0f} to {100 * gain.high:+.0f} points in that time)"
         evidence |= {"held_out": held, "gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
+    elif view.held_out:
+        words = f"held-out prompts were measured {len(measured)} times since step {since}: too few to tell"
+        return view.verdict(NOTE, f"{note}; {words}", evidence, "", remedy, prompts=prompts)
     else:
         told += ", as far as training prompts tell (eval_every measures held-out ones)"
     count = batches[-1].step - since + 1

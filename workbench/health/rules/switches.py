@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from workbench.health import switches
 from workbench.health.switches import CLIPPED_LOSSES, ON_ITS_RATIO, Inert, more_updates, on_the_ratio, ratio_is_one, unread, value
 from workbench.health.verdicts import NOTE, OK, RunView, Verdict, missing, rule
 from workbench.run.metrics import CLIPPED, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED, RESCUE_FACTOR
+
+_ROUNDING = 1e-3  # of a ratio whose two log-probabilities were computed apart
 
 
 @rule(batches=0)
@@ -32,7 +35,8 @@ def inert_settings(view: RunView) -> Verdict:
     loss, cap, delta = value(settings, "loss_type"), settings.get("epsilon_high"), settings.get("delta")
     clips, threshold = loss in CLIPPED_LOSSES, settings.get("off_policy_mask_threshold")
     lows, highs = ([number for _, number in view.numbers(name)] for name in (RATIO_LOW, RATIO_HIGH))
-    ones = sum(low == high == 1 for low, high in zip(lows, highs, strict=False))
+    off = _ROUNDING if switches.corrects_vllm(settings) and ratio_is_one(settings) else 0.0
+    ones = sum(max(abs(low - 1), abs(high - 1)) <= off for low, high in zip(lows, highs, strict=False))
     names = {*view.config.asked, *ON_ITS_RATIO * clips, *["off_policy_mask_threshold"] * (threshold is not None)}
     exact, rounded = on_the_ratio(settings, names - {name for own in idle for name in own.names})
     if ones == len(lows) and (lows or ratio_is_one(settings)):
@@ -47,7 +51,7 @@ def inert_settings(view: RunView) -> Verdict:
             count(name, view.numbers(f"clip_ratio/{side}_mean"), "clipped", reach, f"a smaller {name}")
         for name, most in (("delta", delta if clips else None), ("epsilon_high", cap if loss == "cispo" else None)):
             if most is not None and lows:
-                judge(name, max(highs) > most, f"reached: {reach}", f"never reached: {reach}", f"a smaller {name}")
+                judge(name, max(highs) > most, f"in reach: {reach}", f"never reached: {reach}", f"a smaller {name}")
         if threshold is not None:
             count("off_policy_mask_threshold", view.numbers(RATIO_MASKED), "masked", reach, "a smaller threshold")
         left = f"the ratio left 1 in {len(lows) - ones} of {len(lows)} steps"

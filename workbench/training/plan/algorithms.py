@@ -44,8 +44,9 @@ ALGORITHMS = {
     ),
     "gspo": Algorithm(
         "arXiv 2507.18071, 5.1",
-        "one importance ratio for a whole completion, clipped close to 1",
-        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        "one importance ratio for a whole completion, clipped close to 1; the paper makes four updates of each generation, which "
+        "steps_per_generation = 4 x gradient_accumulation_steps does",
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4, "beta": 0.0},
     ),
     "gdpo": Algorithm(
         "arXiv 2601.05242",

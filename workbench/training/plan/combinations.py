@@ -11,7 +11,7 @@ from typing import Any
 from workbench.errors import RecipeError
 from workbench.health.switches import CLIPPED_LOSSES, TRLS, Settings, corrects_vllm, inert_in_plan, ratio_is_one, value
 from workbench.recipe import PolicyPart, Recipe
-from workbench.training.plan.algorithms import papers_fields
+from workbench.training.plan.algorithms import asked_settings
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 MOST_FOR_SEQUENCES = 0.01  # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio
@@ -28,6 +28,10 @@ class _Own:
         """In force."""
         own = value(self.settings, name)
         return getattr(self.recipe.policy, name, None) if own is None else own
+
+    def papers(self, name: str) -> Any:
+        """As asked for by name, or in the one word of `algorithm`."""
+        return asked_settings(self.recipe).get(name)
 
     def asked(self, name: str, otherwise: float = 0) -> Any:
         """As asked for by name, if it is a number."""
@@ -68,6 +72,12 @@ COMBINATIONS = (
      "num_iterations = {num_iterations} with gradient_accumulation_steps = {gradient_accumulation_steps}: all passes over a "
      "generation fall into one update, which adds up the same gradient {num_iterations} times", "TRL's "
      "GRPOTrainer._prepare_inputs", "lower gradient_accumulation_steps, or leave num_iterations out"),
+    (lambda own: own["num_iterations"] > 1 and own.clips and own.papers("epsilon") is None and not ratio_is_one(own.settings),
+     "num_iterations = {num_iterations} without epsilon: from the second pass on the clip decides what is learnt, at TRL's 0.2",
+     "arXiv:1707.06347 section 3", "set epsilon; clip_ratio in the record says how often it strikes"),
+    (lambda own: own["use_adaptive_entropy"] and own.recipe.policy.backend == "unsloth",
+     "use_adaptive_entropy with backend = 'unsloth': on a GPU Unsloth's loss has no such controller, and leaves out entropy_coef "
+     "with it", "unsloth_zoo's rl_replacements.py", "set a fixed entropy_coef, or policy.backend to 'transformers'"),
     (lambda own: own["loss_type"] == "cispo" and 0 < own.asked("epsilon_high") < 1,
      "epsilon_high = {epsilon_high:g} with loss_type = 'cispo' caps every weight below 1, where an unchanged policy has it, and "
      "so makes every gradient smaller", "arXiv:2510.13786 takes 5", "set epsilon_high to 5"),
@@ -106,10 +116,11 @@ def advice(recipe: Recipe, settings: Settings) -> list[str]:
         for holds, wrong, source, remedy in COMBINATIONS:
             if holds(own):
                 lines.append(f"{wrong.format_map(own)} ({source}): {remedy}")
-        asked = {name for name, own in papers_fields(recipe).items() if own != TRLS.get(name)} if recipe.algorithm else set()
-        for idle in inert_in_plan(settings, [*recipe.grpo, *asked]):
+        asked = {name for name, own in asked_settings(recipe).items() if name in recipe.grpo or own != TRLS.get(name)}
+        for idle in inert_in_plan(settings, asked):
             does = "do" if len(idle.names) > 1 else "does"
-            lines.append(f"{', '.join(idle.names)} {does} nothing here: {idle.why}; to make a difference: {idle.remedy}")
+            remedy = f"; to make a difference: {idle.remedy}" * bool(idle.remedy)
+            lines.append(f"{', '.join(idle.names)} {does} nothing here: {idle.why}{remedy}")
     mode = own["vllm_importance_sampling_mode"]
     if own["loss_type"] == "vespo" and corrects_vllm(settings) and mode not in ("token_truncate", "token_mask"):
         remedy = "set vllm_importance_sampling_mode to 'token_truncate' or 'token_mask'"

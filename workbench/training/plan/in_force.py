@@ -99,7 +99,8 @@ def decides(name: str) -> bool:
 
 def as_json(value: Any) -> Any:
     """A setting as JSON has it."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(getattr(value, "value", value))
+    value = getattr(value, "value", value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def check_in_force(given: dict[str, Any], config: Any) -> list[str]:

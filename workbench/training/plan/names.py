@@ -34,21 +34,12 @@ ALIASES = {
 
 # What belongs to another part of the recipe and goes there, with a line -> where.
 _OF_POLICY = ("max_seq_length", "load_in_4bit", "dtype", "fast_inference", "gpu_memory_utilization")
+_OF_RECIPE = (
+    "max_prompt_length", "eval_every", "eval_prompts", "eval_temperature", "seed", "run_name", "algorithm", "warm_start",
+    "rescue",
+)  # fmt: skip
 MOVED = {
-    **{
-        name: name
-        for name in (
-            "max_prompt_length",
-            "eval_every",
-            "eval_prompts",
-            "eval_temperature",
-            "seed",
-            "run_name",
-            "algorithm",
-            "warm_start",
-            "rescue",
-        )
-    },
+    **{name: name for name in _OF_RECIPE},
     **{name: f"policy.{name}" for name in _OF_POLICY},
     **{name: f"lora.{name}" for name in ("r", "lora_alpha", "lora_dropout", "target_modules")},
     "random_state": "seed",

@@ -38,7 +38,9 @@ DEFAULTS: dict[str, Any] = {
 
 # Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
 _POSITIVE = "num_train_epochs learning_rate temperature repetition_penalty epsilon epsilon_high logging_steps save_steps"
+_POSITIVE += " delta sapo_temperature_neg sapo_temperature_pos"
 _NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm entropy_target"
+_NOT_NEGATIVE += " off_policy_mask_threshold vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
 _SHARES = "min_p top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta"
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_steps": (lambda value: value == -1 or value >= 1, "at least 1, or -1 to train for num_train_epochs"),
