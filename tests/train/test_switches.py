@@ -287,8 +287,6 @@ CASES = {
     "beta, live": ({}, {"beta": 0.5}, False, False),
     "dead groups out, one group a batch": ({"num_generations": 8}, {"rescue.exclude_zero_variance": True}, True, False),
     "dead groups out, live": (
-        {"num_generations": 2, "per_device_train_batch_size": 32}, {"rescue.exclude_zero_variance": True}, False, False,
-    ),
         {"num_generations": 2, "per_device_train_batch_size": 32},
         {"rescue.exclude_zero_variance": True},
         False,
