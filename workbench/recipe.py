@@ -129,8 +129,16 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value  # `policy: tiny`, as everywhere else
 
 
-def _counted(value: Any) -> Any:
-    return {"samples": value} if isinstance(value, int) and not isinstance(value, bool) else value  # `warm_start: 32`
+def _counted(value: Any) -> Any:  # `warm_start: 32`
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"samples": value}
+    if value is not None and not isinstance(value, (dict, WarmStartPart)):
+        raise ValueError("a number of right completions, or a mapping of samples, tries, epochs, learning_rate, source")
+    return value
+
+
+def _worded(value: Any) -> Any:
+    return value.lower().replace("-", "_").replace(".", "") if isinstance(value, str) else value  # GSPO, Dr. GRPO's dr-grpo
 
 
 class Recipe(_Part):
@@ -146,7 +154,7 @@ class Recipe(_Part):
     policy: Annotated[PolicyPart, BeforeValidator(_named)] = PolicyPart()
     lora: LoraPart = LoraPart()
     # What its paper sets in `grpo`, unless `grpo` says it by name; None: as `grpo` and the defaults say.
-    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "gdpo", "cispo"] | None = None
+    algorithm: Annotated[Literal["grpo", "dr_grpo", "dapo", "gspo", "gdpo", "cispo"] | None, BeforeValidator(_worded)] = None
     grpo: dict[str, Any] = {}
     rewards: RewardsPart = RewardsPart()
     reward_weights: dict[str, float] = {}  # by reward function; others keep the task's
@@ -158,7 +166,7 @@ class Recipe(_Part):
     rescue: RescuePart = RescuePart()
     max_prompt_length: int | None = Field(None, ge=1)  # tokens; longer prompts are left out and counted
     # Steps between two measurements of held-out prompts while it trains; base and the end are measured, too. None: nothing is.
-    eval_every: int | None = Field(None, ge=1)
+    eval_every: int | None = Field(None, ge=1, strict=True)
     eval_prompts: int = Field(32, ge=2)  # so many of them, the same ones each time, one completion each
     eval_temperature: float | None = Field(None, ge=0)  # None: that of training; 0: the likeliest token every time
     seed: int = Field(0, ge=0)
@@ -240,6 +248,8 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     rule, remedy = first["msg"], f"correct {where}"
     if first["type"] == "model_type" and not first["loc"]:
         rule, remedy = "a recipe is a Recipe, or a mapping of field to value", "wb.Recipe(...), or wb.Recipe.load(file)"
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        remedy = nearest(first["input"], re.findall(r"'([^']+)'", first["msg"]), remedy)
     if first["type"] == "extra_forbidden":
         part = next((_PARTS[place] for place in reversed(first["loc"][:-1]) if place in _PARTS), Recipe)
         fields = f"the fields are {', '.join(part.model_fields)}"

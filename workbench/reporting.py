@@ -77,7 +77,7 @@ def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
         remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it" if manifest.get("attached") else remedy
         yield (
             "In short",
-            f"{run.describe(run.name)}\nnot evaluated on held-out prompts: {remedy}\n" + "\n".join([*in_training, hacks.verdict]),
+            f"{run.describe(run.name)}\nnot evaluated yet: {remedy}\n" + "\n".join([*in_training, hacks.verdict]),
         )
     else:
         changed = inspection.regressions(evaluation)

@@ -223,7 +223,7 @@ def test_the_report_begins_with_the_answer_and_holds_all_that_it_shows(home):
     evil = "```` <script>window.hacked=1</script><img src=http://e.vil/x onerror=window.hacked=1> $x$ \u202e"
     run = planted("r", lambda step, row, draw: f"{evil} <answer>{row['answer'] if draw.random() < 0.5 else 0}</answer>", steps=8)
     page = Page(inspection.write_report(run).read_text())
-    assert "not evaluated on held-out prompts: `workbench eval r`" in page.text
+    assert "not evaluated yet: `workbench eval r`" in page.text
     run.update_manifest(policy={"source": str(home / "mine" / "model"), "device": "cpu"})
     before = np.zeros((40, 4), bool)
     before[:4] = True

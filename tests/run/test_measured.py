@@ -44,10 +44,11 @@ def test_the_best_is_the_most_correct_then_the_best_paid_then_the_earliest_and_n
 
 
 def test_a_measurement_in_words():
-    base = {"correct": 0.375, "low": 0.229, "high": 0.547}
+    base = {"step": 0, "correct": 0.375, "low": 0.229, "high": 0.547}
     assert in_numbers(base) == "38 % (23 to 55), base"
     gained = {**base, "gain": 0.1875, "gain_low": 0.04, "gain_high": 0.33}
-    assert in_numbers(gained) == "38 % (23 to 55), +19 points over base (+4 to +33)"
+    assert in_numbers(gained) == "38 % (23 to 55), +19 points over base (+4 to +33), after the warm start"
+    assert in_numbers({**gained, "step": 5}) == "38 % (23 to 55), +19 points over base (+4 to +33)"
 
 
 def test_the_best_adapter_is_found_and_taken_where_it_is_asked_for(home):

@@ -133,8 +133,11 @@ def test_where_the_word_may_stand(fields):
     recipe, _, lines = normalised(Recipe(grpo={"algorithm": "gspo"}), fields)
     assert (recipe.algorithm, "algorithm" in recipe.grpo) == ("gspo", False)
     assert any("algorithm belongs to the recipe" in line for line in lines)
-    with pytest.raises(RecipeError, match="algorithm = 'gspoo'"):
+    with pytest.raises(RecipeError, match=r"algorithm = 'gspoo'[\s\S]*did you mean 'gspo'"):
         Recipe(algorithm="gspoo")
+    assert Recipe(algorithm="Dr-GRPO").algorithm == "dr_grpo"
+    with pytest.raises(RecipeError, match="set algorithm: gspo in the recipe"):
+        check_values({"loss_type": "gspo"}, field_kinds(trainer_classes()[0]))
     with pytest.raises(RecipeError, match="a stage changes settings of GRPOConfig"):
         normalised(Recipe.of({"stages": [{"name": "a", "steps": 1, "grpo": {"algorithm": "gspo"}}]}), fields)
     with pytest.raises(RecipeError, match="algorithm"):
@@ -174,7 +177,7 @@ def test_going_on_with_another_algorithm_names_the_settings_that_it_changes(home
     assert refused(algorithm="grpo") == []
 
 
-@pytest.mark.parametrize("name", ["top_entropy_quantile", "entropy_coef", "entropy_coef_max"])
+@pytest.mark.parametrize("name", ["entropy_coef", "entropy_coef_max"])
 @pytest.mark.parametrize("value", [-0.1, 1.5])
 def test_entropy_settings_are_shares(name, value):
     kinds = field_kinds(trainer_classes()[0])

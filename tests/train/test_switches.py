@@ -63,7 +63,7 @@ def test_what_struck_is_live():
     }
     assert set(found.evidence["live"]) == live
     assert "epsilon: inert (clipped in 0 of 4 steps: the ratio went from 0.7 to 1.6)" in found.line
-    assert "mask_truncated_completions (took 50% of the completions out of the loss, in 4 of 4 steps)" in found.line
+    assert "mask_truncated_completions (took 50% of the completions out of the loss)" in found.line
 
 
 def test_without_an_inert_setting_it_is_ok():
@@ -128,6 +128,8 @@ def test_the_smallest_change_is_one_that_helps():
         ({"off_policy_mask_threshold": 0.1}, {"off_policy_mask_threshold"}),
         ({"vespo_k_pos": 1.0}, {"vespo_k_pos"}),
         ({"use_bias_correction_kl": False}, {"use_bias_correction_kl"}),
+        ({"eval_steps": 5, "per_device_eval_batch_size": 4}, {"eval_steps", "per_device_eval_batch_size"}),
+        ({"optim": "adafactor", "adam_beta2": 0.9}, {"adam_beta2"}),
         ({"use_vllm": True, "epsilon": 0.2, "loss_type": "cispo", "epsilon_high": 5.0}, {"epsilon", "epsilon_high", "loss_type"}),
         ({"vllm_max_model_length": 512, "ref_model_sync_steps": 64}, {"vllm_max_model_length", "ref_model_sync_steps"}),
         ({"lr_scheduler_type": "constant_with_warmup", "lr_scheduler_kwargs": {"x": 1}}, {"lr_scheduler_kwargs"}),
@@ -143,6 +145,19 @@ def test_a_default_is_not_named_and_its_name_is():
     [line] = lines(epsilon=0.2)
     assert line.startswith(f"epsilon does {NOTHING}: one update per generation")
     assert line.endswith("num_iterations = 2")
+
+
+def test_the_change_that_is_named_is_one_that_works():
+    [line] = [line for line in lines(loss_type="vespo", delta=4.0) if line.startswith("delta does nothing")]
+    assert line.endswith("to make a difference: loss_type = 'dapo', and several updates per generation: num_iterations = 2")
+    assert not [line for line in lines(loss_type="dapo", delta=4.0, num_iterations=2, epsilon=0.2) if "nothing here" in line]
+    [line] = [line for line in lines(importance_sampling_level="sequence", beta=0.01, loss_type="grpo") if "KL term's" in line]
+    assert "set num_iterations to 2" in line
+
+
+def test_what_was_asked_for_comes_first_and_one_reason_is_given_once():
+    found = judged({"loss_type": "vespo", "max_grad_norm": 1.0, "delta": 4.0, "epsilon": 0.1}, asked=("delta", "epsilon"))
+    assert found.line.startswith("epsilon, delta: inert (loss_type = 'vespo' does not read it); max_grad_norm: inert")
 
 
 @pytest.mark.parametrize(
@@ -247,6 +262,12 @@ def test_another_variable_is_said_where_a_run_goes_on_and_where_runs_are_compare
     wb.continue_run(one, steps=1)
     said = capsys.readouterr().out
     assert f"not as when one was begun: {variable}: not set -> prompt" in said
+    assert one.manifest()["environment_after"]["2"][variable] == "prompt"
+    wb.continue_run(one, steps=1)
+    assert variable not in capsys.readouterr().out  # as it was when the run was last trained
+    assert list(one.manifest()["environment_after"]) == ["2"]
+    told = wb.inspection.compare_runs(one, wb.train(recipe("three"))).settings.frame["setting"].tolist()
+    assert {"grpo.max_steps", f"found.environment_after.2.{variable}"} <= {*told}
     assert "epsilon, as it is in force: 0.1 -> 0.2" in said
 
 

@@ -21,6 +21,7 @@ TRLS = {
     "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask", "beta": 0.0,
     "multi_objective_aggregation": "sum_then_normalize", "use_bias_correction_kl": True, "top_p": 1.0, "top_k": 0,
     "top_entropy_quantile": 1.0, "lr_scheduler_type": "linear", "gradient_accumulation_steps": 1, "use_adaptive_entropy": False,
+    "optim": "adamw_torch",
 }  # fmt: skip
 _SAPO = ("sapo_temperature_neg", "sapo_temperature_pos")
 _VESPO = ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg")
@@ -46,7 +47,8 @@ def _is(name: str, *wanted: Any) -> Callable[[Settings], bool]:
     return lambda settings: value(settings, name) in wanted
 
 
-def _corrects_kl(settings: Settings) -> bool:
+def corrects_kl(settings: Settings) -> bool:
+    """Whether the importance ratio is in the KL term, too."""
     return bool(value(settings, "beta") and value(settings, "use_bias_correction_kl"))
 
 
@@ -63,7 +65,7 @@ _READ: tuple[tuple[tuple[str, ...], Callable[[Settings], Any], str, str], ...] =
     (("delta",), _is("loss_type", *CLIPPED_LOSSES), _OTHER, _DAPO),
     (_SAPO, _is("loss_type", "sapo"), _OTHER, "loss_type = 'sapo'"),
     (_VESPO, _is("loss_type", "vespo"), _OTHER, "loss_type = 'vespo'"),
-    (("importance_sampling_level",), lambda own: not _is("loss_type", "vespo")(own) or _corrects_kl(own),
+    (("importance_sampling_level",), lambda own: not _is("loss_type", "vespo")(own) or corrects_kl(own),
      "loss_type = 'vespo' always weights whole sequences", "loss_type = 'grpo'"),
     (("scale_rewards",), _is("multi_objective_aggregation", "sum_then_normalize"),
      "multi_objective_aggregation = 'normalize_then_sum' divides by standard deviations of its own",
@@ -71,7 +73,11 @@ _READ: tuple[tuple[tuple[str, ...], Callable[[Settings], Any], str, str], ...] =
     (("warmup_steps",), lambda own: not _is("lr_scheduler_type", "constant")(own),
      "lr_scheduler_type = 'constant' has no warmup", "lr_scheduler_type = 'constant_with_warmup'"),
     (("lr_scheduler_kwargs",), lambda own: not _is("lr_scheduler_type", "constant", "constant_with_warmup")(own),
-     "a constant learning_rate takes no arguments", "lr_scheduler_type = 'cosine_with_min_lr'"),
+     "a constant learning_rate takes no arguments",
+     "a scheduler that takes them, such as lr_scheduler_type = 'cosine_with_min_lr'"),
+    (("adam_*",), lambda own: "adam" in str(value(own, "optim")), "optim is no Adam", "optim = 'adamw_torch'"),
+    (("eval_steps", "eval_delay", "*_eval_batch_size", "num_generations_eval"), lambda own: False,
+     "the trainer evaluates nothing", "eval_every in the recipe, which measures held-out prompts"),
     (("ref_model_*",), _is("sync_ref_model", True), "sync_ref_model is off, as an adapter has no copy of the reference", ""),
     (("use_bias_correction_kl",), lambda own: value(own, "beta"), "beta = 0", "beta = 0.001"),
     (("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"), _is("use_adaptive_entropy", True),
@@ -87,6 +93,8 @@ def unread(settings: Settings, names: Iterable[str]) -> list[Inert]:
     for own, reads, why, remedy in _READ:
         idle = tuple(name for name in asked if any(fnmatchcase(name, each) for each in own))
         if idle and not reads(settings):
+            if remedy.startswith("loss_type") and ratio_is_one(settings):
+                remedy += f", and {more_updates(settings)}"
             found.append(Inert(idle, why.format(loss_type=value(settings, "loss_type")), remedy))
             asked = [name for name in asked if name not in idle]
     return found
@@ -116,7 +124,7 @@ def on_the_ratio(settings: Settings, names: Iterable[str]) -> tuple[list[str], l
     loss, asked = value(settings, "loss_type"), set(names)
     clips, sequence = loss in CLIPPED_LOSSES, value(settings, "importance_sampling_level") == "sequence"
     # With a corrected KL, or some tokens masked, the gradient of a sequence's ratio goes other ways than that of each token's.
-    level = not _corrects_kl(settings) and value(settings, "top_entropy_quantile") == 1 and loss != "vespo"
+    level = not corrects_kl(settings) and value(settings, "top_entropy_quantile") == 1 and loss != "vespo"
     # The cap of cispo, and a delta below 1, reach a ratio of 1.
     exact = {
         "epsilon": clips,

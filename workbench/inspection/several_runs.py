@@ -17,7 +17,8 @@ from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import KEY, prompt_of, query
 
-_FACTS = ("versions", "environment", "policy", "rewards", "template")  # of the manifest, that decide what a run is
+# Of the manifest, that decide what a run is.
+_FACTS = ("versions", "environment", "environment_after", "policy", "rewards", "template")
 _OF_A_RUN = ("run_name", "output_dir", "logging_dir", "load_s", "trained_in")  # in which any two differ
 
 
@@ -77,7 +78,8 @@ def _known(run: RunDirectory) -> dict[str, Any]:
     # One value a setting, by its dotted name: what was in force, where that is known, else what was requested.
     manifest = run.manifest()
     recipe = run.recipe().model_dump(mode="json")
-    recipe["grpo"] = {**recipe.get("grpo", {}), **((manifest.get("settings") or {}).get("in_force") or {})}
+    asked, in_force = recipe.get("grpo", {}), (manifest.get("settings") or {}).get("in_force") or {}
+    recipe["grpo"] = {**asked, **in_force, **{name: asked[name] for name in ("max_steps",) if name in asked}}  # a run may go on
     facts = {name: found for name in _FACTS if (found := manifest.get(name))}
     facts["data"] = {name: (manifest.get("task") or {}).get(name) for name in ("rows", "held_out")}
     return dict(_flat(recipe | {"found": facts}))

@@ -40,6 +40,8 @@ from workbench.training.stages import ONLY_STAGE, Stage
 from workbench.training.watchers import Watchers
 from workbench.workspace import shown
 
+_UNSET = "not set"
+
 
 @random_kept()
 def attach(
@@ -176,10 +178,8 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
 def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
     """Add to `changed` what is not as the run's manifest says of the policy: its template, its device, how it computes."""
     manifest, found = run.manifest(), policy.found()
-    now_set = environment()
-    then_set = manifest.get("environment", now_set)  # none: begun by an earlier version
-    for name in sorted(name for name in then_set.keys() | now_set.keys() if then_set.get(name) != now_set.get(name)):
-        changed.shown.append(f"{name}: {then_set.get(name, 'not set')} -> {now_set.get(name, 'not set')}")
+    for name, (before, after) in _variables(manifest).items():
+        changed.shown.append(f"{name}: {before} -> {after}")
     for name in ("device", "compute_dtype", "backend"):
         if (before := (manifest.get("policy") or {}).get(name, found[name])) != found[name]:
             changed.shown.append(f"{name}: {before} -> {found[name]}")
@@ -187,6 +187,23 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
         changed.refused.append(f"the base was changed: {differs}")
     if manifest.get("template") not in (None, _template(policy)):
         changed.refused.append("the policy's chat template was changed")
+
+
+def _variables(manifest: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    # Name -> what it was when the run was last trained, and what it is now, where that is not the same.
+    now_set = environment()
+    then_set = dict(manifest.get("environment", now_set))  # none: begun by an earlier version
+    for changes in (manifest.get("environment_after") or {}).values():
+        then_set |= changes
+    both = {name: tuple(own.get(name, _UNSET) for own in (then_set, now_set)) for name in sorted({*then_set, *now_set})}
+    return {name: (before, after) for name, (before, after) in both.items() if before != after}
+
+
+def environment_after(manifest: dict[str, Any], step: int) -> dict[str, dict[str, str]]:
+    """For the manifest: by the step after which a run went on, the variables that were not as before."""
+    found = {after: changes for after, changes in (manifest.get("environment_after") or {}).items() if int(after) < step}
+    changes = {name: after for name, (_, after) in _variables({**manifest, "environment_after": found}).items()}
+    return found | ({str(step): changes} if changes else {})
 
 
 def changed_settings(run: RunDirectory, trainer: Any, changed: Changed, stage: int) -> None:

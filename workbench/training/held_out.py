@@ -54,6 +54,8 @@ def in_words(recipe: Recipe, task: Task | None, completions: int, steps: int) ->
         steps: of the run; below 1 where epochs decide.
     """
     every = recipe.eval_every
+    if every is None and {"eval_prompts", "eval_temperature"} & {name for name, own in recipe if own != getattr(Recipe(), name)}:
+        return ["eval_prompts and eval_temperature do nothing here: nothing is measured without eval_every"]
     if every is None or task is None:
         return []
     said, count = f"eval_every = {every}", len(chosen(recipe, task))
@@ -65,7 +67,9 @@ def in_words(recipe: Recipe, task: Task | None, completions: int, steps: int) ->
         raise RecipeError(f"{said}: task {task.name!r} has {count} held-out prompts", rule=rule, remedy=remedy)
     times = 1 + math.ceil(steps / every)  # base, and the end
     price = times * count / (steps * completions) if steps > 0 else count / (every * completions)
-    line = f"{said}: {count} held-out prompts of {task.name}, one completion each, and base before the first step: "
+    fewer = f", of {recipe.eval_prompts} asked for" * (count < recipe.eval_prompts)
+    how = ", the likeliest token each time" * (recipe.eval_temperature == 0)
+    line = f"{said}: {count} held-out prompts of {task.name}{fewer}, one completion each{how}, and base before the first step: "
     line += f"{percent(price)} as many completions as training samples"
     return [line + f"; too few to tell that a run is learnt out, which takes {_LEAST}" * (count < _LEAST)]
 

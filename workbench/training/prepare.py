@@ -156,7 +156,7 @@ def prepare(
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
     notes += settings_of.stages_decide(recipe)
-    if recipe.warm_start is not None:
+    if recipe.warm_start is not None and not (run and run.warm_start.is_file()):
         notes += warm_start.checked(recipe.warm_start, stages[0])
     if policy is not None:
         stages, measured = _as_loaded(stages, policy)

@@ -16,7 +16,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.training import plan as settings_of
-from workbench.training.attach import attach, changed_policy, changed_settings, go_on, manifest_of
+from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
@@ -173,7 +173,8 @@ def continue_run(
         if changed.refused:  # what was accepted is what the run is from here on
             stages = [*plan.stages[: -len(left)], *vars(trainer)[Made.KEY].plan.stages]
             found = manifest_of(plan.recipe, policy, stages, trainer, list(plan.notes))
-            found = {name: value for name, value in found.items() if name not in ("id", "created", "versions")}
+            found = {name: value for name, value in found.items() if name not in ("id", "created", "versions", "environment")}
+        found["environment_after"] = environment_after(before, point.step)
         found |= {"recipe": (recipe if steps else plan.recipe).model_dump(mode="json"), "processes": processes.count()}
         run.update_manifest(**found)
         news = [f"WARNING: {what}" for what in point.passed_over]

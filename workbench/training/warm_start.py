@@ -29,6 +29,7 @@ from workbench.workspace import replace_file
 
 _SAMPLED, _LEARNT = 64, 8  # completions together: at least when sampled, at most in an update
 _EVERY_S = 10.0
+_EASY = 20  # tries for a right one: of eight completions one is right in every third group then
 # As GRPO's trainer has them in force: what the device needs, and how an update is made.
 _SHARED = (
     "bf16", "fp16", "use_cpu", "dataloader_pin_memory", "gradient_checkpointing", "gradient_checkpointing_kwargs", "optim",
@@ -176,9 +177,10 @@ def run(session: Any) -> dict[str, Any] | None:
     policy, stage, part, started = session.policy, session.stage, session.stage.recipe.warm_start, time.monotonic()
     if (collected := collect(stage, policy, part, session.control.stops)) is None:
         return None
-    (found, tries), sampled_s = collected, time.monotonic() - started
+    (found, tries), sampled_s, sampled = collected, time.monotonic() - started, part.source == "policy"
     prompts = len({own.row["prompt_id"] for own in found})
-    print(f"warm start: {len(found)} right of {tries:,} completions, for {prompts} prompts", flush=True)
+    easy = "; the policy is right often enough for GRPO to begin without" * (sampled and tries <= _EASY * len(found))
+    print(f"warm start: {len(found)} right completions of {prompts} prompts, after {tries:,} tries{easy}", flush=True)
     table = [
         {"prompt_id": own.row["prompt_id"], "try": own.number, "completion": own.completion.text}
         | {f"score.{name}": score for name, score in own.scores.items()}

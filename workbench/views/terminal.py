@@ -74,6 +74,7 @@ class TerminalProgress:
 
     def __init__(self, remaining: bool = True, every: int = 10) -> None:
         self.bar, self._every, self._step = Bar("steps", remaining), every, 0
+        self._latest: dict[str, Any] = {}  # a step that generates nothing has no rewards of its own
 
     def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None:
         self.task = self.bar.add_task(run.name, total=total_steps or None, numbers="")
@@ -81,7 +82,8 @@ class TerminalProgress:
 
     def update(self, step: int, values: dict[str, Any], more: str = "") -> None:
         """Bring the bar to a step: its reward, within-group std, KL and share of dead groups, and what else is said."""
-        text = "  ".join(f"{label} {number(values.get(key), form)}" for label, key, form in _NUMBERS) + more
+        self._latest |= {key: values[key] for _, key, _ in _NUMBERS if values.get(key) is not None}
+        text = "  ".join(f"{label} {number(self._latest.get(key), form)}" for label, key, form in _NUMBERS) + more
         self.bar.update(self.task, completed=step, numbers=text)
         if not self.bar.console.is_terminal and step != self._step and step % self._every == 0:
             print(f"step {step}: {text}", file=sys.stderr, flush=True)

@@ -51,7 +51,7 @@ def inert_settings(view: RunView) -> Verdict:
             count(name, view.numbers(f"clip_ratio/{side}_mean"), "clipped", reach, f"a smaller {name}")
         for name, most in (("delta", delta if clips else None), ("epsilon_high", cap if loss == "cispo" else None)):
             if most is not None and lows:
-                judge(name, max(highs) > most, f"in reach: {reach}", f"never reached: {reach}", f"a smaller {name}")
+                judge(name, max(highs) > most, f"in reach: {reach}", f"never reached: {reach}", f"{name} below {max(highs):.3g}")
         if threshold is not None:
             count("off_policy_mask_threshold", view.numbers(RATIO_MASKED), "masked", reach, "a smaller threshold")
         left = f"the ratio left 1 in {len(lows) - ones} of {len(lows)} steps"
@@ -67,10 +67,16 @@ def inert_settings(view: RunView) -> Verdict:
         over = [(step, float(norm + 1e-6 > most)) for step, norm in norms]
         count("max_grad_norm", over, "reached", f"grad_norm {highest:.2g} at most", f"a value below {highest:.2g}")
     if settings.get("mask_truncated_completions") and (cut := view.numbers(CLIPPED)):
-        how = f"took {sum(number for _, number in cut) / len(cut):.0%} of the completions out of the loss,"
-        count("mask_truncated_completions", cut, how, "none was cut", "")
+        how = f"took {sum(number for _, number in cut) / len(cut):.0%} of the completions out of the loss"
+        judge("mask_truncated_completions", any(number for _, number in cut), how, "no completion was cut", "")
     excluded = [(step, float(factor > 1)) for step, factor in view.numbers(RESCUE_FACTOR)]
     count("rescue.exclude_zero_variance", excluded, "raised live groups", "no batch had dead and live groups", "")
+    # What was asked for by name comes first; what is inert for one reason is said once.
+    asked = set(view.config.asked)
+    causes: dict[tuple[str, str], list[str]] = {}
+    for own in sorted(idle, key=lambda own: asked.isdisjoint(own.names)):
+        causes.setdefault((own.why, own.remedy), []).extend(own.names)
+    idle = [Inert(tuple(names), *cause) for cause, names in causes.items()]
     line = [f"{', '.join(own.names)}: inert ({own.why})" for own in idle]
     line += ["live: " + ", ".join(f"{name} ({how})" for name, how in live.items())] if live else []
     evidence = {"inert": [name for own in idle for name in own.names], "live": [*live], "rows": len(rows)}

@@ -90,7 +90,9 @@ def papers_notes(recipe: Recipe, sets: dict[str, Any]) -> list[str]:
     if recipe.algorithm is None:
         return [f"loss_type = {name!r}: {values} ({ALGORITHMS[name].why_with_loss})"] if sets else []
     one = ALGORITHMS[name]
-    lines = [f"algorithm = {name!r} ({one.source}) sets {values or 'nothing'}: {one.changes}"]
+    lines = [f"algorithm = {name!r} ({one.source}) sets {values}: {one.changes}"]
+    if not sets:
+        lines = [f"algorithm = {name!r} ({one.source}) sets nothing here, as grpo says all of it by name"]
     said = {field: plain(field, recipe.grpo[field]) for field in one.fields if recipe.grpo.get(field) is not None}
     own = {field: value for field, value in said.items() if value != one.fields[field]}
     lines += [f"{field} = {value!r}, as grpo says by name; {name} has {one.fields[field]!r}" for field, value in own.items()]

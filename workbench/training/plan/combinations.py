@@ -9,7 +9,16 @@ import contextlib
 from typing import Any
 
 from workbench.errors import RecipeError
-from workbench.health.switches import CLIPPED_LOSSES, TRLS, Settings, corrects_vllm, inert_in_plan, ratio_is_one, value
+from workbench.health.switches import (
+    CLIPPED_LOSSES,
+    TRLS,
+    Settings,
+    corrects_kl,
+    corrects_vllm,
+    inert_in_plan,
+    ratio_is_one,
+    value,
+)
 from workbench.recipe import PolicyPart, Recipe
 from workbench.training.plan.algorithms import asked_settings
 
@@ -57,6 +66,9 @@ COMBINATIONS = (
     (lambda own: own.sequence and own["top_entropy_quantile"] < 1,
      "top_entropy_quantile = {top_entropy_quantile} with importance_sampling_level = 'sequence': a sequence's ratio sends its "
      "gradient to all of its tokens, also to those of low entropy", _LOSS, "set importance_sampling_level to 'token'"),
+    (lambda own: own.sequence and ratio_is_one(own.settings) and corrects_kl(own.settings) and own["top_entropy_quantile"] == 1,
+     "importance_sampling_level = 'sequence' at one update per generation: the ratio is 1, so that it changes the KL term's "
+     "gradient (beta = {beta}) and nothing else", _LOSS, "set num_iterations to 2, and it clips whole sequences"),
     (lambda own: corrects_vllm(own.settings) and (own["top_p"] < 1 or own["top_k"] or own["min_p"]),
      "top_p, top_k or min_p with vLLM's importance-sampling correction: vLLM's probabilities are of the tokens left, the "
      "trainer's of all, so every ratio is too small by the mass that was cut away", "trl#6789", "leave them out"),

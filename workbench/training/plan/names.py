@@ -41,6 +41,7 @@ _OF_RECIPE = (
 MOVED = {
     **{name: name for name in _OF_RECIPE},
     **{name: f"policy.{name}" for name in _OF_POLICY},
+    **{name: f"rescue.{name}" for name in ("exclude_zero_variance", "curriculum", "oversample")},
     **{name: f"lora.{name}" for name in ("r", "lora_alpha", "lora_dropout", "target_modules")},
     "random_state": "seed",
     **dict.fromkeys(("model_name", "model_name_or_path"), "policy.name"),

@@ -41,10 +41,10 @@ _POSITIVE = "num_train_epochs learning_rate temperature repetition_penalty epsil
 _POSITIVE += " delta sapo_temperature_neg sapo_temperature_pos"
 _NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm entropy_target"
 _NOT_NEGATIVE += " off_policy_mask_threshold vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
-_SHARES = "min_p top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta"
+_SHARES = "min_p entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta"
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_steps": (lambda value: value == -1 or value >= 1, "at least 1, or -1 to train for num_train_epochs"),
-    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    **dict.fromkeys(("top_p", "top_entropy_quantile"), (lambda value: 0 < value <= 1, "above 0 and at most 1")),
     "num_iterations": (lambda value: value >= 1, "at least 1"),
     **dict.fromkeys(_POSITIVE.split(), (lambda value: value > 0, "above 0")),
     **dict.fromkeys(_SHARES.split(), (lambda value: 0 <= value <= 1, "from 0 to 1")),
@@ -83,6 +83,7 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             if not any(value is choice or (isinstance(value, str) and value == choice) for choice in CHOICES[name]):
                 words = [choice for choice in CHOICES[name] if isinstance(choice, str)]
                 remedy = nearest(str(value), words, f"choose one of them{default}")
+                remedy = f"set algorithm: {value} in the recipe" if value in ("gspo", "gdpo") else remedy
                 raise RecipeError(said, rule=f"{name} is one of {', '.join(map(str, CHOICES[name]))}", remedy=remedy)
             continue
         if name == "chat_template_kwargs":
