@@ -184,8 +184,9 @@ def test_a_run_that_learns_nothing_says_so(home, policy, capsys):
         return [1.0] * len(completions)
 
     watcher = InterruptAt(0)
-    train(recipe(), policy=policy, task=own_task(equal_reward), watchers=[watcher])
+    train(recipe(delta=4.0), policy=policy, task=own_task(equal_reward), watchers=[watcher])
     assert "finished after 2 steps: NOTHING LEARNT" in watcher.message
+    assert "of the settings requested these did nothing: delta (`workbench watch" in watcher.message
     said = capsys.readouterr().out
     assert "WARNING: the task names no right_by" in said
     assert "WARNING: the task has no held_out prompts" in said

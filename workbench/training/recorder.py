@@ -77,8 +77,11 @@ class Recorder:
         found = words * bool(self._scored and self._all_dead)
         for name, count in self.reward_errors.items():
             found += f"; WARNING: {name} gave no score to {count} of {self._scored} completions"
-        if self.watchdog is not None and self.watchdog.words:
-            found += f"; {self.watchdog.words} (`workbench watch {self.run.name} --once` says more)"
+        if self.watchdog is not None:
+            idle = [name for each in self.watchdog.verdicts for name in each.evidence.get("inert_requested", ())]
+            words = [self.watchdog.words, f"of the settings requested these did nothing: {', '.join(idle)}" if idle else ""]
+            if told := "; ".join(filter(None, words)):
+                found += f"; {told} (`workbench watch {self.run.name} --once` says more)"
         return found
 
     def batch(self, scored: ScoredBatch) -> None:

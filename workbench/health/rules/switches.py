@@ -79,7 +79,8 @@ def inert_settings(view: RunView) -> Verdict:
     idle = [Inert(tuple(names), *cause) for cause, names in causes.items()]
     line = [f"{', '.join(own.names)}: inert ({own.why})" for own in idle]
     line += ["live: " + ", ".join(f"{name} ({how})" for name, how in live.items())] if live else []
-    evidence = {"inert": [name for own in idle for name in own.names], "live": [*live], "rows": len(rows)}
+    names = [name for own in idle for name in own.names]
+    evidence = {"inert": names, "inert_requested": [name for name in names if name in asked], "live": [*live], "rows": len(rows)}
     remedy = "; ".join(f"{', '.join(own.names)}: {own.remedy}" for own in idle if own.remedy)
     over, words = (rows[0].get("step"), rows[-1].get("step")), "; ".join(line) or "no setting can be judged"
     return view.verdict(NOTE if idle else OK, words, evidence, "", "what would matter: " * bool(remedy) + remedy, over=over)
