@@ -216,7 +216,8 @@ def changed_settings(run: RunDirectory, trainer: Any, changed: Changed, stage: i
     said = {line.partition(":")[0].removeprefix("grpo.") for line in changed.shown + changed.refused}
     said |= {"max_steps", *asked}
     if stage:
-        then = {**then, **(manifest.get("stages") or [])[stage].get("settings", {})}
+        first, own = (manifest["stages"][number].get("settings", {}) for number in (0, stage))
+        then = {**then, **{name: own[name] for name in own if own[name] != first.get(name)}}
         said |= {"steps_per_generation", "generation_batch_size"}  # which follow from others
     # A version that recorded no environment recorded few of them.
     for name in sorted((then.keys() | now.keys() if "environment" in manifest else then.keys() & now.keys()) - said):
