@@ -32,6 +32,7 @@ def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
     from workbench.health import config_of, diagnose, worsened
     from workbench.health.summary import summaries_of
     from workbench.recipe import Recipe
+    from workbench.run.held_out import held_out
     from workbench.tiny.task import task as arithmetic
     from workbench.training.trainer import train
 
@@ -39,11 +40,11 @@ def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
     changes = {"run_name": f"healthy-{seed}", "seed": seed, "grpo": {**recipe.grpo, "max_steps": steps, **grpo}}
     task = arithmetic()
     run = train(recipe.model_copy(update=changes), policy=fresh(), task=task)
-    summaries, rows, config = summaries_of(run), run.metrics(), config_of(run, task)
+    summaries, rows, config, measured = summaries_of(run), run.metrics(), config_of(run, task), held_out(run.events())
     raised, found, costs = [], [], []
     for step in range(1, len(summaries) + 1):
         before, started = found, time.process_time()
-        found = diagnose(summaries[:step], rows[:step], config)
+        found = diagnose(summaries[:step], rows[:step], config, [own for own in measured if own["step"] <= step])
         costs.append(time.process_time() - started)
         raised += [f"step {step}: {verdict}" for verdict in worsened(before, found)]
     return {

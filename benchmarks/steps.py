@@ -47,6 +47,7 @@ def recipe_of(case: str, steps: int, small: bool = False) -> Any:
     content["policy"] |= {key: value for key, value in CASES[case].items() if key != "prompt_tokens"}
     # The settings of the schedule stay those of a run of so many steps, in every arm alike.
     content["grpo"] |= {"max_steps": steps, "gradient_checkpointing": False}
+    content["eval_every"] = None
     if small:
         content["grpo"] |= {"per_device_train_batch_size": 8, "max_completion_length": 16}
     return Recipe.of(content)

@@ -120,7 +120,7 @@ RUNS = {
     ),
     "all wrong": IllRun("dead_groups", ["alarm"], lambda: Task("wrong", hard(8, None), [correctness_reward])),
     "wasted": IllRun("wasted", ["warning"], lambda: Task("wrong", hard(8, None), [correctness_reward])),
-    "all right": IllRun("dead_groups", ["note"], lambda: Task("right", bare(), [answered_reward])),
+    "all right": IllRun("learnt_out", ["note"], lambda: Task("right", bare(), [answered_reward])),
     "collapse": IllRun(
         "collapse",
         ["alarm"],

@@ -253,6 +253,34 @@ def test_a_broken_run_is_made_and_repaired():
     assert found["held"]
 
 
+@pytest.mark.slow
+def test_a_rescued_run_is_measured_by_what_it_generated():
+    rescue = benchmark("rescue")
+    with measuring.empty_home():
+        plain, twice = (rescue.cell(arm, 0, 4, every=2, prompts=8, held_out=4) for arm in ("none", "oversample 2"))
+    assert plain["completions"] == twice["completions"] == [0, 64, 128]  # 4 steps of 32, 2 steps of 64
+    assert plain["scores"][0] == twice["scores"][0], "both begin with the same adapter"
+
+
+def test_completions_to_a_score_are_read_off_the_curve():
+    rescue = benchmark("rescue")
+    curve = {"completions": [0, 100, 200], "scores": [0.1, 0.1, 0.3]}
+    assert rescue.reaches(curve, 0.2) == pytest.approx(150)
+    assert rescue.reaches(curve, 0.1) == 0
+    assert rescue.reaches(curve, 0.31) is None
+    ends = {"dead": [0.5, 0.5], "cpu_s": 1.0}
+    plain = {"completions": [0, 100, 200], "scores": [0.0, 0.2, 0.2], **ends}
+    fast = {"completions": [0, 100, 200], "scores": [0.0, 0.4, 0.4], **ends}
+    never = {"completions": [0, 100, 200], "scores": [0.0, 0.05, 0.05], **ends}
+    by_arm = dict.fromkeys(rescue.ARMS, plain) | {"both": fast, "exclude": never}
+    cells = [{"arm": arm, "seed": seed, **own} for arm, own in by_arm.items() for seed in range(2)]
+    found = rescue.compared(cells)
+    assert found["none"]["completions"] == [50, 50]  # to 0.1, halfway from 0 to 0.2
+    assert found["both"]["ratio"] == pytest.approx([0.5, 0.5, 0.5])
+    assert found["both"]["gained"] == pytest.approx([0.2, 0.2, 0.2])
+    assert (found["exclude"]["not_reached"], found["exclude"]["completions"]) == (2, [200, 200])
+
+
 def test_a_child_that_fails_is_told_from_one_that_refuses():
     from workbench.errors import RunError
 
@@ -316,3 +344,44 @@ def test_all_tells_how_it_is_used():
     done = subprocess.run([sys.executable, FOLDER / "all.py", "--help"], capture_output=True, text=True, check=True)
     assert "--quick" in done.stdout
     assert "dataset_checks" in done.stdout
+
+
+@pytest.mark.slow
+def test_held_out_compares_the_same_training():
+    held_out = benchmark("held_out")
+    with measuring.empty_home():
+        price = held_out.cost(1, 2, every=1, small=True)
+        late = held_out.learnt(2, 1, prompts=4, every=1, small=True)
+    assert price["adapters_equal"]
+    # Base, two steps, 8 prompts each; two steps of 8 completions.
+    assert (price["completions_measured"], price["completions_trained"]) == (24, 16)
+    assert 0 < price["share_recorded"][0] < 1
+    assert [own["step"] for own in late["curve"]] == [0, 1, 2]
+    assert late["told"] is False
+    json.dumps([price, late])
+
+
+@pytest.mark.slow
+def test_a_warm_start_is_held_against_grpo_alone():
+    warm_start = benchmark("warm_start")
+    with measuring.empty_home():
+        found = [warm_start.measure(0, 1, samples) for samples in (None, 1)]
+    cold, warm = found
+    assert cold["before"] == cold["after_warm_start"] == warm["before"]
+    assert (cold["tries"], cold["samples"], warm["samples"]) == (0, 0, 1)
+    assert 1 <= warm["tries"] <= 1000
+    _, rows = warm_start.table_of(found)
+    assert [row[:2] for row in rows] == [["0", "GRPO alone"], ["0", "warm start, GRPO"]]
+    json.dumps(found)
+
+
+def test_the_table_of_a_warm_start_pairs_the_prompts():
+    # Two prompts, two completions: alone one is right of four, with a warm start three of four.
+    shared = {"seed": 0, "before": [[False, False]] * 2, "after_warm_start": [[True, False]] * 2}
+    alone = {**shared, "samples": 0, "tries": 0, "after": [[True, False], [False, False]]}
+    warm = {**shared, "samples": 4, "tries": 99, "after": [[True, True], [True, False]]}
+    [line], rows = benchmark("warm_start").table_of([alone, warm])
+    assert line.figure.startswith("75% right, +50% ")
+    assert line.against == "25.0% without"
+    assert rows[0][4] == "-"
+    assert rows[1][4].startswith("50.0%")

@@ -15,8 +15,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "printable", "errors", "workspace", "hub", "progress", "recipe", "run", "processes", "task", "data", "rewards", "audit",
-    "replaying", "tiny", "tasks", "memory", "health", "training", "inspection", "exporting", "views", "top",
+    "printable", "errors", "workspace", "secret", "hub", "progress", "recipe", "run", "processes", "task", "data", "rewards",
+    "audit", "replaying", "tiny", "tasks", "memory", "health", "training", "inspection", "exporting", "views", "top",
 ]  # fmt: skip
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
 

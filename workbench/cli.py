@@ -164,7 +164,7 @@ def plan(
     a GPU here, memory is estimated as on one. A preset is a recipe to begin with; an unknown name lists them.
 
     Examples: `workbench plan t4 --vram 16`, `workbench plan train.py --out recipe.yaml`,
-    `workbench plan recipe.yaml --set learning_rate=1e-5`.
+    `workbench plan recipe.yaml --set learning_rate=1e-5`, `workbench plan recipe.yaml --set algorithm=gspo`.
     """
     from workbench.training.prepare import plan
 
@@ -193,7 +193,8 @@ def train(
     While it trains, `workbench watch` shows it and `workbench control` steers it, from any other terminal. A run that was
     stopped or killed goes on with `workbench continue`.
 
-    Example: `workbench train recipe.yaml --steps 20 --set learning_rate=1e-5 --set policy.load_in_4bit=false`.
+    Examples: `workbench train recipe.yaml --steps 20 --set learning_rate=1e-5 --set policy.load_in_4bit=false`,
+    `workbench train recipe.yaml --set algorithm=dr_grpo` (or grpo, dapo, gspo, gdpo, cispo: the settings of that paper).
     """
     from workbench.recipe import Recipe
     from workbench.run.directory import open_run
@@ -367,26 +368,33 @@ def replay(
     run: Annotated[str, arg("A run by name or path; latest: the last that recorded completions.")],
     task: Annotated[str, opt("The edited task: a task file, or the name of a task that ships.")],
     weight: Weight = None,
+    aggregation: Annotated[
+        str | None, opt("sum_then_normalize or normalize_then_sum (GDPO), instead of the run's multi_objective_aggregation.")
+    ] = None,
     out: Annotated[Path | None, opt("Write old and new advantage of every completion here, side by side (Parquet).")] = None,
     limit: Annotated[int | None, opt("Stop once this many completions are replayed, from the first step on.", min=1)] = None,
 ) -> Result:
     """Score a run's recorded completions again with an edited task: which advantages would have been different?
 
-    Shows which advantages change sign, which dead groups come alive, how far the order within groups is kept, and which
-    function now decides, with the old and new reward hashes. Nothing is trained, and no GPU is needed.
+    Shows which advantages change sign, which dead groups come alive, how far the order within groups is kept, each function's
+    share of the advantages, and which function now decides, with the old and new reward hashes. Nothing is trained, and no
+    GPU is needed.
 
     It shows what the gradients of these batches would have favoured, not what a new run would reach: a policy trained
     under the new rewards would have written other completions.
 
     Examples: `workbench replay latest --task tasks/mine/task.py`, `workbench replay demo --task arithmetic
-    --weight length_reward=0 --out changed.parquet`.
+    --weight length_reward=0 --out changed.parquet`, `workbench replay demo --task arithmetic --aggregation
+    normalize_then_sum`.
     """
     from workbench.replaying import replay as again
     from workbench.views.replay import replay_view
     from workbench.views.terminal import progress
 
     with progress("completions") as bar:
-        found = again(_opened(run, "recorded"), task, _weights(weight), out=out, limit=limit, progress=bar)
+        found = again(
+            _opened(run, "recorded"), task, _weights(weight), aggregation=aggregation, out=out, limit=limit, progress=bar
+        )
     return Result(found.found(), replay_view(found, charts=False))
 
 
@@ -396,7 +404,7 @@ def eval_(
     held_out: Annotated[int, opt("Held-out prompts, at most.", min=2)] = 200,
     samples: Annotated[int, opt("Completions of each; 16 or more tell whether it was taught or sharpened.", min=1)] = 4,
     greedy: Annotated[bool, opt("Take the likeliest tokens, too: one completion a prompt.", "--greedy")] = False,
-    checkpoints: Annotated[str, opt("Steps of checkpoints to measure besides, as 20,40; or all.")] = "",
+    checkpoints: Annotated[str, opt("Steps of checkpoints to measure besides, as 20,40; best; or all.")] = "",
     seed: Annotated[int, opt("The same seed gives the same completions on the same machine.")] = 0,
 ) -> Result:
     """Is a run's policy better than its base? Both sampled on the same held-out prompts, as in training, and compared.
@@ -471,6 +479,9 @@ def export(
     formats: Annotated[Words, opt("adapter, merged_16bit, merged_4bit, gguf, or one of the three; repeat.", "--format")] = None,
     into: Annotated[str, opt("Merge into base (16 bits), or dequantised (4-bit weights in 16 bits); auto: by risk.")] = "auto",
     overwrite: Annotated[bool, opt("Replace another export that is there.", "--overwrite")] = False,
+    best: Annotated[
+        bool | None, opt("From here on the run's adapter is the best that eval_every kept; or the final one.")
+    ] = None,
     push: Annotated[str | None, opt("OWNER/NAME: upload it to the hub, private; wants one --format, proven.")] = None,
 ) -> Result:
     """Leave with the model: write a run's policy into runs/RUN/export/FORMAT, each format whole or not at all.
@@ -496,6 +507,7 @@ def export(
         rule, remedy = "a repository holds one artefact", "give one --format with --push"
         raise ExportError(f"--push with {', '.join(asked)}", rule=rule, remedy=remedy)
     opened = _opened(run, "trained")
+    best is None or opened.use_best(best)
     try:
         with progress("artefacts", "export") as bar:
             made = making.export(opened, asked, into=into, overwrite=overwrite, progress=bar)

@@ -92,6 +92,14 @@ class AdaptivePart(_Part):
     best_score: float | None = Field(None, gt=0)  # the function's maximum; None: what it says, or the most seen
 
 
+class RescuePart(_Part):
+    """What is done about dead groups, which teach nothing."""
+
+    exclude_zero_variance: bool = False  # the loss is the average over live groups; TRL's counts dead ones in
+    curriculum: bool = False  # prompts that are solved now and then are drawn more often
+    oversample: int = Field(1, ge=1)  # so many times the prompts are generated and scored, and mixed groups are kept
+
+
 class StagePart(_Part):
     """One stage of a run: what differs from the recipe while it lasts. Stages follow one another on the same adapter."""
 
@@ -107,8 +115,30 @@ class StagePart(_Part):
     _grpo_numbers = field_validator("grpo")(_settings)
 
 
+class WarmStartPart(_Part):
+    """Fine-tuning on right completions before the first step, for a task that the policy never solves."""
+
+    samples: int = Field(ge=1)  # right completions to train on
+    tries: int = Field(1000, ge=1)  # for each of them: completions sampled to find them all, at most
+    epochs: int = Field(2, ge=1)
+    learning_rate: float | None = Field(None, gt=0)  # None: 2e-4, or grpo.learning_rate if that is higher
+    source: Literal["policy", "reference"] = "policy"  # reference: what the task's `ideal` makes of a row
+
+
 def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value  # `policy: tiny`, as everywhere else
+
+
+def _counted(value: Any) -> Any:  # `warm_start: 32`
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"samples": value}
+    if value is not None and not isinstance(value, (dict, WarmStartPart)):
+        raise ValueError("a number of right completions, or a mapping of samples, tries, epochs, learning_rate, source")
+    return value
+
+
+def _worded(value: Any) -> Any:
+    return value.lower().replace("-", "_").replace(".", "") if isinstance(value, str) else value  # GSPO, Dr. GRPO's dr-grpo
 
 
 class Recipe(_Part):
@@ -123,14 +153,22 @@ class Recipe(_Part):
     task: str = "arithmetic"  # an embedded task's name, or the path of a task file
     policy: Annotated[PolicyPart, BeforeValidator(_named)] = PolicyPart()
     lora: LoraPart = LoraPart()
+    # What its paper sets in `grpo`, unless `grpo` says it by name; None: as `grpo` and the defaults say.
+    algorithm: Annotated[Literal["grpo", "dr_grpo", "dapo", "gspo", "gdpo", "cispo"] | None, BeforeValidator(_worded)] = None
     grpo: dict[str, Any] = {}
     rewards: RewardsPart = RewardsPart()
     reward_weights: dict[str, float] = {}  # by reward function; others keep the task's
     adaptive_weights: dict[str, AdaptivePart] = {}  # by reward function
     stages: list[StagePart] = []  # none: one stage of grpo.max_steps steps
+    warm_start: Annotated[WarmStartPart | None, BeforeValidator(_counted)] = None  # before the first stage
     # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path.
     generation: Literal["auto", "trl"] = "auto"
+    rescue: RescuePart = RescuePart()
     max_prompt_length: int | None = Field(None, ge=1)  # tokens; longer prompts are left out and counted
+    # Steps between two measurements of held-out prompts while it trains; base and the end are measured, too. None: nothing is.
+    eval_every: int | None = Field(None, ge=1, strict=True)
+    eval_prompts: int = Field(32, ge=2)  # so many of them, the same ones each time, one completion each
+    eval_temperature: float | None = Field(None, ge=0)  # None: that of training; 0: the likeliest token every time
     seed: int = Field(0, ge=0)
 
     @field_validator("stages")
@@ -200,6 +238,7 @@ def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 _PARTS: dict[Any, type[BaseModel]] = {
     "policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart, "adaptive_weights": AdaptivePart, "stages": StagePart,
+    "rescue": RescuePart, "warm_start": WarmStartPart,
 }  # fmt: skip
 
 
@@ -209,6 +248,8 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     rule, remedy = first["msg"], f"correct {where}"
     if first["type"] == "model_type" and not first["loc"]:
         rule, remedy = "a recipe is a Recipe, or a mapping of field to value", "wb.Recipe(...), or wb.Recipe.load(file)"
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        remedy = nearest(first["input"], re.findall(r"'([^']+)'", first["msg"]), remedy)
     if first["type"] == "extra_forbidden":
         part = next((_PARTS[place] for place in reversed(first["loc"][:-1]) if place in _PARTS), Recipe)
         fields = f"the fields are {', '.join(part.model_fields)}"

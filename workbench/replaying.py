@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.errors import RunError, TaskError
-from workbench.rewards.groups import attribution, batch_of, dead_kinds
+from workbench.errors import RecipeError, RunError, TaskError, nearest
+from workbench.rewards.groups import AGGREGATIONS, attribution, batch_of, dead_kinds
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
@@ -45,6 +45,7 @@ class Replay:
     old_hash: str
     new_hash: str
     settings: dict[str, Any]  # num_generations, scale_rewards, multi_objective_aggregation: those of the run
+    aggregation: str  # that of the new advantages
     recorded: int  # completions in the record
     completions: int
     groups: int
@@ -57,7 +58,8 @@ class Replay:
     ranked: int  # groups that it is the mean of
     deciders: dict[tuple[str, str], int]  # (old decider, new decider) -> groups; DEAD where there is none
     functions: list[dict]  # name, change ("same", "changed", "added", "removed": its code), and old and new: hash, weight, mean
-    #                        score, groups decided; rescored: completions that it scores otherwise now
+    #                        score, groups decided, mean share of the advantages (of the groups that are alive); rescored:
+    #                        completions that it scores otherwise now
     steps: list[dict]  # step, groups, old_dead, new_dead
     alive: list[dict]  # the first hundred groups that come alive: step, group, prompt_id, old_dead, new_decider
     examples: list[dict]  # the completions whose advantage changes most, one per group; texts are cut
@@ -90,9 +92,11 @@ class Replay:
         ]
         ranks = f"{self.rank_correlation:.2f}, mean of {self.ranked} groups" if self.ranked else "none is alive in both"
         moved = sum(n for (was, now), n in self.deciders.items() if was != now and DEAD not in (was, now))
+        before = self.settings["multi_objective_aggregation"]
+        changed = f", multi_objective_aggregation {before} -> {self.aggregation}" * (before != self.aggregation)
         lines = [
             f"{self.run} (rewards {self.old_hash}) replayed with task {self.task!r} (rewards {self.new_hash}): "
-            f"{self.completions} completions{part}, {self.groups} groups of {self.settings['num_generations']}",
+            f"{self.completions} completions{part}, {self.groups} groups of {self.settings['num_generations']}{changed}",
             f"advantage changes sign: {up + down} completions, {(up + down) / max(1, self.completions):.0%} "
             f"({up} from less likely to likelier, {down} from likelier to less likely)",
             f"dead groups: {', '.join(dead)}: {self.came_alive} come alive, {self.died} die",
@@ -110,6 +114,7 @@ def replay(
     task: Task | str | Path,
     weights: dict[str, float] | None = None,
     *,
+    aggregation: str | None = None,
     out: str | Path | None = None,
     examples: int = 5,
     limit: int | None = None,
@@ -117,12 +122,14 @@ def replay(
 ) -> Replay:
     """Score a run's recorded completions with a task's functions, and compare the advantages, old against new.
 
-    The run's own settings decide how advantages are made of scores. A step is scored in one piece, as it was in training.
+    The run's own settings decide how advantages are made of scores, unless `aggregation` is given. A step is scored in one piece,
+    as it was in training.
 
     Args:
         run: a run, its name or its folder; "latest": the last that recorded completions.
         task: the edited task, its file or its name; only its functions and weights are used, the prompts are the recorded ones.
         weights: by function name; others are the run's recipe's where it names them, else the task's.
+        aggregation: `multi_objective_aggregation` of the new advantages, "normalize_then_sum" for GDPO's; None: the run's.
         out: a Parquet file with a row per completion, old and new side by side; whole, or not at all.
         examples: how many of the completions whose advantage changes most are kept.
         limit: stop once so many completions are replayed; what is being replayed then is finished first.
@@ -132,7 +139,7 @@ def replay(
         RunError: if the run recorded nothing that can be read, or `out` would be taken for a part of its record.
         TaskError: if a function needs a column that was not recorded.
         RewardError: if a function fails.
-        RecipeError: if `weights` names no function of the task.
+        RecipeError: if `weights` names no function of the task, or `aggregation` is no word of GRPOConfig.
 
     >>> again = wb.replay("latest", "arithmetic", {"length_reward": 0.0})
     >>> print(again)  # again.turned_up: advantages that became positive; again.came_alive: groups
@@ -141,6 +148,10 @@ def replay(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if aggregation not in (None, *AGGREGATIONS):
+        rule = f"multi_objective_aggregation is one of {', '.join(AGGREGATIONS)}"
+        remedy = nearest(str(aggregation), AGGREGATIONS, "choose one of them")
+        raise RecipeError(f"aggregation = {aggregation!r}", rule=rule, remedy=remedy)
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="recorded")
     task = load_task(task)
     out = _checked(Path(out), run) if out else None
@@ -167,9 +178,9 @@ def replay(
             # What was recorded of the tokens is their number.
             scores = suite.score(rows, batch.completions, [[0] * length for length in batch.lengths])
             right = scores[:, suite.names.index(task.right_function)] > 0
-            grouped = (batch.num_generations, batch.scale_rewards, batch.aggregation)
-            old = batch_of(batch.names, batch.weights, batch.scores, batch.completions, batch.right, *grouped)
-            new = batch_of(suite.names, suite.weights, scores, batch.completions, right, *grouped)
+            grouped, kind = (batch.num_generations, batch.scale_rewards), batch.aggregation
+            old = batch_of(batch.names, batch.weights, batch.scores, batch.completions, batch.right, *grouped, kind)
+            new = batch_of(suite.names, suite.weights, scores, batch.completions, right, *grouped, aggregation or kind)
             held.append(_table(batch, old, new, done, schema))
             if sum(map(len, held)) >= ABOUT:  # a part may be one small step
                 writer.write_table(pa.concat_tables(held))
@@ -190,7 +201,7 @@ def replay(
         counted = _counted(file, rewards["functions"], old_weights, suite)
     notes = [*suite.notes, *_notes(task, counted["functions"], rewards["hash"] == suite.hash, drift)]
     counted |= {"examples": [example for _, example in furthest], "notes": notes, "left_out": left_out, "out": out}
-    return Replay(run.name, task.name, rewards["hash"], suite.hash, settings, recorded, done, **counted)
+    return Replay(run.name, task.name, rewards["hash"], suite.hash, settings, aggregation or kind, recorded, done, **counted)
 
 
 def _checked(out: Path, run: RunDirectory) -> Path:
@@ -228,7 +239,8 @@ def _schema(old_names: list[str], new_names: list[str]) -> Any:
     kinds = dict.fromkeys(["step", "group", "generation"], pa.int32()) | {"number": pa.int64(), "prompt_id": pa.string()}
     for side, names in (("old", old_names), ("new", new_names)):
         kinds |= dict.fromkeys([f"{side}_dead", f"{side}_decider"], pa.string())
-        kinds |= dict.fromkeys([f"{side}_total", f"{side}_advantage", *(f"{side}.{name}" for name in names)], pa.float64())
+        of_each = [f"{side}{of}.{name}" for of in ("", "_share") for name in names]
+        kinds |= dict.fromkeys([f"{side}_total", f"{side}_advantage", *of_each], pa.float64())
     return pa.schema({**kinds, "rank_correlation": pa.float64()})
 
 
@@ -247,7 +259,9 @@ def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, 
     by_group: dict[str, Any] = {}
     for side, trained, own in (("old", batch, old), ("new", new, new)):
         names = [*own.names, None]  # -1, in a dead group, is the last
-        by_group[f"{side}_decider"] = [names[index] for index in attribution(own).deciders]
+        found = attribution(own)
+        by_group[f"{side}_decider"] = [names[index] for index in found.deciders]
+        by_group |= {f"{side}_share.{name}": shares for name, shares in zip(own.names, found.shares.T, strict=True)}
         by_group[f"{side}_dead"] = dead_kinds(own)
         columns |= {f"{side}_total": trained.totals, f"{side}_advantage": trained.advantages}
         columns |= {f"{side}.{name}": scores for name, scores in zip(own.names, own.scores.T, strict=True)}
@@ -293,10 +307,13 @@ def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], 
         new_weights = dict(zip(suite.names, suite.weights, strict=True))
         for name in dict.fromkeys([*suite.names, *hashes]):
             old, new, quoted = hashes.get(name), suite.hashes.get(name), name.replace('"', '""')
-            was, now = (f'"{side}.{quoted}"' if there else "null::double" for side, there in (("old", old), ("new", new)))
+            sides = ("old", old), ("new", new)
+            was, now = (f'"{side}.{quoted}"' if there else "null::double" for side, there in sides)
+            shares = [f'avg("{side}_share.{quoted}") as {side}_share' for side, there in sides if there]
             differs = f"coalesce(abs({was} - {now}) > 1e-9, ({was} is null) <> ({now} is null))"
             counts = f"avg({was}) as old_mean, avg({now}) as new_mean, count(*) filter (where {differs}) as rescored"
             [scored] = ask(f"select {counts} from completions")
+            scored |= {"old_share": None, "new_share": None, **ask(f"select {', '.join(shares)} from groups")[0]}
             change = "added" if old is None else "removed" if new is None else "same" if old == new else "changed"
             known = {"old_hash": old, "new_hash": new, "old_weight": old_weights.get(name), "new_weight": new_weights.get(name)}
             scored["rescored"] = scored["rescored"] if old and new else None

@@ -19,6 +19,7 @@ from workbench.inspection.listing import Listing
 from workbench.inspection.reading import RecordedGroup, by_step, explain_group
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
+from workbench.run.held_out import told
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import replace_file
 
@@ -68,16 +69,20 @@ def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     with contextlib.suppress(WorkbenchError):
         evaluation = inspection.read_evaluation(run)
     verdicts, steps, manifest = examine_run(run, last=200), by_step(run), run.manifest()
+    in_training = [told(found)] if (found := run.result().get("held_out")) else []
     column = (manifest.get("task") or {}).get("answer_column") or "answer"
     hacks = inspection.hacking(run, evaluation)
     if evaluation is None:
         remedy = f"`workbench eval {run.name}` measures what it gained"
         remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it" if manifest.get("attached") else remedy
-        yield "In short", f"{run.describe(run.name)}\nnot evaluated on held-out prompts: {remedy}\n{hacks.verdict}"
+        yield (
+            "In short",
+            f"{run.describe(run.name)}\nnot evaluated yet: {remedy}\n" + "\n".join([*in_training, hacks.verdict]),
+        )
     else:
         changed = inspection.regressions(evaluation)
         said = str(evaluation).splitlines()
-        yield "In short", "\n".join([run.describe(run.name), *said[:3], changed.verdict, hacks.verdict])
+        yield "In short", "\n".join([run.describe(run.name), *said[:3], *in_training, changed.verdict, hacks.verdict])
         worse, better = changed.frame[changed.frame["change"] < 0], changed.frame[changed.frame["change"] > 0][::-1]
         for how, frame in (("worse", worse), ("better", better)):
             yield f"Prompts that became {how}", Listing(f"{len(frame)} prompts", frame.head(_EXAMPLES))
@@ -85,6 +90,8 @@ def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     yield "Curves", run
     if evaluation is not None:
         yield "Base against trained", evaluation
+    if warmed := manifest.get("warm_start"):
+        yield "Warm start", Table(["", "found"], [[name, Verbatim(value)] for name, value in warmed.items()])
     yield "Step by step", steps
     yield "Why completions fail", inspection.failures(evaluation or run, column)
     yield "Reward hacking", hacks

@@ -136,6 +136,7 @@ def trained(
     task: Any = None,
     load_in_4bit: bool = False,
     weights: Any = None,
+    more: Any = None,
     **grpo,
 ) -> Any:
     """A run, and nothing seen of any before it."""
@@ -146,7 +147,7 @@ def trained(
     SEEN.__init__()
     asked = {
         "run_name": name, "policy": {"load_in_4bit": load_in_4bit, "backend": BACKEND}, "grpo": {**GRPO, **grpo},
-        "reward_weights": weights or {},
+        "reward_weights": weights or {}, **(more or {}),
     }  # fmt: skip
     return train(Recipe.of(asked), policy=policy, task=task or arithmetic(32, 8), watchers=list(watchers), runs=FOLDER / "runs")
 
@@ -241,6 +242,52 @@ def advantages() -> Any:
             "scale_rewards": run.manifest()["settings"]["in_force"]["scale_rewards"],
         }
     return found
+
+
+@scenario
+def rescue() -> Any:
+    """What the trainer learns from where every second group is dead."""
+    from workbench.task import Task
+    from workbench.tiny.task import task as arithmetic
+
+    def half_dead(completions, prompt_id, **kwargs):
+        return [float(int(own) % 2 and place % 4 == 0) for place, own in enumerate(prompt_id)]
+
+    rows = [{**row, "prompt_id": str(number)} for number, row in enumerate(arithmetic(4, 2).rows)]
+    found = {}
+    for name, parts in (("exclude", {"exclude_zero_variance": True}), ("oversample", {"oversample": 2, "curriculum": True})):
+        asked = {"per_device_train_batch_size": 16 if name == "exclude" else 8, "max_steps": 1, "loss_type": "dapo"}
+        run = trained(f"rescue-{name}", untrained(), task=Task("half", rows, [half_dead]), more={"rescue": parts}, **asked)
+        found[name] = {
+            "generated": [value for batch in SEEN.generated for value in batch["advantages"]],
+            "trained": [value for batch in SEEN.trained for value in batch["advantages"]],
+            "recorded": rollouts(run, "advantage, length_tokens"),
+            "row": run.metrics()[0],
+        }
+    return found
+
+
+@scenario
+def around() -> Any:
+    """A run whose held-out prompts are measured beside one without, and one that begins with a warm start."""
+    from safetensors.torch import load_file
+
+    from workbench.run.held_out import held_out
+
+    measured = {"eval_every": 1, "eval_prompts": 4}
+    plain, with_it = trained("plain", untrained()), trained("measured", untrained(), more=measured)
+    mine, theirs = (load_file(run.final / "adapter_model.safetensors") for run in (plain, with_it))
+    warm = {"samples": 4, "tries": 400, "learning_rate": 1e-3}
+    warmed = trained("warmed", untrained(), more={**measured, "warm_start": warm}, max_completion_length=96)
+    return {
+        "same": [name for name in mine if not (mine[name] == theirs[name]).all()] == [],
+        "measured": [own["step"] for own in held_out(with_it.events())],
+        "warmed": [(own["step"], own["adapter"] == "base") for own in held_out(warmed.events())],
+        "best": warmed.best.name,
+        "warm_start": warmed.manifest()["warm_start"],
+        "result": {key: warmed.result()[key] for key in ("status", "steps")},
+        "failed": [event for run in (with_it, warmed) for event in run.events() if "failed" in event["event"]],
+    }
 
 
 @scenario

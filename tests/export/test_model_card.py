@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -130,6 +131,15 @@ def test_what_was_not_measured_is_said_to_be_so():
     card = card_of(made_artefact(made_run()))
     assert card.data.eval_results is None
     assert "What training gained is not measured." in card.text
+
+
+def test_the_best_adapter_is_of_its_own_step_and_a_warm_start_is_told():
+    run = made_run()
+    shutil.copytree(run.final, run.checkpoints / "best-2")
+    run.update_manifest(adapter="best-2", warm_start={"samples": 32})
+    assert run.adapter.name == "best-2"
+    told = "was trained with GRPO for 2 steps on the task `doubles`, after a warm start on 32 right completions (SFT)."
+    assert told in card_of(made_artefact(run)).text
 
 
 def test_the_text_says_what_decides():

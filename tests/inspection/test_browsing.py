@@ -161,7 +161,8 @@ def test_without_widgets_it_is_a_table(home, monkeypatch):
 
 def test_two_runs_differ_in_what_differs(home):
     one, other = planted("one", healthy, steps=8), planted("other", broken, steps=8, weights=(2.0, 1.0))
-    other.update_manifest(settings={"asked": {}, "in_force": {"num_generations": 4, "scale_rewards": "group", "beta": 0.5}})
+    for run, beta in ((one, 0.0), (other, 0.5)):
+        run.update_manifest(settings={"asked": {}, "in_force": {"num_generations": 4, "scale_rewards": "group", "beta": beta}})
     found = inspection.compare_runs(one, other)
     differ = {row.setting: (row.one, row.other) for row in found.settings.frame.itertuples()}
     assert differ["found.rewards.weights.correctness_reward"] == ("1.0", "2.0")
@@ -222,7 +223,7 @@ def test_the_report_begins_with_the_answer_and_holds_all_that_it_shows(home):
     evil = "```` <script>window.hacked=1</script><img src=http://e.vil/x onerror=window.hacked=1> $x$ \u202e"
     run = planted("r", lambda step, row, draw: f"{evil} <answer>{row['answer'] if draw.random() < 0.5 else 0}</answer>", steps=8)
     page = Page(inspection.write_report(run).read_text())
-    assert "not evaluated on held-out prompts: `workbench eval r`" in page.text
+    assert "not evaluated yet: `workbench eval r`" in page.text
     run.update_manifest(policy={"source": str(home / "mine" / "model"), "device": "cpu"})
     before = np.zeros((40, 4), bool)
     before[:4] = True

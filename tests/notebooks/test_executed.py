@@ -10,7 +10,9 @@ import pytest
 
 from workbench.demo import NOTEBOOKS, execute, notebooks_folder, run_notebooks
 from workbench.errors import RunError
+from workbench.health import examine_run
 from workbench.run.directory import open_run
+from workbench.run.held_out import held_out
 from workbench.run.rollouts import query
 
 PARAMETERS = {
@@ -66,6 +68,14 @@ def test_the_policy_had_begun_to_learn(demo):
     result, _, _ = demo
     assert 0.1 <= result["before"]["correct"] <= 0.5
     assert result["gain"]["correct"] > 0
+
+
+@pytest.mark.slow
+def test_it_names_its_inert_settings_and_measured_held_out_prompts(demo):
+    _, run, _ = demo
+    [found] = [each for each in examine_run(run) if each.name == "inert_settings"]
+    assert "epsilon, epsilon_high, delta: inert (ratio 1 in 12 of 12 steps)" in found.line
+    assert [own["step"] for own in held_out(run.events())] == [0, 12]
 
 
 @pytest.mark.slow

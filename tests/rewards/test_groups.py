@@ -7,7 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from workbench.rewards.groups import attribution, batch_advantages, batch_of, dead_groups, dead_kinds, explain
+from workbench.rewards.groups import (
+    attribution,
+    batch_advantages,
+    batch_of,
+    cancel_words,
+    cancelling,
+    dead_groups,
+    dead_kinds,
+    explain,
+)  # fmt: skip
 
 
 def batched(scores, weights, size, texts=None, right=None, **settings):
@@ -157,6 +166,24 @@ def test_why_a_group_is_dead():
     assert dead_kinds(batched(scores, [1.0], 2, texts, right)) == [
         "identical texts", "all right", "all wrong", "same score", "not scored", None,
     ]  # fmt: skip
+
+
+def test_functions_that_cancel_are_named_with_what_they_give_and_take():
+    """trl#3857: each function tells the completions apart, and their totals do not."""
+    names, weights = ["format_reward", "length_reward", "right_reward"], [1.0, 2.0, 1.0]
+    scores = np.array([[2, -1, 1], [0, 0, 1], [2, -1, 1], [0, 0, 1], [2, 0, 1], [0, 0, 1], [2, 0, 1], [0, 0, 1]])
+    batch = batch_of(names, weights, scores, list("abcdefgh"), [True] * 8, 4)
+    assert dead_kinds(batch) == ["functions cancel", None]
+    assert cancelling(batch, 0) == (("format_reward", 2.0), ("length_reward", -2.0))
+    found = explain(batch, 0)
+    assert found.verdict == "dead: format_reward +2 and length_reward -2 cancel, so nothing is learnt from this group"
+    assert (explain(batch, 1).cancels, explain(batch, 1).decider) == ((), "format_reward")
+    # One function alone cannot, whatever its weight; nor can one that gave no score; three can.
+    alone = batch_of(names, [0.0, 2.0, 0.0], np.array([[2, 1, 0], [0, 1, 1.0]]), ["x", "y"], [True, True], 2)
+    assert dead_kinds(alone) == ["all right"]
+    three = batch_of(names, [1.0] * 3, np.array([[3, math.nan, 0], [0, 1, 2]]), ["x", "y"], [True, False], 2)
+    assert dead_kinds(three) == ["functions cancel"]
+    assert cancel_words(cancelling(three, 0)) == "format_reward +3, length_reward -1 and right_reward -2"
 
 
 def test_equal_totals_can_hide_unequal_advantages_where_functions_are_normalised_first():

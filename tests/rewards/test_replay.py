@@ -16,6 +16,7 @@ from workbench.replaying import DEAD, MEANING, replay
 from workbench.rewards.groups import explain
 from workbench.run.rollouts import batch_and_place, parts, prompt_of
 from workbench.task import Task
+from workbench.views.replay import replay_tables
 
 CHAT = {"prompt": [{"role": "user", "content": "2 + 2?"}], "prompt_id": "p1", "answer": "4"}
 TEXT = {"prompt": "3 + 3?", "prompt_id": "p2", "answer": "6"}
@@ -113,6 +114,40 @@ def test_the_runs_own_settings_make_the_advantages(home, settings):
     assert found.turned_up == found.turned_down == 0
     assert found.examples == []
     assert not any("differ" in note for note in found.notes)
+
+
+def big_reward(completions, **kwargs):
+    return [10.0 if "a" in text_of(c).split() else 2.0 if "c" in text_of(c).split() else 0.0 for c in completions]
+
+
+def small_reward(completions, **kwargs):
+    return [1.0 if "b" in text_of(c).split() else 0.0 for c in completions]
+
+
+def test_what_gdpo_would_have_made_of_the_same_scores_by_hand(home):
+    """Totals 12 10 2 0 and 2 2 2 2. Normalised first, each function is z = 0.866 or -z: 3z -z z -3z and -z z -z z.
+
+    The batch's std of those is sqrt(24 z^2 / 7) = 1.6036.
+    """
+    funcs = Task("two", [CHAT], [big_reward, small_reward], [1.0, 2.0], right_by="big_reward")
+    run = record(funcs, [[(CHAT, ["a b", "a", "b", "none"]), (TEXT, ["c", "b", "c c", "b b"])]])
+    found = replay(run, funcs, aggregation="normalize_then_sum", out=home / "side.parquet")
+    rows = pq.read_table(home / "side.parquet").to_pydict()
+    assert rows["old_advantage"] == pytest.approx([1.019, 0.679, -0.679, -1.019, 0, 0, 0, 0], abs=1e-3)
+    assert rows["new_advantage"] == pytest.approx([1.620, -0.540, 0.540, -1.620, -0.540, 0.540, -0.540, 0.540], abs=1e-3)
+    assert (found.turned_up, found.turned_down, found.came_alive, found.died) == (1, 1, 1, 0)
+    assert (found.old_dead, found.new_dead) == ({"functions cancel": 1}, {})
+    # Of the first group's variance, before: 100 and 4 of 104; after: 4 and 16 of 20. The second's, after: -1 and 2.
+    big, small = found.functions
+    assert (big["old_share"], small["old_share"]) == pytest.approx((100 / 104, 4 / 104))
+    assert (big["new_share"], small["new_share"]) == pytest.approx(((0.2 - 1) / 2, (0.8 + 2) / 2), abs=1e-3)
+    assert found.aggregation == "normalize_then_sum"
+    assert "multi_objective_aggregation sum_then_normalize -> normalize_then_sum" in str(found)
+    assert "96% -> -40%" in str(replay_tables(found)[0])
+    same = replay(run, funcs)
+    assert (same.turned_up, same.came_alive, same.aggregation) == (0, 0, "sum_then_normalize")
+    with pytest.raises(RecipeError, match=r"aggregation = 'gdpo'[\s\S]*sum_then_normalize, normalize_then_sum"):
+        replay(run, funcs, aggregation="gdpo")
 
 
 @pytest.mark.slow

@@ -134,10 +134,10 @@ def scalers(monkeypatch) -> list[torch.amp.GradScaler]:
     build, found = trainer.build_trainer, []
 
     def with_scaler(*args):
-        built = build(*args)
+        built, warnings = build(*args)
         found.append(torch.amp.GradScaler("cpu", init_scale=2.0**69, growth_interval=2))
         built.accelerator.scaler, built.args.fp16 = found[-1], True
-        return built
+        return built, warnings
 
     monkeypatch.setattr(trainer, "build_trainer", with_scaler)
     return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 
 import pytest
 
+from workbench.health.switches import _READ, TRLS
 from workbench.run.metrics import ENTROPY, REWARD, REWARD_STD, ZERO_STD, per_function
 from workbench.training import plan
-from workbench.training.attach import _IN_FORCE
+from workbench.training.plan.in_force import settings_in_force
 from workbench.training.plan.names import ALIASES
 from workbench.training.policy import trainer_classes
 
@@ -28,8 +30,33 @@ def test_every_new_name_is_a_field_and_every_old_one_is_not(classes):
     assert not set(ALIASES) & fields - {"warmup_ratio"}
 
 
-def test_what_the_manifest_keeps_exists(classes):
-    assert set(_IN_FORCE) <= plan.field_names(classes[0])
+def test_the_manifest_keeps_every_field_but_paths_and_secrets(classes, tmp_path):
+    config = classes[0](output_dir=str(tmp_path / "elsewhere"), hub_token="hf_secret", num_generations=4, use_cpu=True)
+    kept = settings_in_force(config)
+    left_out = plan.field_names(classes[0]) - kept.keys()
+    assert {"output_dir", "hub_token"} <= left_out
+    assert len(left_out) < 25
+    assert len(kept) > 140
+    for name in (
+        "importance_sampling_level",
+        "delta",
+        "use_bias_correction_kl",
+        "top_entropy_quantile",
+        "adam_beta2",
+        "save_steps",
+    ):
+        assert kept[name] == getattr(config, name)
+    assert "elsewhere" not in str(kept)
+    assert "hf_secret" not in str(kept)
+
+
+def test_what_counts_as_trl_s_default_is(classes):
+    from trl import GRPOConfig
+
+    defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    for name, value in TRLS.items():
+        assert getattr(defaults[name], "value", defaults[name]) == value, name
+    assert {name for names, *_ in _READ for name in names} <= defaults.keys()
 
 
 def test_the_trainer_still_logs_these_metrics(classes):

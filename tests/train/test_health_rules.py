@@ -8,12 +8,14 @@ import time
 from dataclasses import replace
 
 import pytest
+from recording import record
 
-from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, worsened
+from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, examine_run, worsened
 from workbench.health.rules import RULES
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import change_of_share, share, slope, steps_to_tell
 from workbench.rewards.groups import DEAD_KINDS
+from workbench.task import Task
 
 CONFIG = RunConfig(
     best={"right": 2.0, "format": 1.0},
@@ -52,6 +54,7 @@ def row(step: int, **values) -> dict:
         "loss": 0.01,
         "grad_norm": 0.1,
         "kl": 0.01,
+        "entropy": 0.5,
         "reward": 1.5,
         "learning_rate": 1e-5,
         "step_time": 6.0,
@@ -74,6 +77,7 @@ def batches(count: int, **changes) -> list[StepSummary]:
 
 def test_a_healthy_record_is_all_well():
     found = verdicts(batches(30, functions=lambda n: (function("right", 1 + 0.02 * n), function("format", 0.5, high=1.0))))
+    assert found.pop("inert_settings").evidence == {"missing": "loss_type"}  # test_switches.py
     assert {name: each.state for name, each in found.items() if each.state != OK} == {}
 
 
@@ -239,8 +243,8 @@ def test_one_function_decides(shares, varies, state):
         ({"all wrong": 1}, 0, OK),
         ({"all wrong": 4}, 0, WARNING),
         ({"all wrong": 4, "same score": 2}, 0, ALARM),
-        ({"all right": 7}, 0, NOTE),
-        ({"identical texts": 7}, 7, NOTE),  # late in a run: sure, and right
+        ({"all right": 7}, 0, OK),
+        ({"identical texts": 7}, 7, OK),  # late in a run: sure, and right
         ({"identical texts": 7}, 0, ALARM),
     ],
 )
@@ -248,6 +252,84 @@ def test_dead_groups_by_kind(dead, right, state):
     found = verdicts(batches(20, dead=dead, identical_right=right))
     assert found["dead_groups"].state == state
     assert found["collapse"].state == (ALARM if dead == {"identical texts": 7} and not right else OK)
+
+
+@pytest.mark.parametrize(("in_loss", "state"), [(0.1, OK), (0.4, ALARM)])
+def test_dead_groups_that_were_not_learnt_from_are_no_alarm(in_loss, state):
+    """6 of 8 groups are dead as they are generated; `rescue.oversample` chose so that of those learnt from few are."""
+    many = batches(20, dead={"all wrong": 6}, right=8)
+    found = verdicts(many, [row(own.step, **{"rescue/dead": in_loss}) for own in many])["dead_groups"]
+    assert found.state == state
+    assert ("of those that were learnt from 10 % are dead" in found.line) == (state == OK)
+
+
+def measurement(step: int, solved: int) -> dict:
+    return {
+        "step": step,
+        "correct": solved / 32,
+        "reward": solved / 32,
+        "right": "1" * solved + "0" * (32 - solved),
+        "adapter": "a",
+    }
+
+
+def learnt(count: int = 60, from_: int = 20, all_right: int = 8, held_out=(), rewards=lambda n: 2.0) -> Verdict:
+    """A run whose groups are mixed for `from_` steps, and then mostly all right."""
+    dead = lambda n: {"all right": all_right if n >= from_ else 0}  # noqa: E731
+    functions = lambda n: (function("right", rewards(n)), function("format", 1.0))  # noqa: E731
+    many = batches(count, dead=dead, right=60, functions=functions)
+    found = diagnose(many, [row(own.step) for own in many], CONFIG, held_out)
+    return next(each for each in found if each.name == "learnt_out")
+
+
+def test_a_run_that_is_learnt_out_is_told_when_it_became_so():
+    """Eight groups a batch all right from step 21 on. A window of 20 batches is judged by the bound of its share, 99 %, above
+    half: 13 of its batches are enough (104 of 160 groups: 65 %, at least 55 %), 12 (60 %, at least 50 %) just are not."""
+    found = learnt()
+    assert (found.state, found.last_step) == (WARNING, 60)
+    assert (found.evidence["since"], found.evidence["steps"]) == (14, 47)
+    assert found.evidence["minutes"] == pytest.approx(47 * 6 / 60)
+    assert "bought nothing" in found.line
+    assert "as far as training prompts tell" in found.line
+    assert found.remedy.startswith("stop here")
+
+
+def test_learnt_out_waits_for_twenty_steps_and_for_most_groups():
+    assert learnt(count=34).state == NOTE  # 14 of 20 batches: not yet three in four beyond doubt
+    assert learnt(all_right=3).state == OK
+    assert learnt(all_right=5, count=120).state == NOTE  # 62 %: by the training prompts alone that is not enough
+    assert learnt(rewards=lambda n: 1.0 + 0.01 * n).state == NOTE  # the reward still rises
+
+
+def test_held_out_prompts_decide_whether_it_is_learnt_out():
+    flat = [measurement(step, solved) for step, solved in ((0, 12), (20, 28), (30, 29), (40, 28), (50, 29), (60, 28))]
+    found = learnt(all_right=6, held_out=flat)
+    assert found.state == WARNING
+    assert (found.evidence["held_out"], found.evidence["best_step"]) == (pytest.approx(28.4 / 32), 30)
+    # By least squares over five: one prompt, the 29th, goes 0 1 0 1 0, which is level; 3 / 32 is left open.
+    assert [found.evidence[f"gain{end}"] for end in ("", "_low", "_high")] == pytest.approx([0, -3 / 32, 3 / 32])
+    assert "held-out prompts stay at 89 % (-9 to +9 points in that time)" in found.line
+    assert "that of step 30" in found.remedy
+    rising = [measurement(step, solved) for step, solved in ((0, 12), (20, 14), (30, 18), (40, 22), (50, 26), (60, 30))]
+    found = learnt(all_right=6, held_out=rising)
+    assert (found.state, "but held-out prompts still gain" in found.line) == (NOTE, True)
+    found = learnt(all_right=8, held_out=rising[:4])
+    assert (found.state, found.line[-15:]) == (NOTE, "too few to tell")
+    falling = [measurement(step, solved) for step, solved in ((0, 12), (20, 30), (30, 25), (40, 18), (50, 13), (60, 10))]
+    found = learnt(all_right=6, held_out=falling)
+    assert (found.state, "held-out prompts even got worse" in found.line) == (WARNING, True)
+    assert "that of step 20" in found.remedy
+    up_and_down = [measurement(step, solved) for step, solved in ((0, 12), (20, 27), (30, 28), (40, 30), (50, 27), (60, 30))]
+    found = learnt(all_right=6, held_out=up_and_down)
+    assert (found.state, "10 points cannot be ruled out" in found.line) == (NOTE, True)
+
+
+def test_learnt_out_counts_the_minutes_of_all_steps():
+    """Six seconds a step; a row of every fifth one is their mean."""
+    many = batches(60, dead=lambda n: {"all right": 8 if n >= 20 else 0}, right=60)
+    for every in (1, 5):
+        found = diagnose(many, [row(own.step) for own in many if own.step % every == 0], CONFIG)
+        assert next(each for each in found if each.name == "learnt_out").evidence["minutes"] == pytest.approx(47 * 6 / 60)
 
 
 def test_one_text_for_every_prompt_is_a_collapse():
@@ -410,3 +492,78 @@ def test_the_steps_that_it_takes_to_tell_are_those_that_it_took():
     rising = [value + 1.5 * n / needed for n, value in enumerate((noise * 3)[:needed])]
     assert slope(rising).low > 0
     assert steps_to_tell(noise[:20], 0.0) is None
+
+
+# --- functions that cancel, an entropy that collapses -----------------------------------------------------------
+
+
+def format_reward(completions, **kwargs):
+    return [2.0 if "tag" in text else 0.0 for text in completions]
+
+
+def length_reward(completions, **kwargs):
+    return [-2.0 if len(text.split()) > 1 else 0.0 for text in completions]
+
+
+def test_functions_that_cancel_are_named_in_the_verdict(home):
+    cancel, live = ["tag long", "plain"], ["tag", "plain"]
+    own = {"prompt": "?", "answer": "1"}
+    steps = [[(own, cancel), (own, cancel), (own, cancel), (own, live)]] * 4
+    found = {each.name: each for each in examine_run(record(Task("t", [own], [format_reward, length_reward]), steps))}
+    dead = found["dead_groups"]
+    assert dead.state in (WARNING, ALARM)
+    assert dead.line.endswith("12 functions cancel; format_reward +2 and length_reward -2 cancel in 12 of 16 groups")
+    assert dead.evidence["cancel"] == {"format_reward": 2.0, "length_reward": -2.0}
+    assert dead.cause == "what one function pays, another takes away"
+
+
+def falling(last, steps=20):
+    """Rows whose entropy falls from 0.7, evenly by factors."""
+    return [row(step + 1, entropy=0.7 * (last / 0.7) ** (step / (steps - 1))) for step in range(steps)]
+
+
+def test_an_entropy_that_collapses_while_nothing_gets_better_is_a_warning():
+    """Medians of the first and of the last 5 of 20 rows: 0.7 x 0.01 ** (2 / 19) = 0.43 and 0.7 x 0.01 ** (17 / 19) = 0.011."""
+    found = verdicts(batches(20), falling(0.007))["entropy_collapse"]
+    assert found.state == WARNING
+    assert found.line == "entropy 0.43 -> 0.011 nats per token, right 50 % -> 50 %: surer, and no better"
+    assert (found.evidence["before"], found.evidence["after"]) == pytest.approx((0.4311, 0.01137), rel=1e-3)
+    assert "entropy_coef" in found.remedy
+
+
+FEW = {"group_size": 4, "distinct": 8, "commonest_count": 1, "formatted": None, "formatted_right": None}
+
+
+@pytest.mark.parametrize(
+    ("why", "rows", "changes"),
+    [
+        ("it fell by less", falling(0.07), {}),
+        ("right answers rose", falling(0.007), {"right": lambda n: 20 + 2 * n}),
+        ("the reward rose", falling(0.007), {"functions": lambda n: (function("right", 1 + 0.02 * n),)}),
+        ("nothing is left to learn", falling(0.007), {"right": 62}),
+        ("a rise cannot be ruled out", falling(0.007), {**FEW, "completions": 8, "right": 4}),
+        ("it rose", falling(7.0), {}),
+    ],
+)
+def test_an_entropy_that_falls_as_it_should_is_none(why, rows, changes):
+    assert verdicts(batches(20, **changes), rows)["entropy_collapse"].state == OK, why
+
+
+def test_entropy_that_is_not_logged_or_too_short_is_said():
+    without = verdicts(batches(20), [row(step, entropy=...) for step in range(1, 21)])["entropy_collapse"]
+    assert (without.state, without.evidence) == (SKIPPED, {"missing": "entropy"})
+    assert verdicts(batches(20), falling(0.007)[:7])["entropy_collapse"].evidence == {"needs": 8, "has": 7, "of": "rows"}
+    assert verdicts(batches(11), falling(0.007, 11))["entropy_collapse"].state == SKIPPED
+
+
+def test_a_warm_start_is_named_to_a_policy_that_is_never_right_and_to_no_other():
+    def remedies(right, config=CONFIG, kind="all wrong", low=0.0):
+        pays = function("right", 0.0, low=low, high=low)
+        found = verdicts(batches(10, dead={kind: 8}, right=right, functions=(pays, function("format", 0.5))), config=config)
+        return found["dead_groups"].remedy, found["reward_cannot_pay"].remedy
+
+    assert all("; if the rewards can pay, `warm_start: 32` in the recipe" in remedy for remedy in remedies(1))  # 1 of 64
+    assert not any("warm_start" in remedy for remedy in remedies(2))  # 1 of 32
+    assert "warm_start" not in remedies(0, kind="identical texts")[0]
+    begun = replace(CONFIG, warm_start=True)
+    assert all("its warm start was too little" in remedy and "`warm_start" not in remedy for remedy in remedies(0, begun))

@@ -415,6 +415,7 @@ REFUSED = {
     "seed": 3, "grpo__beta": 0.5, "grpo__temperature": 0.5, "grpo__num_generations": 2, "grpo__per_device_train_batch_size": 16,
     "grpo__loss_type": "dr_grpo", "lora__r": 8, "lora__lora_alpha": 64, "reward_weights": {"correctness_reward": 5.0},
     "policy__load_in_4bit": True, "grpo__max_completion_length": 8, "max_prompt_length": 43,
+    "rescue__curriculum": True,
 }  # fmt: skip
 HELD = {
     "grpo__learning_rate": 1.0, "grpo__lr_scheduler_type": "cosine", "grpo__warmup_steps": 3, "grpo__optim": "sgd",

@@ -81,13 +81,13 @@ def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and
     original = training.build_trainer
 
     def watched(*args):
-        trainer = original(*args)
+        trainer, warnings = original(*args)
         generate = trainer._generate_and_score_completions
         trainer._generate_and_score_completions = lambda *a: (
             used.append(trainer.reward_weights.tolist()),
             generate(*a),
         )[1]
-        return trainer
+        return trainer, warnings
 
     monkeypatch.setattr("workbench.training.trainer.build_trainer", watched)
     asks = Asks({1: [("weight", {"function": CORRECT, "value": 4})]})

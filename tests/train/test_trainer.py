@@ -49,7 +49,13 @@ def trl_trainer(monkeypatch):
     """The trainer that `train` builds, so that a test can look into it afterwards."""
     built = []
     original = training.build_trainer
-    monkeypatch.setattr(training, "build_trainer", lambda *args: built.append(original(*args)) or built[-1])
+
+    def kept(*args):
+        trainer, warnings = original(*args)
+        built.append(trainer)
+        return trainer, warnings
+
+    monkeypatch.setattr(training, "build_trainer", kept)
     return built
 
 
@@ -178,8 +184,9 @@ def test_a_run_that_learns_nothing_says_so(home, policy, capsys):
         return [1.0] * len(completions)
 
     watcher = InterruptAt(0)
-    train(recipe(), policy=policy, task=own_task(equal_reward), watchers=[watcher])
+    train(recipe(delta=4.0), policy=policy, task=own_task(equal_reward), watchers=[watcher])
     assert "finished after 2 steps: NOTHING LEARNT" in watcher.message
+    assert "of the settings requested these did nothing: delta (`workbench watch" in watcher.message
     said = capsys.readouterr().out
     assert "WARNING: the task names no right_by" in said
     assert "WARNING: the task has no held_out prompts" in said

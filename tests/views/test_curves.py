@@ -473,3 +473,22 @@ def test_a_run_that_generates_every_fourth_step_is_drawn_with_lines():
     assert list(line["kl"].get_xdata()) == list(range(1, 10))
     filled.add(10, {KL: 0.2})
     assert (filled.last(REWARD), filled.last(KL), filled.last(ENTROPY)) == (1.0, 0.2, None)
+
+
+def test_held_out_points_have_intervals_and_the_line_of_base():
+    figure, filled = RunFigure("r", total=40), history(30)
+    plain = figure.draw(filled)
+    names = [text.get_text() for text in figure.charts["reward"].shown_legend.get_texts()]
+    assert not any("held-out" in name for name in names)
+    found = [
+        {"step": step, "correct": own, "low": own - 0.1, "high": own + 0.1} for step, own in ((0, 0.4), (10, 0.5), (20, 0.7))
+    ]
+    assert figure.draw(filled, held_out=found) != plain
+    reward = figure.charts["reward"]
+    base, bars, points = reward.extra[-3:]
+    assert points.get_xydata().tolist() == [[0, 0.4], [10, 0.5], [20, 0.7]]
+    assert list(base.get_ydata()) == [0.4, 0.4]
+    assert list(bars.get_ydata()[3:5]) == pytest.approx([0.4, 0.6])
+    assert "held-out correct" in reward.shown_legend.get_texts()[-1].get_text()
+    figure.draw(filled)
+    assert not len(points.get_xdata())

@@ -249,7 +249,7 @@ def test_waiting_follows_a_run_of_another_process(home, shown):
     script = Path(__file__).parents[1] / "running.py"
     process = subprocess.Popen([sys.executable, str(script), "other", "4000", "0.3"])
     try:
-        waited_for(lambda: (home / "runs" / "other" / "manifest.json").is_file())
+        waited_for(lambda: (home / "runs" / "other" / "recipe.yaml").is_file())
         panel = RunPanel("other", every_s=0.1)
         places = shown(panel)
         waited_for(lambda: panel.wait(0.2) == "running" and panel.draws)

@@ -80,7 +80,9 @@ class Profile:
         parts = ", ".join(f"{share:.0%} {which}" for which, share in self.shares.items())
         each = max(solved.of for solved in self.solved.values())
         ended = f"{self.finished:.0%} of the completions ended before {self.settings.get('max_completion_length')} tokens"
-        return f"{len(self.solved)} prompts, {each} completions each: solved {parts}\n{ended}"
+        seldom = 50 * sum(s.right for s in self.solved.values()) < sum(s.of for s in self.solved.values())
+        helps = "\nalmost never solved: if the reward can pay (`workbench probe`), begin with `warm_start: 32` in the recipe"
+        return f"{len(self.solved)} prompts, {each} completions each: solved {parts}\n{ended}{helps * seldom}"
 
 
 def dead_share(right: int, of: int, size: int) -> float:

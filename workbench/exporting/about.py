@@ -6,7 +6,6 @@ import contextlib
 import getpass
 import hashlib
 import json
-import os
 import re
 import socket
 from pathlib import Path, PureWindowsPath
@@ -19,6 +18,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_batches
+from workbench.secret import LOOKS, NAMED, secret_variables
 from workbench.task import EMBEDDED
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import base_files
@@ -26,16 +26,7 @@ from workbench.workspace import size_and_sum, sum_of, to_json
 
 SAMPLED = 8  # completions
 _CURVE = 8  # points
-# What no file may hold -> how it is called.
-KEYS = {
-    r"\bhf_\w{16,}": "a token of the hub",
-    r"\b(?:gh[oprsu]_|github_pat_)\w{16,}|\bglpat-[\w-]{16,}": "a token of GitHub or GitLab",
-    r"\b(?:sk|pk|rk)-[\w-]{16,}|\bwandb_v\d_\w{16,}": "an API key",
-    r"\bAKIA[0-9A-Z]{12,}": "an AWS key",
-    r"-----BEGIN [A-Z ]*PRIVATE KEY": "a private key",
-}
-_KEY = re.compile("|".join([*KEYS, r"\b[0-9a-f]{40}\b"]))  # the last: of Weights & Biases, or a commit
-_SECRET = re.compile(r"(token|api_?key|_key|secret|passw\w*)$", re.IGNORECASE)  # name of a setting or of a variable
+_LATER = ("ratio/", "rescue/", "held_out/")  # metrics that passports of before would not have
 # Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an address.
 _PATH = re.compile(r"(?<![\w.:/<])~?/[A-Za-z_.~][\w.@+~-]*(?:/[\w.@+~-]+)+/?|(?<!\w)[A-Za-z]:\\[\w.@+~-]+(?:\\[\w.@+~-]+)+\\?")
 
@@ -58,7 +49,7 @@ def clean(value: Any) -> Any:
     def text(value: str) -> str:
         for key in keys:
             value = value.replace(key, "[removed]")
-        value = _KEY.sub("[removed]", value)
+        value = LOOKS.sub("[removed]", value)
         # The whole text, also one with spaces in it; what begins with a backslash, and no share, is LaTeX.
         whole = re.match(r"/(?!/)|[A-Za-z]:[\\/]|\\\\[\w.-]+\\[\w.$-]+\\", value) and "\n" not in value
         value = last(value) if whole and len(PureWindowsPath(value).parts) > 2 else value
@@ -73,15 +64,10 @@ def clean(value: Any) -> Any:
             return [cleaned(item) for item in value]
         if not isinstance(value, str):
             return value
-        secret = _SECRET.search(str(name)) and len(value) >= 8 and "<" not in value  # eos_token is none
+        secret = NAMED.search(str(name)) and len(value) >= 8 and "<" not in value  # eos_token is none
         return "[removed]" if secret else text(value)
 
     return cleaned(value)
-
-
-def secret_variables() -> list[str]:
-    """What the environment's tokens, keys and passwords are."""
-    return [own for name, own in os.environ.items() if _SECRET.search(name) and len(own) >= 8]
 
 
 def public_name(base: str | Path) -> str:
@@ -105,7 +91,7 @@ def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
 def steps_of(run: RunDirectory) -> dict[str, str]:
     """Step -> the sum (8 digits) of its row of metrics, without what the clock said."""
     rows = run.metrics()
-    kept = ({key: value for key, value in row.items() if "time" not in key} for row in rows)
+    kept = ({key: value for key, value in row.items() if "time" not in key and not key.startswith(_LATER)} for row in rows)
     texts = (json.dumps(row, sort_keys=True) for row in kept)
     return {str(row["step"]): hashlib.sha256(text.encode()).hexdigest()[:8] for row, text in zip(rows, texts, strict=True)}
 
@@ -157,7 +143,7 @@ def about(artefact: Artefact) -> dict[str, Any]:
         "trained_before": policy.get("trained_in") or [], "precision": policy.get("precision"),
         "changes": RunState.of(run).changes, "accepted": accepted, "metrics": rows[-1] if rows else {},
         "curve": [{name: row.get(name) for name in ("step", REWARD, GROUP_STD, KL)} for row in rows if row["step"] in points],
-        "evaluation": last_measured(run),
+        "evaluation": last_measured(run), "warm_start": manifest.get("warm_start"),
     }  # fmt: skip
     # A revision looks like a key.
     found = clean(to_json(found)) | {"base_files": found["base_files"], "trained_on": policy.get("base")}

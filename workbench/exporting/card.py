@@ -23,7 +23,8 @@ from workbench.workspace import replace_file
 CARD = "README.md"
 _SETTINGS = (
     "loss_type", "scale_rewards", "num_generations", "generation_batch_size", "beta", "learning_rate", "lr_scheduler_type",
-    "max_steps", "temperature", "max_completion_length", "num_iterations", "epsilon",
+    "max_steps", "temperature", "max_completion_length", "num_iterations", "epsilon", "importance_sampling_level",
+    "multi_objective_aggregation",
 )  # fmt: skip
 _MERGED = "{base} with the trained LoRA adapter merged into it, "
 _IS = {"adapter": "a LoRA adapter for {base}, in PEFT's layout", "merged_16bit": _MERGED + "in 16 bits"}
@@ -93,14 +94,17 @@ def _license(base: str) -> str | None:
 
 # -- the sections of the text --------------------------------------------------------------------------------------------
 def _what(artefact: Artefact, known: dict[str, Any]) -> Iterable[str]:
-    format, measured, steps = artefact.format, known.get("evaluation"), (known.get("result") or {}).get("steps")
+    format, measured, warm = artefact.format, known.get("evaluation"), known.get("warm_start")
+    saved = (known.get("adapter") or {}).get("from", "").rpartition("-")[2]  # best-30, checkpoint-45, final
+    steps = saved if saved.isdecimal() else (known.get("result") or {}).get("steps")
+    after = f", after a warm start on {warm['samples']} right completions (SFT)" if warm else ""
     gguf = f"{_MERGED}as one GGUF file ({format.removeprefix('gguf_')})"
     gained = gain_in_words(measured) if measured else "What training gained is not measured"
     yield f"# {_text(known.get('run') or format)}, {format}"
     yield (
         f"This is {_IS.get(format, gguf).format(base=_code(known['base']))}."
         f"{_DEQUANTISED * (artefact.into == 'dequantised' and format != 'adapter')} It was trained with GRPO for {steps or '?'} "
-        f"steps on the task {_code(_named(known.get('task') or {}))}. {gained[0].upper()}{gained[1:]}."
+        f"steps on the task {_code(_named(known.get('task') or {}))}{after}. {gained[0].upper()}{gained[1:]}."
     )
     if measured:
         shares = [f"{100 * measured[when]['correct']:.1f} %" for when in ("before", "after")]

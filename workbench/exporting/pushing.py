@@ -7,8 +7,8 @@ from pathlib import Path
 
 from workbench.errors import ExportError
 from workbench.exporting import passport
-from workbench.exporting.about import KEYS, secret_variables
 from workbench.exporting.artefacts import Artefact
+from workbench.secret import KEYS, secret_variables
 from workbench.workspace import shown, workspace
 
 # What was found is never printed.

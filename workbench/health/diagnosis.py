@@ -15,6 +15,7 @@ from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
+from workbench.run.held_out import held_out
 from workbench.run.rollouts import stage_in
 from workbench.task import Task, load_task
 from workbench.workspace import to_json
@@ -33,7 +34,12 @@ class Verdicts(list[Verdict]):
     __repr__ = __str__
 
 
-def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], config: RunConfig) -> Verdicts:
+def diagnose(
+    summaries: Sequence[StepSummary],
+    rows: Sequence[dict[str, Any]],
+    config: RunConfig,
+    held_out: Sequence[dict[str, Any]] = (),
+) -> Verdicts:
     """What can be said about a run at the end of these batches: a verdict for each issue, in a fixed order.
 
     It looks at the latest stage; the latest 20 batches say what the run is like now, and trends are looked for in up to 100.
@@ -43,8 +49,9 @@ def diagnose(summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], c
         summaries: of the batches, in order.
         rows: of the metrics, in order, as logged or as in `metrics.jsonl`: keys may be absent, values None, "inf" or "-inf".
         config: what the run was asked to do.
+        held_out: as for `RunView`.
     """
-    view = RunView(summaries, rows, config)
+    view = RunView(summaries, rows, config, held_out)
     return Verdicts(verdict for rule in RULES for verdict in rule(view))
 
 
@@ -65,6 +72,7 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
     # What was changed while it trained, if this is the stage that it is in.
     if stage in (None, "1", changed.stage):
         settings |= {"beta": changed.beta, "learning_rate": changed.learning_rate}
+    own = next((part.grpo for part in recipe.stages if part.name == stage), {})
     steps = settings.get("max_steps")
     return RunConfig.of(
         settings,
@@ -73,6 +81,8 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
         format_by=known["format_by"],
         total_steps=steps if isinstance(steps, int) and steps > 0 else None,
         fp16=settings.get("fp16") is True,
+        asked=tuple({**((run.manifest().get("settings") or {}).get("asked") or recipe.grpo), **own}),
+        warm_start=run.warm_start.is_file(),
     )
 
 
@@ -101,19 +111,21 @@ def examine_run(
     summaries, rows = summaries_of(run, last, known), run.metrics()
     if last is not None and summaries:
         rows = [row for row in rows if (row.get("step") or 0) >= summaries[0].step]
-    return diagnose(summaries, rows, config_of(run, task, summaries[-1].stage if summaries else None))
+    config = config_of(run, task, summaries[-1].stage if summaries else None)
+    return diagnose(summaries, rows, config, held_out(run.events()))
 
 
 class Watchdog:
     """A run's health while it trains: looked at after every step, unless looking would cost too large a share of the run.
 
-    `config` is asked at each look what the run is asked to do, as weights and settings may be changed.
+    `config` is asked at each look what the run is asked to do, as weights and settings may be changed; `held_out`, which is as
+    for `RunView`, may grow.
     """
 
-    def __init__(self, config: Callable[[], RunConfig]) -> None:
+    def __init__(self, config: Callable[[], RunConfig], held_out: Sequence[dict[str, Any]] = ()) -> None:
         import scipy.special  # noqa: F401 - the verdicts' intervals need it, and it takes 0.2 s the first time
 
-        self.config = config
+        self.config, self.held_out = config, held_out
         self.verdicts: list[Verdict] = []
         self.seconds = 0.0
         self._summaries: deque[StepSummary] = deque(maxlen=LATEST)
@@ -141,7 +153,7 @@ class Watchdog:
     def look(self) -> list[Verdict]:
         """Look at the run, and return the alarms and warnings that it did not have when it was looked at before."""
         started = time.perf_counter()
-        before, self.verdicts = self.verdicts, diagnose(self._summaries, self._rows, self.config())
+        before, self.verdicts = self.verdicts, diagnose(self._summaries, self._rows, self.config(), self.held_out)
         self._cost_s = time.perf_counter() - started
         self.seconds += self._cost_s
         return worsened(before, self.verdicts)

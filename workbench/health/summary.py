@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.errors import RunError
-from workbench.rewards.groups import DEAD_KINDS, IDENTICAL, attribution, dead_kinds
+from workbench.rewards.groups import CANCELLED, DEAD_KINDS, IDENTICAL, attribution, cancelling, dead_kinds
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, MIXED
@@ -44,6 +44,7 @@ class GroupSummary(NamedTuple):
     dead: str | None  # one of DEAD_KINDS; None if something is learnt from it
     right: int  # completions
     clipped: int  # completions
+    cancels: tuple[tuple[str, float], ...] = ()  # function -> weighted difference, where that is why it is dead
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
     for n, batch in enumerate(batches):
         texts, own = batch.completions, kinds[n * stds.shape[1] : (n + 1) * stds.shape[1]]
         commonest, commonest_count = Counter(texts).most_common(1)[0]
-        by_group = zip(batch.prompt_ids[::size], own, right_in[n].tolist(), clipped_in[n].tolist(), strict=True)
+        cancels = [cancelling(batch, place) if kind == CANCELLED else () for place, kind in enumerate(own)]
+        by_group = zip(batch.prompt_ids[::size], own, right_in[n].tolist(), clipped_in[n].tolist(), cancels, strict=True)
         metrics = {name: values[n] for name, values in shares.items()}
         yield StepSummary(
             step=batch.step,

@@ -14,7 +14,7 @@ from typing import Any
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
-from workbench.run.metrics import KL
+from workbench.run.metrics import KL, RESCUE_DEAD
 
 ALARM, WARNING, NOTE, OK, SKIPPED = STATES = ("alarm", "warning", "note", "ok", "skipped")
 
@@ -30,7 +30,9 @@ NAMES = {
     "reward_cannot_pay": "rewards that never fire",
     "one_function": "one reward dominating",
     "dead_groups": "dead groups",
+    "learnt_out": "being learnt out",
     "collapse": "identical completions",
+    "entropy_collapse": "entropy collapse",
     "truncation": "clipped completions",
     "length_drift": "length drift",
     "format_without_right": "format without correctness",
@@ -38,6 +40,7 @@ NAMES = {
     "kl_not_measured": "unmeasured KL",
     "slow_learning": "slow learning",
     "wasted": "wasted compute",
+    "inert_settings": "inert settings",
 }
 
 
@@ -86,21 +89,32 @@ class RunConfig:
     format_by: str | None = None
     total_steps: int | None = None
     fp16: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)  # all that are known to be in force
+    asked: tuple[str, ...] = ()  # settings that the recipe names
+    warm_start: bool = False  # it was fine-tuned on right completions before the first step
 
     @classmethod
     def of(cls, settings: dict[str, Any], **more: Any) -> RunConfig:
         """From GRPOConfig's names: those of `settings` that verdicts need, and `more` of the fields."""
         asked = ("max_completion_length", "beta", "learning_rate", "temperature")
-        return cls(**{name: settings.get(name) for name in asked}, **more)
+        return cls(**{name: settings.get(name) for name in asked}, settings=settings, **more)
 
 
 class RunView:
     """One run as it is examined: the batches of its latest stage, the metrics of the same steps, and its configuration.
 
-    A new stage has other prompts, rewards or settings, so nothing is compared across its beginning.
+    `held_out` is as `run.held_out` reads it. A new stage has other prompts, rewards or settings, so nothing is compared across
+    its beginning.
     """
 
-    def __init__(self, summaries: Sequence[StepSummary], rows: Sequence[dict[str, Any]], config: RunConfig) -> None:
+    def __init__(
+        self,
+        summaries: Sequence[StepSummary],
+        rows: Sequence[dict[str, Any]],
+        config: RunConfig,
+        held_out: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self.held_out = held_out
         self.everything, self.all_rows, self.config = list(summaries), list(rows), config
         begin = len(self.everything)
         while begin and self.everything[begin - 1].stage == self.everything[-1].stage:
@@ -132,17 +146,36 @@ class RunView:
 
     @cached_property
     def rewards(self) -> list[float]:
+        """`rewards_of` the batches over which a trend is looked for."""
+        return self.rewards_of(self.batches[-LONG_WINDOW:])
+
+    def rewards_of(self, batches: Sequence[StepSummary]) -> list[float]:
         """Mean reward of each batch under the latest weights, so that a change of weights is not taken for a trend."""
         weights = {function.name: function.weight for function in self.functions}
         return [
             sum(weights[own.name] * own.mean for own in batch.functions if own.name in weights and own.mean is not None)
-            for batch in self.batches[-LONG_WINDOW:]
+            for batch in batches
         ]
 
     @cached_property
     def reward_slope(self) -> Interval:
         """Change of `rewards` per batch."""
         return slope(self.rewards)
+
+    @property
+    def helps_to_begin(self) -> str:
+        """What helps a policy that is right in fewer than one of 50 completions, if the rewards can pay; empty for others."""
+        if 50 * self.total("right", self.batches) >= self.total("completions", self.batches):
+            return ""
+        if self.config.warm_start:
+            return "; its warm start was too little: more samples, more epochs or a higher learning_rate there"
+        return "; if the rewards can pay, `warm_start: 32` in the recipe, which trains on rare right completions first"
+
+    @cached_property
+    def dead_in_loss(self) -> float | None:
+        """Share of dead groups among those that were learnt from lately; None: those are all (`rescue.oversample`)."""
+        kept = [value for _, value in self.numbers(RESCUE_DEAD)[-WINDOW:]]
+        return sum(kept) / len(kept) if kept else None
 
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
         """The first and the last batches of the stage, a quarter each, at least 3 and at most 10."""

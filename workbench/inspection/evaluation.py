@@ -31,7 +31,7 @@ from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
 from workbench.training.loading import base_differs, base_summed, put_on
 from workbench.training.policy import Policy, load_policy
-from workbench.training.sampling import sample
+from workbench.training.sampling import scored_groups
 from workbench.workspace import replace_file, shown, to_json
 
 FILE = "evaluation.parquet"
@@ -178,7 +178,7 @@ def evaluate(
         held_out: measure on at most this many prompts.
         samples: completions per prompt; 16 or more tell whether it was taught or sharpened.
         greedy: take the likeliest tokens, too, once a prompt.
-        checkpoints: steps of checkpoints to measure besides, or "all".
+        checkpoints: steps of checkpoints to measure besides, or "best" (of `eval_every`), or "all".
         progress: called with (prompts measured, prompts in all) after each batch; each policy and way to sample counts anew.
 
     Raises:
@@ -225,7 +225,7 @@ def evaluate(
             some = {key: rows[key] for key in missing[start : start + size]}
             # A seed of the batch's own: what goes on after a kill ends as if it had not been.
             own = {**ways[how], "seed": seed + int(missing[start][:6], 16), "base": who == "base", "suite": suite}
-            kept.add((who, how, adapters[who]), some, _groups(policy, task, [*some.values()], **own))
+            kept.add((who, how, adapters[who]), some, scored_groups(policy, task, [*some.values()], batch_size=_BATCH, **own))
             progress(number * len(rows) - len(missing) + start + len(some), len(passes) * len(rows))
     kept.save()  # of what was measured before, something else may be asked for now
     evaluation = kept.evaluation()
@@ -235,12 +235,17 @@ def evaluate(
 
 def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[str, Path]:
     saved = {folder.name[11:]: folder for folder in reversed(run.saved())}
-    chosen = [*saved] if asked == "all" else [str(step).strip() for step in asked]
+    chosen = (
+        [*saved] if asked == "all" else [str(step).strip() for step in (asked.split(",") if isinstance(asked, str) else asked)]
+    )
+    if "best" in chosen:
+        step = run.best.name[5:]
+        saved, chosen = {step: run.best, **saved}, [step, *(each for each in chosen if each != "best")]
     if missing := [step for step in chosen if step not in saved]:
         rule = "a checkpoint is named by its step, and save_total_limit in the recipe says how many are kept"
         remedy = f"choose from {', '.join(saved) or 'none'}"
         raise RunError(f"{run.name}: no checkpoint of step {missing[0]!r}", rule=rule, remedy=remedy)
-    return {folder.name: folder for step, folder in saved.items() if step in chosen}
+    return {f"checkpoint-{step}": saved[step] for step in sorted(set(chosen), key=int)}
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
@@ -356,20 +361,8 @@ def measure(
         sampling: for `sample`: `max_completion_length`, `temperature`, `seed`, `base`, `batch_size`, `progress`.
     """
     rows = _held_out(task, task.held_out if rows is None else rows)
-    return _measured(_groups(policy, task, rows, RewardSuite(task, samples, weights), samples, **sampling), rows[0])
-
-
-def _groups(policy: Policy, task: Task, rows: Sequence[Row], suite: RewardSuite, samples: int, **sampling: Any) -> list[Group]:
-    sampled = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **{"batch_size": _BATCH, **sampling})
-    flat = [completion for group in sampled for completion in group]
-    scores = suite.score([row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat])
-    found = []
-    for completion, own, total in zip(flat, scores.tolist(), np.nansum(scores * suite.weights, axis=1).tolist(), strict=True):
-        by = dict(zip(suite.names, own, strict=True))
-        kept = {"completion": completion.text, "length_tokens": len(completion.ids), "finished": completion.finished}
-        kept |= {"total": total, "right": by[task.right_function] > 0, "format": task.format_by and by[task.format_by] > 0}
-        found.append(kept | {f"score.{name}": score for name, score in by.items()})
-    return [found[start : start + samples] for start in range(0, len(found), samples)]
+    sampling = {"batch_size": _BATCH, **sampling}
+    return _measured(scored_groups(policy, task, rows, RewardSuite(task, samples, weights), samples, **sampling), rows[0])
 
 
 def _measured(groups: list[Group], row: Row) -> Measured:

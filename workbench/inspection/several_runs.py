@@ -17,7 +17,8 @@ from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import KEY, prompt_of, query
 
-_FACTS = ("versions", "policy", "rewards", "template")  # of the manifest, that decide what a run is
+# Of the manifest, that decide what a run is.
+_FACTS = ("versions", "environment", "environment_after", "policy", "rewards", "template")
 _OF_A_RUN = ("run_name", "output_dir", "logging_dir", "load_s", "trained_in")  # in which any two differ
 
 
@@ -59,7 +60,12 @@ def compare_runs(*runs: RunDirectory) -> Comparison:
 
 def _settings(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
     known = [_known(run) for run in runs]
+    # A setting that a run of an earlier version, or one made elsewhere, did not record was asked for by name, or is not known.
+    asked = {f"grpo.{name}" for run in runs for name in run.recipe().grpo}
     keys = list(dict.fromkeys(key for own in known for key in own))
+    keys = [key for key in keys if not key.startswith("grpo.") or key in asked or all(key in own for own in known)]
+    if not all(run.manifest().get("environment") is not None for run in runs):
+        keys = [key for key in keys if not key.startswith("found.environment.")]
     values = {key: [own.get(key) for own in known] for key in keys}
     rows = [
         (key, *(str(own.get(key, "-")) for own in known)) for key in keys if any(each != values[key][0] for each in values[key])
@@ -72,8 +78,9 @@ def _known(run: RunDirectory) -> dict[str, Any]:
     # One value a setting, by its dotted name: what was in force, where that is known, else what was requested.
     manifest = run.manifest()
     recipe = run.recipe().model_dump(mode="json")
-    recipe["grpo"] = {**recipe.get("grpo", {}), **((manifest.get("settings") or {}).get("in_force") or {})}
-    facts = {name: manifest.get(name) for name in _FACTS}
+    asked, in_force = recipe.get("grpo", {}), (manifest.get("settings") or {}).get("in_force") or {}
+    recipe["grpo"] = {**asked, **in_force, **{name: asked[name] for name in ("max_steps",) if name in asked}}  # a run may go on
+    facts = {name: found for name in _FACTS if (found := manifest.get(name))}
     facts["data"] = {name: (manifest.get("task") or {}).get(name) for name in ("rows", "held_out")}
     return dict(_flat(recipe | {"found": facts}))
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from workbench.health.trends import paired_difference, t_interval, t_value
+
 TRIES = 16  # completions a prompt below which "base never solves it" says little
 MARGIN = 0.1  # of pass@n: a difference surely below it is none
 RISING = 6  # prompts that trained solves and base never, for each that base solved once: with fewer, more tries may do it, too
@@ -19,35 +21,12 @@ POWER = (1.96 + 0.84) / 1.96  # half widths of an interval: the gain that lies o
 _SPREAD = 1 / 6  # mean of p (1 - p), pass rates spread evenly over 0 to 1
 
 
-def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
-    """(mean, low, high) of after - before, [P, G] on the same prompts in the same order, with Student's 95 % t interval.
-
-    Each prompt counts once, with the mean of its completions. ValueError if the prompts differ in number, or there are fewer
-    than 2.
-    """
-    if len(before) != len(after) or len(before) < 2:
-        raise ValueError(f"{len(before)} and {len(after)} prompts: give the same prompts to both, at least 2")
-    mean, half = _t_interval(after.mean(axis=1) - before.mean(axis=1))
-    return mean, mean - half, mean + half
-
-
 def share_interval(values: np.ndarray) -> tuple[float, float, float]:
     """(share, low, high) of a [P, G] array of bools: the mean over prompts with its 95 % t interval, within 0 and 1."""
     if len(values) < 2:
         return float(values.mean()), 0.0, 1.0
-    mean, half = _t_interval(values.mean(axis=1))
+    mean, half = t_interval(values.mean(axis=1))
     return mean, max(0.0, mean - half), min(1.0, mean + half)
-
-
-def _t_interval(values: np.ndarray) -> tuple[float, float]:
-    # (mean, half the width of its 95 % interval).
-    return float(values.mean()), _t(len(values)) * float(values.std(ddof=1)) / math.sqrt(len(values))
-
-
-def _t(count: int) -> float:
-    from scipy import stats
-
-    return float(stats.t.ppf(0.975, count - 1))
 
 
 def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[Any, Any]:
@@ -96,7 +75,7 @@ def best_of(total: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def detectable(prompts: int, samples: int) -> float:
     """The gain that is told from none four times in five (80 % power), at most 1: for pass rates spread evenly over 0 to 1."""
-    return min(1.0, POWER * _t(prompts) * math.sqrt(2 * _SPREAD / (prompts * samples))) if prompts > 1 else 1.0
+    return min(1.0, POWER * t_value(prompts) * math.sqrt(2 * _SPREAD / (prompts * samples))) if prompts > 1 else 1.0
 
 
 def needed(before: np.ndarray, after: np.ndarray) -> int | None:

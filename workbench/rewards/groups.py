@@ -17,9 +17,10 @@ from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
+AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
-DEAD_KINDS = "identical texts", "all right", "all wrong", "same score", "not scored"
-IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED = DEAD_KINDS
+DEAD_KINDS = "identical texts", "all right", "all wrong", "same score", "not scored", "functions cancel"
+IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED, CANCELLED = DEAD_KINDS
 
 
 def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") -> np.ndarray:
@@ -76,7 +77,7 @@ def _weighed(
     scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
     if scale not in SCALES:
         raise ValueError(f"scale_rewards = {scale_rewards!r}: must be 'group', 'batch' or 'none'")
-    if aggregation not in ("sum_then_normalize", "normalize_then_sum"):
+    if aggregation not in AGGREGATIONS:
         raise ValueError(f"multi_objective_aggregation = {aggregation!r}: must be 'sum_then_normalize' or 'normalize_then_sum'")
     if len(scores) % num_generations:
         raise ValueError(f"{len(scores)} completions are not a multiple of num_generations = {num_generations}")
@@ -122,10 +123,37 @@ def dead_kinds(batch: ScoredBatch) -> list[str | None]:
             return NOT_SCORED
         if len(set(batch.completions[own])) == 1:
             return IDENTICAL
+        if cancels[own.start // size]:
+            return CANCELLED
         return ALL_RIGHT if all(batch.right[own]) else SAME_SCORE if any(batch.right[own]) else ALL_WRONG
 
-    size = batch.num_generations
+    size, whole = batch.num_generations, np.isfinite(batch.groups.means[:: batch.num_generations])
+    cancels = whole & ((_differ(batch) > NO_SPREAD).sum(axis=1) > 1)
     return [kind(slice(n * size, (n + 1) * size)) if dead else None for n, dead in enumerate(dead_groups(batch))]
+
+
+def _differ(batch: ScoredBatch) -> np.ndarray:
+    # [P, F] how far apart a function's weighted scores lie within each group. None counts as 0, as in the sum.
+    terms = np.nan_to_num(batch.scores * batch.weights, posinf=0.0, neginf=0.0)
+    return np.ptp(terms.reshape(-1, batch.num_generations, len(batch.names)), axis=1)
+
+
+def cancelling(batch: ScoredBatch, index: int) -> tuple[tuple[str, float], ...]:
+    """(function, weighted difference) for those that cancel in a group: between the completions that the first of them puts
+    highest and lowest, gains first. They add up to 0.
+    """
+    own = slice(index * batch.num_generations, (index + 1) * batch.num_generations)
+    terms = np.nan_to_num(batch.scores[own] * batch.weights)
+    first = terms[:, int((_differ(batch)[index] > NO_SPREAD).argmax())]
+    between = terms[first.argmax()] - terms[first.argmin()]
+    found = [(name, float(f"{by:.3g}")) for name, by in zip(batch.names, between, strict=True) if abs(by) > NO_SPREAD]
+    return tuple(sorted(found, key=lambda each: -each[1]))
+
+
+def cancel_words(found: Sequence[tuple[str, float]]) -> str:
+    """Those, as they are read: "format_reward +2 and length_reward -2"."""
+    *others, last = [f"{name} {by:+g}" for name, by in found]
+    return f"{', '.join(others)} and {last}"
 
 
 class Attribution(NamedTuple):
@@ -176,10 +204,13 @@ class ExplainedGroup:
     decider: str | None  # the function with the largest share; None in a dead group
     dead: str | None  # one of DEAD_KINDS; None if something is learnt from the group
     labels: tuple[str, ...] = ()  # [G] what the views call the completions; empty: their numbers
+    cancels: tuple[tuple[str, float], ...] = ()  # as `cancelling` has them, in a group that is dead by that
 
     @property
     def verdict(self) -> str:
         """One sentence: which function decided the group, or why nothing is learnt from it."""
+        if self.cancels:
+            return f"dead: {cancel_words(self.cancels)} cancel, so nothing is learnt from this group"
         if self.decider is None:
             return f"dead ({self.dead}): nothing is learnt from this group"
         order = np.argsort(-self.shares, kind="stable")
@@ -226,6 +257,7 @@ def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
         raise IndexError(f"group {index} of {batch.group_count}")
     found = attribution(batch)
     own, decider = slice(index * size, (index + 1) * size), int(found.deciders[index])
+    dead = dead_kinds(batch)[index]
     scaled = {scale: batch_advantages(batch.scores, batch.weights, size, scale).advantages[own] for scale in SCALES}
     return ExplainedGroup(
         names=batch.names,
@@ -240,5 +272,6 @@ def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
         contributions=found.contributions[own],
         shares=found.shares[index],
         decider=batch.names[decider] if decider >= 0 else None,
-        dead=dead_kinds(batch)[index],
+        dead=dead,
+        cancels=cancelling(batch, index) if dead == CANCELLED else (),
     )

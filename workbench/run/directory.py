@@ -24,8 +24,10 @@ from typing import Any
 
 from workbench.errors import RunError, WorkbenchError, nearest
 from workbench.recipe import Recipe
+from workbench.run.held_out import best_of, held_out
 from workbench.run.lock import Lock
 from workbench.run.parts import cut
+from workbench.secret import may_be_shown
 from workbench.workspace import append_line, read_lines, replace_file, resolve, shown, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -34,6 +36,9 @@ _LIBRARIES = (
     "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes", "torch", "vllm", "ipykernel",
     "grpo-workbench",
 )  # fmt: skip
+_DECIDING = ("UNSLOTH_", "TRL_", "VLLM_", "PYTORCH_", "CUBLAS_")
+# What Unsloth leaves in the environment of a process about itself and the model that it loaded.
+_LEFT_THERE = ("_IS_PRESENT", "UNSLOTH_PATCHED", "UNSLOTH_MODEL_NAME")
 # What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it can only be read",
@@ -49,13 +54,14 @@ _ONE_OWNER = "one process at a time owns a run"
 class RunDirectory:
     """One run's folder. `create` starts a new one and owns it; `open_run` reads an old one.
 
-    `adapter` is the newest saved one, `final` where it is saved when the run ends, stopped or not.
+    `adapter` is the newest saved one, `final` where it is saved when the run ends, stopped or not; `best`: see `eval_every`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.name
         self.rollouts, self.checkpoints, self.export = (path / name for name in ("rollouts", "checkpoints", "export"))
         self.final = self.checkpoints / "final"
+        self.warm_start = path / "warm_start.parquet"  # a row for each completion that a warm start trained on
         self.lock = Lock(path)
         self.requests_from: int | None = None  # byte of control.jsonl from which requests are for this owner
 
@@ -81,7 +87,26 @@ class RunDirectory:
         return sorted(found, key=lambda folder: -int(folder.name[11:]))
 
     def _saved_adapter(self) -> Path | None:
-        return next((each for each in [self.final, *self.saved()] if (each / "adapter_config.json").is_file()), None)
+        chosen = None
+        with contextlib.suppress(RunError):
+            chosen = self.manifest().get("adapter")  # of `use_best`
+        places = [*([self.checkpoints / chosen] if chosen else []), self.final, *self.saved()]
+        return next((each for each in places if (each / "adapter_config.json").is_file()), None)
+
+    @property
+    def best(self) -> Path:
+        """The adapter with the best held-out score of `eval_every`: `checkpoints/best-STEP`; RunError if there is none."""
+        kept = {int(folder.name[5:]): folder for folder in self.checkpoints.glob("best-*") if folder.name[5:].isdecimal()}
+        best = best_of([own for own in held_out(self.events()) if own["step"] in kept])
+        if best is None:
+            rule, remedy = "eval_every in the recipe keeps it", "train with eval_every, or take run.adapter"
+            raise RunError(f"{self.name}: no best adapter", rule=rule, remedy=remedy)
+        return kept[best["step"]]
+
+    def use_best(self, best: bool = True) -> Path:
+        """Make the best adapter the run's own from here on, for export, proof and evaluation; False: the final one again."""
+        self.check_ended().update_manifest(adapter=self.best.name if best else None)
+        return self.adapter
 
     @property
     def has_adapter(self) -> bool:
@@ -144,13 +169,14 @@ class RunDirectory:
 
     def _take_out(self, step: int) -> None:
         torn = list(self.checkpoints.glob(".*.part"))  # by a kill
-        for folder in torn + [each for each in self.saved() if int(each.name[11:]) > step]:
+        later = [*self.saved(), *self.checkpoints.glob("best-*")]
+        for folder in torn + [each for each in later if int(each.name.rpartition("-")[2]) > step]:
             shutil.rmtree(folder, ignore_errors=True)
         cut(self.rollouts, step)
         asked = self.path / "control.jsonl"
         self.requests_from = asked.stat().st_size if asked.is_file() else 0
         manifest = self.manifest()
-        self.update_manifest(result=None, before=manifest.get("result") or manifest.get("before"))
+        self.update_manifest(result=None, adapter=None, before=manifest.get("result") or manifest.get("before"))
         rows = [row for row in self.metrics() if row["step"] <= step]
         with replace_file(self.path / "metrics.jsonl") as beside:
             beside.touch()
@@ -190,10 +216,11 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Take away what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
-        for name in ("recipe.yaml", "manifest.json", "metrics.jsonl", "events.jsonl", "control.jsonl", "task.py"):
+        files = "recipe.yaml manifest.json metrics.jsonl events.jsonl control.jsonl task.py warm_start.parquet"
+        for name in files.split():
             (self.path / name).unlink(missing_ok=True)
         self.lock.release()
-        for folder in (self.rollouts, self.checkpoints, self.path / "tasks", self.path / "trackers"):
+        for folder in (self.rollouts, self.checkpoints, *(self.path / name for name in ("held_out", "tasks", "trackers"))):
             shutil.rmtree(folder, ignore_errors=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
@@ -398,6 +425,12 @@ def versions() -> dict[str, Any]:
             commit = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     return found | {"machine": machine, "cpu": _cpu(), "commit": commit or None}
+
+
+def environment() -> dict[str, str]:
+    """The variables by which libraries decide how to compute, where they are set; of secrets and places only that they are."""
+    own = {name: value for name, value in os.environ.items() if name.startswith(_DECIDING) and not name.endswith(_LEFT_THERE)}
+    return {name: own[name] if may_be_shown(name, own[name]) else "set, not shown" for name in sorted(own)}
 
 
 def _cpu() -> str | None:

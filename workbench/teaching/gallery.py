@@ -30,7 +30,7 @@ from workbench.health.summary import StepSummary, summaries_of
 from workbench.inspection.evaluation import measure
 from workbench.inspection.reading import question
 from workbench.recipe import Recipe
-from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, SAME_SCORE
+from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, SAME_SCORE
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
 from workbench.task import Row, Task, load_task
@@ -170,7 +170,7 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
         "cut": f"{statistics.fmean(own.clipped / own.completions for own in batches):.0%}",
         "all_wrong": groups(lambda own: own.dead[ALL_WRONG]),
         "all_right": groups(lambda own: own.dead[ALL_RIGHT] + own.identical_right),
-        "tied": groups(lambda own: own.dead[SAME_SCORE] + own.dead[ALL_WRONG]),
+        "tied": groups(lambda own: own.dead[SAME_SCORE] + own.dead[ALL_WRONG] + own.dead[CANCELLED]),
         "differ": groups(lambda own: max(function.varies for function in own.functions)),
         "right": went(lambda own: own.right / own.completions),
         "length": went(lambda own: own.length, ".0f"),

@@ -25,22 +25,22 @@ from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run.directory import RunDirectory, now, versions
+from workbench.run.directory import RunDirectory, environment, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training.background import announce
 from workbench.training.loading import base_differs, base_summed, measured, random_kept
-from workbench.training.plan.in_force import SHOWN
+from workbench.training.plan.algorithms import asked_settings
+from workbench.training.plan.in_force import as_json, decides, settings_in_force
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
-from workbench.training.resuming import Changed, Point, kept_task
+from workbench.training.resuming import Changed, Point, kept_profile, kept_task
 from workbench.training.session import Made, Session, StagedSession
 from workbench.training.stages import ONLY_STAGE, Stage
 from workbench.training.watchers import Watchers
 from workbench.workspace import shown
 
-# Settings whose values in force the manifest keeps: those that libraries change, or that decide what a run costs.
-_IN_FORCE = [*(name for name in SHOWN if name not in ("logging_steps", "save_steps", "report_to")), "multi_objective_aggregation"]
+_UNSET = "not set"
 
 
 @random_kept()
@@ -67,7 +67,8 @@ def attach(
     gives the same metrics and the same weights with and without this.
 
     A trainer of `make_trainer` gets more: `wb.continue_run` resumes from its checkpoints, its prompts are read once for all their
-    completions, and **`trainer.train()` trains all the stages of its plan**, each with a separate trainer.
+    completions, held-out ones are measured (`eval_every`; your own trainer has TRL's `eval_dataset`), and **`trainer.train()`
+    trains all the stages of its plan**, each with a separate trainer.
 
     Args:
         trainer: a `GRPOTrainer` of TRL or Unsloth, ready to train, in one process.
@@ -100,6 +101,8 @@ def attach(
                 if task is not None and task.source and processes.is_main():
                     (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
                     shutil.copyfile(task.source, kept)
+                    if recipe.rescue.curriculum and (profile := Path(task.source).parent / "difficulty.jsonl").is_file():
+                        shutil.copyfile(profile, kept_profile(run, number))
             StagedSession(run, trainer, watchers, changes_of=changes_of)
             announce(run)
         else:
@@ -131,6 +134,7 @@ def _check(trainer: Any, plan: Plan | None) -> None:
     made = vars(trainer).get(Made.KEY)
     if plan is not None and (made is None or made.given is not plan):
         value, rule = "attach(trainer, plan): this trainer was not made from that plan", "a plan says what its own trainer trains"
+        rule += ", its stages and warm start included"
         raise RunError(value, rule=rule, remedy="trainer = wb.make_trainer(plan, policy); or, without it: wb.attach(trainer)")
     if (several := trainer.accelerator.num_processes) > 1 and (made is None or several != processes.count()):
         value = f"attach: {several} processes train together"
@@ -152,15 +156,16 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
         "created": now(),
         "recipe": recipe.model_dump(mode="json"),
         "versions": versions(),
+        "environment": environment(),
         "policy": policy.found(),
         "trainer": f"{type(trainer).__mro__[0].__module__}.{type(trainer).__name__}",
         "task": {**asked, "card": json.loads(card.read_text(encoding="utf-8")) if source and card.is_file() else None},
         "rewards": _rewards(first),
         "processes": processes.count(),
         "template": _template(policy),
-        "settings": {"asked": recipe.grpo, "in_force": settings_in_force(trainer.args), "translated": notes},
+        "settings": {"asked": asked_settings(recipe), "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [
-            {key: _plain(value) for key, value in row._asdict().items()}
+            {key: as_json(value) for key, value in row._asdict().items()}
             for row in settings_of.in_force_table(settings_of.asked_of(recipe), trainer.args, given)
         ],
         "prompts": {"used": len(first.rows), "left_out_too_long": first.left_out_too_long, "longest_tokens": longest},
@@ -173,6 +178,8 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
 def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
     """Add to `changed` what is not as the run's manifest says of the policy: its template, its device, how it computes."""
     manifest, found = run.manifest(), policy.found()
+    for name, (before, after) in _variables(manifest).items():
+        changed.shown.append(f"{name}: {before} -> {after}")
     for name in ("device", "compute_dtype", "backend"):
         if (before := (manifest.get("policy") or {}).get(name, found[name])) != found[name]:
             changed.shown.append(f"{name}: {before} -> {found[name]}")
@@ -182,13 +189,45 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
         changed.refused.append("the policy's chat template was changed")
 
 
+def _variables(manifest: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    # Name -> what it was when the run was last trained, and what it is now, where that is not the same.
+    now_set = environment()
+    then_set = dict(manifest.get("environment", now_set))  # none: begun by an earlier version
+    for changes in (manifest.get("environment_after") or {}).values():
+        then_set |= changes
+    both = {name: tuple(own.get(name, _UNSET) for own in (then_set, now_set)) for name in sorted({*then_set, *now_set})}
+    return {name: (before, after) for name, (before, after) in both.items() if before != after}
+
+
+def environment_after(manifest: dict[str, Any], step: int) -> dict[str, dict[str, str]]:
+    """For the manifest: by the step after which a run went on, the variables that were not as before."""
+    found = {after: changes for after, changes in (manifest.get("environment_after") or {}).items() if int(after) < step}
+    changes = {name: after for name, (_, after) in _variables({**manifest, "environment_after": found}).items()}
+    return found | ({str(step): changes} if changes else {})
+
+
+def changed_settings(run: RunDirectory, trainer: Any, changed: Changed, stage: int) -> None:
+    """Add to `changed` what is in force otherwise than when the run was begun, though nobody asked: another version's default.
+
+    The manifest has what was in force in the first stage, and what the later ones set otherwise; `stage`: its number, from 0.
+    """
+    manifest, now = run.manifest(), settings_in_force(trainer.args)
+    then, asked = ((manifest.get("settings") or {}).get(of) or {} for of in ("in_force", "asked"))
+    said = {line.partition(":")[0].removeprefix("grpo.") for line in changed.shown + changed.refused}
+    said |= {"max_steps", *asked}
+    if stage:
+        first, own = (manifest["stages"][number].get("settings", {}) for number in (0, stage))
+        then = {**then, **{name: own[name] for name in own if own[name] != first.get(name)}}
+        said |= {"steps_per_generation", "generation_batch_size"}  # which follow from others
+    # A version that recorded no environment recorded few of them.
+    for name in sorted((then.keys() | now.keys() if "environment" in manifest else then.keys() & now.keys()) - said):
+        before, after = (repr(own[name]) if name in own else "no such setting" for own in (then, now))
+        if before != after:
+            changed.shown.append(f"{name}, as it is in force: {before} -> {after}")
+
+
 def _template(policy: Policy) -> str:
     return fingerprint([{"template": policy.tokenizer.chat_template or "", **policy.chat_template_kwargs}])
-
-
-def settings_in_force(args: Any) -> dict[str, Any]:
-    """Of a built GRPOConfig, the settings that the manifest keeps."""
-    return {key: _plain(getattr(args, key)) for key in _IN_FORCE if hasattr(args, key)}
 
 
 def _rewards(stage: Stage) -> dict[str, Any]:
@@ -208,12 +247,8 @@ def _stage(stage: Stage) -> dict[str, Any]:
         "name": stage.name, "steps": stage.steps, "after": stage.offset, "task": task.source or task.name,
         "rows": fingerprint(task.rows), "prompts": len(stage.rows), "right_by": task.right_function,
         "format_by": task.format_by, "rewards": _rewards(stage),
-        "settings": {key: _plain(value) for key, value in stage.settings.items() if key in _IN_FORCE},
+        "settings": {key: as_json(value) for key, value in stage.settings.items() if decides(key)},
     }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(getattr(value, "value", value))
 
 
 # -- somebody's own trainer --------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import CHANGES, ControlReader, Request, RunState, check_request, write_request
 from workbench.run.directory import RunDirectory
 from workbench.task import load_task
+from workbench.training.plan.algorithms import asked_settings
+from workbench.training.plan.in_force import settings_in_force
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.sampling import sample
@@ -100,7 +102,9 @@ class RunControl:
         best = dict(zip(self.suite.names, map(max_score_of, task.reward_funcs), strict=True))
         more = {"best": best, "right_by": task.right_function, "format_by": task.format_by}
         more["fp16"] = self.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
-        return RunConfig.of(self.stage.settings, **more, total_steps=steps if steps > 0 else None)
+        more |= {"asked": tuple(asked_settings(self.stage.recipe)), "warm_start": self.run.warm_start.is_file()}
+        more["total_steps"] = steps if steps > 0 else None
+        return RunConfig.of(self.stage.settings | settings_in_force(self.trainer.args), **more)
 
     def begin_stage(self, step: int, flags: Any) -> None:
         """A stage begins: what was asked for at the end of the one before is applied to it.
@@ -140,6 +144,17 @@ class RunControl:
         self.stopped_by = self.stopped_by or self._interrupted() or None
         if self.stopped_by is not None:
             flags.should_training_stop = flags.should_save = True
+
+    def stops(self) -> bool:
+        """Before the first step: whether the run was asked to stop. Whatever else is asked waits for that step."""
+        self.run.lock.beat()
+        self.step, self._held = 0, [*self._held, *self._taken()]
+        for request in [each for each in self._held if each.action == "stop"]:
+            self._held.remove(request)
+            self.stopped_by = request.by
+            self._answer(request)
+        self.stopped_by = self.stopped_by or self._interrupted() or None
+        return self.stopped_by is not None
 
     def _taken(self) -> list[Request]:
         return gathered(self.requests.take() if is_main() else [])[0]

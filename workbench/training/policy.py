@@ -85,6 +85,8 @@ class Policy:
         """The model ready to generate; with `base`, without its adapter. Training mode and caches are put back after."""
         backend, model = _BACKENDS[self.backend_name], self.model
         training, use_cache = model.training, model.config.use_cache
+        # A backend sets them for all modules alike.
+        kept = [(each, {name: vars(each)[name] for name in _MODES if name in vars(each)}) for each in model.modules()]
         backend.for_inference(model)
         model.config.use_cache = True
         try:
@@ -93,6 +95,8 @@ class Policy:
         finally:
             if training:
                 backend.for_training(model)
+                for module, modes in kept:
+                    vars(module).update(modes)
             model.config.use_cache = use_cache
 
 
@@ -248,6 +252,7 @@ def _count(number: int) -> str:
     return [*short, str(number)][0]
 
 
+_MODES = ("training", "gradient_checkpointing")
 BESIDE = ", beside unsloth"  # which, imported, is enough to change a gradient's last bits
 _NOISE = re.compile(r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU .*chunked CE")
 

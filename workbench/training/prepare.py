@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import tempfile
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +22,11 @@ from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
+from workbench.training import held_out, warm_start
 from workbench.training import plan as settings_of
 from workbench.training.generation import expected, in_words
 from workbench.training.loading import find_model, load_tokenizer
+from workbench.training.plan.algorithms import ALGORITHMS
 from workbench.training.plan.device import Machine, asks_for_vllm
 from workbench.training.plan.in_force import Row
 from workbench.training.policy import trainer_classes
@@ -33,6 +38,9 @@ from workbench.workspace import to_json
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
+
+
+_IN_OUR_WORDS = re.compile("luspo|VESPO|importance_sampling_level='sequence'")
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,8 @@ def prepare(
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
     notes += settings_of.stages_decide(recipe)
+    if recipe.warm_start is not None and not (run and run.warm_start.is_file()):
+        notes += warm_start.checked(recipe.warm_start, stages[0])
     if policy is not None:
         stages, measured = _as_loaded(stages, policy)
     else:
@@ -159,11 +169,14 @@ def prepare(
     settings = dict(stages[0].settings)
     if recipe.stages:
         settings["max_steps"] = sum(stage.steps for stage in recipe.stages)
-        for stage in stages:
-            _built(config_class, stage.recipe, stage.settings, machine, policy)
-    given, built = _built(config_class, recipe, settings, machine, policy)
+    of_stages = [_built(config_class, stage.recipe, stage.settings, machine, policy)[2] for stage in stages if recipe.stages]
+    given, built, heard = _built(config_class, recipe, settings, machine, policy)
+    heard = [*dict.fromkeys(line for lines in (heard, *of_stages) for line in lines)]
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
     rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
+    if recipe.algorithm:
+        sets, by = settings_of.papers_fields(stages[0].recipe), f"{recipe.algorithm} ({ALGORITHMS[recipe.algorithm].source})"
+        rows = [row._replace(by=by) if (row.name, row.in_force) in sets.items() else row for row in rows]
     warned = []
     if task is not None and task.right_by is None:
         warned.append(
@@ -172,12 +185,13 @@ def prepare(
         )
     if task is not None and not len(task.held_out):
         warned.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
+    measured += held_out.in_words(recipe, task, stages[0].planned.completions, settings["max_steps"])
     words, who = [], []
     for stage in stages:
         where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
         words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
         who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda), stage.planned.num_generations))
-    notes += [*_of_stages(stages), *unread, *measured, *chosen, *warned, *one_gpu(backend, machine)]
+    notes += [*_of_stages(stages), *unread, *measured, *chosen, *warned, *heard, *one_gpu(backend, machine)]
     return Plan(
         recipe=recipe,
         task=task,
@@ -283,27 +297,42 @@ def _memory(
 
 def _built(
     config_class: type, recipe: Recipe, settings: dict[str, Any], machine: Machine, policy: Policy | None
-) -> tuple[dict[str, Any], Any]:
-    """(what GRPOConfig is given, the config that it makes of it)."""
+) -> tuple[dict[str, Any], Any, list[str]]:
+    """(what GRPOConfig is given, the config that it makes of it, what is warned of)."""
     asked = recipe.policy
     backend = policy.backend_name if policy else asked.backend
     computes, _ = choose_dtype(asked.dtype, backend, cuda=machine.cuda, bf16=machine.bf16)
     given = {**settings, **config_overrides(backend, computes, settings, cuda=machine.cuda)}
-    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch, taken_together():
+    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch, taken_together() as heard:
         built = settings_of.built(config_class, given, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
     if machine.cuda and backend == "unsloth":  # its trainer decides, when it is made
         vars(built).update(unsloths_choice(asked.dtype, given, bf16=machine.bf16))
-    return given, built
+    return given, built, heard
 
 
 @contextlib.contextmanager
-def taken_together() -> Generator[None, None, None]:
-    """RecipeError for settings that the libraries refuse together."""
+def taken_together() -> Generator[list[str], None, None]:
+    """RecipeError for settings that the libraries refuse together; what they warn of is in the list afterwards, once."""
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(f"TRL warns: {' '.join(record.getMessage().split())}")
+    logging.getLogger("trl").addHandler(handler)
     try:
-        yield
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("default")
+            yield heard
     except (TypeError, ValueError, ImportError, NotImplementedError) as error:
         rule = "GRPOConfig and GRPOTrainer accept these settings together"
         raise RecipeError(f"grpo: {error}", rule=rule, remedy="change the setting that it names") from error
+    finally:
+        logging.getLogger("trl").removeHandler(handler)
+    for each in warned:
+        if issubclass(each.category, (UserWarning, FutureWarning)):
+            parts = ("", *Path(each.filename).parts)
+            who = parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-1] else "Python"
+            heard.append(f"{'TRL' if who == 'trl' else who} warns: {' '.join(str(each.message).split())}")
+    # What a plan says in its own words, with the remedy, is not said twice: `combinations.py`.
+    heard[:] = [line for line in dict.fromkeys(heard) if not _IN_OUR_WORDS.search(line)]
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:

@@ -18,12 +18,24 @@ from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import GENERATE_S, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
+from workbench.run.metrics import (
+    GENERATE_S,
+    HELD_OUT,
+    KL,
+    RATIO_HIGH,
+    RATIO_LOW,
+    RATIO_MASKED,
+    REWARD_S,
+    STEP_S,
+    TRAIN_S,
+    weight_of,
+)
 from workbench.run.parts import MERGE, merge
 from workbench.run.rollouts import columns_of, write_part
 from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
 
+_OVER = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
 _REQUIRED = ("begin", "update", "end")  # of a watcher
 
 
@@ -50,7 +62,9 @@ class Recorder:
         self._merging: Future | None = None
         self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
+        self.ratios: dict[str, list[float]] = {RATIO_LOW: [], RATIO_HIGH: [], RATIO_MASKED: []}  # likewise, of each loss
         self._weights: dict[str, float] = {}
+        self._held_out: dict[str, float] = {}  # measured since the latest row of metrics
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
         self._scored, self._all_dead = 0, True
@@ -63,8 +77,11 @@ class Recorder:
         found = words * bool(self._scored and self._all_dead)
         for name, count in self.reward_errors.items():
             found += f"; WARNING: {name} gave no score to {count} of {self._scored} completions"
-        if self.watchdog is not None and self.watchdog.words:
-            found += f"; {self.watchdog.words} (`workbench watch {self.run.name} --once` says more)"
+        if self.watchdog is not None:
+            idle = [name for each in self.watchdog.verdicts for name in each.evidence.get("inert_requested", ())]
+            words = [self.watchdog.words, f"of the settings requested these did nothing: {', '.join(idle)}" if idle else ""]
+            if told := "; ".join(filter(None, words)):
+                found += f"; {told} (`workbench watch {self.run.name} --once` says more)"
         return found
 
     def batch(self, scored: ScoredBatch) -> None:
@@ -114,6 +131,12 @@ class Recorder:
         self.state.apply(event)
         self.tell("event", event)
 
+    def held_out(self, kind: str, step: int, **details: Any) -> None:
+        """Record a measurement of held-out prompts: an event, and a number in the step's row of metrics, for trackers, too."""
+        if step and "correct" in details:
+            self._held_out = {HELD_OUT: details["correct"]}
+        self.event(kind, step, **details)
+
     def _note_errors(self, scored: ScoredBatch) -> None:
         for name, errors in scored.errors.items():
             first = min(errors)
@@ -136,7 +159,11 @@ class Recorder:
             if self._groups:
                 values |= {name: float(np.mean([each[name] for each in self._groups])) for name in self._groups[0]}
                 self._groups.clear()
-            values |= self._weights
+            values |= {name: _OVER[name](own) for name, own in self.ratios.items() if own}
+            for own in self.ratios.values():
+                own.clear()
+            values |= self._weights | self._held_out
+            self._held_out = {}
             self._splits |= self.generated_s > 0  # not in every step, where one learns from what an earlier one generated
             if self._splits and (whole := values.get(STEP_S)) is not None:
                 # Means over the steps that this row is about, as TRL's step_time is.

@@ -30,6 +30,7 @@ from workbench.run.directory import RunDirectory, versions
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
+from workbench.training.plan.algorithms import asked_settings
 from workbench.workspace import find, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
@@ -120,7 +121,8 @@ def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None
     import torch
     from safetensors.torch import save_file
 
-    packed = {"state": {}, "param_groups": []} if is_spread(trainer) else trainer.optimizer.state_dict()
+    begun = trainer.optimizer is not None  # else it is saved before the first step, for a warm start
+    packed = trainer.optimizer.state_dict() if begun and not is_spread(trainer) else {"state": {}, "param_groups": []}
     states = states or [random_states()]
     moments = {f"{index}.{key}": value for index, values in packed["state"].items() for key, value in values.items()}
     tensors = {name: value for name, value in moments.items() if isinstance(value, torch.Tensor)}
@@ -129,7 +131,7 @@ def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None
         random = {f"random{number or ''}.{name}": own[name] for name in ("torch", "cuda")}
         tensors |= {name: value for name, value in random.items() if value is not None}
     save_file(tensors, str(folder / _TENSORS))
-    schedule = trainer.lr_scheduler.state_dict()
+    schedule = trainer.lr_scheduler.state_dict() if begun else {}
     schedule.pop("lr_lambdas", None)  # the recipe's own functions
     scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
     return {
@@ -328,6 +330,11 @@ def kept_task(run: RunDirectory, number: int | None) -> Path:
     return run.path / ("task.py" if number is None else f"tasks/stage-{number}.py")
 
 
+def kept_profile(run: RunDirectory, number: int | None) -> Path:
+    """The run's own copy of the difficulty.jsonl that lay beside that task file as it began, if one did."""
+    return kept_task(run, number).with_suffix(".difficulty.jsonl")
+
+
 def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> Task:
     """The task that a run, or its stage `number` (from 0), was begun with: its copy, executed in the place of the original file.
 
@@ -387,7 +394,7 @@ def lost_since(run: RunDirectory, point: Point) -> list[str]:
 # Asked for anew whenever a run goes on: how far, how often it saves and logs, and what guards it.
 _FREE = (
     "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps", "grpo.save_total_limit", "grpo.logging_steps",
-    "grpo.report_to", "rewards.", "policy.gpu_memory_utilization", "generation",
+    "grpo.report_to", "rewards.", "eval_", "policy.gpu_memory_utilization", "generation", "algorithm",
 )  # fmt: skip
 # The checkpoint's optimiser and schedule hold them, whatever a recipe says.
 _HELD = ("grpo.learning_rate", "grpo.lr_scheduler", "grpo.warmup", "grpo.weight_decay", "grpo.optim", "grpo.adam")
@@ -406,7 +413,7 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
     """Recipe, rows, rewards, libraries and record of a run that goes on, against those that it was begun with and saved with."""
     manifest, found = run.manifest(), Changed([], lost_since(run, point), [])
     begun_as = manifest.get("recipe") or recipe  # none: by an earlier version; fields of a later one have their defaults
-    begun, now = (_flat(Recipe.of(each, "manifest.json").model_dump(mode="json")) for each in (begun_as, recipe))
+    begun, now = (_flat(_as_fields(Recipe.of(each, "manifest.json"))) for each in (begun_as, recipe))
     for name in sorted(begun.keys() | now.keys()):
         before, after = begun.get(name, "not set"), now.get(name, "not set")
         free = name.startswith(_FREE) or (name.startswith("stages.") and name.endswith(".steps"))
@@ -433,6 +440,11 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
     then = manifest.get("versions") or {}
     found.shown.extend(f"{name}: {then[name]} -> {own}" for name, own in versions().items() if then.get(name, own) != own)
     return found
+
+
+def _as_fields(recipe: Recipe) -> dict[str, Any]:
+    # Another algorithm is other settings, and the same settings are the same run, whoever named them.
+    return recipe.model_copy(update={"grpo": asked_settings(recipe)}).model_dump(mode="json")
 
 
 def _flat(content: Any, path: str = "") -> dict[str, Any]:

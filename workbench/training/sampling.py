@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from workbench.audit.prompt_format import advice, grader_for
 from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
 from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
@@ -88,6 +90,25 @@ def sample(
             if progress is not None:
                 progress(len(found), len(prompts))
     return found
+
+
+def scored_groups(
+    policy: Policy, task: Task, rows: Sequence[Row], suite: RewardSuite, samples: int, **sampling: Any
+) -> list[list[dict[str, Any]]]:
+    """`samples` completions of each row, scored by the task's functions: [P][G], each with its numbers by name.
+
+    `sampling` is for `sample`.
+    """
+    sampled = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **sampling)
+    flat = [completion for group in sampled for completion in group]
+    scores = suite.score([row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat])
+    found = []
+    for completion, own, total in zip(flat, scores.tolist(), np.nansum(scores * suite.weights, axis=1).tolist(), strict=True):
+        by = dict(zip(suite.names, own, strict=True))
+        kept = {"completion": completion.text, "length_tokens": len(completion.ids), "finished": completion.finished}
+        kept |= {"total": total, "right": by[task.right_function] > 0, "format": task.format_by and by[task.format_by] > 0}
+        found.append(kept | {f"score.{name}": score for name, score in by.items()})
+    return [found[start : start + samples] for start in range(0, len(found), samples)]
 
 
 def _left_padded(tokenizer: Any, prompts: Sequence[Any]) -> Any:

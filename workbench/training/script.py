@@ -228,6 +228,8 @@ class _Reader:
             self._note(self.trainers[0].line, "no adapter in the script; here one is trained (recipe field lora)")
         for call in self.trainers[1:2]:
             self._note(call.line, "a second trainer: `stages:` of one recipe go on with the same adapter")
+        for call in self._calls("SFTTrainer"):
+            self._note(call.line, "SFTTrainer is left out: recipe field warm_start fine-tunes on right completions first")
         libraries, policy = {name.split(".")[0] for name in self.modules.values()}, self.content["policy"]
         if "policy.backend" not in self.stated and libraries & {"trl", "transformers"} and "unsloth" not in libraries:
             self._put("policy.backend", "transformers", 1)
@@ -300,7 +302,7 @@ class _Reader:
 
     def read_constants(self, fields: set[str]) -> None:
         """Names in capitals that nothing uses: scripts keep settings there for a call in another file."""
-        settings = {*fields, *ALIASES, *MOVED, *_MODEL_WORDS} - {*_DATA_WORDS}
+        settings = {*fields, *ALIASES, *MOVED, *_MODEL_WORDS} - {*_DATA_WORDS, "algorithm"}
         for name, node in self.bound.items():
             where = "policy.name" if name.lower() in _MODEL_WORDS else f"grpo.{name.lower()}"
             constant = name.isupper() and len(name) > 1 and name not in self.used and name.lower() in settings

@@ -20,22 +20,28 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RunError
 from workbench.health import Watchdog
+from workbench.recipe import RescuePart
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import LEARNING_RATE
+from workbench.run.held_out import told
+from workbench.run.metrics import LEARNING_RATE, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
+from workbench.training import warm_start
 from workbench.training.control import RunControl, save_now
 from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
+from workbench.training.held_out import HeldOut
 from workbench.training.loading import random_states
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
 from workbench.training.recorder import Recorder
+from workbench.training.rescue import Rescue
 from workbench.training.resuming import (
     Point,
     Restored,
     check_finite,
     check_room,
     is_spread,
+    kept_profile,
     load_adapter,
     not_numbers,
     recorded,
@@ -56,7 +62,7 @@ class Made:
     given: Plan  # as `make_trainer` got it
     plan: Plan  # as this policy trains it, with settings and reward functions of the trainer's own
     policy: Policy
-    next_trainer: Callable[[Stage], Any]  # for a stage after the first
+    next_trainer: Callable[[Stage], tuple[Any, list[str]]]  # for a stage after the first; and what it warns of
 
     KEY = "_workbench_made_from"
 
@@ -70,7 +76,9 @@ class Session:
     policy: Policy | None = None  # None: a trainer of the user's own
     point: Point | None = None  # where to go on; None: from the start
     generation: Generation | None = None
+    held_out: HeldOut | None = None  # as `eval_every` asks for
     begun_at = 0  # the step before the first
+    warmed = False  # a warm start is over and saved: it is kept, whatever becomes of the first step
 
     def __init__(
         self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers, changes_of: RunDirectory | None = None
@@ -111,7 +119,7 @@ class Session:
         try:
             result = self._train_all(*args, **kwargs)
             state, by, model = self.trainer.state, self.control.stopped_by, self.trainer.model
-            if self.stage is self.stages[-1] and state.global_step >= state.max_steps:
+            if self.stage is self.stages[-1] and 0 < state.max_steps <= state.global_step:
                 by = None  # asked for at the end of the last step: there was nothing left to stop
             status, details = ("stopped" if by else "finished"), {"by": by}
             with self._spared("the adapter was not saved"), self.run.writing():
@@ -183,14 +191,58 @@ class Session:
         self.stage = stage
         self.control.steer(trainer, self.policy, stage, adaptive)
         recorder.stage, recorder.measures_kl = stage.name, bool(stage.settings["beta"])
-        recorder.watchdog = Watchdog(self.control.config) if processes.is_main() else None
+        measured = self.held_out.found if self.held_out else ()
+        recorder.watchdog = Watchdog(self.control.config, measured) if processes.is_main() else None
         # A private method of TRL's trainer, also in Unsloth's; where it is missing, the split of time is not measured.
         if generate := getattr(trainer, "_generate", None):
             self.replace("_generate", recorder.timed("generated_s")(generate))
+        self._watch_ratio()
         hooks = {name: staticmethod(self.safe(getattr(self, name))) for name in dir(self) if name.startswith("on_")}
         callback = type("WorkbenchCallback", (TrainerCallback,), hooks)()
         trainer.add_callback(callback)
         self.at_end.callback(trainer.remove_callback, callback)
+
+    def _watch_ratio(self) -> None:
+        # How far the importance ratio goes, of which TRL logs only what was clipped. Unsloth's GPU trainer computes its loss
+        # elsewhere: there nothing is noted.
+        trainer, ratios = self.trainer, self.recorder.ratios
+        names = ("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask")
+        if not all(hasattr(trainer, name) for name in names):
+            return
+        compute, logps_of, mask_of = (getattr(trainer, name) for name in names)
+        batch: list[dict[str, Any]] = []  # of the latest loss
+
+        @self.safe
+        def note(logps: Any) -> None:
+            old, low, high = batch[0].get("old_per_token_logps"), 1.0, 1.0
+            if old is not None:
+                mask = batch[0]["completion_mask"] * batch[0].get("tool_mask", 1)
+                away, kept = (logps.detach() - old) * mask, mask.bool()
+                if trainer.importance_sampling_level == "sequence":
+                    away, kept = away.sum(-1) / mask.sum(-1).clamp(min=1), mask.sum(-1) > 0
+                if not kept.any():
+                    return
+                low, high = (float(end) for end in away[kept].exp().aminmax())
+            ratios[RATIO_LOW].append(low)
+            ratios[RATIO_HIGH].append(high)
+
+        def _compute_loss(model: Any, inputs: Any) -> Any:
+            batch[:] = [inputs]
+            return compute(model, inputs)
+
+        def logps(*args: Any, **more: Any) -> Any:
+            found = logps_of(*args, **more)
+            if batch and found[0].requires_grad:  # not those of the old policy or the reference
+                note(found[0])
+            return found
+
+        def get_off_policy_mask(*args: Any, **more: Any) -> Any:
+            kept = mask_of(*args, **more)
+            self.safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())))()
+            return kept
+
+        for name, own in zip(names, (_compute_loss, logps, get_off_policy_mask), strict=True):
+            self.replace(name, own)
 
     def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
         recorder, run = self.recorder, self.run
@@ -198,14 +250,16 @@ class Session:
             recorder.close()
         recorder.look(step)
         self.control.refuse_rest(step)
-        ended = f"{status} after {step} steps{recorder.verdict}"
+        paused_s, before = self.control.paused_s, run.manifest().get("before") or {}  # the result of the session before
+        minutes = seconds / 60 + before.get("minutes", 0.0)
+        held_out = self.held_out.result(60 * minutes) if self.held_out else {}
+        ended = f"{status} after {step} steps{recorder.verdict}" + (f"; {told(held_out)}" if held_out else "")
         recorder.tell("end", ended)
-        if step or status in ("finished", "stopped"):
-            paused_s, before = self.control.paused_s, run.manifest().get("before") or {}  # the result of the session before
+        if step or self.warmed or self.point or status in ("finished", "stopped"):
             result = {
                 "status": status,
                 "steps": step,
-                "minutes": seconds / 60 + before.get("minutes", 0.0),
+                "minutes": minutes,
                 "paused_s": paused_s,
                 "rewards_s": sum(recorder.reward_s.values()),
                 "rewards_s_by_function": recorder.reward_s,
@@ -215,6 +269,7 @@ class Session:
                 "health": recorder.watchdog.found() if recorder.watchdog else [],
                 "drawing_s": sum(getattr(watcher, "drawing_s", 0.0) for watcher in recorder.watchers),
             }
+            result |= {"held_out": held_out} if held_out else {}
             run.update_manifest(result=result | ({"generation": self.generation.found()} if self.generation else {}))
             run.log_event(status, step, **details)
             if not self.policy:
@@ -282,7 +337,12 @@ class StagedSession(Session):
         wanted = wanted if processes.is_main() else "none"
         self.trackers, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
         print(*lines, sep="\n", end="\n" * bool(lines))
+        if self.made.plan.recipe.eval_every:
+            told_to = lambda *said, **more: self.recorder.held_out(*said, **more)  # noqa: E731 - made below
+            self.held_out = HeldOut(run, self.made.plan, self.policy, told_to, self.begun_at)
         super().__init__(run, trainer, stages, watchers, **more)
+        if self.held_out:
+            self.at_end.callback(self.held_out.suite.close)
         for tracker in self.trackers:
             self.at_end.callback(tracker.close)
 
@@ -300,7 +360,8 @@ class StagedSession(Session):
         self.policy.trained_in.append(self.run.name)
         for stage in self.stages:
             if stage is not self.stages[0]:
-                self.trainer = self.made.next_trainer(stage)
+                self.trainer, warned = self.made.next_trainer(stage)
+                print(*warned, sep="\n", end="\n" * bool(warned))
                 self._train = self.trainer.train
             result = self._train_stage(stage)
             if self.control.stopped_by:
@@ -310,11 +371,15 @@ class StagedSession(Session):
     def _train_stage(self, stage: Stage) -> Any:
         trainer, policy = self.trainer, self.policy
         adaptive = AdaptiveWeights(stage.adaptive, stage.suite)
+        own = stage.number if stage.task is not self.made.plan.task else None
+        rescue = Rescue(stage, self.run, kept_profile(self.run, own)) if stage.recipe.rescue != RescuePart() else None
 
         def scored(batch: ScoredBatch) -> None:
             # What a checkpoint of the step before says, if this one is not finished.
             self._before = batch.step, dict(self.recorder.on_record), copy.deepcopy(adaptive.state)
             adaptive.note(batch)
+            if rescue:
+                rescue.note(batch)
             self.recorder.batch(batch)
 
         stage.suite.on_batch = scored
@@ -323,8 +388,9 @@ class StagedSession(Session):
         self.restored, self._at_step_end, self._before = None, None, (0, {}, {})
         if self.point is not None and stage.number == self.point.stage:
             load_adapter(policy.model, self.point.folder)
-            self.restored = Restored(self.point, stage.steps)
-            self.restored.prepare(trainer)
+            if self.point.step:  # else it was saved for a warm start, and training begins as always
+                self.restored = Restored(self.point, stage.steps)
+                self.restored.prepare(trainer)
         self.fit = Fit(stage)
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
@@ -332,11 +398,16 @@ class StagedSession(Session):
         check_room(self.run, policy.model, min(more, trainer.args.save_total_limit or 1) - len(self.run.saved()))
         self._begin(stage, adaptive)
         self.replace("_save_checkpoint", self._save_checkpoint)
+        if rescue:
+            self.replace("_generate_and_score_completions", rescue.around(trainer))
         for tracker in self.trackers:
             trainer.add_callback(tracker)
         why_not = expected(stage.recipe, stage.settings, policy.model.device.type == "cuda")
         self.generation = Generation(policy.model, why_not, self._generates, before=self.generation)
         try:
+            with self.run.writing():
+                if not self._warm_start(stage):
+                    return None
             with self.generation, self.run.writing():
                 return self._train()
         except Exception as error:
@@ -346,6 +417,29 @@ class StagedSession(Session):
             raise explained from error
         finally:
             self.control.suite.close()
+
+    def _warm_start(self, stage: Stage) -> bool:
+        # Whether training may begin: there is no warm start, or it is over. It is saved before and after, so that a run that is
+        # killed in it begins it anew, and one that is killed later has it.
+        from transformers import set_seed
+
+        if stage.number or self.begun_at or stage.recipe.warm_start is None:
+            return True
+        if self.point is None or not self.point.state["warm_started"]:
+            self._save_before_first(warm_started=False)
+            if (found := warm_start.run(self)) is None:
+                load_adapter(self.policy.model, self.run.checkpoints / "checkpoint-0")
+                print(f"stopped in the warm start; `workbench continue {self.run.name}` begins it anew", flush=True)
+                return False
+            self.run.update_manifest(warm_start=found)
+            self._save_before_first(warm_started=True)
+        self.warmed = True
+        set_seed(self.trainer.args.seed)  # the same from here on, whether or not it goes on from that checkpoint
+        return True
+
+    def _save_before_first(self, **known: Any) -> None:
+        self._save_checkpoint(self.trainer.model, **known)
+        self.run.log_event("checkpoint", 0, folder="checkpoint-0")  # the watchers have not begun
 
     def _explained(self, error: Exception) -> Exception:
         from workbench.training.generation.decoding import NotNumbers  # imports transformers
@@ -363,7 +457,7 @@ class StagedSession(Session):
                 return cause
         return self.fit.explained(error)
 
-    def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
+    def _save_checkpoint(self, model: Any, trial: Any = None, **more: Any) -> None:
         # In the place of the trainer's own, which deletes an old checkpoint before the new one is whole, and saves nan.
         trainer, stage = self.trainer, self.stage
         weights = whole_weights(trainer)
@@ -374,7 +468,7 @@ class StagedSession(Session):
             recorded, adaptive = self.recorder.on_record, self.control.adaptive.state
         known = {"stage": stage.number, "done": trainer.state.global_step - stage.offset, "adaptive": adaptive}
         known["recorded"] = recorded | {"events.jsonl": self.recorder.state.in_force}
-        save_checkpoint(trainer, self.run, known, self._at_step_end, weights)
+        save_checkpoint(trainer, self.run, known | more, self._at_step_end, weights)
 
     def _generates(self, why_not: str | None) -> None:
         step, by = self.trainer.state.global_step + 1, {"by": "trl", "why": why_not} if why_not else {"by": "workbench"}
@@ -401,6 +495,10 @@ class StagedSession(Session):
             if self.point:
                 recorder.on_record = recorded(self.run, begun_at)
             recorder.event("continued" if self.point else "started", begun_at, generation=how, **inexact)
+            if self.warmed:
+                recorder.event("warm_start", 0, **self.run.manifest()["warm_start"])
+        if self.held_out and stage is self.stages[0]:
+            self.held_out.begin(self.warmed)
         if restored:
             self.control.catch_up()
             return
@@ -434,6 +532,8 @@ class StagedSession(Session):
         # The random states, before anything that comes after draws from them.
         self._at_step_end = processes.gathered({**random_states(), "tokens": state.num_input_tokens_seen})
         ended = state.global_step >= state.max_steps
+        if self.held_out:
+            self.held_out.after(state.global_step, ended and self.stage is self.stages[-1])
         self.control.boundary(state.global_step, control, ends=ended and self.stage is not self.stages[-1])
         if ended or control.should_training_stop:
             control.should_log = True  # the last steps have a row, too, where logging_steps does not divide

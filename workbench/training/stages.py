@@ -21,7 +21,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
-from workbench.training import plan
+from workbench.training import plan, rescue
 from workbench.training.plan.device import COST, NOT_IN_FORCE, Machine
 from workbench.training.plan.values import check_trackers
 from workbench.training.policy import Policy
@@ -91,6 +91,7 @@ def planned_stages(
         check_trackers(settings["report_to"])
         rows, suite = _rehearsed(own, part, own_task, settings, planned, adaptive) if own_task is not None else ([], None)
         source = (own_task.source if own_task else "") or (str(find(file)) if Path(file).suffix == ".py" else "")
+        notes += rescue.notes(own, settings, planned, rows)
         offset = stages[-1].offset + stages[-1].steps if stages else 0
         name = part.name if part else ONLY_STAGE
         stages.append(Stage(name, number, own, own_task, rows, settings, planned, suite, adaptive, notes, source, offset))
@@ -167,6 +168,7 @@ def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
         if longer:
             notes.append(f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(rows)} kept")
         plan.check_prompts(len(rows), stage.planned)
+        rescue.notes(stage.recipe, stage.settings, stage.planned, rows)  # it may draw more of them at once
     measured.check_budget(stage.settings["max_completion_length"], max_seq_length)
     left_out, notes = stage.left_out_too_long + len(longer), list(dict.fromkeys([*stage.notes, *notes]))
     return replace(stage, rows=rows, left_out_too_long=left_out, lengths_tokens=lengths, notes=notes)

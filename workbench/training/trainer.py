@@ -16,7 +16,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.training import plan as settings_of
-from workbench.training.attach import attach, changed_policy, go_on, manifest_of
+from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
@@ -37,7 +37,8 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     >>> run = wb.attach(trainer, plan)  # leave it out, and nothing is recorded
     >>> _ = trainer.train()
 
-    It is that of the plan's first stage. Attached, `trainer.train()` trains the later ones, too.
+    It is that of the plan's first stage. Attached, `trainer.train()` trains the later ones, too, after a warm start if the
+    recipe asks for one, and does what `rescue` says.
 
     Args:
         output_dir: where it saves if it is not attached; None: a folder that goes away with it.
@@ -57,7 +58,8 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
         output_dir = tempfile.mkdtemp(prefix="workbench-")
         weakref.finalize(built, shutil.rmtree, output_dir, ignore_errors=True)
     configs = {stage.number: build_config(config_class, stage, output_dir, policy) for stage in made.stages}
-    trainer = built(made.stages[0])
+    trainer, heard = built(made.stages[0])
+    made = replace(made, notes=(*made.notes, *(line for line in heard if line not in made.notes)))
     vars(trainer)[Made.KEY] = Made(plan, made, policy, built)
     return trainer
 
@@ -162,6 +164,7 @@ def continue_run(
     if changed.refused and not accept_changes:
         raise _another_run(run, changed)
     trainer = make_trainer(replace(plan, stages=left), policy)
+    changed_settings(run, trainer, changed, left[0].number)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     before, reached = run.manifest(), run.result()["steps"]
     processes.in_main(lambda: run.reopen(point.step, take_over))
@@ -170,7 +173,8 @@ def continue_run(
         if changed.refused:  # what was accepted is what the run is from here on
             stages = [*plan.stages[: -len(left)], *vars(trainer)[Made.KEY].plan.stages]
             found = manifest_of(plan.recipe, policy, stages, trainer, list(plan.notes))
-            found = {name: value for name, value in found.items() if name not in ("id", "created", "versions")}
+            found = {name: value for name, value in found.items() if name not in ("id", "created", "versions", "environment")}
+        found["environment_after"] = environment_after(before, point.step)
         found |= {"recipe": (recipe if steps else plan.recipe).model_dump(mode="json"), "processes": processes.count()}
         run.update_manifest(**found)
         news = [f"WARNING: {what}" for what in point.passed_over]
@@ -178,7 +182,10 @@ def continue_run(
         news += [f"not as when {run.name} was begun, and accepted: {what}" for what in changed.refused]
         news.append(f"{run.name} goes on after step {point.step}, from {point.folder.name}")
         news[-1] += f", to step {left[-1].offset + left[-1].steps}" if left[-1].steps > 0 else ""
+        news[-1] += "; its warm start was not over and begins anew" * (not point.state.get("warm_started", True))
         news[-1] += f"; steps {point.step + 1} to {reached} are trained again" if reached > point.step else ""
+        if recipe.warm_start is not None and point.step and "warm_start" not in before:
+            news.append("warm_start changes nothing here: it comes before the first step")
         go_on(run, trainer, point, watchers, news)
         if changed.shown or changed.refused or point.passed_over:
             run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)
@@ -208,8 +215,8 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
     return config
 
 
-def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy) -> Any:
-    """TRL's trainer for a stage, on the policy's own adapter; or a RecipeError, for what it does not accept together."""
+def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy) -> tuple[Any, list[str]]:
+    """(TRL's trainer for a stage, on the policy's own adapter; what it warns of). RecipeError for what it refuses together."""
     from datasets import Dataset
     from transformers import PrinterCallback
 
@@ -218,7 +225,7 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
         model.delete_adapter("ref")
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
     own = {"processing_class": tokenizer, "reward_funcs": stage.suite.funcs, "args": config, "train_dataset": rows}
-    with taken_together():
+    with taken_together() as heard:
         trainer = trainer_class(model=model, **own)
     trainer.remove_callback(PrinterCallback)
     # A form that nobody has filled in, and that asks trackers for their addresses at every checkpoint.
@@ -229,7 +236,7 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
         model.delete_adapter("ref")
     # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates vanish.
     adapter_in_float32(model)
-    return trainer
+    return trainer, heard
 
 
 def _another_run(run: RunDirectory, changed: Changed) -> RunError:
@@ -265,7 +272,7 @@ def _all_trained(recipe: Recipe, point: Point) -> bool:
     trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
     asked = sum(stage.steps for stage in recipe.stages) or recipe.grpo.get("max_steps") or -1
     asked = asked if asked > 0 else trained["max_steps"]  # of so many epochs
-    return point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= asked
+    return point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= asked and point.step > 0
 
 
 def _unfinished(stage: Stage, point: Point) -> bool:

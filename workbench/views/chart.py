@@ -78,7 +78,7 @@ class Chart:
         style(axis)
         self.head(self.legend_rows)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-        self.right = axis.twinx() if any(line.right for line in self.lines) else None
+        self.right = axis.twinx() if self.right_share or any(line.right for line in self.lines) else None
         self.axes = [axis] if self.right is None else [axis, self.right]
         if self.right is not None:
             self.right.spines["top"].set_visible(False)

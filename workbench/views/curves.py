@@ -18,6 +18,7 @@ from workbench.views.tables import cut, short_name
 MOST_MARKS = 60  # vertical lines
 MOST_NUMBERS = 8  # of them that are numbered and explained
 MOST_NAMED = 11  # functions in the legend
+VIOLET = "#5b2a86"  # of held-out prompts: no function has it
 _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
 # Pixels of the words over the charts at the top, under any chart, and left of the second and third column.
@@ -45,7 +46,7 @@ def _charts() -> dict[str, tuple[int, Any, dict[str, Any]]]:
     step = [Line(metrics.STEP_S, "whole step", BLACK, 0.8)]
     title = "reward: total, and the weighted mean of each function"
     return {
-        "reward": (0, slice(0, 2), dict(title=title, lines=reward, points=4 * MAX_POINTS // 5)),
+        "reward": (0, slice(0, 2), dict(title=title, lines=reward, right_share=True, points=4 * MAX_POINTS // 5)),
         "raw": (0, 2, dict(title="mean of each function,\nunweighted; colours as on the left", legend_rows=0)),
         "std": (1, 0, dict(title="reward std", lines=std, legend_rows=2, columns=1)),
         "groups": (1, 1, dict(title="groups", lines=dead, stack=groups, share=True, legend_rows=2, columns=2)),
@@ -80,13 +81,20 @@ class RunFigure:
             self.charts[key].axis.text(0.5, 0.5, words, transform=self.charts[key].axis.transAxes, **look)
             for key, words in (("kl", KL_UNMEASURED), ("entropy", NO_ENTROPY))
         )
-        self._marks = _Marks(self.charts)
+        self._marks, self._held_out = _Marks(self.charts), _HeldOut(self.charts["reward"])
         self._shown_frame: dict[str, Any] = {}  # what each chart of the kept frame was drawn for, and the frame
         self._frame: Any = None
-        self._named: list[str] = []  # what the legend says
+        self._named: list[Any] = []  # what the legend says
 
-    def draw(self, history: History, title: str = "", note: str = "", marks: Sequence[Mark] = ()) -> bytes:
-        """The figure with this history in it, as PNG bytes.
+    def draw(
+        self,
+        history: History,
+        title: str = "",
+        note: str = "",
+        marks: Sequence[Mark] = (),
+        held_out: Sequence[dict[str, Any]] = (),
+    ) -> bytes:
+        """The figure with this history in it, as PNG bytes; `held_out` is as `run.held_out` reads it.
 
         The title is one line (empty: the run's name), the note small text beneath it, of which two lines are shown.
         """
@@ -102,8 +110,9 @@ class RunFigure:
         self._title.set_text(as_text(cut(title or self.name, 118 if len(history) <= points else 72)))
         self._note.set_text(as_text("\n".join(textwrap.wrap(note, 175, max_lines=2, placeholder=" …"))))
         steps, limit = np.array(history.steps), self._most_x(history.step)
-        fitted = {"reward": self._fit_legend(history), **self._fit(history)}
+        fitted = {"reward": (self._fit_legend(history, bool(held_out)), bool(held_out)), **self._fit(history)}
         depends: dict[str, Any] = {key: (own.fill(steps, history, limit), fitted.get(key)) for key, own in self.charts.items()}
+        self._held_out.fill(held_out)
         self._key.set_text(as_text(self._marks.fill(marks, limit)))
         told = f"lines: means of up to {-(-len(steps) // points)} steps; shading: min to max"
         depends[""] = told if len(steps) > self.charts["reward"].points else ""
@@ -138,18 +147,20 @@ class RunFigure:
         self._no_entropy.set_visible(len(history) > 0 and missing[metrics.ENTROPY])
         return {"kl": (measured, label), "time": split, "entropy": self._no_entropy.get_visible()}
 
-    def _fit_legend(self, history: History) -> int:
+    def _fit_legend(self, history: History, held_out: bool) -> int:
         chart, names = self.charts["reward"], []
-        for line in chart.lines[1:]:
+        total, *functions = chart.lines
+        for line in functions:
             weight, short = history.weights.get(line.label, 1.0), cut(short_name(line.label), _LONGEST_NAME)
             names.append(short if weight == 1 else f"{short} x {weight:.3g}")
         if len(names) > MOST_NAMED:
             names = [*names[: MOST_NAMED - 1], f"and {len(names) - MOST_NAMED + 1} more"]
-        if names != self._named or chart.shown_legend is None:
-            self._named = names
-            shown = [line.artist for line in chart.lines[: MOST_NAMED + 1]]
-            for artist, name in zip(shown[1:], names, strict=True):
+        if [*names, held_out] != self._named or chart.shown_legend is None:
+            self._named = [*names, held_out]
+            shown = [line.artist for line in functions[:MOST_NAMED]]
+            for artist, name in zip(shown, names, strict=True):
                 artist.set_label(as_text(name))
+            shown = [total.artist, *shown, *[self._held_out.points] * held_out]
             chart.head(-(-len(shown) // _LEGEND_COLUMNS))
             # Weights may change at every step, and the frame does not depend on them.
             chart.legend(shown, _LEGEND_COLUMNS).set_animated(True)
@@ -183,6 +194,29 @@ class RunFigure:
         levels = [height * (1 - tops[0]) - _OVER, *(height * (1 - bottom) + _UNDER for bottom in bottoms)]
         spans = ((levels, spot.rowspan), (edges, spot.colspan))
         return tuple(slice(round(places[span.start]), round(places[span.stop])) for places, span in spans)
+
+
+class _HeldOut:
+    """Held-out prompts over the rewards, on the right: the share that is correct with its 95 % interval, and base's, dashed."""
+
+    def __init__(self, chart: Chart) -> None:
+        self._axis = chart.right
+        look = {"color": VIOLET, "animated": True}
+        dots = {"marker": "o", "markersize": 5, "markeredgecolor": "white", "clip_on": False, **look}
+        (self._base,) = self._axis.plot([], [], linewidth=1, linestyle="--", **look)
+        (self._bars,) = self._axis.plot([], [], linewidth=1.2, alpha=0.6, **look)
+        (self.points,) = self._axis.plot([], [], linewidth=1.2, label="held-out correct, base dashed (right)", **dots)
+        chart.extra += [self._base, self._bars, self.points]
+        self._axis.tick_params(labelright=False, right=False)
+
+    def fill(self, found: Sequence[dict[str, Any]]) -> None:
+        """Place the measurements, the base's (step 0) first."""
+        self._axis.tick_params(labelright=bool(found), right=bool(found))
+        self.points.set_data([own["step"] for own in found], [own["correct"] for own in found])
+        x = [value for own in found for value in (own["step"], own["step"], np.nan)]
+        self._bars.set_data(x, [value for own in found for value in (own["low"], own["high"], np.nan)])
+        base = [own["correct"] for own in found[:1]]
+        self._base.set_data([0, self._axis.get_xlim()[1]] if base else [], base * 2)
 
 
 class _Marks:

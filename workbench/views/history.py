@@ -145,8 +145,9 @@ def add_mark(marks: list[Mark], event: dict[str, Any]) -> None:
         marks[:] = [*(before for before in marks if before.after <= after), Mark(step + 1, STAGE, "continued", after)]
     elif kind == "checkpoint":
         marks.append(Mark(step, CHECKPOINT, "checkpoint", after))
-    elif kind == "stage" and step:  # the stage that a run begins with is no change
-        mark = Mark(step + 1, STAGE, cut(f"stage {event.get('stage', '')}", _LONGEST), after)
+    elif kind == "warm_start" or (kind == "stage" and step):  # the stage that a run begins with is no change
+        named = f"warm start on {event.get('samples')}" if kind == "warm_start" else f"stage {event.get('stage', '')}"
+        mark = Mark(step + 1, STAGE, cut(named, _LONGEST), after)
         marks += [mark] if mark not in marks else []  # a stage that a continued run begins again is one stage
     elif kind == "control" and event.get("applied") and (text := change_text(event)):
         by_itself = str(event.get("by", "")).startswith("adaptive")

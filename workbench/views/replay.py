@@ -13,7 +13,8 @@ from workbench.views.tables import Table, Verbatim, View, number, one_line, pre,
 
 _NONE = "none (zero std)"
 MOST_ALIVE = 10  # groups that are listed
-_FUNCTIONS = ["function", "code", "reward hash", "weight", "mean score", "completions rescored", "groups it decides"]
+_FUNCTIONS = ["function", "code", "reward hash", "weight", "mean score", "share of the advantages", "completions rescored"]
+_FUNCTIONS += ["groups it decides"]
 _EXAMPLES = ["step/group/generation", "prompt", "completion", "total", "advantage", "scores that differ"]
 
 
@@ -33,7 +34,8 @@ def replay_tables(found: Replay) -> list[Table]:
     for row in found.functions:
         hashes, decided = f"{row['old_hash'] or '-'} -> {row['new_hash'] or '-'}", f"{row['old_decided']} -> {row['new_decided']}"
         changed = [_pair(row[f"old_{of}"], row[f"new_{of}"]) for of in ("weight", "mean")]
-        functions.append([row["name"], row["change"], hashes, *changed, row["rescored"], decided])
+        shares = " -> ".join("-" if (of := row[f"{side}_share"]) is None else f"{of:.0%}" for side in ("old", "new"))
+        functions.append([row["name"], row["change"], hashes, *changed, shares, row["rescored"], decided])
     named = {pair: [_NONE if name == DEAD else name for name in pair] for pair in found.deciders if pair[0] != pair[1]}
     deciders = [[*names, found.deciders[pair], f"{found.deciders[pair] / found.groups:.0%}"] for pair, names in named.items()]
     for row in found.examples:

@@ -17,6 +17,7 @@ from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory, planned_steps
+from workbench.run.held_out import held_out
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
@@ -52,6 +53,7 @@ class RunView:
         self.group_every, self.figure = max(1, group_every), RunFigure()
         self.history, self.state = History(), RunState()
         self.marks: list[Mark] = []
+        self.held_out: list[dict[str, Any]] = []  # measurements of held-out prompts
         self.verdicts: list[Any] = []
         self.group: ShownGroup | None = None
         self.name, self.total, self.stages = "", 0, False
@@ -64,7 +66,7 @@ class RunView:
         begun = RunState.begun(run.manifest())
         self.state = begun if beta is None else replace(begun, beta=beta)
         self.history = History(self.state.weights)
-        self.marks, self.verdicts, self.group = [], [], None
+        self.marks, self.held_out, self.verdicts, self.group = [], [], [], None
         self.figure.name, self.figure.total = run.name, self.total
 
     def row(self, step: int, values: Mapping[str, Any]) -> None:
@@ -75,6 +77,7 @@ class RunView:
     def event(self, event: dict[str, Any]) -> None:
         """Take note of one event."""
         add_mark(self.marks, event)
+        self.held_out = held_out([*self.held_out, event])
         self.state.apply(event)
         self.fresh = True
         self.steered |= bool(event.get("event") == "control" and event.get("applied") and event.get("by") != "adaptive")
@@ -96,6 +99,9 @@ class RunView:
         for label, key, form in _NUMBERS:
             if (value := self.history.last(key)) is not None or key != DEAD:
                 parts.append(f"{label} {'not measured' if value is None else format(value, form)}")
+        if self.held_out:
+            base, last = (f"{own['correct']:.0%}" for own in (self.held_out[0], self.held_out[-1]))
+            parts.append(f"held-out {last} (base {base})" if len(self.held_out) > 1 else f"held-out base {base}")
         if elapsed_s is not None:
             parts.append(f"took {clock(elapsed_s)}" if message else f"{clock(elapsed_s)} elapsed")
         if not message and not paused and (left := self.left_s(elapsed_s)):
@@ -117,7 +123,7 @@ class RunView:
         self.fresh = self.steered = False
         self.figure.beta = self.state.beta or 0.0
         title, _, note = (heading or f"{self.name}: picture of {self._place()}").partition(GAP)
-        return self.figure.draw(self.history, title, note, self.marks), title
+        return self.figure.draw(self.history, title, note, self.marks, self.held_out), title
 
     def below(self) -> str:
         """HTML of what stands under the picture: the verdicts on the run's health, and the latest group."""

@@ -11,6 +11,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from workbench.printable import Guarded, printable, unguarded
+from workbench.run.held_out import in_numbers
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.tables import number, plain
 
@@ -73,6 +74,7 @@ class TerminalProgress:
 
     def __init__(self, remaining: bool = True, every: int = 10) -> None:
         self.bar, self._every, self._step = Bar("steps", remaining), every, 0
+        self._latest: dict[str, Any] = {}  # a step that generates nothing has no rewards of its own
 
     def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None:
         self.task = self.bar.add_task(run.name, total=total_steps or None, numbers="")
@@ -80,11 +82,17 @@ class TerminalProgress:
 
     def update(self, step: int, values: dict[str, Any], more: str = "") -> None:
         """Bring the bar to a step: its reward, within-group std, KL and share of dead groups, and what else is said."""
-        text = "  ".join(f"{label} {number(values.get(key), form)}" for label, key, form in _NUMBERS) + more
+        self._latest |= {key: values[key] for _, key, _ in _NUMBERS if values.get(key) is not None}
+        text = "  ".join(f"{label} {number(self._latest.get(key), form)}" for label, key, form in _NUMBERS) + more
         self.bar.update(self.task, completed=step, numbers=text)
         if not self.bar.console.is_terminal and step != self._step and step % self._every == 0:
             print(f"step {step}: {text}", file=sys.stderr, flush=True)
         self._step = step
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Held-out prompts were measured: a line."""
+        if event.get("event") == "held_out":
+            self.say(f"step {event['step']}: held-out {in_numbers(event)}")
 
     def say(self, text: str) -> None:
         """A line that stays above the bar."""

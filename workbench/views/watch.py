@@ -75,6 +75,7 @@ def follow(run: FollowedRun, every_s: float = 1.0) -> str:
                 terminal.say(f"step {mark.step}: {mark.text}")
             marked = len(run.marks)
             for event in events:
+                terminal.event(event)
                 if event.get("event") == "control" and not event.get("applied"):
                     terminal.say(f"step {event.get('step')}: {answer_line(event)}")
     terminal.say(run.line().partition(GAP)[0])

@@ -7,8 +7,8 @@ key where the run's data cannot show it.
 
 from __future__ import annotations
 
-from workbench.health.rules import completions, numbers, rewards
+from workbench.health.rules import completions, numbers, rewards, switches
 from workbench.health.verdicts import NAMES
 
-_ALL = {**vars(numbers), **vars(rewards), **vars(completions)}
+_ALL = {**vars(numbers), **vars(rewards), **vars(completions), **vars(switches)}
 RULES = [_ALL[name] for name in NAMES]

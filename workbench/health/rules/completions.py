@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from typing import Any
 
-from workbench.health.trends import percent, share, slope
-from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, RunView, Verdict, is_number, missing, rule
-from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, IDENTICAL, NOT_SCORED, SAME_SCORE
+import numpy as np
+
+from workbench.health.trends import GAINED, paired_trend, percent, share, slope
+from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, WINDOW, RunView, Verdict, is_number, missing, rule
+from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, IDENTICAL, NOT_SCORED, SAME_SCORE, cancel_words
+from workbench.run.held_out import best_of, flags
 from workbench.run.metrics import STEP_S
+
+FAR = 200  # batches that are looked at, at most
+MEASURED = 4  # times that held-out prompts were, at least
 
 _DEAD = {  # what most dead groups are -> (cause, remedy)
     ALL_WRONG: (
@@ -18,6 +25,10 @@ _DEAD = {  # what most dead groups are -> (cause, remedy)
     ),
     SAME_SCORE: ("different completions are paid the same", "look at one such group in notebook 04; give the reward finer steps"),
     IDENTICAL: ("the policy writes the same text each time", "raise the temperature; more equal completions do not help"),
+    CANCELLED: (
+        "what one function pays, another takes away",
+        "change a weight: `workbench replay` shows which groups come alive with --weight, or --aggregation normalize_then_sum",
+    ),
     NOT_SCORED: ("no function scored their completions", "see events.jsonl for functions that fail, or score these prompts too"),
 }
 
@@ -27,19 +38,84 @@ def dead_groups(view: RunView) -> Verdict:
     """Groups that teach nothing, and not because they are all right."""
     groups, size, kinds = view.total("group_count"), view.recent[-1].group_size, view.dead_kinds()
     done = kinds.pop(ALL_RIGHT)
-    found, learnt = share(sum(kinds.values()), groups), share(done, groups)
+    found = share(sum(kinds.values()), groups)
     evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
+    line = f"{percent(found.value)} of the latest {groups} groups are dead without being all right"
+    if view.dead_in_loss is not None and view.dead_in_loss <= 0.25:
+        line += f"; of those that were learnt from {percent(view.dead_in_loss)} are dead"
+        return view.verdict(OK, line, evidence)
+    cancelled = Counter(group.cancels for batch in view.recent for group in batch.groups if group.cancels)
     if found.low > 0.25:
         worst = max(kinds, key=kinds.get)
         words = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
         line = f"{percent(found.value)} of the latest {groups} groups teach nothing: {words}"
+        for commonest, _ in cancelled.most_common(1):
+            evidence |= {"cancel": dict(commonest)}
+            of_these = sum(count for each, count in cancelled.items() if dict(each).keys() == dict(commonest).keys())
+            seen = sum(len(batch.groups) for batch in view.recent)  # of many groups a summary keeps the first
+            line += f"; {cancel_words(commonest)} cancel in {of_these} of {seen} groups"
         prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
-        return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, *_DEAD[worst], prompts=prompts)
-    if learnt.low > 0.5:
-        line = f"{percent(learnt.value)} of the latest {groups} groups are all right: nothing left to learn there"
-        prompts = view.prompts(lambda group: group.dead and group.right == size)
-        return view.verdict(NOTE, line, evidence, "", "stop here, or go on with harder prompts", prompts=prompts)
-    return view.verdict(OK, f"{percent(found.value)} of the latest {groups} groups are dead without being all right", evidence)
+        cause, remedy = _DEAD[worst]
+        remedy += view.helps_to_begin * (worst == ALL_WRONG)
+        return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, cause, remedy, prompts=prompts)
+    return view.verdict(OK, line, evidence)
+
+
+@rule()
+def learnt_out(view: RunView) -> Verdict:
+    """Groups that are all right, batch after batch, and neither the reward nor held-out prompts that still gain.
+
+    A warning once 20 batches bought nothing; where held-out prompts do not tell, with three in four groups all right.
+    """
+    groups, size, batches = view.total("group_count"), view.recent[-1].group_size, view.batches[-FAR:]
+    done = np.array([view.dead_kinds([batch])[ALL_RIGHT] for batch in batches])
+    learnt = share(int(done[-WINDOW:].sum()), groups)
+    evidence = {"groups": groups, "all_right": learnt.value, "at_least": learnt.low}
+    line = f"{percent(learnt.value)} of the latest {groups} groups are all right"
+    if learnt.low <= 0.5 or (view.dead_in_loss is not None and view.dead_in_loss <= 0.5):
+        return view.verdict(OK, line, evidence)
+    note = f"{line}: nothing left to learn there"
+    prompts = view.prompts(lambda group: group.dead and group.right == size)
+    remedy = "stop here, or go on with harder prompts"
+    # Back from the end, as long as the same can be said of every window of so many batches; then on to where the reward is flat.
+    latest, counted = len(batches) - WINDOW, np.array([batch.group_count for batch in batches])
+    begin, rewards = latest, view.rewards_of(batches)
+    while begin > 0 and share(*(int(own[begin - 1 : begin - 1 + WINDOW].sum()) for own in (done, counted))).low > 0.5:
+        begin -= 1
+    flat = next((start for start in range(begin, latest + 1, 5) if start >= 0 and slope(rewards[start:]).low <= 0), 0)
+    since, level, told = batches[flat].step, slope(rewards[flat:]).low <= 0, "the reward is flat"
+    certain = level and learnt.low > 0.75
+    # The policy that wrote batch n had been trained for n - 1 steps.
+    measured = [*{own["step"]: own for own in view.held_out if own["step"] >= since - 1}.values()]
+    if len(measured) >= MEASURED:
+        solved = np.array([flags(own)[:, 0] for own in measured], dtype=float)
+        gains = [paired_trend(solved[place:]) for place in range(len(solved) - MEASURED + 1)]
+        place = next((place for place, gain in enumerate(gains) if gain.low <= 0), None)  # while they clearly gain, it learns
+        if place is None or gains[place].high >= GAINED:
+            word = "still gain" if place is None else "may still gain: 10 points cannot be ruled out"
+            return view.verdict(NOTE, f"{line}, but held-out prompts {word}", evidence, "", remedy, prompts=prompts)
+        gain, held = gains[place], float(solved[place:].mean())
+        since, certain = max(since, measured[place]["step"] + 1), level
+        told = "held-out prompts " + (f"stay at {percent(held)}" if gain.high >= 0 else "even got worse")
+        told += f" ({100 * gain.low:+.0f} to {100 * gain.high:+.0f} points in that time)"
+        evidence |= {"held_out": held, "gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
+    elif view.held_out:
+        words = f"held-out prompts were measured {len(measured)} times since step {since}: too few to tell"
+        return view.verdict(NOTE, f"{note}; {words}", evidence, "", remedy, prompts=prompts)
+    else:
+        told += ", as far as training prompts tell (eval_every measures held-out ones)"
+    count = batches[-1].step - since + 1
+    if not certain or count < WINDOW:
+        return view.verdict(NOTE, note, evidence, "", remedy, prompts=prompts)
+    times = [seconds for step, seconds in view.numbers(STEP_S) if step >= since]
+    minutes = count * statistics.fmean(times or [0.0]) / 60  # a row may be a mean over several steps
+    evidence |= {"since": since, "steps": count, "minutes": minutes}
+    line = f"the last {count} steps ({minutes:.2g} minutes) bought nothing: {line}, and {told}"
+    if best := best_of(view.held_out):
+        evidence["best_step"] = best["step"]
+        remedy = f"{remedy}; the best adapter by the held-out prompts is that of step {best['step']}"
+    cause = "the policy solves what it is asked, and a group that is all right has no gradient"
+    return view.verdict(WARNING, line, evidence, cause, remedy, over=(since, batches[-1].step), prompts=prompts)
 
 
 @rule()

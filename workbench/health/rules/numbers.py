@@ -1,4 +1,4 @@
-"""What can go wrong with the arithmetic: KL, NaN, gradients of zero."""
+"""What can go wrong with the arithmetic: KL, entropy, NaN, gradients of zero."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.health.verdicts import ALARM, NOTE, OK, WARNING, RunView, Verdict, early, is_number, missing, rule
-from workbench.run.metrics import GRAD_NORM, KL, LEARNING_RATE, REWARD
+from workbench.health.trends import change_of_share, percent
+from workbench.health.verdicts import ALARM, NOTE, OK, WARNING, RunView, Verdict, counts, early, is_number, missing, rule
+from workbench.run.metrics import ENTROPY, GRAD_NORM, KL, LEARNING_RATE, REWARD
 
 # Nats per token. 0.5 is far outside what a run at its usual settings reaches; the old advice of 10 to 20 nats per completion
 # is 0.03 to 0.1 per token at 200 to 300 tokens.
 KL_ALARM, KL_WARNING, KL_EARLY = 0.5, 0.2, 0.1
+FELL, FLAT = 7, 0.15  # times that entropy fell; flat is where a larger rise of the share of right completions is ruled out
 
 
 def _at_the_end(values: Sequence[Any], holds: Callable[[Any], Any]) -> int:
@@ -68,6 +70,31 @@ def kl_runaway(view: RunView) -> Verdict:
     cause = f"{known} is too high{or_beta}, or a reward pays for text that the base model would never write"
     remedy = "read the latest completions; go back to an earlier checkpoint, with a lower learning rate or a higher beta"
     return view.verdict(state, words, evidence, cause, remedy, over=(since or values[0][0], values[-1][0]))
+
+
+@rule(batches=12)
+def entropy_collapse(view: RunView) -> Verdict:
+    """A policy that has become far surer of its words, and is no more often right."""
+    batches = view.batches[-len(view.rewards) :]
+    values = [value for step, value in view.numbers(ENTROPY) if step >= batches[0].step]
+    if not values:
+        return missing(ENTROPY, "the metrics have no entropy: Unsloth's trainer on a GPU logs none")
+    if len(values) < 8:
+        return early(8, len(values), "rows")
+    rows, size = min(10, len(values) // 4), min(10, len(batches) // 4)
+    first, last = statistics.median(values[:rows]), statistics.median(values[-rows:])
+    right = [counts(end, "right") for end in (batches[:size], batches[-size:])]
+    rose, (before, now) = change_of_share(*right), (count / of for count, of in right)
+    evidence = {"before": first, "after": last, "right_before": before, "right_after": now, "right_rose_at_most": rose.high}
+    words = f"entropy {first:.2g} -> {last:.2g} nats per token, right {percent(before)} -> {percent(now)}"
+    # Learning makes a policy sure, too. Only where a rise can be ruled out was it bought with nothing.
+    flat = rose.low <= 0 and rose.high < FLAT and view.reward_slope.low <= 0 and now < 0.9
+    if first < FELL * last or not flat:
+        return view.verdict(OK, words, evidence, over=batches)
+    cause = "each update makes what is likely likelier, until what was worth trying is no longer sampled"
+    remedy = "go back to a checkpoint from before; then a lower learning rate, entropy_coef = 0.001 to 0.01, or "
+    remedy += "top_entropy_quantile = 0.2; with several updates per generation also epsilon_high = 0.28"
+    return view.verdict(WARNING, f"{words}: surer, and no better", evidence, cause, remedy, over=batches)
 
 
 @rule(batches=0)

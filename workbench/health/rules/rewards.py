@@ -61,10 +61,13 @@ def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
         line += "; what it could pay is not known"
         cause = "it reads the completion in another shape than it gets it, or asks for something that none of them has"
         remedy = "run `workbench probe`; if it is a penalty that has not had to strike, declare it with @max_score(0)"
+        if view.config.warm_start and name == view.config.right_by:
+            cause, remedy = "too hard a task: it can pay, as it did in the warm start", view.helps_to_begin.removeprefix("; ")
         return view.verdict(WARNING, line, evidence, cause, remedy, **about)
     evidence["cut"] = cut = view.total("clipped", batches) / seen
     cause = "none has what it asks for: a pattern that stops at a line break, another form of answer, or too hard a task"
     remedy = "run `workbench probe` on the task: it scores a reference completion and reports what stands in the way"
+    remedy += view.helps_to_begin * (name == view.config.right_by)
     if cut > 0.5:
         cause = f"{percent(cut)} of the completions were cut at the limit, perhaps before what it looks for"
         remedy = "raise max_completion_length first, then look again"

@@ -11,8 +11,10 @@ import dataclasses
 from typing import Any
 
 from workbench.errors import RecipeError
-from workbench.recipe import PolicyPart, Recipe
+from workbench.recipe import Recipe
+from workbench.training.plan.algorithms import papers_fields, papers_notes
 from workbench.training.plan.batches import Batch, batch, check_prompts, in_words, whole_groups
+from workbench.training.plan.combinations import advice
 from workbench.training.plan.device import Machine, asks_for_vllm, fitted
 from workbench.training.plan.in_force import asked_of, built, check_in_force, in_force_table
 from workbench.training.plan.names import overridden, renamed
@@ -20,13 +22,9 @@ from workbench.training.plan.values import DEFAULTS, check_values, field_kinds
 
 __all__ = [
     "DEFAULTS", "Batch", "Machine", "asked_of", "batch", "built", "check_in_force", "check_lengths", "check_prompts",
-    "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised", "overridden", "renamed",
-    "stages_decide",
+    "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised", "overridden", "papers_fields",
+    "renamed", "stages_decide",
 ]  # fmt: skip
-
-CISPO_EPSILON_HIGH = 5.0  # epsilon_max of the ScaleRL paper
-LEAST_FOR_LORA = 1e-6
-MUCH_BETA = 0.05
 
 
 def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[Recipe, dict[str, Any], list[str]]:
@@ -43,35 +41,12 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
         found["max_steps"] = -1  # the default number of steps would win over the epochs that were asked for
     if found["max_steps"] == -1 and found.get("num_train_epochs") is None:
         found["num_train_epochs"] = 1
-    papers = _as_the_paper(found, asked, fields)
+    # Unsloth's GPU class sets some of these by itself, and TRL's does not: said here, a recipe trains the same on both.
+    papers = papers_fields(recipe, fields)
+    found |= papers
     found, raised = whole_groups(found, asked)
     found, changed = fitted(found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe)))
-    return recipe, found, [*notes, *papers, *raised, *changed, *_advice(recipe, found)]
-
-
-def _as_the_paper(found: dict[str, Any], asked: dict[str, Any], fields: set[str]) -> list[str]:
-    # Unsloth's GPU class changes other settings when one of these losses is asked for by name, and TRL's does not. Saying
-    # them here makes a recipe train the same on both.
-    match asked.get("loss_type"):
-        case "dr_grpo" if "scale_rewards" not in asked:
-            found["scale_rewards"] = "none"
-            return ["loss_type = 'dr_grpo' goes with scale_rewards = 'none', as in its paper and as Unsloth sets it"]
-        case "cispo" if asked.get("epsilon_high") is None:
-            found["epsilon_high"] = CISPO_EPSILON_HIGH
-            return [
-                "loss_type = 'cispo' caps each weight at epsilon_high itself, not at 1 + epsilon_high; here "
-                f"{CISPO_EPSILON_HIGH:g}, which TRL and Unsloth recommend (TRL's own, epsilon, would cap them all below 1)"
-            ]
-        case "dapo":
-            pinned = {"mask_truncated_completions": False, "epsilon_high": found.get("epsilon") or 0.2}
-            pinned = {name: value for name, value in pinned.items() if name in fields and asked.get(name) is None}
-            found |= pinned
-            values = ", ".join(f"{name} = {value}" for name, value in pinned.items())
-            return [
-                f"loss_type = 'dapo' by name makes Unsloth take its paper's other settings on a GPU; here {values} (as in "
-                "TRL), unless the recipe says otherwise"
-            ] * bool(pinned)
-    return []
+    return recipe, found, [*notes, *papers_notes(recipe, papers), *raised, *changed, *advice(recipe, found)]
 
 
 def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:
@@ -97,41 +72,6 @@ def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:
 def field_names(config_class: type) -> set[str]:
     """Names that a config class can be built with."""
     return {field.name for field in dataclasses.fields(config_class) if field.init}
-
-
-def _advice(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
-    """Lines about settings that were asked for, work, and may do something else than their author thinks."""
-
-    def asked(name: str, otherwise: float = 0) -> Any:
-        value = recipe.grpo.get(name)
-        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
-
-    rate, beta, logged, cap = map(asked, ("learning_rate", "beta", "logging_steps", "epsilon_high"))
-    steps, accumulated = asked("max_steps", -1), asked("gradient_accumulation_steps")
-    stated = any(settings.get(name) for name in ("steps_per_generation", "generation_batch_size"))
-    share, vllm = recipe.policy.gpu_memory_utilization, settings.get("use_vllm") and recipe.policy.backend == "unsloth"
-    said = {
-        f"learning_rate = {rate:g} is a value for full fine-tuning; an adapter usually takes 5e-6 to 5e-5, and with this one "
-        "may not move": 0 < rate < LEAST_FOR_LORA,
-        f"beta = {beta:g} is far above today's practice (0, or about 0.001): the reference holds the policy back": (
-            beta >= MUCH_BETA
-        ),
-        # With stages neither decides: `stages_decide`.
-        f"max_steps = {steps} decides; num_train_epochs = {asked('num_train_epochs')} does not count beside it": (
-            steps != -1 and asked("num_train_epochs", -1) != -1 and not recipe.stages
-        ),
-        f"gradient_accumulation_steps = {accumulated:g} saves no memory in generation: the completions of all "
-        f"{accumulated:g} passes are generated at once (steps_per_generation says how many)": (
-            accumulated > 1 and accumulated == settings["gradient_accumulation_steps"] and not stated
-        ),
-        f"logging_steps = {logged:g}: metrics are averages over {logged:g} steps; 1 records every step": logged > 1,
-        f"epsilon_high = {cap:g} with loss_type = 'cispo' caps every weight below 1, where an unchanged policy has it, and so "
-        "makes every gradient smaller": recipe.grpo.get("loss_type") == "cispo" and 0 < cap < 1,
-        f"policy.gpu_memory_utilization = {share:g} has an effect only with fast_inference, which is off": (
-            share != PolicyPart().gpu_memory_utilization and not vllm
-        ),
-    }
-    return [line for line, holds in said.items() if holds]
 
 
 def stages_decide(recipe: Recipe) -> list[str]:

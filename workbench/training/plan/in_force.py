@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from typing import Any, NamedTuple
 
 from workbench.recipe import Recipe
@@ -18,10 +19,15 @@ SHOWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
     "num_generations", "num_iterations", "max_completion_length", "max_steps", "num_train_epochs", "learning_rate",
     "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm", "beta", "loss_type", "scale_rewards",
-    "epsilon", "epsilon_high", "mask_truncated_completions", "temperature", "top_p", "top_k", "min_p",
+    "epsilon", "epsilon_high", "importance_sampling_level", "multi_objective_aggregation", "mask_truncated_completions",
+    "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "bf16", "fp16", "gradient_checkpointing", "use_vllm", "logging_steps", "save_steps",
     "report_to", "seed",
 )  # fmt: skip
+
+# Of a config's fields those that decide no number, or are a path or a secret.
+_ELSEWHERE = r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|(resume|hub|trackio)_.*"
+_ELSEWHERE += r"|.*_(dir|token|url|host)"
 
 DEFAULTS = {**OWN, "seed": Recipe().seed}
 CHANGED_HERE, CHANGED_THERE = "changed by the workbench", "changed by Unsloth/TRL"
@@ -49,7 +55,7 @@ def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
     that are recorded would not be those that are trained.
     """
     config = config_class(**{**settings, "scale_rewards": "none"}, **more)
-    config.scale_rewards = _plain("scale_rewards", settings["scale_rewards"])
+    config.scale_rewards = plain("scale_rewards", settings["scale_rewards"])
     return config
 
 
@@ -66,7 +72,7 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
         by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
         found = {"default": DEFAULTS.get(name, own.get(name)), "now": getattr(config, name), "own": own.get(name)}
         found |= {"asked": asked.get(name), "given": given.get(name), "stock": stock.get(name)}
-        found = {word: _plain(name, value) for word, value in found.items()}
+        found = {word: plain(name, value) for word, value in found.items()}
         now = found["now"]
         if given.get(name) is not None and found["given"] != now:
             by = CHANGED_THERE
@@ -80,11 +86,28 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
     return rows
 
 
+def settings_in_force(config: Any) -> dict[str, Any]:
+    """Every field of a built GRPOConfig that is no path and no secret: what the manifest keeps."""
+    names = (field.name for field in dataclasses.fields(config) if hasattr(config, field.name))
+    return {name: as_json(getattr(config, name)) for name in names if decides(name)}
+
+
+def decides(name: str) -> bool:
+    """Whether the manifest keeps a field of GRPOConfig."""
+    return not re.fullmatch(_ELSEWHERE, name)
+
+
+def as_json(value: Any) -> Any:
+    """A setting as JSON has it."""
+    value = getattr(value, "value", value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
 def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
     """One line for each setting that was given and is not what is in force in a GRPOConfig, or a trainer's `args`, now."""
     lines = []
     for name, value in given.items():
-        wanted, now = _plain(name, value), _plain(name, getattr(config, name, None))
+        wanted, now = plain(name, value), plain(name, getattr(config, name, None))
         if wanted is None or name in ("output_dir", "reward_weights"):
             continue
         if not hasattr(config, name):
@@ -95,7 +118,7 @@ def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
     return lines
 
 
-def _plain(name: str, value: Any) -> Any:
+def plain(name: str, value: Any) -> Any:
     """A setting as one compares and writes it: words for enumerations, and one way to write what has several."""
     value = getattr(value, "value", value)
     if name == "scale_rewards" and isinstance(value, bool):

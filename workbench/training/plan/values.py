@@ -38,13 +38,16 @@ DEFAULTS: dict[str, Any] = {
 
 # Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
 _POSITIVE = "num_train_epochs learning_rate temperature repetition_penalty epsilon epsilon_high logging_steps save_steps"
-_NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm"
+_POSITIVE += " delta sapo_temperature_neg sapo_temperature_pos"
+_NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm entropy_target"
+_NOT_NEGATIVE += " off_policy_mask_threshold vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
+_SHARES = "min_p entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta"
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_steps": (lambda value: value == -1 or value >= 1, "at least 1, or -1 to train for num_train_epochs"),
-    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    **dict.fromkeys(("top_p", "top_entropy_quantile"), (lambda value: 0 < value <= 1, "above 0 and at most 1")),
     "num_iterations": (lambda value: value >= 1, "at least 1"),
     **dict.fromkeys(_POSITIVE.split(), (lambda value: value > 0, "above 0")),
+    **dict.fromkeys(_SHARES.split(), (lambda value: 0 <= value <= 1, "from 0 to 1")),
     **dict.fromkeys(_NOT_NEGATIVE.split(), (lambda value: value >= 0, "at least 0")),
 }
 CHOICES = {
@@ -53,7 +56,7 @@ CHOICES = {
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
-_NO_EVALUATION = "nothing is evaluated while it trains: notebook 04 measures the held-out prompts before and after"
+_NO_EVALUATION = "the trainer's own evaluation needs an eval_dataset; eval_every measures the task's held-out prompts"
 # What GRPOConfig takes, and the trainer does not ...
 _REFUSED = {
     **dict.fromkeys(("eval_strategy", "eval_on_start", "load_best_model_at_end"), _NO_EVALUATION),
@@ -80,6 +83,7 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             if not any(value is choice or (isinstance(value, str) and value == choice) for choice in CHOICES[name]):
                 words = [choice for choice in CHOICES[name] if isinstance(choice, str)]
                 remedy = nearest(str(value), words, f"choose one of them{default}")
+                remedy = f"set algorithm: {value} in the recipe" if value in ("gspo", "gdpo") else remedy
                 raise RecipeError(said, rule=f"{name} is one of {', '.join(map(str, CHOICES[name]))}", remedy=remedy)
             continue
         if name == "chat_template_kwargs":
@@ -90,7 +94,11 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             quoted = isinstance(value, str) and str not in wanted
             raise RecipeError(said, rule=f"{name} is {words}", remedy="write it without quotes" if quoted else f"give {words}")
         if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
-            raise RecipeError(said, rule=_REFUSED[name], remedy="install it, or " * ("liger" in name) + "leave it out")
+            instead = "set the recipe's eval_every (25 steps, for example), which keeps the best adapter, too, and " * (
+                _REFUSED[name] is _NO_EVALUATION
+            )
+            remedy = f"{instead}{'install it, or ' * ('liger' in name)}leave it out"
+            raise RecipeError(said, rule=_REFUSED[name], remedy=remedy)
         fine, words = RANGES.get(name, (lambda value: True, ""))
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not fine(value):
             raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")

@@ -1,0 +1,61 @@
+"""Held-out prompts that are measured while a run trains (`eval_every`): what its events say of them.
+
+`{"event": "held_out", "step", "correct", "low", "high", "gain", "gain_low", "gain_high", "right", ...}`: the share of completions
+that are right and in the strict format, with its 95 % interval; the gain over the base on the same prompts, with its own; and
+in `right` a 0 or a 1 for each prompt, in their order. At step 0 it is the base, whose `adapter` is "base", and then the policy
+after a warm start, if there was one. The completions are in `held_out/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def held_out(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The measurements that count, by step, the base's first.
+
+    What was measured after the checkpoint that a run went on from does not; nor what was measured on other prompts before.
+    """
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if event.get("event") == "continued":
+            found = [own for own in found if own["step"] <= (event.get("step") or 0)]
+        elif event.get("event") == "held_out":
+            found = [own for own in found if own["key"] == event["key"] and _place(own) < _place(event)] + [event]
+    return found
+
+
+def _place(measured: dict[str, Any]) -> tuple[int, bool]:
+    return measured["step"], measured["adapter"] != "base"
+
+
+def flags(measured: dict[str, Any]) -> np.ndarray:
+    """[P, 1] bools of a measurement: which prompts were solved."""
+    return np.array([[each == "1"] for each in measured["right"]])
+
+
+def best_of(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The measurement of the best adapter: most correct, then the highest mean reward, then the earliest; None: none yet."""
+    return max((own for own in found if own["adapter"] != "base"), key=lambda own: (own["correct"], own["reward"]), default=None)
+
+
+def in_numbers(measured: dict[str, Any]) -> str:
+    """A measurement in words: `84 % (62 to 94), +43 points over base (+25 to +61)`."""
+    said = "{correct:.0f} % ({low:.0f} to {high:.0f})".format(
+        **{name: 100 * measured[name] for name in ("correct", "low", "high")}
+    )
+    if "gain" not in measured:
+        return f"{said}, base"
+    gain = (100 * measured[f"gain{end}"] for end in ("", "_low", "_high"))
+    warmed = ", after the warm start" * (measured["step"] == 0)
+    return "{}, {:+.0f} points over base ({:+.0f} to {:+.0f})".format(said, *gain) + warmed
+
+
+def told(found: dict[str, Any]) -> str:
+    """What a run's result says of it, in words."""
+    last, best, base = found["last"], found["best"], 100 * found["base"]
+    line = f"held-out {base:.0f} % -> {in_numbers(last)}; best: {100 * best['correct']:.0f} % at step {best['step']}"
+    return f"{line}; measuring took {found['seconds']:.0f} s, {100 * found['share']:.1f} % of the time"
