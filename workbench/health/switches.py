@@ -21,7 +21,7 @@ TRLS = {
     "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask", "beta": 0.0,
     "multi_objective_aggregation": "sum_then_normalize", "use_bias_correction_kl": True, "top_p": 1.0, "top_k": 0,
     "top_entropy_quantile": 1.0, "lr_scheduler_type": "linear", "gradient_accumulation_steps": 1, "use_adaptive_entropy": False,
-    "optim": "adamw_torch",
+    "optim": "adamw_torch_fused",
 }  # fmt: skip
 _SAPO = ("sapo_temperature_neg", "sapo_temperature_pos")
 _VESPO = ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg")
