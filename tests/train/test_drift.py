@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import inspect
 
 import pytest
@@ -56,7 +57,7 @@ def test_what_counts_as_trl_s_default_is(classes):
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     for name, value in TRLS.items():
         assert getattr(defaults[name], "value", defaults[name]) == value, name
-    assert {name for names, *_ in _READ for name in names} <= defaults.keys()
+    assert [name for names, *_ in _READ for name in names if not fnmatch.filter(defaults, name)] == []
 
 
 def test_the_trainer_still_logs_these_metrics(classes):
