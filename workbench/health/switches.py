@@ -68,7 +68,7 @@ _READ: tuple[tuple[tuple[str, ...], Callable[[Settings], Any], str, str], ...] =
     (("importance_sampling_level",), lambda own: not _is("loss_type", "vespo")(own) or corrects_kl(own),
      "loss_type = 'vespo' always weights whole sequences", "loss_type = 'grpo'"),
     (("scale_rewards",), _is("multi_objective_aggregation", "sum_then_normalize"),
-     "multi_objective_aggregation = 'normalize_then_sum' divides by standard deviations of its own",
+     "multi_objective_aggregation = 'normalize_then_sum' scales each function separately",
      "multi_objective_aggregation = 'sum_then_normalize'"),
     (("warmup_steps",), lambda own: not _is("lr_scheduler_type", "constant")(own),
      "lr_scheduler_type = 'constant' has no warmup", "lr_scheduler_type = 'constant_with_warmup'"),

@@ -87,7 +87,7 @@ class HeldOut:
         self.run, self.policy, self.task, self.record = run, policy, task, record
         self.every, self.rows, self.template = recipe.eval_every, chosen(recipe, task), recipe.chat_template_kwargs
         weights = {name: value for name, value in recipe.reward_weights.items() if name in task.function_names}
-        # Functions of its own: those of training may keep a state, and may be edited while it trains.
+        # Separate functions: those used in training may keep state, and may be edited while the run trains.
         self.suite = RewardSuite(task, 1, weights, **recipe.rewards.model_dump(), keep_state=False)
         self.how = {name: plan.settings[name] for name in ("max_completion_length", "temperature")}
         if recipe.eval_temperature is not None:

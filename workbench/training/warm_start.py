@@ -77,7 +77,7 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
 
     Right: the task's `right_by` pays, the policy ended it by itself, and it is new for its prompt. RunError: too few are.
     """
-    stage = stage.fresh()  # with functions of its own: what the run's remember is of GRPO alone
+    stage = stage.fresh()  # with separate functions, so that those of the run only ever see GRPO's completions
     task, suite, settings, rng = stage.task, stage.suite, stage.settings, random.Random(f"warm start {stage.recipe.seed}")
     assert task is not None and suite is not None  # noqa: PT018  a stage that is trained has both
     order, column = rng.sample(stage.rows, len(stage.rows)), suite.names.index(task.right_function)

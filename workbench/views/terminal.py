@@ -74,7 +74,7 @@ class TerminalProgress:
 
     def __init__(self, remaining: bool = True, every: int = 10) -> None:
         self.bar, self._every, self._step = Bar("steps", remaining), every, 0
-        self._latest: dict[str, Any] = {}  # a step that generates nothing has no rewards of its own
+        self._latest: dict[str, Any] = {}  # for steps that generate nothing, and so have no rewards
 
     def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None:
         self.task = self.bar.add_task(run.name, total=total_steps or None, numbers="")

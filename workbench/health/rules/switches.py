@@ -71,7 +71,7 @@ def inert_settings(view: RunView) -> Verdict:
         judge("mask_truncated_completions", any(number for _, number in cut), how, "no completion was cut", "")
     excluded = [(step, float(factor > 1)) for step, factor in view.numbers(RESCUE_FACTOR)]
     count("rescue.exclude_zero_variance", excluded, "raised live groups", "no batch had dead and live groups", "")
-    # What was asked for by name comes first; what is inert for one reason is said once.
+    # Settings that were requested come first; those that are inert for the same reason share a line.
     asked = set(view.config.asked)
     causes: dict[tuple[str, str], list[str]] = {}
     for own in sorted(idle, key=lambda own: asked.isdisjoint(own.names)):
