@@ -715,9 +715,13 @@ def main() -> None:
     guard_output()
     try:
         app()
-    except WorkbenchError as error:
+    except Exception as met:
         from workbench.processes import rank
+        from workbench.workspace import disk_error
 
+        error = met if isinstance(met, WorkbenchError) else disk_error(met)
+        if error is None:
+            raise
         print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {_flags(str(error))}", file=sys.stderr)
         sys.exit(2)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.errors import RunError, nearest
 from workbench.run.directory import check_name, open_run
-from workbench.workspace import find, resolve, shown
+from workbench.workspace import find, made, replace_file, resolve, shown
 
 NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
 
@@ -36,7 +36,7 @@ def notebooks_to_edit() -> Path:
     folder, own = notebooks_folder(), resolve("notebooks")
     if folder.name != "_notebooks":
         return folder
-    own.mkdir(parents=True, exist_ok=True)
+    made(own)
     for file in folder.glob("*.ipynb"):
         if not (own / file.name).exists():
             shutil.copyfile(file, own / file.name)
@@ -145,7 +145,7 @@ def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callab
         resources={"metadata": {"path": str(resolve("."))}},
         on_cell_executed=lambda cell_index, **_: on_cell(cell_index + 1, total),
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
+    made(out.parent)
     try:
         # The copy is read, not clicked: without a kernel a panel would be an empty place.
         client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
@@ -157,7 +157,8 @@ def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callab
         remedy = f"{''.join(remedy)}the executed copy shows the cell: {shown(out)}"
         raise RunError(value, rule="every cell of a notebook runs", remedy=remedy) from error
     finally:
-        nbformat.write(notebook, out)
+        with replace_file(out) as beside:
+            nbformat.write(notebook, beside)
 
 
 def run_notebooks(
@@ -181,7 +182,7 @@ def run_notebooks(
     began = time.monotonic()
     check_name(name)
     folder = free(resolve("runs") / name)
-    folder.mkdir(parents=True)
+    made(folder)
     by_task, by_run = {"task_dir": f"runs/{folder.name}/task"}, {"run_name": f"runs/{folder.name}"}
     train = {**by_task, "run_name": folder.name, "seed": seed}
     shared = ({**by_task, "seed": seed}, by_task, train, {**by_run, "seed": seed}, by_run)

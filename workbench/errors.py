@@ -88,6 +88,12 @@ class ExportError(WorkbenchError, RuntimeError):
     """An export that failed, or that did not prove equal to what was trained."""
 
 
+class DiskError(WorkbenchError, OSError):
+    """A file that cannot be written: the disk is full, may only be read, or is gone. `place` is the file, `errno` as usual."""
+
+    place: Path = Path()
+
+
 class RequestError(WorkbenchError, ValueError):
     """A request to a run that cannot be right, or that no run is there to answer."""
 

@@ -21,7 +21,7 @@ from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
 from workbench.views.tables import Table, Verbatim, pre
-from workbench.workspace import replace_file
+from workbench.workspace import encodable, replace_file
 
 # Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the escaping.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -60,7 +60,7 @@ def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool 
         head = f"<!doctype html><html lang='en'><head>{head}<style>{_STYLE}</style></head>"
         page = f"{head}<body><h1>{title}</h1>{''.join(parts)}</body></html>\n"
     with replace_file(file) as beside:
-        beside.write_text(page, encoding="utf-8")
+        beside.write_text(encodable(page), encoding="utf-8")
     return file
 
 

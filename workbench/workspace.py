@@ -9,11 +9,36 @@ import hashlib
 import json
 import math
 import os
+import re
+import secrets
 import shutil
+import socket
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
+
+from workbench.errors import DiskError
+
+# What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
+_WHY = {
+    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it can only be read",
+    errno.EACCES: "it may not be written", errno.EPERM: "it may not be changed", errno.EIO: "the disk fails",
+    errno.ENOENT: "its folder is gone", errno.EISDIR: "a folder stands in its place", errno.EMFILE: "too many files are open",
+    errno.ENOTDIR: "its folder is a file", errno.EEXIST: "a file stands in its place", errno.EFBIG: "it may not grow so large",
+    errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone", errno.ETIMEDOUT: "the drive does not answer",
+    errno.EBUSY: "it is in use", errno.EAGAIN: "it is in use", errno.EINTR: "the drive broke off",
+    errno.EXDEV: "its folder lies on two drives", errno.ENOTEMPTY: "a folder that is not empty stands in its place",
+    errno.ELOOP: "it is a link to itself", errno.ENAMETOOLONG: "its name is too long",
+}  # fmt: skip
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_PASSING = (errno.EBUSY, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.EIO)  # network drives recover
+_WAITS_S = (0.1, 1.0, 5.0)
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+_PART = re.compile(r"\..+\.(\d+)-([0-9a-f]{6})[0-9a-f]{8}\.(?:part|before)")  # process, its host, a random number
+_ABANDONED_S = 24 * 3600.0  # what another host began, and has not touched since
+_swept: set[Path] = set()
 
 _OF_NOTEBOOKS = ("notebooks", "notebooks/teaching", "lessons")
 
@@ -59,41 +84,127 @@ def shown(path: str | os.PathLike) -> str:
 
 
 @contextlib.contextmanager
+def written(place: Path, *beside: Path) -> Generator[None]:
+    """DiskError in the place of the system's own error, where `place` (what is in it, or `beside` it) cannot be written."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except Exception as error:
+        if (refused := disk_error(error, place, *beside)) is None:
+            raise
+        raise refused from error
+
+
+def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> DiskError | None:
+    """What an error says of writing `place` (None: wherever it says itself), in words; None if it is about something else."""
+    code = re.search(r"os error (\d+)", str(error))
+    told = next((each for each in OF_A_DISK if os.strerror(each) in str(error)), None)
+    number = getattr(error, "errno", None) if isinstance(error, OSError) else int(code[1]) if code else told
+    # A rename names two. Without a name it may be about anything, a socket above all.
+    names = [
+        Path(os.fsdecode(each))
+        for name in ("filename2", "filename")
+        if isinstance(each := getattr(error, name, None), str | bytes)
+    ]
+    places = [each for each in (place, *beside) if each]
+    near = [name for name in names if any(name.is_relative_to(own) or own.is_relative_to(name) for own in places)]
+    if number not in (_WHY if near else OF_A_DISK) or (names and places and not near):
+        return None
+    file = next((each for each in (*near, *names) if not _PART.fullmatch(each.name)), place or Path())
+    there = next((each for each in (file, *file.absolute().parents) if each.is_dir()), Path("/"))
+    value = f"{shown(file)} cannot be written: {_WHY[number]} ({shutil.disk_usage(there).free / 1e6:,.0f} MB are free)"
+    rule = "what the workbench writes is there whole or not at all"
+    refused = DiskError(value, rule=rule, remedy="free some space, reconnect the drive, or choose a folder that can be written")
+    refused.errno, refused.place = number, file
+    return refused
+
+
+def made(folder: Path) -> Path:
+    """`folder`, which is made if it is not there; DiskError if it cannot be."""
+    with written(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def renamed(source: Path, target: Path) -> None:
+    """`os.replace`, tried again where a drive refuses for a moment."""
+    for wait_s in (*_WAITS_S, None):
+        try:
+            return os.replace(source, target)
+        except OSError as error:
+            if error.errno not in _PASSING or wait_s is None:
+                raise
+            time.sleep(wait_s)
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    """Two names beside `path` that no other writer has, the new one's and the old one's; what a kill left there is removed."""
+    mark = f"{os.getpid()}-{_HOST}{secrets.token_hex(4)}"
+    if path.parent not in _swept:  # once: a folder may hold thousands
+        _swept.add(path.parent)
+        with contextlib.suppress(OSError):
+            for left in [each for each in os.scandir(path.parent) if _is_abandoned(each)]:
+                shutil.rmtree(left) if left.is_dir(follow_symlinks=False) else os.unlink(left)
+    return path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.before")
+
+
+def _is_abandoned(entry: os.DirEntry) -> bool:
+    if not (match := _PART.fullmatch(entry.name)):
+        return False
+    if match[2] != _HOST:
+        return time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED_S
+    try:
+        os.kill(int(match[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@contextlib.contextmanager
 def replace_file(path: str | os.PathLike) -> Iterator[Path]:
     """Write a file whole or not at all: the block writes to the path that it is given, which then takes `path`'s place.
 
-    An error in the block leaves `path` as it was. A kill or a power cut leaves the old file or the new one.
+    An error in the block leaves `path` as it was. A kill or a power cut leaves the old file or the new one. Of two writers
+    each writes its own, and the last one's stays. DiskError: it cannot be written.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.part")
-    beside.unlink(missing_ok=True)  # left by a kill: what is appended would follow it
-    try:
-        yield beside
-        _to_disk(beside)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    made(path.parent)
+    new, _ = _beside(path)
+    with written(path, new):
+        try:
+            yield new
+            _to_disk(new)
+            renamed(new, path)
+        finally:
+            new.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
     """Write a folder whole or not at all: the block fills the one that it is given, which then takes `path`'s place."""
-    beside, before = (path.with_name(f".{path.name}.{what}") for what in ("part", "before"))
-    for left in (beside, before):  # by a kill
-        shutil.rmtree(left, ignore_errors=True)
-    beside.mkdir(parents=True)
-    try:
-        yield beside
-        for file in [*beside.rglob("*"), beside]:
-            _to_disk(file)
-        if path.exists():
-            path.rename(before)
-        beside.rename(path)
-        _to_disk(path.parent)
-    finally:
-        for left in (beside, before):
-            shutil.rmtree(left, ignore_errors=True)
+    made(path.parent)
+    new, old = _beside(path)
+    with written(path, new, old):
+        try:
+            new.mkdir()
+            yield new
+            for file in [*new.rglob("*"), new]:
+                _to_disk(file)
+            if path.exists():
+                renamed(path, old)
+            try:
+                renamed(new, path)
+            except BaseException:
+                if old.exists() and not path.exists():
+                    renamed(old, path)
+                raise
+            _to_disk(path.parent)
+        finally:
+            for left in (new, old):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 _NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)  # some mounts cannot, of folders above all
@@ -113,21 +224,26 @@ def _to_disk(path: Path) -> None:
 def to_json(value: Any) -> Any:
     """`value` as JSON can hold it: records and tuples by their fields, numpy's numbers and arrays, paths as text.
 
-    NaN becomes None, an infinity "inf" or "-inf", and whatever else JSON has no form for its text.
+    NaN becomes None, an infinity "inf" or "-inf", a lone surrogate its escape, and whatever else JSON has no form for its text.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if hasattr(value, "_asdict"):
         return to_json(value._asdict())
     if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in value.items()}
+        return {encodable(str(key)): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     if hasattr(value, "tolist"):  # numpy, torch
         return to_json(value.tolist())
     if isinstance(value, float):
         return None if math.isnan(value) else value if math.isfinite(value) else str(value)
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    return value if value is None or isinstance(value, (bool, int)) else encodable(str(value))
+
+
+def encodable(text: str) -> str:
+    """`text` as UTF-8 can hold it: a lone surrogate as its escape, `\\ud800`."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_json(path: str | os.PathLike, content: Any) -> Path:
@@ -151,13 +267,14 @@ def size_and_sum(file: Path) -> list[Any]:
 
 def append_line(file: Path, content: dict[str, Any]) -> None:
     """Append one JSON object as a line, and flush it, so that a reader in another process sees it."""
-    with file.open("a+b") as lines:
+    line = json.dumps(to_json(content), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    with written(file), file.open("a+b") as lines:
         # A line torn by a kill must not swallow the next one.
         if lines.tell():
             lines.seek(-1, os.SEEK_END)
             if lines.read(1) != b"\n":
                 lines.write(b"\n")
-        lines.write(json.dumps(to_json(content), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        lines.write(line)
 
 
 def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, Any]]:

@@ -129,11 +129,11 @@ def test_an_export_from_before_passports_is_another_export(home):
 def test_two_exports_at_once_are_one_too_many(home):
     run = made_run()
     run.export.mkdir()
-    other = Lock(run.export)
+    other = Lock(run.path, ".export.lock")
     assert other.take()
     half = run.export / ".adapter.part"
     half.mkdir()
-    with pytest.raises(ExportError, match="(?s)runs/r/export: another process exports this run.*wait until"):
+    with pytest.raises(ExportError, match="(?s)r: another process is at its export.*wait until"):
         export(run, ["adapter"])
     assert half.exists()  # it is the other's
     other.release()
@@ -256,7 +256,7 @@ def test_a_disk_that_fails_is_told_and_leaves_nothing(home, monkeypatch):
 
     run = made_run()
     monkeypatch.setattr(making.passport, "write_card", full)
-    with pytest.raises(ExportError, match="(?s)runs/r/export/adapter: .*No space left.*export again"):
+    with pytest.raises(ExportError, match="(?s)runs/r/export/adapter cannot be written: the disk is full.*export again"):
         export(run, ["adapter"])
     assert names_in(run.export) == set()
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from workbench.data.split import fingerprint, step_of
 from workbench.errors import DataError
 from workbench.task import Row
-from workbench.workspace import append_line, read_lines, resolve, shown
+from workbench.workspace import append_line, made, read_lines, resolve, shown
 
 
 class Solved(NamedTuple):
@@ -120,7 +120,7 @@ def measure(
     path = resolve(file)
     settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
     if not path.is_file() or not path.stat().st_size:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        made(path.parent)
         append_line(path, {"settings": settings})
     profile = load_profile(path)
     if profile.settings != settings:

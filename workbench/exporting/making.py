@@ -8,17 +8,16 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.errors import ExportError, nearest
+from workbench.errors import DiskError, ExportError, nearest
 from workbench.exporting import gguf, merging, passport, serving
 from workbench.exporting.about import adapter_of, public_name
 from workbench.exporting.artefacts import FORMATS, INTO, Artefact, Exported
 from workbench.exporting.risk import MergeRisk, merge_risk
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
-from workbench.run.lock import Lock
 from workbench.run.rollouts import read_batches
 from workbench.training.loading import bars_for, base_differs, base_files, check_4bit, quiet_imports
-from workbench.workspace import replace_folder, shown
+from workbench.workspace import made, replace_folder, shown, written
 
 # Size of each format against the weights in 16 bits. A GGUF is made of an f16 one, which lies beside it meanwhile.
 SIZES = {"merged_16bit": 1.0, "merged_4bit": 0.4, "gguf_f16": 1.0, "gguf_q8_0": 0.53, "gguf_q4_k_m": 0.31}
@@ -74,7 +73,8 @@ def export(
     if "merged_16bit" in ordered and "merged_16bit" not in formats:
         notes.append(f"merged_16bit: needed for {', '.join(each for each in ordered if each not in FORMATS[:2])}")
     update = progress or progress_line("export")
-    with _alone(run):
+    with run.alone("export", ExportError):
+        made(run.export)
         for left in [*run.export.glob(".*.part"), *run.export.glob(".*.before")]:  # by a kill
             shutil.rmtree(left, ignore_errors=True)
         _check_room(run, adapter, making)
@@ -85,20 +85,6 @@ def export(
             notes += _made(run, artefact, verdict)
         update(len(chosen), len(chosen))
     return Exported(run, chosen, tuple(notes))
-
-
-@contextlib.contextmanager
-def _alone(run: RunDirectory) -> Generator[None, None, None]:
-    with _written(run.export):
-        run.export.mkdir(exist_ok=True)
-        taken = (lock := Lock(run.export)).take()
-    if not taken:
-        value, rule = f"{shown(run.export)}: another process exports this run", "a run is exported by one process at a time"
-        raise ExportError(value, rule=rule, remedy="wait until it has ended, and export again: what it made is kept")
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _made(run: RunDirectory, artefact: Artefact, verdict: str) -> list[str]:
@@ -116,11 +102,13 @@ def _made(run: RunDirectory, artefact: Artefact, verdict: str) -> list[str]:
 @contextlib.contextmanager
 def _written(place: Path) -> Generator[None, None, None]:
     try:
-        yield
+        with written(place):
+            yield
     except Exception as error:
         if not isinstance(error, OSError) and "(os error " not in str(error):  # as safetensors says it
             raise
-        value, rule = f"{shown(place)}: {error}", "an artefact is there whole or not at all"
+        value = error.value if isinstance(error, DiskError) else f"{shown(place)}: {error}"
+        rule = "an artefact is there whole or not at all"
         raise ExportError(value, rule=rule, remedy="free some space, or reconnect the drive, and export again") from error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from workbench.errors import RunError
 from workbench.inspection.evaluation import FILE, Evaluation, Measured, read_evaluation
 from workbench.run.directory import RunDirectory
+from workbench.workspace import made, written
 
 _MESSAGES = {
     "system": "ChatMessageSystem",
@@ -47,13 +48,14 @@ def write_eval_log(run: RunDirectory, folder: str | Path | None = None) -> list[
     known = (evaluation.before, evaluation.after)
     policies |= {f"step-{step}": own for step, own in evaluation.curve.items() if not any(own is each for each in known)}
     policies |= dict(zip(("base-greedy", "trained-greedy"), evaluation.greedy or ()))
-    to.mkdir(parents=True, exist_ok=True)
-    written = []
+    made(to)
+    files = []
     for who, measured in policies.items():
         log, file = _log(run, evaluation, who, measured), to / f"{run.name}-{who}.eval"
-        logs.write_eval_log(log, str(file))
-        written.append(file)
-    return written
+        with written(file):
+            logs.write_eval_log(log, str(file))
+        files.append(file)
+    return files
 
 
 def _log(run: RunDirectory, evaluation: Evaluation, who: str, measured: Measured) -> Any:

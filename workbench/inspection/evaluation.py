@@ -28,11 +28,12 @@ from workbench.progress import progress_line
 from workbench.rewards.answers import find_answer
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
+from workbench.run.lock import Lock
 from workbench.task import Row, Task, load_task
 from workbench.training.loading import base_differs, base_summed, put_on
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import scored_groups
-from workbench.workspace import replace_file, shown, to_json
+from workbench.workspace import renamed, replace_file, shown, to_json
 
 FILE = "evaluation.parquet"
 _ASIDE = "evaluation-{}.parquet"  # under settings that are not those of the last
@@ -185,6 +186,21 @@ def evaluate(
         RunError: if the run has no adapter, or no such checkpoint; or is one of your own trainer, and `task` is None.
         DataError: if there are fewer than 2 held-out prompts.
     """
+    with run.alone("eval") as lock:
+        return _evaluated(run, task, lock, held_out, samples, seed, greedy, checkpoints, progress)
+
+
+def _evaluated(
+    run: RunDirectory,
+    task: Task | None,
+    lock: Lock,
+    held_out: int,
+    samples: int,
+    seed: int,
+    greedy: bool,
+    checkpoints: Sequence[int | str] | str,
+    progress: Callable[[int, int], None] | None,
+) -> Evaluation:
     if task is None and run.manifest().get("attached"):
         value = f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
         remedy = "hand one over: wb.evaluate(run, task=wb.Task(..., held_out=rows))"
@@ -226,6 +242,7 @@ def evaluate(
             # A seed of the batch's own: what goes on after a kill ends as if it had not been.
             own = {**ways[how], "seed": seed + int(missing[start][:6], 16), "base": who == "base", "suite": suite}
             kept.add((who, how, adapters[who]), some, scored_groups(policy, task, [*some.values()], batch_size=_BATCH, **own))
+            lock.beat()
             progress(number * len(rows) - len(missing) + start + len(some), len(passes) * len(rows))
     kept.save()  # of what was measured before, something else may be asked for now
     evaluation = kept.evaluation()
@@ -306,7 +323,7 @@ class _Kept:
         if not (other := self.open(self.run)).settings or other.settings == self.settings:
             return
         own = hashlib.sha256(json.dumps(other.settings, sort_keys=True).encode()).hexdigest()[:8]
-        (self.run.path / FILE).replace(aside := self.run.path / _ASIDE.format(own))
+        renamed(self.run.path / FILE, aside := self.run.path / _ASIDE.format(own))
         size = f"{len(other.asked.get('rows', ()))} prompts x {other.settings.get('samples')} completions"
         print(f"measured before under other settings, {size}: kept in {aside.name}, and read again when it is asked for")
 

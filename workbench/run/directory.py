@@ -8,7 +8,6 @@ old as the latest checkpoint.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import os
@@ -22,13 +21,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import RunError, WorkbenchError, nearest
+from workbench.errors import DiskError, RunError, WorkbenchError, nearest
 from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
-from workbench.run.lock import Lock
+from workbench.run.lock import Lock, in_turn
 from workbench.run.parts import cut
 from workbench.secret import may_be_shown
-from workbench.workspace import append_line, read_lines, replace_file, resolve, shown, write_json
+from workbench.workspace import append_line, made, read_lines, replace_file, resolve, shown, write_json, written
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_BESIDE = 4  # other runs that are named
@@ -39,15 +38,6 @@ _LIBRARIES = (
 _DECIDING = ("UNSLOTH_", "TRL_", "VLLM_", "PYTORCH_", "CUBLAS_")
 # What Unsloth leaves in the environment of a process about itself and the model that it loaded.
 _LEFT_THERE = ("_IS_PRESENT", "UNSLOTH_PATCHED", "UNSLOTH_MODEL_NAME")
-# What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
-_NO_ROOM = {
-    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it can only be read",
-    errno.EACCES: "it may not be written", errno.EPERM: "it may not be changed", errno.EIO: "the disk fails",
-    errno.ENOENT: "its folder is gone", errno.EISDIR: "a folder stands in its place", errno.EMFILE: "too many files are open",
-    errno.ENOTDIR: "its folder is a file", errno.EEXIST: "a file stands in its place", errno.EFBIG: "it may not grow so large",
-    errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone",
-}  # fmt: skip
-_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _ONE_OWNER = "one process at a time owns a run"
 
 
@@ -105,8 +95,23 @@ class RunDirectory:
 
     def use_best(self, best: bool = True) -> Path:
         """Make the best adapter the run's own from here on, for export, proof and evaluation; False: the final one again."""
-        self.check_ended().update_manifest(adapter=self.best.name if best else None)
-        return self.adapter
+        with self.check_ended().alone("eval"), self.alone("export"):
+            self.update_manifest(adapter=self.best.name if best else None)
+            return self.adapter
+
+    @contextlib.contextmanager
+    def alone(self, work: str, refused: type[WorkbenchError] = RunError) -> Generator[Lock]:
+        """Do `work` ("eval", "export") on the run in this process only; `refused` is raised if another one is at it."""
+        lock = Lock(self.path, f".{work}.lock")
+        with self.writing():
+            taken = lock.take()
+        if not taken:
+            value, rule = f"{self.name}: another process is at its {work}", "one process at a time does that on a run"
+            raise refused(value, rule=rule, remedy="wait until it has ended, and do it again: what it made is kept")
+        try:
+            yield lock
+        finally:
+            lock.release()
 
     @property
     def has_adapter(self) -> bool:
@@ -133,9 +138,9 @@ class RunDirectory:
     def _claim(self) -> bool:
         if self.path.is_file() or (self.path / "recipe.yaml").exists():
             return False
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not self.lock.take():
-            return False
+        with written(made(self.path)):
+            if not self.lock.take():
+                return False
         if begun := (self.path / "recipe.yaml").exists():  # by somebody who has released it already
             self.lock.release()
         return not begun
@@ -189,18 +194,14 @@ class RunDirectory:
     def writing(self) -> Generator[None]:
         """RunError in the place of the system's own error, where a file of the run cannot be written."""
         try:
-            yield
-        except Exception as error:
-            found = re.search(r"os error (\d+)", str(error))
-            number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
-            named = getattr(error, "filename2", None) or getattr(error, "filename", None)
-            file = Path(named or self.path)  # without a name it may be about anything, a socket above all
-            if number not in (_NO_ROOM if named else _OF_A_DISK) or not file.is_relative_to(self.path):
+            with written(self.path):
+                yield
+        except DiskError as error:
+            if not (error.place.is_relative_to(self.path) or self.path.is_relative_to(error.place)):
                 raise
-            free = shutil.disk_usage(self.path).free / 1e6 if self.path.is_dir() else 0.0
-            value = f"{shown(file)} cannot be written: {_NO_ROOM[number]} ({free:,.0f} MB are free)"
             remedy = f"free some space, or reconnect the drive, then {self.again}"
-            raise RunError(value, rule="a run writes every step before it begins the next", remedy=remedy) from error
+            rule = "a run writes every step before it begins the next"
+            raise RunError(error.value, rule=rule, remedy=remedy) from (error.__cause__ or error)
 
     @property
     def again(self) -> str:
@@ -292,7 +293,8 @@ class RunDirectory:
 
     def update_manifest(self, **found: Any) -> None:
         """Add what was found later (shapes, timings, the result) to the manifest."""
-        self.write_json("manifest.json", {**self.manifest(), **found})
+        with in_turn(self.path):
+            self.write_json("manifest.json", {**self.manifest(), **found})
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one of the run's JSON files. Raises RunError if the run has none, or it is torn."""

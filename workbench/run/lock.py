@@ -13,13 +13,14 @@ import json
 import os
 import socket
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError
 
 SILENT_S = 900.0  # an owner elsewhere that has written nothing for so long is gone
-_SIGNS = ("lock", "metrics.jsonl", "events.jsonl", "rollouts", "checkpoints")
+_SIGNS = ("metrics.jsonl", "events.jsonl", "rollouts", "checkpoints")
 _SETTLE_S = 0.2  # in which a rival's write is seen where there is no flock
 _held: set[int] = set()  # handles of this process's locks
 
@@ -35,11 +36,25 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-class Lock:
-    """The lock of one run's folder."""
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Generator[None]:
+    """One process at a time, which waits for the others: for a file that is read, changed and written in an instant."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a child that was forked meanwhile has the handle, too
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
 
-    def __init__(self, folder: Path) -> None:
-        self.file, self._handle, self._mine = folder / "lock", -1, b""
+
+class Lock:
+    """A lock in a run's folder: by default that of its owner."""
+
+    def __init__(self, folder: Path, name: str = "lock") -> None:
+        self.file, self._handle, self._mine = folder / name, -1, b""
 
     def take(self, over: bool = False) -> bool:
         """Whether this process has become the owner. `over`: even from an owner elsewhere that may live."""
@@ -77,7 +92,7 @@ class Lock:
             return False
         seen, mine = self._content(), _identity(locked=False)
         if seen is not None:
-            moved = self.file.with_name(f".lock-{os.getpid()}")
+            moved = self.file.with_name(f".{self.file.name}-{os.getpid()}")
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self.file, moved)
                 if moved.read_bytes() != seen:  # somebody else's, made since
@@ -150,7 +165,7 @@ class Lock:
             started = _started(owner["pid"])
             return started is not None and owner.get("started", started) == started
         latest = 0.0
-        for name in _SIGNS:
+        for name in (self.file.name, *_SIGNS):
             with contextlib.suppress(OSError):  # not there, or a rival has just taken the lock away
                 latest = max(latest, (self.file.parent / name).stat().st_mtime)
         return abs(time.time() - latest) < SILENT_S  # its clock may go wrong

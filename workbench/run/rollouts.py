@@ -20,7 +20,7 @@ from workbench.errors import RunError
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import MOVE_IT, STORED, WHOLE, parts, span, tables
-from workbench.workspace import replace_file, shown, to_json
+from workbench.workspace import encodable, replace_file, shown, to_json
 
 if TYPE_CHECKING:
     import pandas
@@ -120,7 +120,7 @@ def _array(values: Sequence[Any] | None, kind: pyarrow.DataType, count: int) -> 
         return pa.array(values, kind, from_pandas=True)
     except UnicodeEncodeError:
         # A lone surrogate in a completion is legal in Python and not in Parquet's UTF-8.
-        return pa.array([value and value.encode("utf-8", "backslashreplace").decode() for value in values], kind)
+        return pa.array([value and encodable(value) for value in values], kind)
 
 
 def query(

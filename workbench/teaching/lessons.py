@@ -10,7 +10,7 @@ from workbench.demo import NOTEBOOKS, free, notebooks_folder
 from workbench.errors import RunError, nearest
 from workbench.run.directory import now
 from workbench.teaching.cells import blanks, filled
-from workbench.workspace import append_line, read_lines, replace_file, resolve
+from workbench.workspace import append_line, made, read_lines, replace_file, resolve
 
 FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.jsonl
 # Minutes that a notebook takes to run, on two CPU cores with the embedded policy.
@@ -26,9 +26,7 @@ def shipped() -> dict[str, Path]:
 def done(lesson: str, exercise: str) -> None:
     """Note that an exercise is passed, once: the last line of a blank, after its asserts."""
     if exercise not in passed(lesson):
-        file = resolve(FOLDER) / "progress.jsonl"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        append_line(file, {"time": now(), "lesson": lesson, "exercise": exercise})
+        append_line(made(resolve(FOLDER)) / "progress.jsonl", {"time": now(), "lesson": lesson, "exercise": exercise})
     print(f"passed: {exercise} ({len(passed(lesson))} in {lesson})")
 
 

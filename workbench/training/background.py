@@ -16,7 +16,7 @@ from pathlib import Path
 from workbench.errors import RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
-from workbench.workspace import resolve, shown, workspace, write_json
+from workbench.workspace import made, renamed, resolve, shown, workspace, write_json
 
 # Where the child says that its run exists, and where its output goes until then.
 ANNOUNCE, LOG = "WORKBENCH_ANNOUNCE", "WORKBENCH_LOG"
@@ -87,7 +87,7 @@ def start(recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: in
     """
     starting = resolve(runs) / ".starting"
     folder = starting / secrets.token_hex(4)
-    folder.mkdir(parents=True)
+    made(folder)
     for old in starting.iterdir():
         if time.time() - old.stat().st_mtime > _FORGOTTEN_S:
             shutil.rmtree(old, ignore_errors=True)
@@ -110,7 +110,7 @@ def announce(run: RunDirectory) -> None:
     log, file, own = os.environ.pop(LOG, None), os.environ.pop(ANNOUNCE, None), run.path / LOG_NAME
     if log and Path(log).is_file():
         if own.exists():  # of an earlier session
-            own.replace(own.with_suffix(".log.before"))
-        os.replace(log, own)
+            renamed(own, own.with_suffix(".log.before"))
+        renamed(Path(log), own)
     if file:
         write_json(file, {"run": str(run.path)})

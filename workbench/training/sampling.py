@@ -18,6 +18,7 @@ from workbench.task import Row, Task
 from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
 from workbench.training.loading import load_tokenizer
 from workbench.training.policy import Policy, load_policy
+from workbench.workspace import encodable
 
 TOGETHER = 32  # completions that are read in one forward pass
 _LOGITS = 1e8  # numbers that one forward pass may leave: 400 MB
@@ -105,7 +106,7 @@ def scored_groups(
     found = []
     for completion, own, total in zip(flat, scores.tolist(), np.nansum(scores * suite.weights, axis=1).tolist(), strict=True):
         by = dict(zip(suite.names, own, strict=True))
-        kept = {"completion": completion.text, "length_tokens": len(completion.ids), "finished": completion.finished}
+        kept = {"completion": encodable(completion.text), "length_tokens": len(completion.ids), "finished": completion.finished}
         kept |= {"total": total, "right": by[task.right_function] > 0, "format": task.format_by and by[task.format_by] > 0}
         found.append(kept | {f"score.{name}": score for name, score in by.items()})
     return [found[start : start + samples] for start in range(0, len(found), samples)]

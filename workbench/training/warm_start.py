@@ -25,7 +25,7 @@ from workbench.training.policy import Policy
 from workbench.training.precision import adapter_in_float32
 from workbench.training.sampling import Completion, sample
 from workbench.training.stages import Stage
-from workbench.workspace import replace_file
+from workbench.workspace import encodable, replace_file
 
 _SAMPLED, _LEARNT = 64, 8  # completions together: at least when sampled, at most in an update
 _EVERY_S = 10.0
@@ -182,7 +182,7 @@ def run(session: Any) -> dict[str, Any] | None:
     easy = "; the policy is right often enough for GRPO to begin without" * (sampled and tries <= _EASY * len(found))
     print(f"warm start: {len(found)} right completions of {prompts} prompts, after {tries:,} tries{easy}", flush=True)
     table = [
-        {"prompt_id": own.row["prompt_id"], "try": own.number, "completion": own.completion.text}
+        {"prompt_id": own.row["prompt_id"], "try": own.number, "completion": encodable(own.completion.text)}
         | {f"score.{name}": score for name, score in own.scores.items()}
         for own in found
     ]
