@@ -718,7 +718,8 @@ def main() -> None:
     except WorkbenchError as error:
         from workbench.processes import rank
 
-        print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {_flags(str(error))}", file=sys.stderr)
+        lines = [f"{type(error).__name__}: {_flags(str(error))}", *getattr(error, "__notes__", ())]
+        print(f"process {rank()}: " * (rank() > 0) + "\n".join(lines), file=sys.stderr)
         sys.exit(2)
 
 

@@ -198,6 +198,9 @@ def evaluate(
     folders = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
     for line in changed_since(run, task):
         print(f"WARNING: {line}")
+    if recipe.policy.adapter is not None:
+        began = recipe.policy.adapter
+        print(f"base is the model without the adapter that the run began with ({began}): the gain counts that one in")
     smallest = 100 * statistics.detectable(len(rows), samples)
     print(f"{len(rows)} prompts x {samples} completions detect a gain of about {smallest:.0f} points four times in five")
     then = run.manifest().get("policy") or {}

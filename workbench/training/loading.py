@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import random
 import warnings
@@ -12,14 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
+from workbench.recipe import LoraPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken"]
 _DECIDING = ["*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*", "merges.txt"]  # on a model
 NF4_BLOCK = 64
+_MORE_THAN_LORA = (
+    "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "layers_to_transform",
+)  # fmt: skip
 SMALL_BYTES = 100 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in red, in every notebook, and at
 # whichever import of many comes first.
@@ -127,7 +134,11 @@ def put_on(model: Any, adapter: str | Path) -> None:
 
     folder = find_adapter(adapter)
     with reading(f"adapter {shown(folder)}"):
-        set_peft_model_state_dict(model, load_peft_weights(folder, device="cpu"))
+        left = set_peft_model_state_dict(model, load_peft_weights(folder, device="cpu"))
+    if unfit := [*left.unexpected_keys, *(key for key in left.missing_keys if "lora_" in key)]:
+        rule = "an adapter goes onto the model that it was trained for, and holds weights for each adapted layer"
+        remedy = "name the base model that adapter_config.json names as policy.name"
+        raise PolicyError(f"adapter {shown(folder)}: {unfit[0]} does not fit this model", rule=rule, remedy=remedy)
 
 
 @contextlib.contextmanager
@@ -141,9 +152,52 @@ def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Iterator[
         raise PolicyError(f"{what}: {type(error).__name__}: {str(error)[:400]}", rule=rule, remedy=remedy) from error
 
 
+def adapter_named(adapter: str | Path) -> str:
+    """A trained adapter as a record names it: its folder, and the first of its weights' SHA-256."""
+    _, sha256 = size_and_sum(Path(find_adapter(adapter)) / "adapter_model.safetensors")
+    return f"{shown(resolve(adapter))} ({sha256[:12]})"
+
+
+def fitted_to_adapter(recipe: Recipe) -> Recipe:
+    """The recipe, its `lora` that of the adapter which training goes on from; as it is where that is a new one.
+
+    PolicyError if the recipe asks for another shape, or the adapter is of a kind that is not made here.
+    """
+    if (adapter := recipe.policy.adapter) is None:
+        return recipe
+    shape = _adapter_shape(adapter)
+    for name in recipe.lora.model_fields_set:
+        value = getattr(recipe.lora, name)
+        if (sorted(value) if isinstance(value, list) else value) != getattr(shape, name):
+            rule = f"training goes on with the adapter as it was made: {name} = {getattr(shape, name)!r}"
+            raise PolicyError(f"lora.{name} = {value!r} with policy.adapter", rule=rule, remedy=f"leave out lora.{name}")
+    return recipe.model_copy(update={"lora": shape})
+
+
+def _adapter_shape(adapter: str | Path) -> LoraPart:
+    folder = find_adapter(adapter)
+    with reading(f"adapter {shown(folder)}"):
+        config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    unlike = [name for name, value in {"peft_type": "LORA", "bias": "none"}.items() if config.get(name) != value]
+    unlike += [name for name in _MORE_THAN_LORA if config.get(name)]
+    try:
+        shape = LoraPart.model_validate({name: config.get(name) for name in LoraPart.model_fields})
+    except ValidationError as error:
+        unlike.append(str(error.errors()[0]["loc"][0]))
+    if unlike:
+        value = f"adapter {shown(folder)}: {unlike[0]} = {config.get(unlike[0])!r}"
+        rule = "training goes on from a plain LoRA adapter, whose target_modules are a list of names"
+        remedy = "merge it into its base (PEFT's merge_and_unload), save that, and name the folder as policy.name"
+        raise PolicyError(value, rule=rule, remedy=remedy)
+    return shape.model_copy(update={"target_modules": sorted(shape.target_modules)})
+
+
 def linear4bit_layers(model: Any) -> list[Any]:
-    """The layers of a model that are `bitsandbytes.nn.Linear4bit`."""
-    import bitsandbytes
+    """The layers of a model that are `bitsandbytes.nn.Linear4bit`: none where bitsandbytes cannot be imported."""
+    try:
+        import bitsandbytes
+    except ImportError:
+        return []
 
     return [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
-from workbench.errors import DataError, PolicyError, RecipeError
+from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
@@ -25,7 +25,7 @@ from workbench.task import Task, load_task
 from workbench.training import held_out, warm_start
 from workbench.training import plan as settings_of
 from workbench.training.generation import expected, in_words
-from workbench.training.loading import find_model, load_tokenizer
+from workbench.training.loading import adapter_named, find_model, fitted_to_adapter, load_tokenizer
 from workbench.training.plan.algorithms import ALGORITHMS
 from workbench.training.plan.device import Machine, asks_for_vllm
 from workbench.training.plan.in_force import Row
@@ -142,6 +142,8 @@ def prepare(
 
     recipe = Recipe.of(recipe)
     check_name(recipe.run_name)
+    if run is None:  # else it goes on from its own checkpoint
+        recipe = fitted_to_adapter(recipe)
     backend = policy.backend_name if policy else recipe.policy.backend
     processes.check(backend)
     if policy is None:
@@ -178,6 +180,11 @@ def prepare(
         sets, by = settings_of.papers_fields(stages[0].recipe), f"{recipe.algorithm} ({ALGORITHMS[recipe.algorithm].source})"
         rows = [row._replace(by=by) if (row.name, row.in_force) in sets.items() else row for row in rows]
     warned = []
+    if run is None and recipe.policy.adapter is not None:
+        warned.append(
+            f"training goes on from the adapter {adapter_named(recipe.policy.adapter)}, in its shape (r {recipe.lora.r}); "
+            "the reference of KL, and `base` wherever a gain is measured, is the model without it"
+        )
     if task is not None and task.right_by is None:
         warned.append(
             f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
@@ -242,7 +249,12 @@ def plan(
     recipe = settings_of.overridden(recipe, said, steps)
     memory = (memory or memory_on(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
-    made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)
+    try:
+        made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)
+    except WorkbenchError as error:
+        for note in notes:  # what was read otherwise than it stands in a script may be the cause
+            error.add_note(f"  note:   {printable(note)}")
+        raise
     if not named:
         notes = [*notes, "not estimated: memory, because no model name could be read from the script"]
     return replace(
@@ -259,8 +271,8 @@ def settled(made: Plan, policy: Policy) -> Plan:
     What the policy was loaded with decides on vLLM and gradient checkpointing; prompts are measured again. Raises as `prepare`.
     """
     stages, notes = _as_loaded([stage.fresh() for stage in made.stages], policy)
-    if policy.trained_in:
-        notes.append(f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there")
+    if before := policy.trained_in[made.recipe.policy.adapter is not None :]:  # beside what the recipe names
+        notes.append(f"this policy's adapter was already trained in {', '.join(before)}; this run goes on from there")
     notes = [*made.notes, *notes, *_of_stages(stages)]
     return replace(made, stages=tuple(stages), notes=tuple(dict.fromkeys(notes)))
 

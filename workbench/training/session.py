@@ -498,7 +498,7 @@ class StagedSession(Session):
             if self.warmed:
                 recorder.event("warm_start", 0, **self.run.manifest()["warm_start"])
         if self.held_out and stage is self.stages[0]:
-            self.held_out.begin(self.warmed)
+            self.held_out.begin(self.warmed or self.made.plan.recipe.policy.adapter is not None)
         if restored:
             self.control.catch_up()
             return

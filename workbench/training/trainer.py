@@ -159,7 +159,9 @@ def continue_run(
     changed = changed_since_begun(run, plan.recipe, left, point)
     if changed.held or (changed.refused and not accept_changes):
         raise _another_run(run, changed)
-    policy = policy or load_policy(plan)
+    if policy is None:  # the adapter that the run began from may be gone: the checkpoint has what became of it
+        anew = plan.recipe.policy.model_copy(update={"adapter": None})
+        policy = load_policy(replace(plan, recipe=plan.recipe.model_copy(update={"policy": anew})))
     changed_policy(run, policy, changed)
     if changed.refused and not accept_changes:
         raise _another_run(run, changed)

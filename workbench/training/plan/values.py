@@ -68,10 +68,17 @@ _REFUSED = {
 # ... except where these settings are so.
 _ALLOWED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "eval_strategy": lambda asked: asked["eval_strategy"] == "no",
-    "use_liger_kernel": lambda asked: importlib.util.find_spec("liger_kernel"),
+    "use_liger_kernel": lambda asked: not lacks("use_liger_kernel"),
     "dataloader_persistent_workers": lambda asked: asked.get("dataloader_num_workers"),
 }
+_TAKES = {"use_liger_kernel": "liger_kernel"}  # a setting -> the optional library that it takes
 _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "empty"}
+
+
+def lacks(name: str) -> str:
+    """The optional library that a setting takes, if it is not installed here; else empty."""
+    library = _TAKES.get(name, "")
+    return library if library and importlib.util.find_spec(library) is None else ""
 
 
 def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
@@ -97,7 +104,7 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             instead = "set the recipe's eval_every (25 steps, for example), which keeps the best adapter, too, and " * (
                 _REFUSED[name] is _NO_EVALUATION
             )
-            remedy = f"{instead}{'install it, or ' * ('liger' in name)}leave it out"
+            remedy = f"{instead}{'install it, or ' * bool(lacks(name))}leave it out"
             raise RecipeError(said, rule=_REFUSED[name], remedy=remedy)
         fine, words = RANGES.get(name, (lambda value: True, ""))
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not fine(value):
