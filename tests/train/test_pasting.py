@@ -500,7 +500,7 @@ def test_weights_and_adapter_as_unsloths_loaders_ask_for_them(fields):
 
 def test_a_refusal_says_what_was_left_out_of_the_script():
     script = (
-        "m, t = FastLanguageModel.from_pretrained('unsloth/Qwen3-8B', load_in_fp8=True, load_in_4bit=False, fast_inference=True)\n"
+        "m, t = FastLanguageModel.from_pretrained('unsloth/Qwen3-8B', load_in_fp8=True, fast_inference=True)\n"
         "GRPOTrainer(m, f, GRPOConfig(use_vllm=True, num_generations=0))"
     )
     with pytest.raises(RecipeError) as raised:
