@@ -125,4 +125,4 @@ _DARK = "[data-jp-theme-light=false] img.chart,body.vscode-dark img.chart{filter
 def image_tag(data: str, text: str) -> str:
     """The HTML of a picture, given as base64; the text is for readers who cannot see it."""
     alt = html.escape(printable(text))
-    return f"<style>{_DARK}</style><img class='chart' src='data:image/png;base64,{data}' alt='{alt}' style='max-width:100%'>"
+    return f"<style>{_DARK}</style><img src='data:image/png;base64,{data}' class='chart' alt='{alt}' style='max-width:100%'>"
