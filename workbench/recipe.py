@@ -249,6 +249,8 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     rule, remedy = first["msg"], f"correct {where}"
     if first["type"] == "model_type" and not first["loc"]:
         rule, remedy = "a recipe is a Recipe, or a mapping of field to value", "wb.Recipe(...), or wb.Recipe.load(file)"
+    if first["type"] in ("greater_than_equal", "greater_than") and first["input"] == 0 and where in Recipe.model_fields:
+        remedy = f"leave {where} out, which turns it off" if Recipe.model_fields[where].default is None else remedy
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         remedy = nearest(first["input"], re.findall(r"'([^']+)'", first["msg"]), remedy)
     if first["type"] == "extra_forbidden":

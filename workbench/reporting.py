@@ -20,13 +20,15 @@ from workbench.inspection.reading import RecordedGroup, by_step, explain_group
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
+from workbench.views.figure import image_tag
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import replace_file
 
 # Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the escaping.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em} details{margin:1em 0}
-summary{font-weight:bold;cursor:pointer} td,th{border-bottom:1px solid #ddd}"""
+_STYLE = """:root{color-scheme:light dark} body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}
+details{margin:1em 0} summary{font-weight:bold;cursor:pointer} td,th{border-bottom:1px solid #8884}
+pre{overflow-wrap:anywhere} @media(prefers-color-scheme:dark){img.chart{filter:invert(.93) hue-rotate(180deg)}}"""
 _EXAMPLES = 3  # prompts fixed, and as many broken
 
 
@@ -113,7 +115,7 @@ def _html(result: Any) -> str:
     if hasattr(view, "_repr_html_"):
         return view._repr_html_()
     image = view._repr_mimebundle_()
-    return f"<img src='data:image/png;base64,{image['image/png']}' alt='{html.escape(str(view))}' style='max-width:100%'>"
+    return image_tag(image["image/png"], str(view))
 
 
 def _text(result: Any) -> str:

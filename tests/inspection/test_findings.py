@@ -60,6 +60,7 @@ def test_five_planted_regressions_of_200_come_first_with_both_texts_and_the_word
     assert as_text(first["text_before"], first["text_after"]) == f"<answer>[-{number}-]{{+0+}}</answer>"
     page = view_of(found)._repr_html_()
     assert f">{number}</del><ins" in page
+    assert "text after" not in page  # the words that changed have it, and a narrow page has room for the rest
     assert "&lt;answer&gt;" in page
     assert "<answer>" not in page
 

@@ -300,7 +300,8 @@ def kinds():
 @pytest.mark.parametrize(
     ("grpo", "said"),
     [
-        ({"max_steps": "two"}, "max_steps = 'two'.*a whole number.*without quotes"),
+        ({"max_steps": "two"}, "max_steps = 'two'.*a whole number.*remedy: give a whole number"),
+        ({"learning_rate": "abc"}, "learning_rate = 'abc'.*a number.*remedy: give a number"),
         ({"max_steps": "45"}, "max_steps = '45'.*a whole number.*without quotes"),
         ({"max_steps": 0}, "max_steps = 0.*at least 1, or -1"),
         ({"learning_rate": "abc"}, "learning_rate = 'abc'.*is a number"),

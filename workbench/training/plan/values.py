@@ -98,7 +98,7 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
         wanted = kinds.get(name)
         if wanted and not _fits(value, wanted):
             words = " or ".join(sorted(_KIND_WORDS[kind] for kind in wanted))
-            quoted = isinstance(value, str) and str not in wanted
+            quoted = isinstance(value, str) and _reads_as_number(value) and not wanted.isdisjoint((int, float))
             raise RecipeError(said, rule=f"{name} is {words}", remedy="write it without quotes" if quoted else f"give {words}")
         if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
             instead = "set the recipe's eval_every (25 steps, for example), which keeps the best adapter, too, and " * (
@@ -122,6 +122,14 @@ def check_trackers(report_to: Any) -> list[str]:
             remedy = nearest(str(name), [*KNOWN, "none", "all"], "choose one; the run's own files are written anyway")
             raise RecipeError(f"grpo.report_to = {name!r}", rule=rule, remedy=remedy)
     return [name for name in dict.fromkeys(asked) if name != "none"]
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _fits(value: Any, wanted: set[type]) -> bool:
