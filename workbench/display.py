@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from workbench.training import watchers
+from workbench.workspace import write_unless_edited
 
 # Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its `str()` is its text.
 VIEWS: dict[str, str] = {
@@ -57,11 +58,21 @@ def register(shell: Any = None) -> bool:
         rich = view._repr_mimebundle_() if hasattr(view, "_repr_mimebundle_") else {"text/html": view._repr_html_()}
         return {"text/plain": str(view), **rich}  # for readers who see neither HTML nor images
 
+    if hasattr(shell, "register_magic_function"):
+        shell.register_magic_function(_write_unless_edited, "cell", "write_unless_edited")
     for result in VIEWS:
         display.mimebundle_formatter.for_type_by_name(*result.rsplit(".", 1), shown)
     if hasattr(shell, "kernel"):  # a run that trains in a notebook's cell is drawn there
         watchers.unasked[:] = [lambda: importlib.import_module("workbench.views.live").LivePlot()]
     return True
+
+
+def _write_unless_edited(line: str, cell: str) -> None:
+    """`%%write_unless_edited FILE`: as `%%writefile`, but a file that was edited, or that no cell wrote, stays.
+
+    Without a FILE nothing is written.
+    """
+    print(write_unless_edited(line.strip(), cell) if line.strip() else "nothing written")
 
 
 def view_of(result: Any) -> Any:

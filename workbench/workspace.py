@@ -96,6 +96,27 @@ def replace_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def write_unless_edited(path: str | os.PathLike, text: str) -> str:
+    """Write a notebook cell's text to its file, unless the file is somebody's work; what was done, in a sentence.
+
+    It is written where there is no file, or the file is still what was written here last: its SHA-256 is in a hidden file
+    beside it. Anything else stays as it is. A relative path starts from the workspace.
+    """
+    path = resolve(path)
+    note, mine = path.with_name(f".{path.name}.written"), hashlib.sha256(text.encode()).hexdigest()
+    there = sum_of(path) if path.is_file() else None
+    last = note.read_text(encoding="utf-8").strip() if note.is_file() else None
+    if there not in (None, mine, last):
+        how = "was edited since this cell wrote it" if last else "was not written by this cell"
+        return f"{shown(path)} {how}: it stays, and the cells below use it. To write this cell instead, rename or delete it."
+    if there != mine:
+        with replace_file(path) as file:
+            file.write_text(text, encoding="utf-8", newline="")
+    with replace_file(note) as file:
+        file.write_text(mine + "\n", encoding="utf-8")
+    return f"{shown(path)}: {'as in this cell' if there == mine else 'written'}"
+
+
 _NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)  # some mounts cannot, of folders above all
 
 
