@@ -161,8 +161,8 @@ def _objects(text: str, schemas: Sequence[dict[str, Any]] = ()) -> list[dict[str
 
 
 def _choices(schema: Any) -> list[Any]:
-    known = schema.get("enum") if isinstance(schema, dict) else None
-    return known if isinstance(known, list) and known else [_VALUES.get(str(dict(schema or {}).get("type")), "text")]
+    known, kind = (schema.get("enum"), schema.get("type")) if isinstance(schema, dict) else (None, None)
+    return known if known and isinstance(known, list) else [_VALUES.get(str(kind), "text")]
 
 
 def _asking(prompt: Any) -> str:
