@@ -332,6 +332,12 @@ def test_the_ruler_pays_what_the_prompt_asks_for(system, answer, ruler, right, w
     assert paid[0] > 0 == paid[1]
 
 
+def test_the_json_ruler_pays_no_text_as_it_is_called_in_a_profile():
+    row = reviews()[0]
+    found = score(grader_for(row), row, ["positive", "", "so {", '{"sentiment": "positive"}', 'Sure! {"sentiment": "positive"}'])
+    assert found.totals.tolist() == [0, 0, 0, 1, 0]
+
+
 @pytest.mark.parametrize("system", ["Put it in <SOLUTION></SOLUTION>.", 'Reply as JSON: {"why": "...", "grade": 3}'])
 def test_where_nothing_reads_the_format_there_is_no_ruler_and_the_advice_names_what_fits(system):
     row = {"prompt": to_messages("?", system), "answer": "5"}

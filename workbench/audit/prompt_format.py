@@ -194,8 +194,9 @@ def _spaces(content: str) -> tuple[str, str]:
 @max_score(1.0)
 def shown_json_reward(completions: Sequence[Any], prompts: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float]:
     """1.0 if the completion is the JSON object that its prompt shows, with the right answer in it; else 0.0."""
-    wanted = [parse_format({"prompt": each}, str(right)).write("", str(right)) for each, right in zip(prompts, answer)]
-    return [float(json_of(given) == json_of(right)) for given, right in zip(completions, wanted, strict=True)]
+    texts = [parse_format({"prompt": each}, str(right)).write("", str(right)) for each, right in zip(prompts, answer)]
+    pairs = zip(map(json_of, completions), map(json_of, texts), strict=True)
+    return [float(given == wanted is not None) for given, wanted in pairs]
 
 
 def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., list[float]]:
