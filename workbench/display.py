@@ -59,20 +59,17 @@ def register(shell: Any = None) -> bool:
         return {"text/plain": str(view), **rich}  # for readers who see neither HTML nor images
 
     if hasattr(shell, "register_magic_function"):
-        shell.register_magic_function(_write_unless_edited, "cell", "write_unless_edited")
+
+        def write(line: str, cell: str) -> None:
+            """Write the cell to a file, as %%writefile does, unless the file was edited or no cell wrote it."""
+            print(write_unless_edited(line.strip(), cell))
+
+        shell.register_magic_function(write, "cell", "write_unless_edited")
     for result in VIEWS:
         display.mimebundle_formatter.for_type_by_name(*result.rsplit(".", 1), shown)
     if hasattr(shell, "kernel"):  # a run that trains in a notebook's cell is drawn there
         watchers.unasked[:] = [lambda: importlib.import_module("workbench.views.live").LivePlot()]
     return True
-
-
-def _write_unless_edited(line: str, cell: str) -> None:
-    """`%%write_unless_edited FILE`: as `%%writefile`, but a file that was edited, or that no cell wrote, stays.
-
-    Without a FILE nothing is written.
-    """
-    print(write_unless_edited(line.strip(), cell) if line.strip() else "nothing written")
 
 
 def view_of(result: Any) -> Any:

@@ -179,7 +179,7 @@ def test_a_scheduler_that_ends_the_job_loses_nothing(home, policy):
     assert run.adapter == run.final
 
 
-@pytest.mark.parametrize(("score", "advice"), [(1.0, "too easy, or the rewards"), (0.0, "begin with `warm_start: 32`")])
+@pytest.mark.parametrize(("score", "advice"), [(1.0, "look at the rewards in 02"), (0.0, "begin with `warm_start: 32`")])
 def test_a_run_that_learns_nothing_says_so(score, advice, home, policy, capsys):
     def equal_reward(completions, **kwargs):
         return [score] * len(completions)

@@ -335,13 +335,13 @@ class _Audit:
     def _cause(self, name: str) -> Finding | None:
         # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the reference.
         first, rows, texts = self.builders[0], self.rows, [builder.reference for builder in self.builders]
-        right, plain = first.row.get(first.column), isinstance(first.row["prompt"], str)
-        given, reads = ("plain text", "chat messages") if plain else ("chat messages", "plain text")
-        other = [to_messages(row["prompt"]) if plain else prompt_text(row["prompt"]) for row in rows]
-        changed = {"cause.form": [{**row, "prompt": prompt} for row, prompt in zip(rows, other, strict=True)]}
+        right, reads = first.row.get(first.column), ("chat messages", "plain text")
+        if plain := isinstance(first.row["prompt"], str):
+            reads = reads[::-1]
+        prompts = [to_messages(row["prompt"]) if plain else prompt_text(row["prompt"]) for row in rows]
+        changed = [("cause.form", "prompt", prompts)]
         if isinstance(right, (int, float)):
-            answers = [{**row, first.column: each.answer} for row, each in zip(rows, self.builders, strict=True)]
-            changed["cause.number"] = answers
+            changed.append(("cause.number", first.column, [each.answer for each in self.builders]))
 
         def earned(rows: Sequence[Row], texts: Sequence[str]) -> float:
             scores = self.suite.score_each(rows, texts, names=[name], quiet=True)[name].scores
@@ -349,10 +349,10 @@ class _Audit:
 
         with contextlib.suppress(RewardError):
             now = earned(rows, texts)
-            for rule, others in changed.items():
+            for rule, column, values in changed:
+                others = [{**row, column: value} for row, value in zip(rows, values, strict=True)]
                 if (paid := earned(others, texts)) > max(now, earned(others, [""] * len(texts))):
-                    values = {"type": type(right).__name__, "answer": right, "given": given, "reads": reads}
-                    return finding(rule, name, paid=paid, **values)
+                    return finding(rule, name, paid=paid, answer=right, type=type(right).__name__, given=reads[0], reads=reads[1])
             alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
             if alone > empty and earned([rows[0]] * 2, [texts[0], ""]) < alone:
                 return finding("cause.batch", name, paid=alone, empty=empty)

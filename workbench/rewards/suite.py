@@ -272,11 +272,13 @@ class RewardSuite:
                     raise TaskError(said, rule=rule, remedy=remedy)
             for column, kind in getattr(self.functions[name], "json_columns", {}).items():
                 for number, row in enumerate(rows):
-                    if not _is_json(given := row.get(column), kind):
-                        said = f"{name} needs JSON text in {column!r}, and row {number} has {given!r:.80}"
-                        example = json.dumps({"label": str(given)[:40]}, ensure_ascii=False)
-                        remedy = f"write an object there, such as {example}, or compare the word in a function of your own"
-                        raise TaskError(said, rule="it reads that column of every row as JSON", remedy=remedy)
+                    with contextlib.suppress(TypeError, ValueError, RecursionError):
+                        if isinstance(json.loads(row[column]), kind):
+                            continue
+                    said = f"{name} needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
+                    example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
+                    remedy = f"write an object there, such as {example}, or compare the word in a function of your own"
+                    raise TaskError(said, rule="it reads that column of every row as JSON", remedy=remedy)
             extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
             if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 rule = "TRL passes every column, and a few objects besides, by keyword"
@@ -353,13 +355,6 @@ def _whole(call: Call, parts: list[tuple[Call, dict[str, Scored], dict[str, floa
         errors = {number * size + index: why for number, each in enumerate(own) for index, why in each.errors.items()}
         found[name] = Scored([score for each in own for score in each.scores], errors)
     return {**call, **whole}, found, {name: max(seconds[name] for *_, seconds in parts) for name in found}
-
-
-def _is_json(value: Any, kind: type) -> bool:
-    try:
-        return isinstance(json.loads(value), kind)
-    except (TypeError, ValueError, RecursionError):
-        return False
 
 
 def _before_training() -> Call:

@@ -73,7 +73,9 @@ class Recorder:
     @property
     def verdict(self) -> str:
         """A few words on a run that cannot have learnt, and on scores that functions failed to give. Else empty."""
-        words = f": NOTHING LEARNT, the completions of every group scored the same in every step ({self._why_dead})"
+        start = "no completion was right: where `workbench probe` finds nothing wrong, begin with `warm_start: 32` in the recipe"
+        why = "look at the rewards in 02" if self._right or self.run.warm_start.is_file() else start
+        words = f": NOTHING LEARNT, the completions of every group scored the same in every step ({why})"
         found = words * bool(self._scored and self._all_dead)
         for name, count in self.reward_errors.items():
             found += f"; WARNING: {name} gave no score to {count} of {self._scored} completions"
@@ -83,14 +85,6 @@ class Recorder:
             if told := "; ".join(filter(None, words)):
                 found += f"; {told} (`workbench watch {self.run.name} --once` says more)"
         return found
-
-    @property
-    def _why_dead(self) -> str:
-        if self._right == self._scored:
-            return "every completion was right: the prompts are too easy, or the rewards in 02 pay for anything"
-        if self._right or self.run.warm_start.is_file():
-            return "look at the rewards in 02"
-        return "no completion was right: where `workbench probe` finds nothing wrong, begin with `warm_start: 32` in the recipe"
 
     def batch(self, scored: ScoredBatch) -> None:
         """Record one generation batch: every completion of every group."""
