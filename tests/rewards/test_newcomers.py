@@ -302,6 +302,20 @@ def test_a_constant_column_is_no_answer(answer):
         grader_for(rows[0], has_constant(rows))
 
 
+def test_a_game_with_the_answer_0_in_every_row_has_no_errors_and_no_hacks():
+    def works(completions, **kwargs):
+        return [1.0 if "def strategy" in text_of(each) else -2.0 for each in completions]
+
+    def does_not_cheat(completions, **kwargs):
+        return [-20.0 if "import os" in text_of(each) else 1.0 for each in completions]
+
+    asked = "Write a strategy for 2048 in backticks:\n```python\ndef strategy(board):\n    return 'W'\n```"
+    rows = [{"prompt": to_messages(f"{asked}\nGame {game}."), "answer": 0} for game in range(8)]
+    found = audit_rewards(Task("2048", rows, [works, does_not_cheat]))
+    assert found.ok, found.findings
+    assert "hackable" not in severities(found)
+
+
 def test_a_few_rows_may_have_one_answer_and_an_ideal_needs_none():
     assert not has_constant(sums(lambda _: "0")[:3])
     assert not has_constant([{"prompt": "?"}] * 9)

@@ -85,7 +85,9 @@ def _one(
 
 def has_constant(rows: Sequence[Row], column: str = "answer") -> bool:
     """Whether a column says the same in every one of four rows or more: it can be no answer to different questions."""
-    return len(rows) > FEW and rows[0].get(column) is not None and all(row.get(column) == rows[0][column] for row in rows)
+    if len(rows) <= FEW or (first := rows[0].get(column)) is None:
+        return False
+    return all(str(row.get(column)) == str(first) for row in rows)
 
 
 def extract_answer(text: Any, mark: str = MARK) -> str | None:
