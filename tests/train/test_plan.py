@@ -839,4 +839,4 @@ def test_a_plan_says_what_01_measured_beside_the_task(right, said, home):
     assert re.search(rf"8 prompts, 4 completions each: {said}", note)
     assert "\n" not in note
     (home / "difficulty.jsonl").write_text("{}\n")
-    assert [note for note in wb.plan(asked).notes if "no difficulty profile" in note]
+    assert not [note for note in wb.plan(asked).notes if "measured in 01" in note]

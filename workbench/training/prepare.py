@@ -186,7 +186,11 @@ def prepare(
         )
     if task is not None and not len(task.held_out):
         warned.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
-    measured += _profiled(task)
+    beside = Path(task.source).with_name("difficulty.jsonl") if task is not None and task.source else None
+    if beside is not None and beside.is_file():
+        with contextlib.suppress(DataError):  # it is something else of that name
+            profile = load_profile(beside)
+            measured.append(f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; "))
     measured += held_out.in_words(recipe, task, stages[0].planned.completions, settings["max_steps"])
     words, who = [], []
     for stage in stages:
@@ -206,18 +210,6 @@ def prepare(
         rows=tuple(row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row for row in rows),
         memory=estimate,
     )
-
-
-def _profiled(task: Task | None) -> list[str]:
-    # What notebook 01 measured of these prompts.
-    file = Path(task.source).with_name("difficulty.jsonl") if task is not None and task.source else None
-    if file is None or not file.is_file():
-        return []
-    try:
-        profile = load_profile(file)
-    except DataError as error:
-        return [f"not looked at: {error.value}"]
-    return [f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; ")]
 
 
 def plan(
