@@ -96,6 +96,26 @@ def replace_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def write_unless_edited(file: str, text: str) -> str:
+    """Write a notebook cell's text to its file, unless the file is somebody's work; what was done, in a sentence.
+
+    It is written where there is no file, or one that is still what was written here last, by the SHA-256 in a hidden file
+    beside it. A relative path starts from the workspace; no path: nothing is written.
+    """
+    if not file:
+        return "nothing written"
+    path, mine = resolve(file), hashlib.sha256(text.encode()).hexdigest()
+    note = path.with_name(f".{path.name}.written")
+    there, last = sum_of(path) if path.is_file() else None, note.read_text(encoding="utf-8") if note.is_file() else None
+    if there not in (None, mine, last):
+        how = "was edited since this cell wrote it" if last else "was not written by this cell"
+        return f"{shown(path)} {how}: it stays, and the cells below use it. To write this cell instead, rename or delete it."
+    for target, content in ((path, text), (note, mine)):
+        with replace_file(target) as beside:
+            beside.write_text(content, encoding="utf-8", newline="")
+    return f"{shown(path)}: {'as in this cell' if there == mine else 'written'}"
+
+
 _NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)  # some mounts cannot, of folders above all
 
 

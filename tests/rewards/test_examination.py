@@ -437,7 +437,9 @@ def test_ideal_is_what_has_to_pay():
         return [float(len(c[0]["content"].splitlines()) == 5) for c in completions]
 
     asked = [{"prompt": to_messages("A haiku about rain.")}]
-    assert not audit_rewards(Task("haiku", asked, [haiku_reward])).ok
+    guessed = audit_rewards(Task("haiku", asked, [haiku_reward]))
+    assert "the reference was guessed" in str(guessed.findings[0])
+    assert "the reference was guessed" in guessed.verdict
     written = functools.partial(lambda row, lines: "\n".join(lines), lines=["a", "b", "c", "d", "e"])
     assert audit_rewards(Task("haiku", asked, [haiku_reward], ideal=written)).reference_total == 1.0
     assert "cannot_pay" not in found_in(Task("haiku", asked, [haiku_reward], ideal=written))

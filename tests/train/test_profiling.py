@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.data.difficulty import load_profile, row_key
+from workbench.display import view_of
 from workbench.rewards.suite import RewardSuite
 from workbench.tiny.task import task as arithmetic
 from workbench.training import sampling
@@ -53,3 +54,26 @@ def test_right_is_what_the_tasks_own_function_says(home, tiny_policy):
     suite = RewardSuite(task, 4)
     scores = suite.score([row] * 4, [completion.text for completion in group])
     assert solved.right == int((scores[:, suite.names.index("correctness_reward")] > 0).sum())
+
+
+@pytest.mark.parametrize("rows", [
+    [{"prompt": "Put it in <SOLUTION></SOLUTION>. What is 1 + 1?", "answer": "2"}],
+    [{"prompt": f"What is {n} + 1?", "answer": 0} for n in range(8)],
+])  # fmt: skip
+def test_without_a_ruler_nothing_is_loaded_measured_or_drawn(rows, home, capsys):
+    profile = profile_difficulty("no such policy", rows, "d.jsonl", **SMALL)
+    assert str(profile) == "difficulty not measured"
+    assert "no ruler yet" in capsys.readouterr().out
+    assert not (home / "d.jsonl").exists()
+    assert "image/png" not in view_of(profile)._repr_html_()
+
+
+def test_a_task_file_is_a_ruler(tiny_policy, home):
+    (home / "task.py").write_text(
+        "import workbench as wb\n\ndef any_reward(completions, **kwargs):\n    return [1.0] * len(completions)\n\n"
+        "task = wb.Task('mine', [{'prompt': 'x'}], [any_reward])\n"
+    )
+    rows = [{"prompt": "Reply as <SOLUTION></SOLUTION>.", "answer": "2"}]
+    profile = profile_difficulty(tiny_policy, rows, "d.jsonl", task=home / "task.py", **SMALL)
+    assert profile.shares["always"] == 1
+    assert profile.settings["right_by"].startswith("any_reward ")

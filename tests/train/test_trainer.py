@@ -179,13 +179,15 @@ def test_a_scheduler_that_ends_the_job_loses_nothing(home, policy):
     assert run.adapter == run.final
 
 
-def test_a_run_that_learns_nothing_says_so(home, policy, capsys):
+@pytest.mark.parametrize(("score", "advice"), [(1.0, "look at the rewards in 02"), (0.0, "begin with `warm_start: 32`")])
+def test_a_run_that_learns_nothing_says_so(score, advice, home, policy, capsys):
     def equal_reward(completions, **kwargs):
-        return [1.0] * len(completions)
+        return [score] * len(completions)
 
     watcher = InterruptAt(0)
     train(recipe(delta=4.0), policy=policy, task=own_task(equal_reward), watchers=[watcher])
     assert "finished after 2 steps: NOTHING LEARNT" in watcher.message
+    assert advice in watcher.message
     assert "of the settings requested these did nothing: delta (`workbench watch" in watcher.message
     said = capsys.readouterr().out
     assert "WARNING: the task names no right_by" in said

@@ -18,6 +18,7 @@ from workbench.task import RESERVED_COLUMNS, Row
 
 MARK = "####"
 _NOUNS = ("answer", "solution", "result")
+FEW = 3  # rows that may have one answer by chance
 _LONGEST = 60  # digits of an answer that is a number
 PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}  # words that often stand for "there is none"
 _WITH_UNIT = re.compile(r"[+-]?[$€£]?\d[\d,.]*\s*([^\W\d_][^\d\s]*(?: [^\W\d_]+)?|[°µ€£][^\d\s]{0,5})[²³]?")
@@ -80,6 +81,13 @@ def _one(
     rule = f"the {role} is a column of the rows, called {role!r} or by its own name"
     remedy = f"say which: {typed}" if typed else "give the rows named columns"
     raise DataError(f"{what}; the rows have {there}", rule=rule, remedy=remedy)
+
+
+def has_constant(rows: Sequence[Row], column: str = "answer") -> bool:
+    """Whether a column says the same in every one of four rows or more: it can be no answer to different questions."""
+    if len(rows) <= FEW or (first := rows[0].get(column)) is None:
+        return False
+    return all(str(row.get(column)) == str(first) for row in rows)
 
 
 def extract_answer(text: Any, mark: str = MARK) -> str | None:

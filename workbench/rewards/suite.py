@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import json
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -269,6 +270,15 @@ class RewardSuite:
                     said = f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})"
                     rule, remedy = "it reads that column of every row", "fill it in or leave those rows out; wb.check lists them"
                     raise TaskError(said, rule=rule, remedy=remedy)
+            for column, kind in getattr(self.functions[name], "json_columns", {}).items():
+                for number, row in enumerate(rows):
+                    with contextlib.suppress(TypeError, ValueError, RecursionError):
+                        if isinstance(json.loads(row[column]), kind):
+                            continue
+                    said = f"{name} needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
+                    example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
+                    remedy = f"write an object there, such as {example}, or compare the word in a function of your own"
+                    raise TaskError(said, rule="it reads that column of every row as JSON", remedy=remedy)
             extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
             if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 rule = "TRL passes every column, and a few objects besides, by keyword"

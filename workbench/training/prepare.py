@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
+from workbench.data.difficulty import load_profile
 from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.printable import printable
 from workbench.recipe import Recipe
@@ -192,6 +193,11 @@ def prepare(
         )
     if task is not None and not len(task.held_out):
         warned.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
+    beside = Path(task.source).with_name("difficulty.jsonl") if task is not None and task.source else None
+    if beside is not None and beside.is_file():
+        with contextlib.suppress(DataError):  # it is something else of that name
+            profile = load_profile(beside)
+            measured.append(f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; "))
     measured += held_out.in_words(recipe, task, stages[0].planned.completions, settings["max_steps"])
     words, who = [], []
     for stage in stages:

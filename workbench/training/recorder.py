@@ -67,13 +67,15 @@ class Recorder:
         self._held_out: dict[str, float] = {}  # measured since the latest row of metrics
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
-        self._scored, self._all_dead = 0, True
+        self._scored, self._right, self._all_dead = 0, 0, True
         self.on_record = {"metrics.jsonl": 0, "rollouts": 0}  # since the run began: rows, completions
 
     @property
     def verdict(self) -> str:
         """A few words on a run that cannot have learnt, and on scores that functions failed to give. Else empty."""
-        words = ": NOTHING LEARNT, the completions of every group scored the same in every step (look at the rewards in 02)"
+        start = "no completion was right: where `workbench probe` finds nothing wrong, begin with `warm_start: 32` in the recipe"
+        why = "look at the rewards in 02" if self._right or self.run.warm_start.is_file() else start
+        words = f": NOTHING LEARNT, the completions of every group scored the same in every step ({why})"
         found = words * bool(self._scored and self._all_dead)
         for name, count in self.reward_errors.items():
             found += f"; WARNING: {name} gave no score to {count} of {self._scored} completions"
@@ -101,6 +103,7 @@ class Recorder:
             summary = summarise(scored)
             self._groups.append(summary.metrics)
             self._scored += summary.completions
+            self._right += summary.right
             self.on_record["rollouts"] += summary.completions
             self._all_dead = self._all_dead and summary.dead_count == summary.group_count
             self.reward_s.update(scored.seconds)

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.audit.prompt_format import advice, grader_for
+from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
 from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
+from workbench.errors import DataError
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Row, Task
+from workbench.task import Row, Task, load_task
 from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
 from workbench.training.loading import load_tokenizer
 from workbench.training.policy import Policy, load_policy
@@ -193,7 +195,7 @@ def profile_difficulty(
     rows: Sequence[Row],
     file: str | Path,
     *,
-    task: Task | None = None,
+    task: Task | str | Path | None = None,
     prompts: int | None = None,
     max_seq_length: int = 256,
     chat_template_kwargs: dict[str, Any] | None = None,
@@ -213,13 +215,14 @@ def profile_difficulty(
     Args:
         policy: measured as it stands, adapter included; or the name of one to load.
         file: `difficulty.jsonl` beside the dataset.
-        task: its `right_by` says which completions are right; None: what fits the rows and the format they ask for.
+        task: a `Task`, a task file or the name of a task that ships: its `right_by` says which completions are right. None:
+            what fits the rows and the format they ask for.
         prompts: how many to measure, spread over the rows; None: all; 0: none.
         max_seq_length, chat_template_kwargs: for a policy that is loaded here.
         batch: prompts at a time; `batch * num_generations` completions are generated together.
 
     Returns:
-        An empty profile if nothing was to be measured, or the rows have no answer to measure by.
+        An empty profile if nothing was to be measured, or nothing says which completions are right: a line says why.
 
     Raises:
         DataError: if `file` holds a profile of another policy, reward or way of sampling.
@@ -230,8 +233,13 @@ def profile_difficulty(
     if not chosen or (task is None and "answer" not in rows[0]):
         return Profile({}, {}, rows)
     if task is None:
-        grader = grader_for(rows[0])
+        try:
+            grader = grader_for(rows[0], has_constant(rows))
+        except DataError as error:
+            print(f"{error.value}; {error.remedy}")
+            return Profile({}, {}, rows)
         task = Task("difficulty", rows, [grader], right_by=grader.__name__)
+    task = load_task(task)
     if isinstance(policy, (str, Path)):
         policy = load_policy(policy, max_seq_length=max_seq_length, chat_template_kwargs=chat_template_kwargs, seed=seed)
         print(policy, f"a completion is right where {task.right_function} pays", sep="\n")

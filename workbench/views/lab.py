@@ -119,7 +119,7 @@ class Lab:
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.
-        completions: texts to begin with; None: a reference completion and three probes.
+        completions: texts to begin with; None: a reference completion and three probes, or nothing where that one was guessed.
         row: number of the prompt to begin with.
         scale_rewards: TRL's setting, for the advantages.
 
@@ -144,8 +144,8 @@ class Lab:
         self.number, self.problem = row, ""  # the problem: why the file as it is now cannot be used
         self.file = Path(self.bench.task.source) if self.bench.task.source else None
         self._stamp = self._saved()
-        starters = self.bench.starters(row)
-        first = [starters[name] for name in _STARTERS if name in starters][:4]
+        starters = {} if self.bench.writer(row).guessed else self.bench.starters(row)
+        first = [starters[name] for name in _STARTERS if name in starters][:4] or [""]
         self.texts = first if given is None else list(given)
         self._pending: Any = None
         self._watching: asyncio.Task | None = None
