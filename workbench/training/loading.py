@@ -19,11 +19,16 @@ from workbench.workspace import find, looked_in, resolve, shown, size_and_sum
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken"]
 _DECIDING = ["*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*", "merges.txt"]  # on a model
+_SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
 SMALL_BYTES = 100 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in red, in every notebook, and at
 # whichever import of many comes first.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+# transformers leaves a harmful setting of many published tokenizers out of force, which is right, and nothing to act on.
+logging.getLogger("transformers.tokenization_utils_tokenizers").addFilter(
+    lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces")
+)
 _READABLE = "models and adapters are files that transformers and PEFT can read without running code that comes with them"
 _CHECK = "check the folder or the hub name; `workbench doctor` tells what works on this machine"
 
@@ -109,6 +114,16 @@ def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, An
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
+    """PolicyError for a tokenizer that runs words together: its policy would neither read nor write white space."""
+    back = tokenizer.decode(tokenizer(_SPACED, add_special_tokens=False)["input_ids"], clean_up_tokenization_spaces=False)
+    if "".join(back.split()) == "".join(_SPACED.split()) and back.split() != _SPACED.split():
+        value = f"policy {str(name)!r}: its tokenizer ({type(tokenizer).__name__}) makes {back!r} of {_SPACED!r}"
+        rule = "a text that is encoded and decoded keeps its white space; here the class does not fit tokenizer.json"
+        remedy = 'set "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json, in a copy of the folder'
+        raise PolicyError(value, rule=rule, remedy=remedy)
 
 
 def with_adapter(model: Any, adapter: str | Path) -> Any:

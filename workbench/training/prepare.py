@@ -25,7 +25,7 @@ from workbench.task import Task, load_task
 from workbench.training import held_out, warm_start
 from workbench.training import plan as settings_of
 from workbench.training.generation import expected, in_words
-from workbench.training.loading import find_model, load_tokenizer
+from workbench.training.loading import check_tokenizer, find_model, load_tokenizer
 from workbench.training.plan.algorithms import ALGORITHMS
 from workbench.training.plan.device import Machine, asks_for_vllm
 from workbench.training.plan.in_force import Row
@@ -163,7 +163,9 @@ def prepare(
     else:
         name, kwargs, context = recipe.policy.name, recipe.chat_template_kwargs, recipe.policy.max_seq_length
         tokenizer, measured = asked(lambda: load_tokenizer(name, kwargs), "no prompt was measured with its tokenizer")
-        stages = stages if measured else [fit(stage, tokenizer, context) for stage in stages]
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, name)
+            stages = [fit(stage, tokenizer, context) for stage in stages]
     on, chosen, estimate = _memory(stages, machine, policy, run, memory)
     stages = [replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages]
     settings = dict(stages[0].settings)
