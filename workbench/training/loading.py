@@ -7,13 +7,15 @@ import functools
 import logging
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
+from workbench.memory.shapes import ModelShape, adapter_on, from_config, shape_of, unmatched, unquantised
+from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum
 
@@ -126,6 +128,28 @@ def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
         raise PolicyError(value, rule=rule, remedy=remedy)
 
 
+def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[ModelShape | None, list[str]]:
+    """(the shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a loaded one has itself)."""
+    try:
+        if policy is not None:
+            return from_config(policy.model.config.to_dict(), policy.name), []
+        shape = shape_of(recipe.policy.name)
+    except PolicyError:  # loading it says what is wrong
+        return None, []
+    in_4bit = recipe.policy.load_in_4bit and shape.stacked
+    notes = [f"load_in_4bit = True: {unquantised(shape.stacked, shape.parameters)}"] if in_4bit else []
+    return shape, notes + _no_layer(adapter_on(shape, recipe.lora).unmatched)
+
+
+def adapter_notes(model: Any, target_modules: Sequence[str]) -> list[str]:
+    """What a model's new adapter is not on, though it was asked for."""
+    return _no_layer(unmatched(model, target_modules))
+
+
+def _no_layer(names: Sequence[str]) -> list[str]:
+    return [f"lora.target_modules: no layer of this model is called {' or '.join(names)}; no adapter there"] if names else []
+
+
 def with_adapter(model: Any, adapter: str | Path) -> Any:
     """The model with a trained adapter on it, frozen; PolicyError if the folder holds none that PEFT can read."""
     from peft import PeftModel
@@ -174,8 +198,10 @@ def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
         rule = f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one"
         remedy = "set load_in_4bit = False for a model this narrow"
         raise PolicyError(f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs", rule=rule, remedy=remedy)
-    already = f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"
-    return [already] if layers and not asked else []
+    if layers and not asked:
+        return [f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"]
+    stacked = sum(one.numel() for one in model.parameters() if one.dim() == 3) if layers else 0
+    return [f"load_in_4bit = True: {unquantised(stacked, measured(model)['parameters'])}"] if stacked else []
 
 
 def measured(model: Any) -> dict[str, Any]:
@@ -213,6 +239,14 @@ def bars_for(source: str) -> Iterator[None]:
     finally:
         if shown_before:
             transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def own_patterns() -> Iterator[None]:
+    """Without what PEFT warns of a pattern that it wrote itself, for stacked experts, and that is in force."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match")
+        yield
 
 
 @contextlib.contextmanager

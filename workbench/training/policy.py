@@ -176,7 +176,9 @@ def load_policy(
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
     notes += loading.check_4bit(model, name, asked.load_in_4bit)
     if trained is None:
-        model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
+        with loading.own_patterns():
+            model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
+        notes += loading.adapter_notes(model, recipe.lora.target_modules)
     else:
         model = loading.with_adapter(model, trained)
     generates = getattr(model, "vllm_engine", None) is not None
