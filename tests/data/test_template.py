@@ -14,6 +14,8 @@ import workbench as wb
 from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT
 from workbench.data.template import prompt_lengths_tokens, tags_in, template_card
 from workbench.errors import DataError, PolicyError
+from workbench.tiny import MODEL_DIR
+from workbench.training import sampling
 from workbench.training.loading import check_tokenizer, load_tokenizer
 from workbench.views.results import card_view
 
@@ -244,3 +246,21 @@ def test_the_view_marks_special_tokens_and_escapes_the_rest():
     assert "<span style='background:#f3d9a4;color:#222;border-radius:3px;padding:0 2px'>&lt;|user|&gt;</span>" in page
     assert "Nothing to worry about" in page
     assert "check: " in str(card_view(card(special=["<answer>"])))
+
+
+def test_a_tokenizer_is_read_once_for_many_prompts_and_anew_when_its_folder_changes(tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, folder)
+    loaded = []
+    monkeypatch.setattr(sampling, "load_tokenizer", lambda name: loaded.append(name) or load_tokenizer(name))
+    first = wb.preview(PROMPT, folder)
+    assert wb.preview(PROMPT, folder).text == first.text
+    assert wb.prompt_lengths([{"prompt": PROMPT}], folder).lengths[0] == len(first.tokens)
+    assert len(loaded) == 1
+    (folder / "chat_template.jinja").write_text(TURN + END + "!{% endif %}")
+    assert wb.preview(PROMPT, folder).text.endswith("<|assistant|>!")
+    assert len(loaded) == 2
+    (folder / "chat_template.jinja").write_text("{{ word }}")
+    assert wb.preview(PROMPT, folder, {"word": "one"}).text == "one"
+    assert wb.preview(PROMPT, folder, {"word": "two"}).text == "two"
+    assert wb.preview(PROMPT, folder).text == ""
