@@ -75,7 +75,7 @@ def card_view(card: Any) -> View:
         ["the system message is in the text", words[card.keeps_system]],
     ]
     if card.thinks:
-        rows.append(["completions begin with, by themselves", f"<{card.thinks}>"])
+        rows.append(["completions begin by themselves with", f"<{card.thinks}>"])
     if card.adds:
         rows.append(["the template adds words of its own", card.adds if len(card.adds) < 90 else f"{card.adds[:88]} …"])
     table = Table(["what a trainer makes of it", ""], rows)
