@@ -234,6 +234,12 @@ def test_a_doubled_bos_is_found():
     assert card("{{ bos_token }}{{ bos_token }}" + TURN + END + "{% endif %}").doubled_bos
 
 
+def test_a_turn_without_words_is_not_missed():
+    call = {"role": "assistant", "content": None, "tool_calls": []}
+    found = card(TURN.replace("m.content", "m.content or ''") + END + "{% endif %}", prompt=[PROMPT[1], call, PROMPT[1]])
+    assert found.problems == []
+
+
 def test_a_plain_prompt_has_no_turns():
     found = card(prompt="1 + 1 =")
     assert (found.chat, found.ends_turns, found.keeps_system) == (False, None, None)

@@ -185,6 +185,8 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
     opening = begins = adds = ""
     problems: dict[str, Any] = {}
     if chat:
+        # Calls of tools have no words, and pictures are none.
+        said = [(one["role"], one["content"]) for one in prompt if isinstance(one.get("content"), str) and one["content"].strip()]
         probe = "the policy's own words"
         whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
         before, _, after = whole.rpartition(probe)
@@ -196,15 +198,15 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
         prefilled, thinks = (next((name for name in _TAG.findall(own) if name in wanted), None) for own in (opening, begins))
         if "enable_thinking" in str(tokenizer.chat_template) and not prefilled:
             quiet = render(prompt, tokenizer, add_generation_prompt=True, enable_thinking=False)
-            tail = quiet.rpartition(str(prompt[-1]["content"]).strip())[2]
+            tail = quiet.rpartition(said[-1][1].strip())[2] if said else ""
             thinks = thinks or next((name for name in _TAG.findall(tail) if name in wanted), None)
-        changed = {message["role"]: how for message in prompt if (how := _changed(str(message["content"]), text))}
+        changed = {role: how for role, content in said if (how := _changed(content, text))}
         keeps_system = "system" not in changed if prompt[0]["role"] == "system" and prompt[0]["content"] else None
         problems = {
             f"the {role} message {how}" + ", and the format asked for with it" * (role == "system"): True
             for role, how in changed.items()
         }
-        adds = _words_of_its_own(tokenizer, prompt, text)
+        adds = _words_of_its_own(tokenizer, [content.strip() for _, content in said], text)
 
     ids = {tag: tokenizer(f"x{tag}y", add_special_tokens=False)["input_ids"] for tag in tags}
     survives = {tag: tag in tokenizer.decode(ids[tag], skip_special_tokens=True) for tag in tags}
@@ -238,8 +240,8 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
         "the template writes today's date: tomorrow the same prompt is another text": chat and _dated(tokenizer, text),
         "the tokenizer has no padding token; trainers then pad with EOS": pad is None,
     }
-    said = [problem for problem, there in problems.items() if there]
-    known = (text, tokens, chat, survives, eos, pad, ends_turns, prefilled, keeps_system, doubled_bos, said)
+    worries = [problem for problem, there in problems.items() if there]
+    known = (text, tokens, chat, survives, eos, pad, ends_turns, prefilled, keeps_system, doubled_bos, worries)
     return TemplateCard(*known, closed=closed, begins=begins, thinks=thinks, adds=adds)
 
 
@@ -268,8 +270,8 @@ def _changed(content: str, text: str) -> str:
     return "is not in the text: the template drops or changes it" + (f" (without {' '.join(gone)})" if gone else "")
 
 
-def _words_of_its_own(tokenizer: Any, prompt: Any, text: str) -> str:
-    for own in (*(str(message["content"]).strip() for message in prompt), *tokenizer.get_added_vocab()):
+def _words_of_its_own(tokenizer: Any, said: Sequence[str], text: str) -> str:
+    for own in (*said, *tokenizer.get_added_vocab()):
         text = text.replace(own, "\0") if own else text
     pieces = [" ".join(piece.split()) for piece in text.split("\0") if piece.strip() not in _ROLES]
     return " ".join(pieces).strip() if sum(word.isalpha() for piece in pieces for word in piece.split()) > 2 else ""
