@@ -117,7 +117,7 @@ def measured_reference(
 def _rendered(recipe: Recipe, rows: Sequence[Row]) -> str:
     # A template may write the date: the texts of tomorrow's prompts are others.
     tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
-    return fingerprint([prompt_text(row["prompt"], tokenizer) for row in rows])
+    return fingerprint([{"text": prompt_text(row["prompt"], tokenizer)} for row in rows])
 
 
 def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts: list[str], ended: list[bool]) -> Written:
