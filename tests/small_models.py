@@ -39,6 +39,25 @@ def make_base(
     return folder
 
 
+OF_A_MIXTURE = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def make_mixture(folder: Path, kind: str) -> Path:
+    """A mixture of 4 experts: 2 layers, 64 wide, 4 heads of 16 (2 for keys), random bfloat16, the embedded tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 640, "head_dim": 16}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, **OF_A_MIXTURE[kind]}
+    config = AutoConfig.for_model(kind, **sizes, bos_token_id=1, eos_token_id=2, pad_token_id=3)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    for name in WORDS[:3]:
+        shutil.copyfile(MODEL_DIR / name, folder / name)
+    return folder
+
+
 def load(folder: Path, dtype: str = "float32") -> Any:
     """The model in a folder."""
     from transformers import AutoModelForCausalLM

@@ -17,9 +17,11 @@ from workbench.exporting import apart
 from workbench.exporting.about import adapter_of
 from workbench.exporting.apart import Progress
 from workbench.exporting.merging import base_now
+from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, versions
 from workbench.task import Row, Task
+from workbench.training.loading import load_tokenizer
 from workbench.training.resuming import begun_task
 
 FILE = "export/reference.json"
@@ -91,6 +93,7 @@ def measured_reference(
         "adapter": adapter_of(run)["sha256"],
         "base": base_now(run),
         "held_out": fingerprint(suite.task.held_out),
+        "rendered": _rendered(recipe, suite.task.held_out),
         "policy": recipe.policy.model_dump(mode="json"),
         "chat_template_kwargs": recipe.chat_template_kwargs,
         "rewards": [suite.hash, suite.task.right_function],
@@ -109,6 +112,12 @@ def measured_reference(
 
     content = {name: first(own) for name, own in kept.items() if name != "key"}
     return TypeAdapter(Reference).validate_python(content | {"key": fingerprint([key])})
+
+
+def _rendered(recipe: Recipe, rows: Sequence[Row]) -> str:
+    # A template may write the date: the texts of tomorrow's prompts are others.
+    tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
+    return fingerprint([{"text": prompt_text(row["prompt"], tokenizer)} for row in rows])
 
 
 def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts: list[str], ended: list[bool]) -> Written:

@@ -6,6 +6,7 @@ When the last function has answered, it hands over the batch with its totals and
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import json
@@ -83,6 +84,8 @@ class RewardSuite:
                 self.notes.append(f"{name} is written as (prompts, {responses}): it is handed both as plain text")
                 functions[name] = positional_reward(func)
         self.functions = RewardExecutor(functions, deadline_s, on_error == "skip", keep_state)
+        # Column -> its values by row, where the trainer's dataset holds the row's number instead: what Arrow would change.
+        self.aside: dict[str, list[Any]] = {}
         self._formats: dict[str, InputFormat] = {}
         self._pending: dict[str, tuple[Scored, float]] = {}  # of the functions of a batch that have answered: their seconds, too
         # Where several processes score one batch: it is handed each one's own part, or error, and returns those of all in order.
@@ -105,13 +108,13 @@ class RewardSuite:
 
     def _wrap(self, name: str) -> Callable[..., Any]:
         async def awaited(**call: Any) -> list[float]:
-            started = time.perf_counter()
+            started, call = time.perf_counter(), self._whole_values(call)
             with self._failing_together():
                 scored = await self.functions.ascore(name, call)
             return self._take(name, scored, call, started)
 
         def called(**call: Any) -> list[float]:
-            started = time.perf_counter()
+            started, call = time.perf_counter(), self._whole_values(call)
             with self._failing_together():
                 scored = self._score(name, call)
             return self._take(name, scored, call, started)
@@ -119,6 +122,11 @@ class RewardSuite:
         scored = awaited if self.functions.places[name] == AWAITED else called
         scored.__name__, scored.__doc__ = name, self.functions[name].__doc__
         return scored
+
+    def _whole_values(self, call: Call) -> Call:
+        # A copy for each completion, as from a dataset: a function may change what it is handed.
+        there = {name: values for name, values in self.aside.items() if name in call}
+        return {**call, **{name: [copy.deepcopy(values[row]) for row in call[name]] for name, values in there.items()}}
 
     def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
         self._pending[name] = scored, time.perf_counter() - started

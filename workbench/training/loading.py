@@ -8,7 +8,7 @@ import json
 import logging
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from pydantic import ValidationError
 
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
+from workbench.memory.shapes import ModelShape, adapter_on, from_config, shape_of, unmatched, unquantised
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken"]
 _DECIDING = ["*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*", "merges.txt"]  # on a model
+_SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
 _MORE_THAN_LORA = (
     "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "layers_to_transform",
@@ -31,6 +33,10 @@ SMALL_BYTES = 100 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in red, in every notebook, and at
 # whichever import of many comes first.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+# transformers leaves a harmful setting of many published tokenizers out of force, which is right, and nothing to act on.
+logging.getLogger("transformers.tokenization_utils_tokenizers").addFilter(
+    lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces")
+)
 _READABLE = "models and adapters are files that transformers and PEFT can read without running code that comes with them"
 _CHECK = "check the folder or the hub name; `workbench doctor` tells what works on this machine"
 
@@ -116,6 +122,38 @@ def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, An
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
+    """PolicyError for a tokenizer that runs words together: its policy would neither read nor write white space."""
+    back = tokenizer.decode(tokenizer(_SPACED, add_special_tokens=False)["input_ids"], clean_up_tokenization_spaces=False)
+    if "".join(back.split()) == "".join(_SPACED.split()) and back.split() != _SPACED.split():
+        value = f"policy {str(name)!r}: its tokenizer ({type(tokenizer).__name__}) makes {back!r} of {_SPACED!r}"
+        rule = "a text that is encoded and decoded keeps its white space; here the class does not fit tokenizer.json"
+        remedy = 'set "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json, in a copy of the folder'
+        raise PolicyError(value, rule=rule, remedy=remedy)
+
+
+def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[ModelShape | None, list[str]]:
+    """(the shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a loaded one has itself)."""
+    try:
+        if policy is not None:
+            return from_config(policy.model.config.to_dict(), policy.name), []
+        shape = shape_of(recipe.policy.name)
+    except PolicyError:  # loading it says what is wrong
+        return None, []
+    in_4bit = recipe.policy.load_in_4bit and shape.stacked
+    notes = [f"load_in_4bit = True: {unquantised(shape.stacked, shape.parameters)}"] if in_4bit else []
+    return shape, notes + _no_layer(adapter_on(shape, recipe.lora).unmatched)
+
+
+def adapter_notes(model: Any, target_modules: Sequence[str]) -> list[str]:
+    """What a model's new adapter is not on, though it was asked for."""
+    return _no_layer(unmatched(model, target_modules))
+
+
+def _no_layer(names: Sequence[str]) -> list[str]:
+    return [f"lora.target_modules: no layer of this model is called {' or '.join(names)}; no adapter there"] if names else []
 
 
 def with_adapter(model: Any, adapter: str | Path) -> Any:
@@ -213,8 +251,10 @@ def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
         rule = f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one"
         remedy = "set load_in_4bit = False for a model this narrow"
         raise PolicyError(f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs", rule=rule, remedy=remedy)
-    already = f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"
-    return [already] if layers and not asked else []
+    if layers and not asked:
+        return [f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"]
+    stacked = sum(one.numel() for one in model.parameters() if one.dim() == 3) if layers else 0
+    return [f"load_in_4bit = True: {unquantised(stacked, measured(model)['parameters'])}"] if stacked else []
 
 
 def measured(model: Any) -> dict[str, Any]:
@@ -252,6 +292,14 @@ def bars_for(source: str) -> Iterator[None]:
     finally:
         if shown_before:
             transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def own_patterns() -> Iterator[None]:
+    """Without what PEFT warns of a pattern that it wrote itself, for stacked experts, and that is in force."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match")
+        yield
 
 
 @contextlib.contextmanager

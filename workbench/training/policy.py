@@ -173,13 +173,16 @@ def load_policy(
         words["remedy"] = "correct what it names, or set policy.fast_inference: false, which generates with the policy itself"
     with loading.reading(f"policy {name!r}{' with fast_inference' * starts_vllm}", **words), loading.bars_for(source):
         model, tokenizer, notes = loads.load_base(source, **how)
+    loading.check_tokenizer(tokenizer, name)
     if not Path(source).is_dir():  # Unsloth may have taken a 4-bit repository in the place of the one that was asked for
         base = loading.base_summed(getattr(model.config, "_name_or_path", "") or source)
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
     notes += loading.check_4bit(model, name, asked.load_in_4bit)
     trained_in = []
     if trained is None:
-        model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
+        with loading.own_patterns():
+            model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
+        notes += loading.adapter_notes(model, recipe.lora.target_modules)
         if asked.adapter is not None:
             loading.put_on(model, asked.adapter)
             trained_in = [loading.adapter_named(asked.adapter)]

@@ -26,7 +26,14 @@ from workbench.task import Task, load_task
 from workbench.training import held_out, warm_start
 from workbench.training import plan as settings_of
 from workbench.training.generation import expected, in_words
-from workbench.training.loading import adapter_named, find_model, fitted_to_adapter, load_tokenizer
+from workbench.training.loading import (
+    adapter_named,
+    check_tokenizer,
+    find_model,
+    fitted_to_adapter,
+    load_tokenizer,
+    shape_of_policy,
+)
 from workbench.training.plan.algorithms import ALGORITHMS
 from workbench.training.plan.device import Machine, asks_for_vllm
 from workbench.training.plan.in_force import Row
@@ -166,7 +173,10 @@ def prepare(
     else:
         name, kwargs, context = recipe.policy.name, recipe.chat_template_kwargs, recipe.policy.max_seq_length
         tokenizer, measured = asked(lambda: load_tokenizer(name, kwargs), "no prompt was measured with its tokenizer")
-        stages = stages if measured else [fit(stage, tokenizer, context) for stage in stages]
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, name)
+            stages = [fit(stage, tokenizer, context) for stage in stages]
+    shape, of_shape = shape_of_policy(recipe, policy)
     on, chosen, estimate = _memory(stages, machine, policy, run, memory)
     stages = [replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages]
     settings = dict(stages[0].settings)
@@ -203,8 +213,8 @@ def prepare(
     for stage in stages:
         where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
         words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
-        who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda), stage.planned.num_generations))
-    notes += [*_of_stages(stages), *unread, *measured, *chosen, *warned, *heard, *one_gpu(backend, machine)]
+        who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations))
+    notes += [*_of_stages(stages), *unread, *measured, *of_shape, *chosen, *warned, *heard, *one_gpu(backend, machine)]
     return Plan(
         recipe=recipe,
         task=task,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
-from workbench.training.loading import load_tokenizer
+from workbench.training.loading import find_model, load_tokenizer
 from workbench.training.policy import Policy, load_policy
 
 TOGETHER = 32  # completions that are read in one forward pass
@@ -185,9 +187,17 @@ def prompt_lengths(
 
 
 def _tokenizer(policy: Any, chat_template_kwargs: dict[str, Any] | None) -> Any:
-    if isinstance(policy, (str, Path)):
-        return load_tokenizer(policy, chat_template_kwargs)
-    return getattr(policy, "tokenizer", policy)
+    if not isinstance(policy, (str, Path)):
+        return getattr(policy, "tokenizer", policy)
+    files = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in Path(find_model(policy)).glob("*.*")]
+    tokenizer = copy.copy(_kept_tokenizer(policy, *sorted(files)))
+    tokenizer.chat_template_kwargs = chat_template_kwargs or {}
+    return tokenizer
+
+
+@functools.lru_cache(maxsize=4)  # a real one takes seconds to load, and a person looks at one prompt after another
+def _kept_tokenizer(policy: str | Path, *files: tuple[str, int, int]) -> Any:
+    return load_tokenizer(policy)
 
 
 def profile_difficulty(

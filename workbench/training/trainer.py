@@ -14,7 +14,7 @@ from workbench import processes
 from workbench.errors import RecipeError, RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
-from workbench.task import Task
+from workbench.task import Row, Task
 from workbench.training import plan as settings_of
 from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
 from workbench.training.fitting import memory_on
@@ -222,7 +222,9 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     from datasets import Dataset
     from transformers import PrinterCallback
 
-    model, tokenizer, rows = policy.model, policy.tokenizer, Dataset.from_list(stage.rows)
+    model, tokenizer = policy.model, policy.tokenizer
+    kept, stage.suite.aside = _for_arrow(stage.rows)
+    rows = Dataset.from_list(kept)
     if "ref" in model.peft_config:  # of the stage before
         model.delete_adapter("ref")
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
@@ -239,6 +241,21 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates vanish.
     adapter_in_float32(model)
     return trainer, heard
+
+
+def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
+    """(rows that come back from an Arrow table as they are; column -> its values, of which those rows hold the row's number).
+
+    Arrow gives every dict of a column the keys of all, and turns or refuses values of several types and large integers.
+    """
+    aside = {}
+    for name in dict.fromkeys(name for row in rows for name in row if name != "prompt"):
+        values = [row.get(name) for row in rows]
+        kinds = {type(value) for value in values} - {type(None)}
+        large = kinds == {int} and max(abs(value) for value in values if value is not None) >= 2**63
+        if large or len(kinds) > 1 or not kinds <= {str, int, float, bool}:
+            aside[name] = values
+    return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
 
 
 def _another_run(run: RunDirectory, changed: Changed) -> RunError:
