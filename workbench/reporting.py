@@ -20,7 +20,7 @@ from workbench.inspection.reading import RecordedGroup, answer_of, by_step, expl
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
-from workbench.run.rollouts import batch_and_place, unstated_right
+from workbench.run.rollouts import batch_and_place
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import replace_file
 
@@ -42,8 +42,7 @@ def write_report(
     Args:
         file: None: `report.html` (or `report.md`) in the run's folder.
         markdown: the same as text, without pictures.
-        answer_column: the dataset column that holds the right answer; None: the task's, or recognised by its name. Where no name
-            says it, the page goes without what is read against it.
+        answer_column: as for `failures`; where it is None and no column's name says it, the page goes without causes.
 
     Raises:
         RunError: if the run recorded nothing, or has no such column.
@@ -75,24 +74,20 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
         evaluation = inspection.read_evaluation(run)
     verdicts, steps, manifest = examine_run(run, last=200), by_step(run), run.manifest()
     in_training = [told(found)] if (found := run.result().get("held_out")) else []
-    unstated = unstated_right(manifest)
     there = evaluation.rows[0] if evaluation is not None and evaluation.rows else batch_and_place(run)[0].columns
     column = answer_column or answer_of(there, manifest)
     hacks = inspection.hacking(run, evaluation)
-    nobody = [f"nobody has said which completions are right: below it is {unstated} (right_by= of attach or of the task)"] * bool(
-        unstated
-    )
     if evaluation is None:
         remedy = f"`workbench eval {run.name}` measures what it gained"
         remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it" if manifest.get("attached") else remedy
         yield (
             "In short",
-            f"{run.describe(run.name)}\nnot evaluated yet: {remedy}\n" + "\n".join([*in_training, hacks.verdict, *nobody]),
+            f"{run.describe(run.name)}\nnot evaluated yet: {remedy}\n" + "\n".join([*in_training, hacks.verdict]),
         )
     else:
         changed = inspection.regressions(evaluation)
         said = str(evaluation).splitlines()
-        yield "In short", "\n".join([run.describe(run.name), *said[:3], *in_training, changed.verdict, hacks.verdict, *nobody])
+        yield "In short", "\n".join([run.describe(run.name), *said[:3], *in_training, changed.verdict, hacks.verdict])
         worse, better = changed.frame[changed.frame["change"] < 0], changed.frame[changed.frame["change"] > 0][::-1]
         for how, frame in (("worse", worse), ("better", better)):
             yield f"Prompts that became {how}", Listing(f"{len(frame)} prompts", frame.head(_EXAMPLES))

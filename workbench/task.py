@@ -104,7 +104,9 @@ class Task:
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
             yield value, "one weight per function", f"give {len(names)} weights, in the order {choices}"
         match self.right_by:
-            case None | str() | (str(), int() | float()):
+            case None | str():
+                pass
+            case (str(), int() | float() as least) if math.isfinite(least):
                 pass
             case _:
                 rule = "right_by is a function's name, or a tuple of it and the least score that counts as right"
@@ -113,8 +115,6 @@ class Task:
             if name not in (None, *names):
                 value, rule = f"{which} = {getattr(self, which)!r}", f"{which} names one of the task's reward functions"
                 yield value, rule, f"choose from {choices}"
-        if self.right_at is not None and not math.isfinite(self.right_at):
-            yield f"right_by = {self.right_by!r}", "a threshold is a finite number", f"right_by=({self.right_function!r}, 1.0)"
         for split in ("rows", "held_out"):
             for number, row in enumerate(getattr(self, split)):
                 if "prompt" not in row:

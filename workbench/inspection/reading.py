@@ -50,11 +50,11 @@ def by_step(run: RunDirectory) -> Listing:
         RunError: if the run recorded nothing.
     """
     needs(run, RunDirectory)
-    columns = """step, avg(total) as reward, avg(cast("right" as double)) as share_right, avg(length_tokens) as length_tokens,
+    unstated = unstated_right(run.manifest()).replace('"', '""')
+    share = f"share of {unstated}" if unstated else "share_right"
+    columns = f"""step, avg(total) as reward, avg(cast("right" as double)) as "{share}", avg(length_tokens) as length_tokens,
         avg(cast(finish_reason = 'length' as double)) as clipped, len(list_distinct(list(hash(completion)))) as distinct_texts"""
     frame = query(run.rollouts, f"select {columns} from rollouts group by step order by step", in_turn=True)
-    if unstated := unstated_right(run.manifest()):
-        frame = frame.rename(columns={"share_right": f"share of {unstated}"})
     return Listing(f"{len(frame):,} steps", frame, spread=True)
 
 

@@ -46,11 +46,10 @@ from workbench.workspace import shown, to_json
 _UNSET = "not set"
 # Trainers that are not GRPO, by a part of their names -> what they do.
 _OTHERS = {
-    "RLOO": "is not GRPO: it has groups, but its baseline is the mean of the others, and its loss is another",
-    "OnlineDPO": "is not GRPO: it learns from which of two completions a judge prefers",
-    "DPO": "is not GRPO: it learns from pairs of completions that the dataset brings",
-    "SFT": "is not GRPO: it learns to write the dataset's texts, without rewards",
-    "Reward": "is not GRPO: it trains a reward model",
+    "RLOO": "it has groups, but the baseline is the mean of the others, and the loss is another",
+    "OnlineDPO": "it learns from which of two completions a judge prefers",
+    "DPO": "it learns from pairs of completions that the dataset brings",
+    "SFT": "it learns to write the dataset's texts, without rewards",
 }
 
 
@@ -147,11 +146,13 @@ def _check(trainer: Any, plan: Plan | None) -> None:
     kinds = [kind.__name__ for kind in type(trainer).__mro__]
     if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(trainer, "_calculate_rewards"):
         kind = next((kind for kind in kinds if kind.endswith("Trainer")), "")
-        about = next((f", which {does}" for name, does in _OTHERS.items() if name in kind), ", another trainer" if kind else "")
-        rule = "the workbench attaches to a GRPOTrainer of TRL or Unsloth, to groups of completions and their rewards"
-        remedy = "run = wb.attach(GRPOTrainer(...)), an object, not its class"
+        about = next((f", which is not GRPO: {does}" for name, does in _OTHERS.items() if name in kind), "")
+        rule, remedy = (
+            "the workbench attaches to a GRPOTrainer of TRL or Unsloth",
+            "run = wb.attach(trainer), an object",
+        )
         if kind:
-            remedy = f"train without attach ({kind}'s own `report_to` keeps its metrics), or make a GRPOTrainer and attach that"
+            remedy = f"train without attach ({kind}'s own report_to keeps its metrics), or make a GRPOTrainer and attach that"
         raise RunError(f"attach: an object of type {type(trainer).__name__}{about}", rule=rule, remedy=remedy)
     used = {"environment_factory": getattr(trainer, "environment_factories", None)}
     settings_of.check_turns(used | {name: getattr(trainer, name, None) for name in ("rollout_func", "tools")}, "attach", RunError)
@@ -307,9 +308,8 @@ def _of_theirs(
     weights = (args.reward_weights or [1.0] * len(functions)) if weights is None else weights.tolist()
     columns = getattr(trainer.train_dataset, "column_names", None) or ()
     if answer_column and columns and answer_column not in columns:
-        remedy = nearest(answer_column, columns, "choose one of them")
-        value = f"attach(answer_column={answer_column!r}); the rows have {', '.join(columns)}"
-        raise RunError(value, rule="the answer is a column of the rows", remedy=remedy)
+        value, remedy = f"attach(answer_column={answer_column!r})", nearest(answer_column, columns, "choose one of them")
+        raise RunError(value, rule=f"the answer is a column of the rows, which have {', '.join(columns)}", remedy=remedy)
     answers = answer_column or answer_named(columns) or "answer"
     task = Task("attached", (), functions, weights, right_by=right_by, answer_column=answers)
     names = [str(getattr(args, "run_name", None) or ""), Path(args.output_dir).name, "attached"]
@@ -346,16 +346,13 @@ def _record_rewards(session: Session) -> None:
         columns = {name: [to_json(row.get(name)) for row in inputs] for name in names}
         columns.setdefault("prompt_id", [_row_key(row) for row in inputs])
         spent = {suite.names[0] if len(suite.names) == 1 else "all functions": seconds}
-        found = {"step": trainer.state.global_step + 1, "prompts": [*map(_in_words, prompts)], "columns": columns}
-        found |= {"seconds": spent}
+        found = {"step": trainer.state.global_step + 1, "prompts": [*map(_in_words, prompts)], "seconds": spent}
         ids = {"completion_ids": [list(own) for own in completion_ids], "lengths": np.array(list(map(len, completion_ids)))}
         texts, groups = map(completion_text, completions), (suite.num_generations, suite.scale_rewards, suite.aggregation)
         right = suite.task.is_right(scores[:, suite.names.index(suite.task.right_function)])
-        batch = batch_of(suite.names, suite.weights, scores, list(texts), right, *groups, reward_hash=suite.hash, **ids, **found)
-        if scored is None:
-            session.recorder.batch(batch)
-        else:
-            scored.append(batch)
+        scored_by = (suite.names, suite.weights, scores, list(texts), right, *groups)
+        batch = batch_of(*scored_by, reward_hash=suite.hash, columns=columns, **ids, **found)
+        session.recorder.batch(batch) if scored is None else scored.append(batch)
 
     def generated(*args: Any, **named: Any) -> Any:
         nonlocal scored
@@ -374,11 +371,11 @@ def _record_rewards(session: Session) -> None:
             session.recorder.batch(batch)
             if others:
                 if not said:
-                    said.append(f"step {batch.step}: {len(others)} of {batch.group_count} groups: {why}")
-                    print(f"{said[0]}; events.jsonl has those of each step", flush=True)
+                    print(f"step {batch.step}: {len(others)} of {batch.group_count} groups: {why}", flush=True)
+                said.append(batch.step)
                 session.recorder.event("not_trained_on", batch.step, groups=others, why=why)
 
-    said: list[str] = []
+    said: list[int] = []
     session.replace("_calculate_rewards", calculated)
     if generate := getattr(trainer, "_generate_and_score_completions", None):
         session.replace("_generate_and_score_completions", generated)
@@ -406,15 +403,14 @@ def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int
 
 def _in_words(prompt: Any) -> Any:
     # Messages whose content is in parts, as they are made of prompts with pictures: [image 640x480] and the text.
+    def content(parts: Any) -> Any:
+        if not isinstance(parts, list):
+            return parts
+        return "".join(part.get("text") or str(to_json(part.get(part["type"], f"[{part['type']}]"))) for part in parts)
+
     if isinstance(prompt, str):
         return prompt
-    return [{**to_json({**message, "content": None}), "content": _content(message.get("content"))} for message in prompt]
-
-
-def _content(content: Any) -> Any:
-    if not isinstance(content, list):
-        return to_json(content)
-    return "".join(part.get("text") or str(to_json(part.get(part.get("type"), f"[{part.get('type')}]"))) for part in content)
+    return to_json([{**message, "content": content(message.get("content"))} for message in prompt])
 
 
 def _row_key(row: dict[str, Any]) -> str:

@@ -56,7 +56,7 @@ from workbench.training.trackers import tracker_callbacks
 from workbench.training.watchers import Watchers, unasked
 from workbench.workspace import replace_folder
 
-_BATCH = "a batch of completions"  # of the step in flight, which is not counted yet
+_BATCH = "a batch of completions was not recorded"  # of the step in flight, which is not counted yet
 
 
 @dataclass(frozen=True)
@@ -171,35 +171,30 @@ class Session:
 
     @contextlib.contextmanager
     def _spared(self, lost: str) -> Iterator[None]:
-        """Watching must not end somebody's own training: there, what fails is a warning."""
+        """Watching must not end somebody's own training: there, what fails is lost once, and said."""
         try:
             yield
         except Exception as error:
             if self.policy:
                 raise  # what a run's record lacks, it cannot go on from
-            warnings.warn(f"{self.run.name}: {lost}: {type(error).__name__}: {error}", stacklevel=4)
+            self._lost(lost, self.trainer.state.global_step + (lost == _BATCH), error)
 
-    def safe(self, hook: Callable[..., Any], what: str = _BATCH) -> Callable[..., None]:
-        """The hook, which in somebody's own training does not fail: what it could not record is lost once, and said."""
+    def safe(self, hook: Callable[..., Any], lost: str = _BATCH) -> Callable[..., None]:
+        """The hook, spared, each time anew."""
 
         def called(*args: Any, **kwargs: Any) -> None:
-            try:
+            with self._spared(lost):
                 hook(*args, **kwargs)
-            except Exception as error:
-                if self.policy:
-                    raise
-                self._lost(what, self.trainer.state.global_step + (what == _BATCH), error)
 
         return called
 
-    def _lost(self, what: str, step: int, error: Exception) -> None:
+    def _lost(self, lost: str, step: int, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
-        self.lost[what] += 1
-        if self.lost[what] == 1:  # an event says it of each step
-            lost = f"step {step}: {what} not recorded, training goes on without it"
-            warnings.warn(f"{self.run.name}: {lost}: {reason}", stacklevel=3)
+        self.lost[lost] += 1
+        if self.lost[lost] == 1:  # an event says it of each step
+            warnings.warn(f"{self.run.name}: step {step}: {lost}, training goes on: {reason}", stacklevel=4)
         with contextlib.suppress(Exception):  # the disk may be what is full
-            self.recorder.event("not_recorded", step, what=what, error=reason)
+            self.recorder.event("not_recorded", step, what=lost, error=reason)
 
     def _begin(self, stage: Stage, adaptive: AdaptiveWeights | None = None) -> None:
         from transformers import TrainerCallback
@@ -214,7 +209,7 @@ class Session:
         if generate := getattr(trainer, "_generate", None):
             self.replace("_generate", recorder.timed("generated_s")(generate))
         self._watch_ratio()
-        own = {name: self.safe(getattr(self, name), f"what {name} records") for name in dir(self) if name.startswith("on_")}
+        own = {name: self.safe(getattr(self, name), f"{name} failed") for name in dir(self) if name.startswith("on_")}
         hooks = {name: staticmethod(hook) for name, hook in own.items()}
         callback = type("WorkbenchCallback", (TrainerCallback,), hooks)()
         trainer.add_callback(callback)
@@ -230,7 +225,7 @@ class Session:
         compute, logps_of, mask_of = (getattr(trainer, name) for name in names)
         batch: list[dict[str, Any]] = []  # of the latest loss
 
-        @functools.partial(self.safe, what="ratios")
+        @functools.partial(self.safe, lost="a ratio was not recorded")
         def note(logps: Any) -> None:
             old, low, high = batch[0].get("old_per_token_logps"), 1.0, 1.0
             if old is not None:
@@ -256,7 +251,7 @@ class Session:
 
         def get_off_policy_mask(*args: Any, **more: Any) -> Any:
             kept = mask_of(*args, **more)
-            self.safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())), "ratios")()
+            self.safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())), "a ratio was not recorded")()
             return kept
 
         for name, own in zip(names, (_compute_loss, logps, get_off_policy_mask), strict=True):
@@ -273,7 +268,7 @@ class Session:
         held_out = self.held_out.result(60 * minutes) if self.held_out else {}
         ended = f"{status} after {step} steps{recorder.verdict}" + (f"; {told(held_out)}" if held_out else "")
         if self.lost:
-            ended += "; NOT RECORDED: " + ", ".join(f"{what} ({times} times)" for what, times in self.lost.items())
+            ended += "; WARNING: " + ", ".join(f"{lost} ({times} times)" for lost, times in self.lost.items())
         recorder.tell("end", ended)
         if step or self.warmed or self.point or status in ("finished", "stopped"):
             result = {
@@ -313,10 +308,12 @@ class Session:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # A row for every step, however seldom the trainer logs: what it has noted of this step, averaged as it would.
-        self._row = (state.global_step, self._noted() | {LEARNING_RATE: self._learning_rate, "epoch": state.epoch})
-        if not control.should_log:
-            self._write_row({})
-        self.control.boundary(state.global_step, control)
+        try:
+            self._row = (state.global_step, self._noted() | {LEARNING_RATE: self._learning_rate, "epoch": state.epoch})
+            if not control.should_log:
+                self._write_row({})
+        finally:
+            self.control.boundary(state.global_step, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if evaluated := {key: value for key, value in (logs or {}).items() if key.startswith("eval_")}:
