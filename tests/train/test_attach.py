@@ -9,6 +9,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_models import make_vision
@@ -24,7 +25,7 @@ from workbench.recipe import Recipe
 from workbench.reporting import write_report
 from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import query
+from workbench.run.rollouts import query, read_batches
 from workbench.teaching.glossary import explain
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
@@ -463,6 +464,8 @@ def test_the_spine_in_the_open(home):
     plan = prepare(recipe, arithmetic(16, 2))
     policy = load_policy(plan)
     trainer = make_trainer(plan, policy)
+    with pytest.raises(RunError, match="its task says both"):
+        attach(trainer, plan, right_by="correctness_reward")
     run = attach(trainer, plan)
     with pytest.raises(RunError, match="wb.continue_run"):
         trainer.train(resume_from_checkpoint=True)
@@ -576,14 +579,19 @@ def test_another_trainer_is_told_what_it_is(home, tmp_path, name):
 
 
 def replaying(folder, how):
-    """A trainer that learns from other completions in the place of group 1, or weighs them otherwise."""
+    """A trainer that learns from other completions in the place of group 1, weighs or orders them otherwise, or tries twice."""
     from datasets import Dataset
     from trl import GRPOTrainer
 
     class Replaying(GRPOTrainer):
         def _generate_and_score_completions(self, inputs):
             made = super()._generate_and_score_completions(inputs)
+            if how == "tried again" and not hasattr(self, "first"):
+                self.first = made["advantages"]
+                return self._generate_and_score_completions(inputs)
             self.original = made["advantages"].clone()
+            if how == "other order":
+                made |= {name: own.roll(4, 0) for name, own in made.items() if own is not None and own.dim() and len(own) == 8}
             if how == "buffer":
                 made["completion_ids"][4:8] = made["completion_ids"][4:8].flip(1)
                 made["advantages"][4:8] = torch.tensor([-1.0, 1.0, 0.5, -0.5])
@@ -600,16 +608,21 @@ def has_tags(completions, **kwargs):
     return [float(len(text[0]["content"])) for text in completions]
 
 
-@pytest.mark.parametrize(("how", "groups"), [("buffer", [1]), ("weighed", None), ("as it is", None)])
+@pytest.mark.parametrize(
+    ("how", "groups"), [("buffer", [1]), ("weighed", None), ("other order", None), ("tried again", [0, 1]), ("as it is", None)]
+)
 def test_the_advantages_on_record_are_those_trained_on_or_said_not_to_be(home, tmp_path, how, groups, capsys):
     run = attach(trainer := replaying(tmp_path, how), run_name="r")
     trainer.train()
-    recorded = query(run.rollouts)["advantage"].to_numpy()
+    recorded = np.concatenate([batch.advantages for batch in read_batches(run)])
     factor = 2.0 if how == "weighed" else 1.0
-    assert recorded == pytest.approx(factor * trainer.original.numpy(), abs=1e-3)
+    assert recorded[-8:] == pytest.approx(factor * trainer.original.numpy(), abs=1e-3)
+    assert recorded[:-8] == pytest.approx(trainer.first.numpy() if how == "tried again" else [], abs=1e-3)
     events = [event for event in run.events() if event["event"] == "not_trained_on"]
     assert [(event["step"], event["groups"]) for event in events] == ([(1, groups)] if groups else [])
-    assert ("1 of 2 groups: the trainer learns from other completions" in capsys.readouterr().out) == bool(groups)
+    assert (f"{len(groups or [])} of 2 groups: the trainer learns from other completions" in capsys.readouterr().out) == bool(
+        groups
+    )
 
 
 def test_one_row_is_one_prompt_whatever_was_made_of_it(home, trainer):
@@ -667,10 +680,11 @@ def test_what_is_right_can_be_said_with_a_threshold(home, tmp_path, capsys):
         attach(partial(tmp_path), right_by="nothing")
 
 
-def test_the_column_of_the_answer_is_recognised_or_said(home, tmp_path):
+def test_the_column_of_the_answer_is_recognised_or_said(home, tmp_path, capsys):
     run = attach(trainer := partial(tmp_path), run_name="solved")
     trainer.train()
     assert run.manifest()["task"]["answer_column"] == "solution"
+    assert "the right answers are in the column 'solution'" in capsys.readouterr().out
     assert "right answer:" in explain_group(run).title
     assert "completions are wrong" in write_report(run, markdown=True).read_text()
     with pytest.raises(RunError, match="answer_column='solutoin'.*\n.*\n.*did you mean 'solution'"):

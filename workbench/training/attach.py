@@ -147,15 +147,13 @@ def _check(trainer: Any, plan: Plan | None) -> None:
     if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(trainer, "_calculate_rewards"):
         kind = next((kind for kind in kinds if kind.endswith("Trainer")), "")
         about = next((f", which is not GRPO: {does}" for name, does in _OTHERS.items() if name in kind), "")
-        rule, remedy = (
-            "the workbench attaches to a GRPOTrainer of TRL or Unsloth",
-            "run = wb.attach(trainer), an object",
-        )
+        rule, remedy = "the workbench attaches to a GRPOTrainer of TRL or Unsloth", "hand over the trainer: wb.attach(trainer)"
         if kind:
             remedy = f"train without attach ({kind}'s own report_to keeps its metrics), or make a GRPOTrainer and attach that"
         raise RunError(f"attach: an object of type {type(trainer).__name__}{about}", rule=rule, remedy=remedy)
-    used = {"environment_factory": getattr(trainer, "environment_factories", None)}
-    settings_of.check_turns(used | {name: getattr(trainer, name, None) for name in ("rollout_func", "tools")}, "attach", RunError)
+    used = {name: getattr(trainer, name, None) for name in settings_of.TURNS}
+    used["environment_factory"] = used["environment_factory"] or getattr(trainer, "environment_factories", None)
+    settings_of.check_turns(used, "attach", RunError)
     if isinstance(session := getattr(trainer.train, "__self__", None), Session):
         value, rule = f"attach: this trainer is attached already, as {session.run.name}", "a trainer trains one run at a time"
         raise RunError(value, rule=rule, remedy="call trainer.train(), or make the trainer again")
@@ -320,6 +318,7 @@ def _of_theirs(
     notes = [
         "without a recipe the workbench cannot go on with this run: that is your trainer's resume_from_checkpoint",
         f"a completion counts as right when {task.right_words}{unasked}",
+        *[f"the right answers are in the column {answers!r}"] * (answers in columns),
         "wb.evaluate needs a task with held-out prompts: wb.evaluate(run, task=...)"
         if hasattr(trainer.model, "peft_config")
         else "the model is trained whole: your trainer saves it, the run directory does not; so no wb.evaluate, no wb.export",
@@ -356,20 +355,21 @@ def _record_rewards(session: Session) -> None:
 
     def generated(*args: Any, **named: Any) -> Any:
         nonlocal scored
-        scored = []
+        outer, scored = scored, []  # a subclass may generate again until it has what it wants
         try:
             made = generate(*args, **named)
         finally:
-            batches, scored = scored, None
-        compare(batches, made)
+            batches, scored = scored, outer
+        compare(batches, made) if outer is None else outer.extend(batches)
         return made
 
     @session.safe
     def compare(batches: list[ScoredBatch], made: Any) -> None:
         for batch in batches:
-            batch, others, why = _as_trained_on(batch, made if len(batches) == 1 else {})
+            batch, others = _as_trained_on(batch, made)
             session.recorder.batch(batch)
             if others:
+                why = "the trainer learns from other completions; the advantages on record are those of the scores"
                 if not said:
                     print(f"step {batch.step}: {len(others)} of {batch.group_count} groups: {why}", flush=True)
                 said.append(batch.step)
@@ -381,24 +381,30 @@ def _record_rewards(session: Session) -> None:
         session.replace("_generate_and_score_completions", generated)
 
 
-def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int], str]:
-    """The batch with the advantages that its trainer made; the groups (by place) that it does not learn from, and why.
+def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int]]:
+    """The batch with the advantages that its trainer `made`, and the groups (by place) that it does not learn from.
 
-    A subclass may put completions from a buffer in the place of some (`made` then holds those), or weigh them otherwise.
+    A subclass may put completions from a buffer in the place of some, leave some out, or weigh them otherwise.
     """
-    groups = list(range(batch.group_count))
     try:
-        ids, advantages = made["completion_ids"].tolist(), made["advantages"].double().cpu().numpy()
+        rows, advantages = made["completion_ids"].tolist(), made["advantages"].double().cpu().numpy()
     except (KeyError, TypeError, AttributeError):
-        ids, advantages = [], np.zeros(0)
-    if len(ids) != len(batch.completions) or advantages.shape != (len(ids),):
-        return batch, groups, "the trainer chooses among the completions, so it cannot be told whether it learns from these"
-    # Padded on the right, up to the longest of the batch.
-    same = np.array([row[: len(own)] == own for row, own in zip(ids, batch.completion_ids, strict=True)])
-    others = [place for place in groups if not same[place * batch.num_generations :][: batch.num_generations].all()]
-    theirs = np.where(same & ~np.isclose(advantages, batch.advantages, rtol=0.01, atol=0.001), advantages, batch.advantages)
-    why = "the trainer learns from other completions in the place of these, whose advantages are recorded as they were scored"
-    return dataclasses.replace(batch, groups=batch.groups._replace(advantages=theirs)), others, why
+        rows, advantages = [], np.zeros(0)
+    size, theirs, others = batch.num_generations, batch.advantages.copy(), []
+    for place in range(batch.group_count):
+        own = slice(place * size, place * size + size)
+        # Padded on the right. Most likely it is where it was.
+        for start in (own.start, *range(0, len(rows), size)):
+            there = rows[start : start + size]
+            if len(there) == size and all(
+                row[: len(ids)] == ids for row, ids in zip(there, batch.completion_ids[own], strict=True)
+            ):
+                if not np.allclose(advantages[start : start + size], theirs[own], rtol=0.01, atol=0.001):
+                    theirs[own] = advantages[start : start + size]
+                break
+        else:
+            others.append(place)
+    return dataclasses.replace(batch, groups=batch.groups._replace(advantages=theirs)), others
 
 
 def _in_words(prompt: Any) -> Any:
@@ -406,7 +412,8 @@ def _in_words(prompt: Any) -> Any:
     def content(parts: Any) -> Any:
         if not isinstance(parts, list):
             return parts
-        return "".join(part.get("text") or str(to_json(part.get(part["type"], f"[{part['type']}]"))) for part in parts)
+        named = ((part, part.get("type", "part")) for part in parts)
+        return "".join(part.get("text") or str(to_json(part.get(kind, f"[{kind}]"))) for part, kind in named)
 
     if isinstance(prompt, str):
         return prompt

@@ -40,7 +40,7 @@ _WHY = LEFT_OUT | {
     **dict.fromkeys(("load_in_8bit", "load_in_fp8"), "frozen weights have 4 or 16 bits (policy.load_in_4bit)"),
     "full_finetuning": "an adapter is trained (recipe field lora)",
     "eval_dataset": "a run only trains; notebook 04 evaluates",
-    **{name: f"{does}, and turns are not recorded yet; so it is not what the script trains" for name, does in TURNS.items()},
+    **dict.fromkeys(TURNS, "completions of several turns are not recorded yet; this trains without, unlike the script"),
     "callbacks": "they are code; a run records, watches its health and saves without them",
 }
 # Values that ask for what is done anyway.

@@ -47,12 +47,9 @@ class History:
             self.columns[key] = array("d", [float("nan")]) * len(self.steps)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append one row of metrics. A run that was continued goes back to its checkpoint: what came after it is dropped.
-
-        What the trainer's own evaluation measured after a step is not drawn.
-        """
+        """Append one row of metrics. A run that was continued goes back to its checkpoint: what came after it is dropped."""
         if all(name == "step" or name.startswith("eval_") for name in values):
-            return
+            return  # the trainer's own evaluation after a step is not drawn
         while self.step >= step and self.steps:
             for column in (self.steps, *self.columns.values()):
                 column.pop()

@@ -83,12 +83,7 @@ ELSEWHERE = {
     "peft_config": "recipe field lora",
 }
 
-# Arguments of GRPOTrainer that make a completion of several turns -> what each does.
-TURNS = {
-    "environment_factory": "an environment answers the policy between its turns",
-    "rollout_func": "a function of yours writes parts of the completion",
-    "tools": "what a tool returns stands between the policy's turns",
-}
+TURNS = ("environment_factory", "rollout_func", "tools")  # arguments of GRPOTrainer that make a completion of several turns
 
 # Gone from transformers or TRL, with a value that cannot be carried over -> what to do.
 _PRECISION = ("fp16_opt_level", "fp16_backend", "half_precision_backend")
@@ -183,9 +178,9 @@ def as_dtype(value: Any) -> str | None:
 
 def check_turns(used: Mapping[str, Any], where: str, error: type[WorkbenchError]) -> None:
     """Refuse what makes a completion of several turns, of a trainer's (value by name) or of a recipe's, as an `error`."""
-    for name in (name for name in TURNS if used.get(name)):
-        rule = f"{TURNS[name]}, and turns are not recorded yet: its words would be recorded as the policy's own"
-        remedy = "for now, train without attach (TRL's log_completions shows the turns), or with completions of one turn"
+    if name := next((name for name in TURNS if used.get(name)), None):
+        rule = "turns are not recorded yet: what a tool or an environment says would stand on record as the policy's own words"
+        remedy = "for now, train without the workbench (TRL's log_completions shows the turns), or with completions of one turn"
         raise error(f"{where}: {name}", rule=rule, remedy=remedy)
 
 
