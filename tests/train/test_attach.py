@@ -736,5 +736,6 @@ def test_the_trainers_own_evaluation_is_kept(home, tmp_path):
     # The steps' own rows are what they are without an evaluation between them.
     completions = query(run.rollouts).groupby("step")["total"].mean()
     assert [kept[step]["reward"] for step in (1, 2, 3, 4)] == pytest.approx(completions.tolist(), abs=1e-5)
+    assert not [each for each in examine_run(run) if "evaluates nothing" in each.line or "eval_steps" in each.line]
     assert plot.view.history.steps.tolist() == FollowedRun(run).history.steps.tolist() == [1, 2, 3, 4]
     assert len(examine_run(run)) > 5

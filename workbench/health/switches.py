@@ -76,7 +76,7 @@ _READ: tuple[tuple[tuple[str, ...], Callable[[Settings], Any], str, str], ...] =
      "a constant learning_rate takes no arguments",
      "a scheduler that takes them, such as lr_scheduler_type = 'cosine_with_min_lr'"),
     (("adam_*",), lambda own: "adam" in str(value(own, "optim")), "optim is no Adam", "optim = 'adamw_torch'"),
-    (("eval_steps", "eval_delay", "*_eval_batch_size", "num_generations_eval"), lambda own: False,
+    (("eval_steps", "eval_delay", "*_eval_batch_size", "num_generations_eval"), lambda own: value(own, "eval_strategy") not in ("no", None),
      "the trainer evaluates nothing", "eval_every in the recipe, which measures held-out prompts"),
     (("ref_model_*",), _is("sync_ref_model", True), "sync_ref_model is off, as an adapter has no copy of the reference", ""),
     (("use_bias_correction_kl",), lambda own: value(own, "beta"), "beta = 0", "beta = 0.001"),
