@@ -82,17 +82,6 @@ def _one(
     raise DataError(f"{what}; the rows have {there}", rule=rule, remedy=remedy)
 
 
-def _called(names: Iterable[str], role: str, aliases: tuple[str, ...]) -> list[str]:
-    return [name for name in names if str(name).strip().casefold() in (role, *aliases)]
-
-
-def answer_named(names: Iterable[str]) -> str | None:
-    """The column that holds the answer, going by the names of all; None if none is called so, or several are."""
-    names = list(names)
-    called = _called(names, "answer", ANSWER_ALIASES)
-    return "answer" if "answer" in names else called[0] if len(called) == 1 else None
-
-
 def extract_answer(text: Any, mark: str = MARK) -> str | None:
     """What stands after the last `mark` of a worked answer, without thousands' commas; None if there is no mark.
 
@@ -104,6 +93,17 @@ def extract_answer(text: Any, mark: str = MARK) -> str | None:
     if not found or not first:
         return None
     return first.replace(",", "") if is_number(first) else first
+
+
+def _called(names: Iterable[str], role: str, aliases: tuple[str, ...]) -> list[str]:
+    return [name for name in names if str(name).strip().casefold() in (role, *aliases)]
+
+
+def answer_named(names: Iterable[str]) -> str | None:
+    """The column that holds the answer, going by the names of all; None if none is called so, or several are."""
+    names = list(names)
+    called = _called(names, "answer", ANSWER_ALIASES)
+    return "answer" if "answer" in names else called[0] if len(called) == 1 else None
 
 
 def is_number(text: str) -> bool:

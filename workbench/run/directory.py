@@ -324,7 +324,7 @@ class RunDirectory:
         for row in read_lines(self.path / "metrics.jsonl", being_written=self.live):
             if isinstance(step := row.get("step"), int):
                 rows[step] = rows.get(step, {}) | row
-        return [*rows.values()]
+        return [rows[step] for step in sorted(rows)]
 
     def events(self) -> list[dict[str, Any]]:
         return list(read_lines(self.path / "events.jsonl", being_written=self.live))

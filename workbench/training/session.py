@@ -91,12 +91,11 @@ class Session:
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # a processor of images holds one
         shown_by = [make() for make in unasked] if watchers is None else watchers
         self.recorder = Recorder(run, tokenizer.eos_token_id, shown_by if processes.is_main() else ())
-        if not self.policy:
-            self.recorder.lost = functools.partial(self._lost, _BATCH)
         self.control = RunControl(run, self.recorder, changes_of)
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
         self.lost: Counter[str] = Counter()  # of somebody's own trainer: what could not be recorded, and how often
+        self.recorder.lost = None if self.policy else functools.partial(self._lost, _BATCH)
         self.updating = False  # the weights are those of no step: the optimiser is at them
         self.at_end = contextlib.ExitStack()  # what puts everything back
         self._train = trainer.train
