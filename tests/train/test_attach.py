@@ -26,9 +26,12 @@ from workbench.reporting import write_report
 from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query, read_batches
+from workbench.task import prompt_key
 from workbench.teaching.glossary import explain
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
+from workbench.training.attach import _in_words as in_words
+from workbench.training.attach import _row_key as row_key
 from workbench.training.attach import attach
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.prepare import prepare
@@ -488,6 +491,26 @@ def test_pictures_are_named_and_tell_prompts_apart(home, tmp_path):
     assert (asked == 1).all()  # one text for all rows, and each has its own picture
     assert len(asked) == frame["columns"].nunique() > 1
     assert not frame.astype(str).apply(lambda column: column.str.contains("0x")).any(axis=None)
+
+
+def test_several_pictures_stand_where_they_were_and_make_the_prompt():
+    from PIL import Image
+
+    first, second = (Image.new("RGB", (size, 4), (size, 0, 0)) for size in (8, 12))
+    parts = [
+        {"type": "image", "image": first},
+        {"type": "text", "text": " or "},
+        {"type": "image", "image": second},
+        {"type": "audio"},
+    ]
+    asked = [{"role": "system", "content": "Choose."}, {"role": "user", "content": parts}]
+    assert in_words(asked)[1] == {"role": "user", "content": "[image 8x4] or [image 12x4][audio]"}
+    assert (in_words("Q: 1\n"), in_words(asked[:1])) == ("Q: 1\n", asked[:1])
+    plain = [{"role": "user", "content": "Choose."}]
+    keys = [row_key({"prompt": plain, **pictures}) for pictures in ({}, {"images": [first, second]}, {"images": [second, first]})]
+    assert keys[0] == prompt_key(plain)[:12]
+    assert len({*keys, row_key({"prompt": asked})}) == 4
+    assert keys[1] == row_key({"images": [first.copy(), second.copy()], "prompt": plain})
 
 
 def test_what_json_does_not_know_is_its_type_and_never_an_address():

@@ -198,6 +198,8 @@ def evaluate(
     folders = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
     for line in changed_since(run, task):
         print(f"WARNING: {line}")
+    if not task.right_by:
+        print(f"WARNING: the task names no right_by: a completion counts as right when {task.right_words}")
     smallest = 100 * statistics.detectable(len(rows), samples)
     print(f"{len(rows)} prompts x {samples} completions detect a gain of about {smallest:.0f} points four times in five")
     then = run.manifest().get("policy") or {}
