@@ -75,7 +75,7 @@ def read_record(
     numeric = [column for column in first.columns if column not in _OTHER and pandas.api.types.is_numeric_dtype(first[column])]
     logged = set(function_names(key for row in rows for key in row))
     names = [column for column in numeric if column in logged] or numeric
-    judge, least = (right_by, None) if isinstance(right_by, str) else right_by
+    judge, least = (right_by, None) if isinstance(right_by, str) else (*right_by, None)[:2]
     for asked in (*(weights or {}), *filter(None, [judge])):
         if asked not in names:
             raise RunError(f"{asked!r}: no function of this run", rule=f"it has {', '.join(names)}", remedy="name one of these")
