@@ -462,6 +462,9 @@ def eval_(
 def report(
     run: Annotated[str, arg("A run, by name or path.")] = "latest",
     markdown: Annotated[bool, opt("Text without pictures, report.md, for a pull request or an issue.", "--markdown")] = False,
+    answer_column: Annotated[
+        str | None, opt("The dataset column with the right answer, where its name does not tell.", "--answer-column")
+    ] = None,
     eval_logs: Annotated[
         bool, opt("What `workbench eval` measured, as logs for inspect_ai's viewer, instead.", "--eval-logs")
     ] = False,
@@ -485,7 +488,7 @@ def report(
         return Result(
             {"eval_logs": [str(file) for file in files]}, f"{written}\nlook: inspect view --log-dir {shown(files[0].parent)}"
         )
-    file = write_report(_opened(run, "recorded"), out, markdown=markdown)
+    file = write_report(_opened(run, "recorded"), out, markdown=markdown, answer_column=answer_column)
     return Result({"report": str(file)}, f"written: {shown(file)}")
 
 

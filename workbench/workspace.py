@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -130,10 +131,14 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{4,}")
+
+
 def to_json(value: Any) -> Any:
     """`value` as JSON can hold it: records and tuples by their fields, numpy's numbers and arrays, paths as text.
 
-    NaN becomes None, an infinity "inf" or "-inf", and whatever else JSON has no form for its text.
+    NaN becomes None, an infinity "inf" or "-inf", a picture "[image 640x480]" and bytes "<bytes>". Whatever else JSON has no form
+    for is its text, or where that is an address in memory its type, "<Environment>".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -147,7 +152,12 @@ def to_json(value: Any) -> Any:
         return to_json(value.tolist())
     if isinstance(value, float):
         return None if math.isnan(value) else value if math.isfinite(value) else str(value)
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if hasattr(value, "getbands"):  # of PIL
+        return "[image {}x{}]".format(*value.size)
+    text = str(value)
+    return f"<{type(value).__name__}>" if isinstance(value, (bytes, bytearray)) or _ADDRESS.search(text) else text
 
 
 def write_json(path: str | os.PathLike, content: Any) -> Path:

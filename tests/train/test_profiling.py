@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from workbench.data.difficulty import load_profile, row_key
 from workbench.display import view_of
-from workbench.rewards.suite import RewardSuite
+from workbench.rewards.suite import RewardSuite, score
 from workbench.tiny.task import task as arithmetic
 from workbench.training import sampling
-from workbench.training.sampling import profile_difficulty, sample
+from workbench.training.sampling import profile_difficulty, sample, scored_groups
 
 SMALL = {"num_generations": 4, "max_completion_length": 64, "batch": 4}
 
@@ -42,6 +44,24 @@ def test_interrupted_and_resumed_it_is_the_same_profile(home, tiny_policy, monke
     assert len(part.solved) == 8
     resumed = profile_difficulty(tiny_policy, task.rows[:16], "part.jsonl", task=task, **SMALL)
     assert resumed.solved == whole.solved == load_profile("part.jsonl").solved
+
+
+def test_partial_credit_is_right_from_the_threshold_on(home, tiny_policy):
+    def length(completions, **kwargs):
+        return [len(text[0]["content"]) / 100 for text in completions]
+
+    task = replace(arithmetic(64, 8), reward_funcs=[length], reward_weights=None, right_by=("length", 0.6), format_by=None)
+    [row] = task.rows[:1]
+    [group] = scored_groups(tiny_policy, task, [row], RewardSuite(task, 8), 8, max_completion_length=48)
+    right = [len(own["completion"]) >= 60 for own in group]
+    assert [own["right"] for own in group] == right
+    assert 0 < sum(right) < 8
+    assert score(task, row, [own["completion"] for own in group]).right.tolist() == right
+    profile = profile_difficulty(tiny_policy, [row], "d.jsonl", task=task, **SMALL)
+    whole = profile_difficulty(tiny_policy, [row], "e.jsonl", task=replace(task, right_by="length"), **SMALL)
+    assert profile.settings["right_by"].startswith("length >= 0.6 ")
+    assert [solved.right for solved in whole.solved.values()] == [4]
+    assert sum(solved.right for solved in profile.solved.values()) < 4
 
 
 def test_right_is_what_the_tasks_own_function_says(home, tiny_policy):

@@ -277,6 +277,10 @@ def test_where_nobody_clicks_there_is_a_sentence(running, shown, monkeypatch):
     places = shown(panel)
     assert panel.controls is None
     assert "WORKBENCH_WIDGETS=0" in places["controls"].shown[0]["text/plain"]
+    # Where the kernel stands in a folder of one's own, a terminal may stand anywhere; in one of the notebooks, the name is known.
+    assert f"workbench control {running.run.path} stop" in repr(Controls(running.run))
+    (running.run.path.parents[1] / "notebooks").mkdir()
+    monkeypatch.chdir(running.run.path.parents[1] / "notebooks")
     assert "workbench control r stop" in repr(Controls(running.run))
 
 

@@ -203,9 +203,9 @@ class _Audit:
             self._add("other_rewards", advice=line)
         right = self.task.right_function  # the groups panel and the measurement afterwards take its word for what is right
         wrong = self.table.column(right)[self.table.at(rules.PROBE, "a wrong answer")] if right in names else np.zeros(0)
-        if wrong.size and np.nan_to_num(wrong, nan=0.0).max() > 0:
+        if self.task.is_right(wrong).any():
             chosen = "right_by" if self.task.right_by else "no right_by, so the first function"
-            self._add("right_by", right, score=np.nanmax(wrong), chosen=chosen)
+            self._add("right_by", right, score=np.nanmax(wrong), chosen=chosen, counts=self.task.right_words)
         known = load_cases(self.task, cases)
         if len(usable) == len(suite.names) == len(names):
             try:  # totals are expected for the task's own weights

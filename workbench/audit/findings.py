@@ -100,8 +100,8 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "to enforce the format, pay for it (strict_format_reward) or for brevity"),
     "silence": ("warning", "an empty completion earns {empty:g} from it, the reference completion {reference:g}",
         "pay nothing for a completion without an answer, or weigh it far below the right answer"),
-    "right_by": ("warning", "calls a wrong answer right: it earns {score:g}, and above 0 counts as right ({chosen})",
-        "name the function that judges the answer: right_by="),
+    "right_by": ("warning", "calls a wrong answer right: it earns {score:g}, and {counts} counts as right ({chosen})",
+        "name the function that judges the answer: right_by=NAME, or right_by=(NAME, LEAST) where it pays parts"),
     "overlap": ("note", "ranks the probes much as {other} does (rank correlation {alike:.2f}): one thing is paid twice",
         "give one of the two less weight if that is not intended"),
     # how does it score?

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -67,7 +67,7 @@ def _one(
         value = f"{role}_column = {asked!r}; the rows have {there}"
         remedy = nearest(asked, map(str, names), "choose one of those")
         raise DataError(value, rule=f"the {role} is a column of the rows", remedy=remedy)
-    found = [name for name in names if str(name).strip().casefold() in (role, *aliases)]
+    found = _called(names, role, aliases)
     if len(found) == 1:
         return found[0], [f"{role}: taken from the column {found[0]!r} (--{role} or {role}_column chooses another)"]
     likely = found or [name for name in names if name in chats or _LIKELY[role].search(str(name))]
@@ -101,6 +101,17 @@ def extract_answer(text: Any, mark: str = MARK) -> str | None:
     if not found or not first:
         return None
     return first.replace(",", "") if is_number(first) else first
+
+
+def _called(names: Iterable[str], role: str, aliases: tuple[str, ...]) -> list[str]:
+    return [name for name in names if str(name).strip().casefold() in (role, *aliases)]
+
+
+def answer_named(names: Iterable[str]) -> str | None:
+    """The column that holds the answer, going by the names of all; None if none is called so, or several are."""
+    names = list(names)
+    called = _called(names, "answer", ANSWER_ALIASES)
+    return "answer" if "answer" in names else called[0] if len(called) == 1 else None
 
 
 def is_number(text: str) -> bool:

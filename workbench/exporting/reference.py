@@ -96,7 +96,7 @@ def measured_reference(
         "rendered": _rendered(recipe, suite.task.held_out),
         "policy": recipe.policy.model_dump(mode="json"),
         "chat_template_kwargs": recipe.chat_template_kwargs,
-        "rewards": [suite.hash, suite.task.right_function],
+        "rewards": [suite.hash, suite.task.right_rule],
         "max_completion_length": request["max_completion_length"],
         "versions": {name: found for name, found in versions().items() if name != "commit"},
     }
@@ -125,7 +125,7 @@ def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts:
     import numpy as np
 
     scores = suite.score(rows, texts, ids)
-    right = scores[:, suite.names.index(suite.task.right_function)] > 0
+    right = suite.task.is_right(scores[:, suite.names.index(suite.task.right_function)])
     return Written(ids, ended, np.nansum(scores * suite.weights, axis=1).tolist(), right.tolist())
 
 

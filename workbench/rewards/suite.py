@@ -184,7 +184,7 @@ class RewardSuite:
             self.weights,
             np.array([scored[name].scores for name in self.names], dtype=np.float64).T,
             [completion_text(completion) for completion in call["completions"]],
-            np.array(scored[self.task.right_function].scores) > 0,
+            self.task.is_right(scored[self.task.right_function].scores),
             self.num_generations,
             self.scale_rewards,
             self.aggregation,

@@ -320,8 +320,11 @@ class RunDirectory:
         append_line(self.path / "events.jsonl", {"time": now(), "event": kind, "step": step, **details})
 
     def metrics(self) -> list[dict[str, Any]]:
-        rows = read_lines(self.path / "metrics.jsonl", being_written=self.live)
-        return [row for row in rows if isinstance(row.get("step"), int)]
+        rows: dict[int, dict[str, Any]] = {}  # what a trainer measured after a step stands in a line of its own
+        for row in read_lines(self.path / "metrics.jsonl", being_written=self.live):
+            if isinstance(step := row.get("step"), int):
+                rows[step] = rows.get(step, {}) | row
+        return [rows[step] for step in sorted(rows)]
 
     def events(self) -> list[dict[str, Any]]:
         return list(read_lines(self.path / "events.jsonl", being_written=self.live))

@@ -58,7 +58,8 @@ class Recorder:
         self.reward_errors: Counter[str] = Counter()  # by function: completions that it gave no score because it failed
         self.watchdog: Any = None  # looks at the health of the stage that trains
         self._writer, self._merger = ThreadPoolExecutor(1, "rollouts"), ThreadPoolExecutor(1, "merged rollouts")
-        self._writing: Future | None = None
+        self._writing: tuple[int, Future] | None = None  # the latest step's part
+        self.lost: Callable[[int, Exception], None] | None = None  # told of a step's part that could not be written; None: raise
         self._merging: Future | None = None
         self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
@@ -93,7 +94,7 @@ class Recorder:
             scored = scored.as_trained(self.stage, self.eos_token_id)
             if is_main():
                 part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
-                self._writing = self._writer.submit(write_part, *part)
+                self._writing = scored.step, self._writer.submit(write_part, *part)
                 if (whole := (scored.step - 1) // MERGE) > self._merged:  # that of this step is still being written
                     self._merged = whole
                     self._merging = self._merger.submit(merge, self.run.rollouts, whole * MERGE)
@@ -114,10 +115,14 @@ class Recorder:
             self.tell("batch", scored, summary)
 
     def finish(self) -> None:
-        """Wait until the latest part is written; OSError, once, if it could not be."""
+        """Wait until the latest part is written; OSError, once, if it could not be (where `lost` is not told of it)."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.result()
+            step, part = writing
+            if (error := part.exception()) is not None and self.lost is not None:
+                self.lost(step, error)
+            else:
+                part.result()
 
     def close(self) -> None:
         """Wait until everything is written; OSError if the latest part could not be."""

@@ -107,10 +107,12 @@ def scored_groups(
     flat = [completion for group in sampled for completion in group]
     scores = suite.score([row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat])
     found = []
-    for completion, own, total in zip(flat, scores.tolist(), np.nansum(scores * suite.weights, axis=1).tolist(), strict=True):
+    right = task.is_right(scores[:, suite.names.index(task.right_function)]).tolist()
+    totals = np.nansum(scores * suite.weights, axis=1).tolist()
+    for completion, own, total, is_right in zip(flat, scores.tolist(), totals, right, strict=True):
         by = dict(zip(suite.names, own, strict=True))
         kept = {"completion": completion.text, "length_tokens": len(completion.ids), "finished": completion.finished}
-        kept |= {"total": total, "right": by[task.right_function] > 0, "format": task.format_by and by[task.format_by] > 0}
+        kept |= {"total": total, "right": is_right, "format": task.format_by and by[task.format_by] > 0}
         found.append(kept | {f"score.{name}": score for name, score in by.items()})
     return [found[start : start + samples] for start in range(0, len(found), samples)]
 
@@ -252,7 +254,7 @@ def profile_difficulty(
     task = load_task(task)
     if isinstance(policy, (str, Path)):
         policy = load_policy(policy, max_seq_length=max_seq_length, chat_template_kwargs=chat_template_kwargs, seed=seed)
-        print(policy, f"a completion is right where {task.right_function} pays", sep="\n")
+        print(policy, f"a completion is right where {task.right_words}", sep="\n")
     suite = RewardSuite(task, num_generations)
     column = suite.names.index(task.right_function)
     how = {"num_generations": num_generations, "max_completion_length": max_completion_length, "temperature": temperature}
@@ -263,8 +265,8 @@ def profile_difficulty(
         groups = sample(policy, [row["prompt"] for row in some], seed=own_seed, batch_size=batch * num_generations, **how)
         flat = [completion for group in groups for completion in group]
         repeated = [row for row in some for _ in range(num_generations)]
-        right = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])[:, column] > 0
-        counts = right.reshape(-1, num_generations).sum(axis=1).tolist()
+        scores = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])[:, column]
+        counts = task.is_right(scores).reshape(-1, num_generations).sum(axis=1).tolist()
         ended = [sum(completion.finished for completion in group) for group in groups]
         return [Solved(count, num_generations, finished) for count, finished in zip(counts, ended, strict=True)]
 
@@ -272,7 +274,7 @@ def profile_difficulty(
         "policy": policy.source if policy.name != "tiny" else "tiny",
         "precision": policy.precision,
         "trained_in": policy.trained_in,
-        "right_by": f"{task.right_function} {suite.hashes[task.right_function]}",
+        "right_by": f"{task.right_rule} {suite.hashes[task.right_function]}",
         **how,
         "seed": seed,
         **({"chat_template_kwargs": policy.chat_template_kwargs} if policy.chat_template_kwargs else {}),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from workbench.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import plan
-from workbench.training.plan.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, as_dtype, nearest
+from workbench.training.plan.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest
 from workbench.training.plan.values import lacks
 
 _LONGEST, _DEEPEST = 200_000, 40  # characters of a script; expressions in expressions
@@ -41,6 +41,7 @@ _WHY = LEFT_OUT | {
     **dict.fromkeys(("load_in_8bit", "load_in_fp8"), "frozen weights have 4 or 16 bits (policy.load_in_4bit)"),
     "full_finetuning": "an adapter is trained (recipe field lora)",
     "eval_dataset": "a run only trains; notebook 04 evaluates",
+    **dict.fromkeys(TURNS, "completions of several turns are not recorded yet; this trains without, unlike the script"),
     "callbacks": "they are code; a run records, watches its health and saves without them",
 }
 # Values that ask for what is done anyway.

@@ -9,10 +9,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import functools
 import math
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +56,8 @@ from workbench.training.trackers import tracker_callbacks
 from workbench.training.watchers import Watchers, unasked
 from workbench.workspace import replace_folder
 
+_BATCH = "a batch of completions was not recorded"  # of the step in flight, which is not counted yet
+
 
 @dataclass(frozen=True)
 class Made:
@@ -90,7 +94,8 @@ class Session:
         self.control = RunControl(run, self.recorder, changes_of)
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
-        self.broken = False  # recording failed
+        self.lost: Counter[str] = Counter()  # of somebody's own trainer: what could not be recorded, and how often
+        self.recorder.lost = None if self.policy else functools.partial(self._lost, _BATCH)
         self.updating = False  # the weights are those of no step: the optimiser is at them
         self.at_end = contextlib.ExitStack()  # what puts everything back
         self._train = trainer.train
@@ -165,24 +170,30 @@ class Session:
 
     @contextlib.contextmanager
     def _spared(self, lost: str) -> Iterator[None]:
-        """Watching must not end somebody's own training: there, what fails is a warning."""
+        """Watching must not end somebody's own training: there, what fails is lost once, and said."""
         try:
             yield
         except Exception as error:
             if self.policy:
                 raise  # what a run's record lacks, it cannot go on from
-            self.broken = True
-            warnings.warn(f"{self.run.name}: {lost}: {type(error).__name__}: {error}", stacklevel=4)
+            self._lost(lost, self.trainer.state.global_step + (lost == _BATCH), error)
 
-    def safe(self, hook: Callable[..., Any]) -> Callable[..., None]:
-        """The hook, spared; when one has failed, it and the others are left out from then on."""
+    def safe(self, hook: Callable[..., Any], lost: str = _BATCH) -> Callable[..., None]:
+        """The hook, spared, each time anew."""
 
         def called(*args: Any, **kwargs: Any) -> None:
-            if not self.broken:
-                with self._spared("recording failed, training goes on without it"):
-                    hook(*args, **kwargs)
+            with self._spared(lost):
+                hook(*args, **kwargs)
 
         return called
+
+    def _lost(self, lost: str, step: int, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        self.lost[lost] += 1
+        if self.lost[lost] == 1:  # an event says it of each step
+            warnings.warn(f"{self.run.name}: step {step}: {lost}, training goes on: {reason}", stacklevel=4)
+        with contextlib.suppress(Exception):  # the disk may be what is full
+            self.recorder.event("not_recorded", step, what=lost, error=reason)
 
     def _begin(self, stage: Stage, adaptive: AdaptiveWeights | None = None) -> None:
         from transformers import TrainerCallback
@@ -197,7 +208,8 @@ class Session:
         if generate := getattr(trainer, "_generate", None):
             self.replace("_generate", recorder.timed("generated_s")(generate))
         self._watch_ratio()
-        hooks = {name: staticmethod(self.safe(getattr(self, name))) for name in dir(self) if name.startswith("on_")}
+        own = {name: self.safe(getattr(self, name), f"{name} failed") for name in dir(self) if name.startswith("on_")}
+        hooks = {name: staticmethod(hook) for name, hook in own.items()}
         callback = type("WorkbenchCallback", (TrainerCallback,), hooks)()
         trainer.add_callback(callback)
         self.at_end.callback(trainer.remove_callback, callback)
@@ -212,7 +224,7 @@ class Session:
         compute, logps_of, mask_of = (getattr(trainer, name) for name in names)
         batch: list[dict[str, Any]] = []  # of the latest loss
 
-        @self.safe
+        @functools.partial(self.safe, lost="a ratio was not recorded")
         def note(logps: Any) -> None:
             old, low, high = batch[0].get("old_per_token_logps"), 1.0, 1.0
             if old is not None:
@@ -238,7 +250,7 @@ class Session:
 
         def get_off_policy_mask(*args: Any, **more: Any) -> Any:
             kept = mask_of(*args, **more)
-            self.safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())))()
+            self.safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())), "a ratio was not recorded")()
             return kept
 
         for name, own in zip(names, (_compute_loss, logps, get_off_policy_mask), strict=True):
@@ -254,6 +266,8 @@ class Session:
         minutes = seconds / 60 + before.get("minutes", 0.0)
         held_out = self.held_out.result(60 * minutes) if self.held_out else {}
         ended = f"{status} after {step} steps{recorder.verdict}" + (f"; {told(held_out)}" if held_out else "")
+        if self.lost:
+            ended += "; WARNING: " + ", ".join(f"{lost} ({times} times)" for lost, times in self.lost.items())
         recorder.tell("end", ended)
         if step or self.warmed or self.point or status in ("finished", "stopped"):
             result = {
@@ -293,12 +307,17 @@ class Session:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # A row for every step, however seldom the trainer logs: what it has noted of this step, averaged as it would.
-        self._row = (state.global_step, self._noted() | {LEARNING_RATE: self._learning_rate, "epoch": state.epoch})
-        if not control.should_log:
-            self._write_row({})
-        self.control.boundary(state.global_step, control)
+        try:
+            self._row = (state.global_step, self._noted() | {LEARNING_RATE: self._learning_rate, "epoch": state.epoch})
+            if not control.should_log:
+                self._write_row({})
+        finally:
+            self.control.boundary(state.global_step, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if evaluated := {key: value for key, value in (logs or {}).items() if key.startswith("eval_")}:
+            self.run.log_metrics(state.global_step, evaluated)  # of the trainer's own eval_dataset, after the step's row
+            return
         self._seen.clear()  # the trainer begins its averages anew
         if logs and "loss" in logs and self._row is not None:
             self._write_row({key: logs[key] for key in ("loss", "grad_norm") if key in logs})

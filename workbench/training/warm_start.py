@@ -75,7 +75,7 @@ def _rate(part: WarmStartPart, stage: Stage) -> float:
 def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[], bool]) -> tuple[list[Right], int] | None:
     """(right completions for a stage's prompts, how many were scored to find them); None if it was stopped.
 
-    Right: the task's `right_by` pays, the policy ended it by itself, and it is new for its prompt. RunError: too few are.
+    Right: by the task's `right_by`; the policy ended it by itself, and it is new for its prompt. RunError: too few are.
     """
     stage = stage.fresh()  # with separate functions, so that those of the run only ever see GRPO's completions
     task, suite, settings, rng = stage.task, stage.suite, stage.settings, random.Random(f"warm start {stage.recipe.seed}")
@@ -104,7 +104,7 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
             scores = suite.score(rows, [own.text for own in flat], [own.ids for own in flat]).tolist()
             for row, own, scored in zip(rows, flat, scores, strict=True):
                 tries += 1
-                if scored[column] > 0 and own.finished and len(own.ids) <= how["max_completion_length"]:
+                if stage.task.is_right(scored[column]) and own.finished and len(own.ids) <= how["max_completion_length"]:
                     named = dict(zip(suite.names, scored, strict=True))
                     found.setdefault((row["prompt_id"], own.text), Right(row, own, named, tries))
             progress(len(found), part.samples)

@@ -16,7 +16,7 @@ from workbench.views.group_view import middle_cut
 from workbench.views.tables import BAD, GOOD, Html, Table, Verbatim, View, no_formulas, plain, pre
 
 _LONGEST = (600, 14)  # characters, lines of a text in a cell
-_SHARES = ("before", "after", "share", "first", "last", "share_right", "clipped")
+_SHARES = ("before", "after", "share", "first", "last", "clipped")
 _DIFF = {" ": "{}", "-": f"<del style='color:{BAD}'>{{}}</del>", "+": f"<ins style='color:{GOOD}'>{{}}</ins>"}
 
 
@@ -37,7 +37,7 @@ def listing_table(found: Listing) -> Table:
 
 
 def _cell(name: str, value: Any) -> Any:
-    if name in _SHARES and value == value:
+    if (name in _SHARES or name.startswith(("share_", "share of "))) and value == value:
         return f"{value:.0%}"
     if name == "change":
         return f"{100 * value:+.0f} points"

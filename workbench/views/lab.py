@@ -87,7 +87,7 @@ class Bench:
         texts = list(texts) or [""]  # nothing written yet
         scored = self.suite.score_each([row] * len(texts), texts, quiet=True)
         scores = np.array([scored[name].scores for name in self.suite.names], dtype=float).T
-        right = [score > 0 for score in scored[self.task.right_function].scores]
+        right = self.task.is_right(scored[self.task.right_function].scores)
         problems = [(index, f"{name} {what}") for name, each in scored.items() for index, what in each.errors.items()]
         found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
         return explain(found), sorted(problems, key=lambda each: each[0])

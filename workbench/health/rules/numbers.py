@@ -33,7 +33,7 @@ def kl_not_measured(view: RunView) -> Verdict:
     if view.config.beta != 0:
         return missing(KL, "the metrics have no kl, though beta is not 0")
     line, evidence = "KL is not measured: beta = 0, so there is no reference model", {"beta": 0, "missing": KL}
-    cause, remedy = "beta = 0 is TRL's default", "set grpo.beta = 0.001 to measure it; it costs a forward pass per step"
+    cause, remedy = "beta = 0 is TRL's default", "beta = 0.001 (in a recipe grpo.beta) measures it, for a forward pass per step"
     return view.verdict(NOTE, line, evidence, cause, remedy, over=(rows[0].get("step"), rows[-1].get("step")))
 
 
