@@ -11,6 +11,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+from killing import contents
 from safetensors.torch import load_file
 
 from workbench.errors import RunError
@@ -300,6 +301,110 @@ def test_a_run_that_cannot_be_taken_back_is_nobodys_and_whole(run, monkeypatch):
     assert not run.live
     run.reopen(4)
     run.release()
+
+
+def raises(error):
+    def fails(*args, **kwargs):
+        raise error
+
+    return fails
+
+
+def in_the_first_step(error):
+    """The step generates and scores, its part is written, and then it fails."""
+
+    def patch(monkeypatch, run):
+        from workbench.training import trainer as trainers
+
+        make = trainers.make_trainer
+
+        def failing(*args, **kwargs):
+            trainer = make(*args, **kwargs)
+            step = trainer.training_step
+
+            def first(*args, **kwargs):
+                step(*args, **kwargs)
+                raise error
+
+            trainer.training_step = first
+            return trainer
+
+        monkeypatch.setattr(trainers, "make_trainer", failing)
+
+    return patch
+
+
+def disk_without_room(monkeypatch, run):
+    monkeypatch.setattr(resuming.shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 1000))
+
+
+def row_that_fails(monkeypatch, run):
+    error = OSError(errno.EDQUOT, "Disk quota exceeded", str(run.path / "metrics.jsonl"))
+    monkeypatch.setattr(RunDirectory, "log_metrics", raises(error))
+
+
+def copy_that_fails(monkeypatch, run):
+    error = OSError(errno.ENOSPC, "No space left on device", str(run.path / ".before"))
+    monkeypatch.setattr("workbench.run.directory.shutil.copy2", raises(error))
+
+
+def damaged_checkpoint(monkeypatch, run):
+    flipped(run.checkpoints / "checkpoint-4" / "optimizer.safetensors", None)
+
+
+def training(monkeypatch, run):
+    owner = RunDirectory(run.path)
+    assert owner.lock.take()
+    monkeypatch.setattr(run, "_owner", owner, raising=False)  # or it is let go
+
+
+LAST, THIRD = {"steps": 2}, {"steps": 2, "checkpoint": "checkpoint-3"}
+REFUSALS = {
+    "no room": (disk_without_room, LAST, RunError, "MB are free"),
+    "no room, from an earlier one": (disk_without_room, THIRD, RunError, "MB are free"),
+    "no room for what is kept aside": (copy_that_fails, THIRD, RunError, "the disk is full"),
+    "an edited recipe": (lambda _, run: edit(run, seed=3), LAST, RunError, "seed: 0 -> 3"),
+    "another task": (lambda *_: None, LAST | {"task": "fewer"}, RunError, "rows were changed"),
+    "no such checkpoint": (lambda *_: None, LAST | {"checkpoint": "checkpoint-9"}, RunError, "no checkpoint-9"),
+    "a damaged checkpoint": (damaged_checkpoint, LAST | {"checkpoint": "checkpoint-4"}, RunError, "is damaged"),
+    "nothing left to train": (lambda *_: None, {}, RunError, "all 4 steps are trained"),
+    "it trains": (training, THIRD, RunError, "r is training"),
+    "the watchers cannot be made": (
+        lambda patch, _: patch.setattr("workbench.training.attach.announce", raises(ZeroDivisionError)), THIRD,
+        ZeroDivisionError, "",
+    ),
+    "Ctrl-C after opening": (
+        lambda patch, _: patch.setattr("workbench.training.trainer.go_on", raises(KeyboardInterrupt)), THIRD,
+        KeyboardInterrupt, "",
+    ),
+    "Ctrl-C in the first step": (in_the_first_step(KeyboardInterrupt()), THIRD, KeyboardInterrupt, ""),
+    "the first step fails": (in_the_first_step(RuntimeError("CUDA error")), THIRD, RuntimeError, "CUDA error"),
+    "the first step fails at the end": (in_the_first_step(RuntimeError("CUDA error")), LAST, RuntimeError, "CUDA error"),
+    "its row cannot be written": (row_that_fails, THIRD, RunError, "the quota is used up"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_finished_run_that_goes_on_no_further_is_what_it_was(run, policy, monkeypatch, name, capsys):
+    patch, asked, kind, said = REFUSALS[name]
+    asked = asked | {"task": dataclasses.replace(task(), rows=task().rows[:-1]) if asked.get("task") else task()}
+    with monkeypatch.context() as patched:
+        patch(patched, run)
+        before = contents(run.path)
+        with pytest.raises(kind, match=said or None):
+            continue_run(run, policy=policy, **asked)
+        after = contents(run.path)
+        told = after.pop("events.jsonl").removeprefix(before.pop("events.jsonl"))
+        assert after == before
+        assert not told or json.loads(told)["event"] == "put_back"
+        assert bool(told) == ("step" in name or "row" in name), told
+        assert run.live == (name == "it trains")
+    if name in ("an edited recipe", "a damaged checkpoint"):
+        return
+    assert (run.result()["status"], run.adapter.name) == ("finished", "final")
+    run.lock.file.unlink(missing_ok=True)
+    again = continue_run(run, policy=policy, task=task(), checkpoint="checkpoint-3", steps=1)
+    assert [row["step"] for row in again.metrics()] == [1, 2, 3, 4, 5]
 
 
 def test_what_only_fsync_tells_is_told(tmp_path, monkeypatch):

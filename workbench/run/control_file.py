@@ -8,12 +8,13 @@ first step that is generated under the change.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from workbench.errors import RequestError, nearest
+from workbench.errors import RequestError, WorkbenchError, nearest
 from workbench.run.directory import RunDirectory, now
 from workbench.workspace import Tail, append_line, read_lines
 
@@ -96,7 +97,13 @@ def send(run: RunDirectory, action: str, by: str = "python", force: bool = False
         remedy = f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)"
         met = f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}"
         raise RequestError(met, rule=rule, remedy=remedy)
-    return write_request(run, action, by, checked)
+    identity, over = write_request(run, action, by, checked), True
+    with contextlib.suppress(WorkbenchError):
+        over = run.result()["status"] != "running"
+    if over and answer(run, identity) is None:  # its result comes before its last look at the requests
+        rule, remedy = "only a run that trains can be steered", f"`workbench watch {run.name} --once` says how it ended"
+        raise RequestError(f"{action}: {run.name} ended before it read this", rule=rule, remedy=remedy)
+    return identity
 
 
 def write_request(run: RunDirectory, action: str, by: str, details: dict[str, Any]) -> str:
@@ -134,7 +141,7 @@ def _request(line: bytes) -> Request:
         action, by, identity = str(content.pop("action")), str(content.pop("by", "") or "?"), str(content.pop("id", ""))
         content.pop("time", None)
         return Request(action, by, identity, content)
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return Request("", "?", "", {"line": line.decode("utf-8", "replace")[:200]})
 
 

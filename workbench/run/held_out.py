@@ -20,11 +20,19 @@ def held_out(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     What was measured after the checkpoint that a run went on from does not; nor what was measured on other prompts before.
     """
     found: list[dict[str, Any]] = []
+    for event in standing(events):
+        if event.get("event") == "held_out":
+            found = [own for own in found if own["key"] == event["key"] and _place(own) < _place(event)] + [event]
+    return found
+
+
+def standing(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events without those after the checkpoint that the run went on from: those steps were trained again."""
+    found: list[dict[str, Any]] = []
     for event in events:
         if event.get("event") == "continued":
-            found = [own for own in found if own["step"] <= (event.get("step") or 0)]
-        elif event.get("event") == "held_out":
-            found = [own for own in found if own["key"] == event["key"] and _place(own) < _place(event)] + [event]
+            found = [own for own in found if (own.get("step") or 0) <= (event.get("step") or 0)]
+        found.append(event)
     return found
 
 

@@ -105,12 +105,21 @@ class Lock:
         self._handle, self._mine = -1, b""
 
     def beat(self) -> None:
-        """A sign of life, for readers on other machines; RunError if the run was taken over by somebody who saw none."""
-        if self.lost:
-            value, rule = f"{self.file.parent.name}: taken over by a process on {self.owner.get('host')}", "a run has one owner"
-            raise RunError(value, rule=rule, remedy="watch it: `workbench watch`")
+        """A sign of life, for readers on other machines; RunError as of `check`."""
+        self.check()
         with contextlib.suppress(OSError):
             os.utime(self.file)
+
+    def check(self) -> None:
+        """RunError if the run was taken from this process, by somebody who saw no sign of life, or its folder is gone."""
+        folder = self.file.parent
+        if self.lost:
+            value = f"{folder.name}: taken over by a process on {self.owner.get('host')}"
+            raise RunError(value, rule="a run has one owner", remedy="watch it: `workbench watch`")
+        if self._mine and self._content() is None and not (folder / "manifest.json").exists():
+            value, rule = f"{folder}: deleted or renamed while the run trained", "a run is written where it was begun"
+            remedy = f"put the folder back, then `workbench continue {folder.name}`; or go on with it under its new name"
+            raise RunError(value, rule=rule, remedy=remedy)
 
     @property
     def lost(self) -> bool:
@@ -122,7 +131,7 @@ class Lock:
         """What the owner wrote about itself; empty if there is none, or the file is torn."""
         try:
             found = json.loads(self._content() or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from workbench.health.summary import summarise
+from workbench.health.diagnosis import LATEST
+from workbench.health.summary import summaries_of, summarise
 from workbench.printable import printable
 from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
+from workbench.run.held_out import standing
 from workbench.run.metrics import (
+    DEAD,
     GENERATE_S,
     HELD_OUT,
     KL,
@@ -68,6 +71,7 @@ class Recorder:
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
         self._scored, self._all_dead = 0, True
+        self._told: list[dict[str, Any]] = []  # events that stand, where the run goes on
         self.on_record = {"metrics.jsonl": 0, "rollouts": 0}  # since the run began: rows, completions
 
     @property
@@ -90,9 +94,11 @@ class Recorder:
             self.finish()
             scored = scored.as_trained(self.stage, self.eos_token_id)
             if is_main():
+                self.run.lock.check()  # what somebody else owns by now is not written over
                 part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
                 self._writing = self._writer.submit(write_part, *part)
-                if (whole := (scored.step - 1) // MERGE) > self._merged:  # that of this step is still being written
+                whole = (scored.step - 1) // MERGE  # that of this step is still being written
+                if whole > self._merged and not self.run.kept_aside:
                     self._merged = whole
                     self._merging = self._merger.submit(merge, self.run.rollouts, whole * MERGE)
             # Now, because what is asked for at the end of the step is in force for the next one.
@@ -109,6 +115,34 @@ class Recorder:
             self.guarded(lambda dog: dog.batch(summary))
         with self.timed("_recorded_s"):
             self.tell("batch", scored, summary)
+
+    def catch_up(self, on_record: dict[str, Any], step: int) -> None:
+        """The run goes on after `step`: what is counted since it began; `on_record` as `recorded` says."""
+        self.on_record, self._scored = on_record, on_record["rollouts"]
+        self._all_dead = all(row.get(DEAD) == 1 for row in self.run.metrics())
+        self._told = standing([*self.run.events(), {"event": "continued", "step": step}])
+        for event in self._told:
+            if event["event"] == "reward_error":
+                self.reward_errors[event["function"]] += event["completions"]
+
+    def watch_again(self, begun: int, step: int) -> None:
+        """The stage that began after step `begun` goes on after `step`: the watchdog knows what it knew then."""
+        reloads = [event["step"] for event in self.state.changes if event["action"] == "reload"]  # what was before says nothing
+        told = {(event["name"], event["function"], event["state"]) for event in self._told if event["event"] == "health"}
+        rows, seen = self.run.metrics(), max([begun, *reloads])
+
+        def fill(dog: Any) -> None:
+            for summary in summaries_of(self.run, LATEST):
+                if seen < summary.step <= step:
+                    dog.batch(summary)
+            for row in rows:
+                if row["step"] > begun:
+                    dog.row(row["step"], row)
+            if rows:
+                dog.look()
+                dog.verdicts = [each for each in dog.verdicts if (*each.key, each.state) in told]
+
+        self.guarded(fill)
 
     def finish(self) -> None:
         """Wait until the latest part is written; OSError, once, if it could not be."""
@@ -170,11 +204,12 @@ class Recorder:
                 steps = max(1, step - self.steps_before)
                 spent = (self.generated_s / steps, self._rewarded_s / steps, self._recorded_s / steps)
                 values |= {GENERATE_S: spent[0], REWARD_S: spent[1], TRAIN_S: max(0.0, whole - sum(spent))}
+            self.run.lock.beat()
             self.run.log_metrics(step, values)
+            self.run.went_on()
             self.on_record["metrics.jsonl"] += 1
             self.steps_before = step
             self.generated_s = self._rewarded_s = self._recorded_s = 0.0
-            self.run.lock.beat()
             self.guarded(lambda dog: dog.row(step, values))
         if self.watchdog is not None and self.watchdog.due():
             self.look(step)

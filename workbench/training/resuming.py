@@ -98,13 +98,18 @@ def not_numbers(run: RunDirectory, what: str) -> RunError:
     return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
 
 
-def check_room(run: RunDirectory, model: Any, kept: int = 0) -> None:
-    """RunError unless there is room for one more checkpoint than are `kept`, by the adapter's size and its optimiser's."""
-    needed = checkpoint_bytes(model) * (1 + max(0, kept))
+def check_room(run: RunDirectory, model: Any, more: int = 0) -> None:
+    """RunError unless there is room for one checkpoint, and for those of `more` that are not there yet, by what they hold."""
+    needed = checkpoint_bytes(model) * (1 + max(0, more - len(run.saved())))
     if (free := shutil.disk_usage(run.path).free) < needed:
         value = f"{shown(run.path)}: {free / 1e6:,.0f} MB are free"
         rule = f"checkpoints need about {needed / 1e6:,.0f} MB here"
         raise RunError(value, rule=rule, remedy=f"make room, then {run.again}")
+
+
+def checkpoints_left(stage: Any, args: Any, done: int) -> int:
+    """How many a stage will add to those that it finds, and keep, after so many of its steps are `done`."""
+    return min((max(stage.steps, 1) - done) // max(1, int(args.save_steps)), args.save_total_limit or 1)
 
 
 def checkpoint_bytes(model: Any) -> int:
@@ -381,6 +386,14 @@ def recorded(run: RunDirectory, step: int) -> dict[str, Any]:
     return {"metrics.jsonl": len(rows), "rollouts": completions, "events.jsonl": state.in_force}
 
 
+def doubled(run: RunDirectory) -> list[str]:
+    """Steps that have two rows of metrics, of which the later one is kept: a line, if there are any."""
+    twice: list[int] = []
+    run.metrics(twice)
+    steps = ", ".join(map(str, twice[:8])) + ", …" * (len(twice) > 8)
+    return [f"metrics.jsonl has two rows for step {steps}: the later one is kept"] if twice else []
+
+
 def lost_since(run: RunDirectory, point: Point) -> list[str]:
     """What a checkpoint knows of the run's record and is there no longer: one line each."""
     saved = _flat(point.state.get("recorded", {}))  # empty: by an earlier version
@@ -411,7 +424,7 @@ class Changed:
 
 def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point) -> Changed:
     """Recipe, rows, rewards, libraries and record of a run that goes on, against those that it was begun with and saved with."""
-    manifest, found = run.manifest(), Changed([], lost_since(run, point), [])
+    manifest, found = run.manifest(), Changed(doubled(run), lost_since(run, point), [])
     begun_as = manifest.get("recipe") or recipe  # none: by an earlier version; fields of a later one have their defaults
     begun, now = (_flat(_as_fields(Recipe.of(each, "manifest.json"))) for each in (begun_as, recipe))
     for name in sorted(begun.keys() | now.keys()):

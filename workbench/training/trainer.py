@@ -21,7 +21,18 @@ from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import Plan, prepare, settled, taken_together
-from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
+from workbench.training.resuming import (
+    STATE_FILES,
+    Changed,
+    Point,
+    changed_since_begun,
+    check_room,
+    checkpoints_left,
+    doubled,
+    latest_point,
+    load_adapter,
+    lost_since,
+)  # fmt: skip
 from workbench.training.session import Made
 from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
@@ -133,6 +144,8 @@ def continue_run(
     """
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="begun" if take_over else "resting")
     run = processes.as_seen(run)
+    run.check_free(take_over)
+    processes.in_main(lambda: run.mend(take_over) and None)
     if run.manifest().get("attached"):
         value, rule = f"{run.name}: a trainer of your own trained it", "a run goes on from the recipe that it was begun with"
         remedy = "make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)"
@@ -167,6 +180,7 @@ def continue_run(
     changed_settings(run, trainer, changed, left[0].number)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     before, reached = run.manifest(), run.result()["steps"]
+    check_room(run, policy.model, checkpoints_left(left[0], trainer.args, point.done if left[0].number == point.stage else 0))
     processes.in_main(lambda: run.reopen(point.step, take_over))
     try:
         found = {}
@@ -192,7 +206,7 @@ def continue_run(
         if steps and processes.is_main():
             recipe.save(run.path / "recipe.yaml")
     except BaseException:
-        run.update_manifest(**before)
+        run.put_back()
         run.release()
         raise
     trainer.train()
@@ -254,15 +268,17 @@ def _another_run(run: RunDirectory, changed: Changed) -> RunError:
 
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
-    for what in lost_since(run, point):
+    for what in [*lost_since(run, point), *doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
     try:
-        with replace_folder(run.final) as folder:
+        with run.writing(), replace_folder(run.final) as folder:
             shutil.copytree(point.folder, folder, ignore=shutil.ignore_patterns(*STATE_FILES), dirs_exist_ok=True)
         run.update_manifest(result={**run.result(), "status": "finished"})
         run.log_event("finished", point.step)
+        run.went_on()
     finally:
+        run.put_back()
         run.release()
     print(f"{run.name}: all {point.step} steps were trained; finished with the adapter of {point.folder.name}")
     return run
