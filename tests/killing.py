@@ -46,7 +46,7 @@ def killed_at(number: int, act: Callable[[], object], root: Path) -> bool:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a run by its path, but for its lock, what was asked of it, what it printed, and what a kill left half-made."""
+    """Every file of a run by its path, but for its lock, its requests, what it printed, and what a kill left half-made."""
     names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
     left_out = re.compile(r"(lock|control\.jsonl|train\.log.*)$|(.*/)?\.[^/]*\.part(/|$)")
     return {name: file.read_bytes() for name, file in names.items() if not left_out.match(name)}

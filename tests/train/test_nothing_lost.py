@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from workbench.errors import RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
+from workbench.run.held_out import standing
 from workbench.run.rollouts import query, read_batches
 from workbench.tiny.task import task as arithmetic
 from workbench.training import resuming
@@ -451,6 +452,38 @@ def test_weights_that_are_no_numbers_are_never_saved(home, generation, step):
         assert all(tensor.isfinite().all() for tensor in load_file(file).values() if tensor.is_floating_point())
     continue_run(run, policy=load_policy("tiny", load_in_4bit=False), task=task())
     assert run.result()["status"] == "finished"
+
+
+# -- its health --------------------------------------------------------------------------------------------------------
+def picky_reward(completions, **kwargs):
+    return [len(text[0]["content"]) / (len(text[0]["content"]) % 5) for text in completions]  # at times a division by 0
+
+
+def told_by(run):
+    return [event for event in standing(run.events()) if event["event"] in ("health", "reward_error")]
+
+
+TWO = ({"name": "a", "steps": 3}, {"name": "b", "steps": 8})
+
+
+@pytest.mark.parametrize("stages", [(), pytest.param(TWO, marks=pytest.mark.slow)], ids=["one stage", "two"])
+def test_a_run_that_goes_on_has_the_health_of_one_that_never_stopped(home, monkeypatch, stages):
+    policy = load_policy("tiny", load_in_4bit=False)
+    monkeypatch.setattr("workbench.health.diagnosis.BUDGET", 1.0)  # a look after every step, however slow the machine is
+    grpo = {"max_completion_length": 8, "max_steps": None if stages else 11, "save_total_limit": 11}
+    asked = recipe(grpo=grpo, stages=list(stages), rewards={"on_error": "skip"})
+    own = dataclasses.replace(task(), reward_funcs=[*task().reward_funcs, picky_reward], reward_weights=None)
+    whole = train(asked, policy=policy, task=own)
+    result = whole.result()
+    assert "truncation" in {each["name"] for each in result["health"]}  # after 6 steps of a stage
+    assert result["reward_errors"]["picky_reward"] > 5
+    for step in (2, 10):
+        run = RunDirectory(shutil.copytree(whole.path, home / "runs" / f"from-{step}"))
+        continue_run(run, policy=policy, task=own, checkpoint=f"checkpoint-{step}")
+        for name in ("health", "reward_errors", "status", "steps"):
+            assert run.result()[name] == result[name], (step, name)
+        told = ([{**event, "time": ""} for event in told_by(each)] for each in (run, whole))
+        assert next(told) == next(told)
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------
