@@ -195,14 +195,15 @@ class RunState:
         kind = event.get("event")
         if kind == "continued":
             self._go_back_to(event.get("step") or 0)
-        if kind in ("stage", "checkpoint") or (kind == "control" and event.get("applied")):
+        if kind in ("stage", "checkpoint", "continued") or (kind == "control" and event.get("applied")):
             self._past.append(event)
         self._take(event)
 
     def _go_back_to(self, step: int) -> None:
-        # What was in force when the checkpoint was saved stands before it; a stage may begin at the same step, after it.
-        past = self._past
-        saved = [n for n, event in enumerate(past) if event["event"] == "checkpoint" and event.get("step") == step]
+        # What was in force when the checkpoint was saved stands before it; a stage may begin at the same step, after it. The
+        # checkpoint's own line may have been torn by a kill: then that of the first who went on from it stands for it.
+        past, marks = self._past, ("checkpoint", "continued")
+        saved = [n for n, event in enumerate(past) if event["event"] in marks and event.get("step") == step]
         self._past = past[: saved[-1] + 1] if saved else [each for each in past if (each.get("step") or 0) <= step]
         vars(self).update(self._begun)  # its dicts are replaced, never changed
         for event in self._past:

@@ -8,6 +8,7 @@ after a warm start, if there was one. The completions are in `held_out/`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,15 @@ def standing(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             found = [own for own in found if (own.get("step") or 0) <= (event.get("step") or 0)]
         found.append(event)
     return found
+
+
+def reward_errors(events: Iterable[dict[str, Any]]) -> Counter[str]:
+    """Function -> completions that it gave no score because it failed, in the events that stand."""
+    errors: Counter[str] = Counter()
+    for event in standing(events):
+        if event["event"] == "reward_error":
+            errors[event["function"]] += event["completions"]
+    return errors
 
 
 def _place(measured: dict[str, Any]) -> tuple[int, bool]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.health import ALARM, WARNING, examine_run
 from workbench.health.diagnosis import LATEST
 from workbench.health.summary import summaries_of, summarise
 from workbench.printable import printable
@@ -19,7 +20,7 @@ from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
-from workbench.run.held_out import standing
+from workbench.run.held_out import reward_errors, standing
 from workbench.run.metrics import (
     DEAD,
     GENERATE_S,
@@ -40,6 +41,12 @@ from workbench.workspace import to_json
 
 _OVER = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
 _REQUIRED = ("begin", "update", "end")  # of a watcher
+
+
+def health_on_record(run: RunDirectory) -> dict[str, Any]:
+    """For the result of a run that was killed before it wrote one: what its last look would have found."""
+    wrong = [to_json(each) for each in examine_run(run, last=LATEST) if each.state in (ALARM, WARNING)]
+    return {"health": wrong, "reward_errors": reward_errors(run.events())}
 
 
 class Recorder:
@@ -71,7 +78,6 @@ class Recorder:
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
         self._scored, self._all_dead = 0, True
-        self._told: list[dict[str, Any]] = []  # events that stand, where the run goes on
         self.on_record = {"metrics.jsonl": 0, "rollouts": 0}  # since the run began: rows, completions
 
     @property
@@ -120,15 +126,13 @@ class Recorder:
         """The run goes on after `step`: what is counted since it began; `on_record` as `recorded` says."""
         self.on_record, self._scored = on_record, on_record["rollouts"]
         self._all_dead = all(row.get(DEAD) == 1 for row in self.run.metrics())
-        self._told = standing([*self.run.events(), {"event": "continued", "step": step}])
-        for event in self._told:
-            if event["event"] == "reward_error":
-                self.reward_errors[event["function"]] += event["completions"]
+        self.reward_errors = reward_errors([*self.run.events(), {"event": "continued", "step": step}])
 
     def watch_again(self, begun: int, step: int) -> None:
         """The stage that began after step `begun` goes on after `step`: the watchdog knows what it knew then."""
         reloads = [event["step"] for event in self.state.changes if event["action"] == "reload"]  # what was before says nothing
-        told = {(event["name"], event["function"], event["state"]) for event in self._told if event["event"] == "health"}
+        events = [event for event in standing(self.run.events()) if event["event"] == "health"]
+        told = {(event["name"], event["function"], event["state"]) for event in events}
         rows, seen = self.run.metrics(), max([begun, *reloads])
 
         def fill(dog: Any) -> None:

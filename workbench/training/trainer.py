@@ -21,6 +21,7 @@ from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import Plan, prepare, settled, taken_together
+from workbench.training.recorder import health_on_record
 from workbench.training.resuming import (
     STATE_FILES,
     Changed,
@@ -274,7 +275,7 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     try:
         with run.writing(), replace_folder(run.final) as folder:
             shutil.copytree(point.folder, folder, ignore=shutil.ignore_patterns(*STATE_FILES), dirs_exist_ok=True)
-        run.update_manifest(result={**run.result(), "status": "finished"})
+        run.update_manifest(result={**run.result(), **health_on_record(run), "status": "finished"})
         run.log_event("finished", point.step)
         run.went_on()
     finally:
