@@ -224,6 +224,7 @@ class RunDirectory:
 
     def went_on(self) -> None:
         """A new step is on record: what was taken out is not needed any more."""
+        self.lock.check()
         aside, gone = self.path / _ASIDE, self.path / f"{_ASIDE}.part"
         if aside.is_dir():
             shutil.rmtree(gone, ignore_errors=True)
@@ -233,7 +234,7 @@ class RunDirectory:
     def put_back(self) -> None:
         """Make the run what it was before it was reopened, byte by byte, unless it `went_on`. After a kill, call it again."""
         aside, back = self.path / _ASIDE, self.path / _BACK
-        if aside.is_dir():
+        if aside.is_dir() and not self.lock.lost:
             for folder, names in json.loads((aside / _NAMES).read_text(encoding="utf-8")).items():
                 for each in (self.path / folder).glob("*"):
                     if each.name not in names or (aside / folder / each.name).exists():  # made since
