@@ -179,33 +179,25 @@ class RunDirectory:
         if not self.lock.take(over=take_over):
             value = f"{self.name}: another process has just gone on with it"
             raise RunError(value, rule=_ONE_OWNER, remedy="watch it: `workbench watch`")
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.lock.release)
+            failed.callback(self.put_back)
             self.put_back()
             self._take_out(step)
-        except BaseException:
-            try:
-                self.put_back()
-            finally:
-                self.lock.release()
-            raise
+            failed.pop_all()
 
     def _take_out(self, step: int) -> None:
-        with replace_folder(self.path / _ASIDE) as aside:
-            for each in (self.path / name for name in _CHANGED):
-                if each.is_dir():
-                    shutil.copytree(each, aside / each.name)
-                elif each.exists():
-                    shutil.copy2(each, aside)
-            for folder in (self.rollouts, self.checkpoints):
-                (aside / folder.name).mkdir()
-            folders = ("rollouts", "checkpoints", "held_out", "tasks")
-            write_json(aside / _NAMES, {name: [each.name for each in (self.path / name).glob("*")] for name in folders})
-        aside = self.path / _ASIDE
-        for folder in self.checkpoints.glob(".*.part"):  # by a kill
-            shutil.rmtree(folder, ignore_errors=True)
-        for folder in [*self.saved(), *self.checkpoints.glob("best-*")]:
-            if int(folder.name.rpartition("-")[2]) > step:
-                folder.rename(aside / "checkpoints" / folder.name)
+        folders, aside = ("rollouts", "checkpoints", "held_out", "tasks"), self.path / _ASIDE
+        with replace_folder(aside) as staged:
+            for each in filter(Path.exists, (self.path / name for name in _CHANGED)):
+                (shutil.copytree if each.is_dir() else shutil.copy2)(each, staged / each.name)
+            for name in folders[:2]:
+                (staged / name).mkdir()
+            write_json(staged / _NAMES, {name: [each.name for each in (self.path / name).glob("*")] for name in folders})
+        torn = list(self.checkpoints.glob(".*.part"))  # by a kill
+        later = [*self.saved(), *self.checkpoints.glob("best-*")]
+        for folder in torn + [each for each in later if int(each.name.rpartition("-")[2]) > step]:
+            folder.rename(aside / "checkpoints" / folder.name)
         cut(self.rollouts, step, aside / "rollouts")
         asked = self.path / "control.jsonl"
         self.requests_from = asked.stat().st_size if asked.is_file() else 0
@@ -220,16 +212,15 @@ class RunDirectory:
     @property
     def kept_aside(self) -> bool:
         """Whether it goes on, or was killed as it did, and has no new step on record."""
-        return (self.path / _ASIDE).is_dir() or (self.path / _BACK).is_dir()
+        return any((self.path / name).is_dir() for name in (_ASIDE, _BACK))
 
     def went_on(self) -> None:
         """A new step is on record: what was taken out is not needed any more."""
         self.lock.check()
         aside, gone = self.path / _ASIDE, self.path / f"{_ASIDE}.part"
         if aside.is_dir():
-            shutil.rmtree(gone, ignore_errors=True)
             aside.rename(gone)  # at once: half of it could not be put back
-            shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def put_back(self) -> None:
         """Make the run what it was before it was reopened, byte by byte, unless it `went_on`. After a kill, call it again."""
@@ -241,25 +232,21 @@ class RunDirectory:
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
             aside.rename(back)
         if back.is_dir():
-            (back / _NAMES).unlink(missing_ok=True)
-            for each in [file for folder in back.iterdir() if folder.is_dir() for file in folder.iterdir()] + [*back.iterdir()]:
-                if not each.is_dir() or each.parent != back:
-                    (place := self.path / each.relative_to(back)).parent.mkdir(exist_ok=True)
-                    os.replace(each, place)
+            for each in [*back.glob("*/*"), *(back / name for name in _CHANGED if (back / name).is_file())]:
+                (place := self.path / each.relative_to(back)).parent.mkdir(exist_ok=True)
+                os.replace(each, place)
             shutil.rmtree(back)
 
     def mend(self, take_over: bool | None = None) -> RunDirectory:
         """The run itself; if it was killed as it went on, before a new step was on record, it is put back first.
 
-        `take_over`: as for `reopen`, by who goes on with it. A reader, None, waits where the owner may live on another machine.
+        `take_over`: as for `reopen`. A reader, None, leaves it as it is where the owner may live on another machine.
         """
-        if self.kept_aside and (not self.live or take_over) and not (take_over is None and self.lock.elsewhere):
-            with contextlib.suppress(OSError):  # a drive that can only be read
-                if self.lock.take(over=bool(take_over)):
-                    try:
-                        self.put_back()
-                    finally:
-                        self.lock.release()
+        may = self.kept_aside and not (take_over is None and self.lock.elsewhere)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as released:  # a drive that can only be read
+            if may and self.lock.take(over=bool(take_over)):
+                released.callback(self.lock.release)
+                self.put_back()
         return self
 
     @contextlib.contextmanager
@@ -404,14 +391,10 @@ class RunDirectory:
         self.lock.check()
         append_line(self.path / "events.jsonl", {"time": now(), "event": kind, "step": step, **details})
 
-    def metrics(self, twice: list[int] | None = None) -> list[dict[str, Any]]:
-        """A row for each step, in order; of several about one step the latest, and the step is added to `twice`."""
-        rows: dict[int, dict[str, Any]] = {}
-        for row in read_lines(self.path / "metrics.jsonl", being_written=self.live):
-            if isinstance(step := row.get("step"), int):
-                twice.append(step) if twice is not None and step in rows else None
-                rows[step] = row
-        return [rows[step] for step in sorted(rows)]
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row for each step, in order: of several about one step the latest."""
+        rows = {row.get("step"): row for row in read_lines(self.path / "metrics.jsonl", being_written=self.live)}
+        return [rows[step] for step in sorted(step for step in rows if isinstance(step, int))]
 
     def events(self) -> list[dict[str, Any]]:
         lines = read_lines(self.path / "events.jsonl", being_written=self.live)

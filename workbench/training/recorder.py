@@ -133,18 +133,15 @@ class Recorder:
         reloads = [event["step"] for event in self.state.changes if event["action"] == "reload"]  # what was before says nothing
         events = [event for event in standing(self.run.events()) if event["event"] == "health"]
         told = {(event["name"], event["function"], event["state"]) for event in events}
-        rows, seen = self.run.metrics(), max([begun, *reloads])
+        seen = max([begun, *reloads])
 
         def fill(dog: Any) -> None:
-            for summary in summaries_of(self.run, LATEST):
-                if seen < summary.step <= step:
-                    dog.batch(summary)
-            for row in rows:
-                if row["step"] > begun:
-                    dog.row(row["step"], row)
-            if rows:
-                dog.look()
-                dog.verdicts = [each for each in dog.verdicts if (*each.key, each.state) in told]
+            for summary in (own for own in summaries_of(self.run, LATEST) if seen < own.step <= step):
+                dog.batch(summary)
+            for row in (own for own in self.run.metrics() if own["step"] > begun):
+                dog.row(row["step"], row)
+            dog.look()
+            dog.verdicts = [each for each in dog.verdicts if (*each.key, each.state) in told]
 
         self.guarded(fill)
 

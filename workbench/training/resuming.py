@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
 from workbench.training.plan.algorithms import asked_settings
-from workbench.workspace import find, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
+from workbench.workspace import find, read_lines, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
 STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the other files are those of an adapter
@@ -98,18 +99,14 @@ def not_numbers(run: RunDirectory, what: str) -> RunError:
     return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
 
 
-def check_room(run: RunDirectory, model: Any, more: int = 0) -> None:
-    """RunError unless there is room for one checkpoint, and for those of `more` that are not there yet, by what they hold."""
+def check_room(run: RunDirectory, model: Any, args: Any = None, steps: int = 1) -> None:
+    """RunError unless there is room for a checkpoint; with the trainer's `args`, for all that it keeps of so many `steps`."""
+    more = min(max(steps, 0) // max(1, int(args.save_steps)), args.save_total_limit or 1) if args else 0
     needed = checkpoint_bytes(model) * (1 + max(0, more - len(run.saved())))
     if (free := shutil.disk_usage(run.path).free) < needed:
         value = f"{shown(run.path)}: {free / 1e6:,.0f} MB are free"
         rule = f"checkpoints need about {needed / 1e6:,.0f} MB here"
         raise RunError(value, rule=rule, remedy=f"make room, then {run.again}")
-
-
-def checkpoints_left(stage: Any, args: Any, done: int) -> int:
-    """How many a stage will add to those that it finds, and keep, after so many of its steps are `done`."""
-    return min((max(stage.steps, 1) - done) // max(1, int(args.save_steps)), args.save_total_limit or 1)
 
 
 def checkpoint_bytes(model: Any) -> int:
@@ -388,10 +385,9 @@ def recorded(run: RunDirectory, step: int) -> dict[str, Any]:
 
 def doubled(run: RunDirectory) -> list[str]:
     """Steps that have two rows of metrics, of which the later one is kept: a line, if there are any."""
-    twice: list[int] = []
-    run.metrics(twice)
-    steps = ", ".join(map(str, twice[:8])) + ", …" * (len(twice) > 8)
-    return [f"metrics.jsonl has two rows for step {steps}: the later one is kept"] if twice else []
+    rows = Counter(row.get("step") for row in read_lines(run.path / "metrics.jsonl"))
+    twice = [str(step) for step, count in rows.items() if count > 1]
+    return [f"metrics.jsonl has two rows for step {', '.join(twice[:8])}: the later one is kept"] if twice else []
 
 
 def lost_since(run: RunDirectory, point: Point) -> list[str]:

@@ -40,7 +40,6 @@ from workbench.training.resuming import (
     Restored,
     check_finite,
     check_room,
-    checkpoints_left,
     is_spread,
     kept_profile,
     load_adapter,
@@ -96,14 +95,10 @@ class Session:
         self.at_end = contextlib.ExitStack()  # what puts everything back
         self._train = trainer.train
         self.replace("train", self.train)
-        process, unused = os.getpid(), self._undo if self.point else run.discard
+        process, unused = os.getpid(), (lambda: (run.put_back(), run.release())) if self.point else run.discard
         # If the trainer is never asked to train: at the end of this process, not of a child's.
         forgotten = atexit.register(lambda: unused() if os.getpid() == process else None)
         self.at_end.callback(atexit.unregister, forgotten)
-
-    def _undo(self) -> None:
-        self.run.put_back()
-        self.run.release()
 
     def replace(self, name: str, value: Any) -> None:
         """Put `value` in the place of one of the trainer's methods until the session is over."""
@@ -407,7 +402,7 @@ class StagedSession(Session):
         self.fit = Fit(stage)
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
-        check_room(self.run, policy.model, checkpoints_left(stage, trainer.args, self.point.done if self.restored else 0))
+        check_room(self.run, policy.model, trainer.args, stage.steps - (self.point.done if self.restored else 0))
         self._begin(stage, adaptive)
         self.replace("_save_checkpoint", self._save_checkpoint)
         if rescue:

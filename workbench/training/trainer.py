@@ -28,12 +28,11 @@ from workbench.training.resuming import (
     Point,
     changed_since_begun,
     check_room,
-    checkpoints_left,
     doubled,
     latest_point,
     load_adapter,
     lost_since,
-)  # fmt: skip
+)
 from workbench.training.session import Made
 from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
@@ -181,7 +180,7 @@ def continue_run(
     changed_settings(run, trainer, changed, left[0].number)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     before, reached = run.manifest(), run.result()["steps"]
-    check_room(run, policy.model, checkpoints_left(left[0], trainer.args, point.done if left[0].number == point.stage else 0))
+    check_room(run, policy.model, trainer.args, left[0].steps - (point.done if left[0].number == point.stage else 0))
     processes.in_main(lambda: run.reopen(point.step, take_over))
     try:
         found = {}
