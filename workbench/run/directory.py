@@ -225,7 +225,9 @@ class RunDirectory:
     def put_back(self) -> None:
         """Make the run what it was before it was reopened, byte by byte, unless it `went_on`. After a kill, call it again."""
         aside, back = self.path / _ASIDE, self.path / _BACK
-        if aside.is_dir() and not self.lock.lost:
+        if not self.lock.mine:  # it is somebody else's
+            return
+        if aside.is_dir():
             for folder, names in json.loads((aside / _NAMES).read_text(encoding="utf-8")).items():
                 for each in (self.path / folder).glob("*"):
                     if each.name not in names or (aside / folder / each.name).exists():  # made since

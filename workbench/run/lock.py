@@ -97,7 +97,7 @@ class Lock:
     def release(self) -> None:
         """Give it back; the run is then nobody's."""
         with contextlib.suppress(OSError):  # a disk that can only be read, perhaps: a lock that nobody holds says nothing
-            if not self.lost:
+            if self.mine:
                 self.file.unlink()
         if self._handle in _held:
             _held.discard(self._handle)
@@ -120,6 +120,11 @@ class Lock:
             value, rule = f"{folder}: deleted or renamed while the run trained", "a run is written where it was begun"
             remedy = f"put the folder back, then `workbench continue {folder.name}`; or go on with it under its new name"
             raise RunError(value, rule=rule, remedy=remedy)
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process has it."""
+        return bool(self._mine) and not self.lost
 
     @property
     def lost(self) -> bool:

@@ -181,8 +181,8 @@ def continue_run(
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     before, reached = run.manifest(), run.result()["steps"]
     check_room(run, policy.model, trainer.args, left[0].steps - (point.done if left[0].number == point.stage else 0))
-    processes.in_main(lambda: run.reopen(point.step, take_over))
     try:
+        processes.in_main(lambda: run.reopen(point.step, take_over))
         found = {}
         if changed.refused:  # what was accepted is what the run is from here on
             stages = [*plan.stages[: -len(left)], *vars(trainer)[Made.KEY].plan.stages]
