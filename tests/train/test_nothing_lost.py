@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import re
 import shutil
+import signal
 from collections import namedtuple
 
 import pytest
@@ -406,6 +408,22 @@ def test_a_finished_run_that_goes_on_no_further_is_what_it_was(run, policy, monk
     run.lock.file.unlink(missing_ok=True)
     again = continue_run(run, policy=policy, task=task(), checkpoint="checkpoint-3", steps=1)
     assert [row["step"] for row in again.metrics()] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [LAST, THIRD], ids=["the last", "an earlier one"])
+def test_a_finished_run_that_is_killed_before_a_new_step_is_what_it_was(run, policy, monkeypatch, asked):
+    before = contents(run.path)
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(RunDirectory, "log_metrics", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        continue_run(run, policy=policy, task=task(), **asked)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert run.result()["status"] == "killed"
+    assert run.kept_aside
+    assert open_run("r").result()["status"] == "finished"  # a reader suffices
+    assert contents(run.path) == before
+    assert continue_run(run, policy=policy, task=task(), **asked).result()["steps"] == 6
 
 
 def test_what_only_fsync_tells_is_told(tmp_path, monkeypatch):

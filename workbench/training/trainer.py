@@ -125,8 +125,9 @@ def continue_run(
     >>> run = wb.continue_run("run", steps=2)
 
     Adapter, optimiser, schedule, random states, order of the prompts, and what was changed while it trained are those of
-    the checkpoint. What the record holds of later steps is taken out of it: they are trained again. A checkpoint that is not
-    whole is passed over, in words, and the one before it is taken.
+    the checkpoint. What the record holds of later steps is taken out of it when the first of them is trained again; until
+    then nothing is lost, whatever ends it. A checkpoint that is not whole is passed over, in words, and the one before it is
+    taken.
 
     Args:
         run: the run, or its name or path.
@@ -134,7 +135,7 @@ def continue_run(
         task: the task object, if the run was trained on one that is no file.
         watchers: as for `attach`.
         steps: train so many steps more than the recipe says.
-        checkpoint: go on from this one, `"checkpoint-20"`; None: the newest. Later ones are then deleted.
+        checkpoint: go on from this one, `"checkpoint-20"`; None: the newest. Later ones are deleted after the first new step.
         accept_changes: go on although the recipe, the rows or the rewards are not those that the run was begun with.
         take_over: the run was begun on another machine, which is gone: a Colab runtime that was lost.
 
