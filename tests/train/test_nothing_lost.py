@@ -243,6 +243,16 @@ def test_a_run_goes_on_with_a_hole_that_is_accepted_and_is_not_asked_again(run, 
     assert continue_run(run, policy=policy, task=task(), steps=1).result()["steps"] == 6
 
 
+def test_a_step_with_two_rows_has_one_afterwards_and_that_is_said(run, policy, capsys):
+    lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.path / "metrics.jsonl").write_text("".join([*lines[:2], lines[1], *lines[2:]]))
+    continue_run(run, policy=policy, task=task(), steps=1)
+    assert "metrics.jsonl has two rows for step 2: the later one is kept" in capsys.readouterr().out
+    assert [json.loads(line)["step"] for line in (run.path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
+    [told] = [event for event in run.events() if event["event"] == "changed"]
+    assert told["shown"] == ["metrics.jsonl has two rows for step 2: the later one is kept"]
+
+
 # -- a step that is not finished ---------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), KeyboardInterrupt()], ids=["error", "abort"])
