@@ -505,7 +505,7 @@ def test_a_run_that_goes_on_has_the_health_of_one_that_never_stopped(home, monke
     result = whole.result()
     assert "truncation" in {each["name"] for each in result["health"]}  # after 6 steps of a stage
     assert result["reward_errors"]["picky_reward"] > 5
-    for step in (2, 10):
+    for step in (2, 3, 10):
         run = RunDirectory(shutil.copytree(whole.path, home / "runs" / f"from-{step}"))
         continue_run(run, policy=policy, task=own, checkpoint=f"checkpoint-{step}")
         for name in ("health", "reward_errors", "status", "steps"):

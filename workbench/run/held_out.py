@@ -39,11 +39,8 @@ def standing(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reward_errors(events: Iterable[dict[str, Any]]) -> Counter[str]:
     """Function -> completions that it gave no score because it failed, in the events that stand."""
-    errors: Counter[str] = Counter()
-    for event in standing(events):
-        if event["event"] == "reward_error":
-            errors[event["function"]] += event["completions"]
-    return errors
+    failed = (event for event in standing(events) if event["event"] == "reward_error")
+    return sum((Counter({event["function"]: event["completions"]}) for event in failed), Counter())
 
 
 def _place(measured: dict[str, Any]) -> tuple[int, bool]:

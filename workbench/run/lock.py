@@ -114,12 +114,12 @@ class Lock:
         """RunError if the run was taken from this process, by somebody who saw no sign of life, or its folder is gone."""
         folder = self.file.parent
         if self.lost:
-            value = f"{folder.name}: taken over by a process on {self.owner.get('host')}"
-            raise RunError(value, rule="a run has one owner", remedy="watch it: `workbench watch`")
+            value, remedy = f"{folder.name}: taken over by a process on {self.owner.get('host')}", "watch it: `workbench watch`"
+            raise RunError(value, rule="a run has one owner", remedy=remedy)
         if self._mine and self._content() is None and not (folder / "manifest.json").exists():
-            value, rule = f"{folder}: deleted or renamed while the run trained", "a run is written where it was begun"
             remedy = f"put the folder back, then `workbench continue {folder.name}`; or go on with it under its new name"
-            raise RunError(value, rule=rule, remedy=remedy)
+            rule = "a run is written where it was begun"
+            raise RunError(f"{folder}: deleted or renamed while the run trained", rule=rule, remedy=remedy)
 
     @property
     def mine(self) -> bool:

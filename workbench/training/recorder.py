@@ -122,23 +122,22 @@ class Recorder:
         with self.timed("_recorded_s"):
             self.tell("batch", scored, summary)
 
-    def catch_up(self, on_record: dict[str, Any], step: int) -> None:
-        """The run goes on after `step`: what is counted since it began; `on_record` as `recorded` says."""
-        self.on_record, self._scored = on_record, on_record["rollouts"]
-        self._all_dead = all(row.get(DEAD) == 1 for row in self.run.metrics())
-        self.reward_errors = reward_errors([*self.run.events(), {"event": "continued", "step": step}])
+    def catch_up(self, on_record: dict[str, Any], step: int, begun: int) -> None:
+        """The run goes on after `step`, in a stage that began after step `begun`: what is counted, and what the watchdog knew.
 
-    def watch_again(self, begun: int, step: int) -> None:
-        """The stage that began after step `begun` goes on after `step`: the watchdog knows what it knew then."""
+        `on_record` is as `recorded` says.
+        """
+        rows, events = self.run.metrics(), self.run.events()
+        self.on_record, self._scored, self.reward_errors = on_record, on_record["rollouts"], reward_errors(events)
+        self._all_dead = all(row.get(DEAD) == 1 for row in rows)
         reloads = [event["step"] for event in self.state.changes if event["action"] == "reload"]  # what was before says nothing
-        events = [event for event in standing(self.run.events()) if event["event"] == "health"]
+        events = [event for event in standing(events) if event["event"] == "health"]
         told = {(event["name"], event["function"], event["state"]) for event in events}
-        seen = max([begun, *reloads])
 
         def fill(dog: Any) -> None:
-            for summary in (own for own in summaries_of(self.run, LATEST) if seen < own.step <= step):
+            for summary in (own for own in summaries_of(self.run, LATEST) if max([begun, *reloads]) < own.step <= step):
                 dog.batch(summary)
-            for row in (own for own in self.run.metrics() if own["step"] > begun):
+            for row in (own for own in rows if own["step"] > begun):
                 dog.row(row["step"], row)
             dog.look()
             dog.verdicts = [each for each in dog.verdicts if (*each.key, each.state) in told]

@@ -500,8 +500,6 @@ class StagedSession(Session):
             recorder.tell("begin", self.run, last.offset + last.steps if last.steps > 0 else state.max_steps, stage.settings)
             inexact = {"inexact": "; ".join(restored.inexact)} if restored and restored.inexact else {}
             how = self.generation.why_not or "the workbench's loop"
-            if self.point:
-                recorder.catch_up(recorded(self.run, begun_at), begun_at)
             recorder.event("continued" if self.point else "started", begun_at, generation=how, **inexact)
             if self.warmed:
                 recorder.event("warm_start", 0, **self.run.manifest()["warm_start"])
@@ -509,7 +507,9 @@ class StagedSession(Session):
             self.held_out.begin(self.warmed)
         if restored:
             self.control.catch_up()
-            recorder.watch_again(stage.offset, begun_at)
+        if self.point and stage is self.stages[0]:
+            recorder.catch_up(recorded(self.run, begun_at), begun_at, stage.offset)
+        if restored:
             return
         if stage.name != ONLY_STAGE:
             recorder.event(

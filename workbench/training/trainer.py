@@ -16,23 +16,14 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
 from workbench.training import plan as settings_of
+from workbench.training import resuming
 from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import Plan, prepare, settled, taken_together
 from workbench.training.recorder import health_on_record
-from workbench.training.resuming import (
-    STATE_FILES,
-    Changed,
-    Point,
-    changed_since_begun,
-    check_room,
-    doubled,
-    latest_point,
-    load_adapter,
-    lost_since,
-)
+from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
 from workbench.training.session import Made
 from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
@@ -181,7 +172,7 @@ def continue_run(
     changed_settings(run, trainer, changed, left[0].number)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     before, reached = run.manifest(), run.result()["steps"]
-    check_room(run, policy.model, trainer.args, left[0].steps - (point.done if left[0].number == point.stage else 0))
+    resuming.check_room(run, policy.model, trainer.args, left[0].steps - (point.done if left[0].number == point.stage else 0))
     try:
         processes.in_main(lambda: run.reopen(point.step, take_over))
         found = {}
@@ -269,7 +260,7 @@ def _another_run(run: RunDirectory, changed: Changed) -> RunError:
 
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
-    for what in [*lost_since(run, point), *doubled(run)]:
+    for what in [*lost_since(run, point), *resuming.doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
     try:
