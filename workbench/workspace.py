@@ -202,7 +202,7 @@ def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, An
             if being_written and not line.endswith(b"\n"):
                 return  # to read on would find the rest of this line and take it for another
             content = None
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 content = json.loads(line)
             if isinstance(content, dict):
                 yield content
@@ -239,6 +239,6 @@ class Tail:
         """The objects since the last call; a line that holds none is left out."""
         found = []
         for line in self.lines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 found.append(json.loads(line))
         return [entry for entry in found if isinstance(entry, dict)]

@@ -66,10 +66,12 @@ def test_how_a_run_stands(running):
     running.step()
     followed.look()
     assert list(followed.history.steps) == [1]
-    (running.run.path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
+    lock = running.run.path / "lock"
+    mine = lock.read_bytes()
+    lock.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
     for status, change in (
         ("killed", None),
-        ("stopped", lambda: running.finish("stopped")),
+        ("stopped", lambda: (lock.write_bytes(mine), running.finish("stopped"))),
         ("gone", running.run.discard),
     ):
         if change is not None:

@@ -12,13 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from workbench.health.summary import summarise
+from workbench.health import ALARM, WARNING, examine_run
+from workbench.health.diagnosis import LATEST
+from workbench.health.summary import summaries_of, summarise
 from workbench.printable import printable
 from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
+from workbench.run.held_out import reward_errors, standing
 from workbench.run.metrics import (
+    DEAD,
     GENERATE_S,
     HELD_OUT,
     KL,
@@ -37,6 +41,12 @@ from workbench.workspace import to_json
 
 _OVER = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
 _REQUIRED = ("begin", "update", "end")  # of a watcher
+
+
+def health_on_record(run: RunDirectory) -> dict[str, Any]:
+    """For the result of a run that was killed before it wrote one: what its last look would have found."""
+    wrong = [to_json(each) for each in examine_run(run, last=LATEST) if each.state in (ALARM, WARNING)]
+    return {"health": wrong, "reward_errors": reward_errors(run.events())}
 
 
 class Recorder:
@@ -93,9 +103,11 @@ class Recorder:
             self.finish()
             scored = scored.as_trained(self.stage, self.eos_token_id)
             if is_main():
+                self.run.lock.check()  # what somebody else owns by now is not written over
                 part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
                 self._writing = scored.step, self._writer.submit(write_part, *part)
-                if (whole := (scored.step - 1) // MERGE) > self._merged:  # that of this step is still being written
+                whole = (scored.step - 1) // MERGE  # that of this step is still being written
+                if whole > self._merged and not self.run.kept_aside:
                     self._merged = whole
                     self._merging = self._merger.submit(merge, self.run.rollouts, whole * MERGE)
             # Now, because what is asked for at the end of the step is in force for the next one.
@@ -113,6 +125,28 @@ class Recorder:
             self.guarded(lambda dog: dog.batch(summary))
         with self.timed("_recorded_s"):
             self.tell("batch", scored, summary)
+
+    def catch_up(self, on_record: dict[str, Any], step: int, begun: int) -> None:
+        """The run goes on after `step`, in a stage that began after step `begun`: what is counted, and what the watchdog knew.
+
+        `on_record` is as `recorded` says.
+        """
+        rows, events = self.run.metrics(), self.run.events()
+        self.on_record, self._scored, self.reward_errors = on_record, on_record["rollouts"], reward_errors(events)
+        self._all_dead = all(row.get(DEAD) == 1 for row in rows)
+        reloads = [event["step"] for event in self.state.changes if event["action"] == "reload"]  # what was before says nothing
+        events = [event for event in standing(events) if event["event"] == "health"]
+        told = {(event["name"], event["function"], event["state"]) for event in events}
+
+        def fill(dog: Any) -> None:
+            for summary in (own for own in summaries_of(self.run, LATEST) if max([begun, *reloads]) < own.step <= step):
+                dog.batch(summary)
+            for row in (own for own in rows if own["step"] > begun):
+                dog.row(row["step"], row)
+            dog.look()
+            dog.verdicts = [each for each in dog.verdicts if (*each.key, each.state) in told]
+
+        self.guarded(fill)
 
     def finish(self) -> None:
         """Wait until the latest part is written; OSError, once, if it could not be (where `lost` is not told of it)."""
@@ -178,11 +212,12 @@ class Recorder:
                 steps = max(1, step - self.steps_before)
                 spent = (self.generated_s / steps, self._rewarded_s / steps, self._recorded_s / steps)
                 values |= {GENERATE_S: spent[0], REWARD_S: spent[1], TRAIN_S: max(0.0, whole - sum(spent))}
+            self.run.lock.beat()
             self.run.log_metrics(step, values)
+            self.run.went_on()
             self.on_record["metrics.jsonl"] += 1
             self.steps_before = step
             self.generated_s = self._rewarded_s = self._recorded_s = 0.0
-            self.run.lock.beat()
             self.guarded(lambda dog: dog.row(step, values))
         if self.watchdog is not None and self.watchdog.due():
             self.look(step)

@@ -100,7 +100,7 @@ class Session:
         self.at_end = contextlib.ExitStack()  # what puts everything back
         self._train = trainer.train
         self.replace("train", self.train)
-        process, unused = os.getpid(), run.release if self.point else run.discard
+        process, unused = os.getpid(), (lambda: (run.put_back(), run.release())) if self.point else run.discard
         # If the trainer is never asked to train: at the end of this process, not of a child's.
         forgotten = atexit.register(lambda: unused() if os.getpid() == process else None)
         self.at_end.callback(atexit.unregister, forgotten)
@@ -131,6 +131,7 @@ class Session:
                 weights = whole_weights(self.trainer)
                 if hasattr(model, "peft_config") and processes.is_main():
                     check_finite(model, self.run, state.global_step, weights)
+                    self.run.lock.check()
                     with replace_folder(self.run.final) as folder:
                         save_adapter(model, self.trainer.processing_class, folder, weights)
             return result
@@ -260,8 +261,14 @@ class Session:
         recorder, run = self.recorder, self.run
         with contextlib.suppress(OSError):  # the error that ended the run, if it was this one
             recorder.close()
+        if self.run.kept_aside:
+            self.run.put_back()
+            self.control.refuse_rest(step)
+            self.run.log_event("put_back", step, status=status, **details)
+            recorder.tell("end", ended := f"{status} before a new step; it is what it was: {run.result()['status']}")
+            print(f"{run.name}: {ended}", flush=True)
+            return
         recorder.look(step)
-        self.control.refuse_rest(step)
         paused_s, before = self.control.paused_s, run.manifest().get("before") or {}  # the result of the session before
         minutes = seconds / 60 + before.get("minutes", 0.0)
         held_out = self.held_out.result(60 * minutes) if self.held_out else {}
@@ -285,6 +292,7 @@ class Session:
             }
             result |= {"held_out": held_out} if held_out else {}
             run.update_manifest(result=result | ({"generation": self.generation.found()} if self.generation else {}))
+            self.control.refuse_rest(step)  # after the result: who asks later sees it
             run.log_event(status, step, **details)
             if not self.policy:
                 print(f"{run.name}: {ended}; to record another train(), attach again", flush=True)
@@ -413,8 +421,7 @@ class StagedSession(Session):
         self.fit = Fit(stage)
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
-        more = (max(stage.steps, 1) - (self.point.done if self.restored else 0)) // max(1, int(trainer.args.save_steps))
-        check_room(self.run, policy.model, min(more, trainer.args.save_total_limit or 1) - len(self.run.saved()))
+        check_room(self.run, policy.model, trainer.args, stage.steps - (self.point.done if self.restored else 0))
         self._begin(stage, adaptive)
         self.replace("_save_checkpoint", self._save_checkpoint)
         if rescue:
@@ -482,6 +489,7 @@ class StagedSession(Session):
         weights = whole_weights(trainer)
         if not processes.is_main():
             return
+        self.run.went_on()
         step, recorded, adaptive = self._before
         if step <= trainer.state.global_step:
             recorded, adaptive = self.recorder.on_record, self.control.adaptive.state
@@ -511,8 +519,6 @@ class StagedSession(Session):
             recorder.tell("begin", self.run, last.offset + last.steps if last.steps > 0 else state.max_steps, stage.settings)
             inexact = {"inexact": "; ".join(restored.inexact)} if restored and restored.inexact else {}
             how = self.generation.why_not or "the workbench's loop"
-            if self.point:
-                recorder.on_record = recorded(self.run, begun_at)
             recorder.event("continued" if self.point else "started", begun_at, generation=how, **inexact)
             if self.warmed:
                 recorder.event("warm_start", 0, **self.run.manifest()["warm_start"])
@@ -520,6 +526,9 @@ class StagedSession(Session):
             self.held_out.begin(self.warmed or self.made.plan.recipe.policy.adapter is not None)
         if restored:
             self.control.catch_up()
+        if self.point and stage is self.stages[0]:
+            recorder.catch_up(recorded(self.run, begun_at), begun_at, stage.offset)
+        if restored:
             return
         if stage.name != ONLY_STAGE:
             recorder.event(

@@ -16,11 +16,13 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Row, Task
 from workbench.training import plan as settings_of
+from workbench.training import resuming
 from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import Plan, prepare, settled, taken_together
+from workbench.training.recorder import health_on_record
 from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
 from workbench.training.session import Made
 from workbench.training.stages import Stage
@@ -114,8 +116,9 @@ def continue_run(
     >>> run = wb.continue_run("run", steps=2)
 
     Adapter, optimiser, schedule, random states, order of the prompts, and what was changed while it trained are those of
-    the checkpoint. What the record holds of later steps is taken out of it: they are trained again. A checkpoint that is not
-    whole is passed over, in words, and the one before it is taken.
+    the checkpoint. What the record holds of later steps is taken out of it when the first of them is trained again; until
+    then nothing is lost, whatever ends it. A checkpoint that is not whole is passed over, in words, and the one before it is
+    taken.
 
     Args:
         run: the run, or its name or path.
@@ -123,7 +126,7 @@ def continue_run(
         task: the task object, if the run was trained on one that is no file.
         watchers: as for `attach`.
         steps: train so many steps more than the recipe says.
-        checkpoint: go on from this one, `"checkpoint-20"`; None: the newest. Later ones are then deleted.
+        checkpoint: go on from this one, `"checkpoint-20"`; None: the newest. Later ones are deleted after the first new step.
         accept_changes: go on although the recipe, the rows or the rewards are not those that the run was begun with.
         take_over: the run was begun on another machine, which is gone: a Colab runtime that was lost.
 
@@ -133,6 +136,8 @@ def continue_run(
     """
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="begun" if take_over else "resting")
     run = processes.as_seen(run)
+    run.check_free(take_over)
+    processes.in_main(lambda: run.mend(take_over) and None)
     if run.manifest().get("attached"):
         value, rule = f"{run.name}: a trainer of your own trained it", "a run goes on from the recipe that it was begun with"
         remedy = "make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)"
@@ -169,8 +174,9 @@ def continue_run(
     changed_settings(run, trainer, changed, left[0].number)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     before, reached = run.manifest(), run.result()["steps"]
-    processes.in_main(lambda: run.reopen(point.step, take_over))
+    resuming.check_room(run, policy.model, trainer.args, left[0].steps - (point.done if left[0].number == point.stage else 0))
     try:
+        processes.in_main(lambda: run.reopen(point.step, take_over))
         found = {}
         if changed.refused:  # what was accepted is what the run is from here on
             stages = [*plan.stages[: -len(left)], *vars(trainer)[Made.KEY].plan.stages]
@@ -194,7 +200,7 @@ def continue_run(
         if steps and processes.is_main():
             recipe.save(run.path / "recipe.yaml")
     except BaseException:
-        run.update_manifest(**before)
+        run.put_back()
         run.release()
         raise
     trainer.train()
@@ -273,15 +279,17 @@ def _another_run(run: RunDirectory, changed: Changed) -> RunError:
 
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
-    for what in lost_since(run, point):
+    for what in [*lost_since(run, point), *resuming.doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
     try:
-        with replace_folder(run.final) as folder:
+        with run.writing(), replace_folder(run.final) as folder:
             shutil.copytree(point.folder, folder, ignore=shutil.ignore_patterns(*STATE_FILES), dirs_exist_ok=True)
-        run.update_manifest(result={**run.result(), "status": "finished"})
+        run.update_manifest(result={**run.result(), **health_on_record(run), "status": "finished"})
         run.log_event("finished", point.step)
+        run.went_on()
     finally:
+        run.put_back()
         run.release()
     print(f"{run.name}: all {point.step} steps were trained; finished with the adapter of {point.folder.name}")
     return run
