@@ -172,14 +172,16 @@ def ending(line: str, right: Any) -> str | None:
     words = " ".join(line.split()[-len(str(right).split()) or None :])
     start = len(line) - len(words) if line.endswith(words) else 0
     tail = words.strip("*_`\"'!.")
-    spans = [*_MATH.finditer(line)]
+    spans, number = [*_MATH.finditer(line)], _stated(line)
     if not spans and not is_sentence(line):
         return line
+    if number and not spans and number[0] < start and _ENDS.match(line, number[1]):
+        return line[slice(*number)]  # a list: 1 and 2
     if quick_same(tail, right) or not spans:
         return None if _denied(line, start, len(line)) or _SEVERAL.search(line[:start]) else tail
     if _BETWEEN.fullmatch(_MATH.sub("", line)):
         return line
-    place, number = spans[-1].span(), _stated(line)
+    place = spans[-1].span()
     start, end = number if number and number[0] >= place[1] else place
     return None if _denied(line, start, end) else line[start:end]
 
