@@ -32,6 +32,7 @@ DENIED = (
     ("17", "n isn't even, so the answer is 17.", True, True),
     ("17", "I could not find 20 ways, only 17.", True, True),
     ("17", "I do not know. Perhaps 17.", True, True),
+    ("17", "I am not sure\n17", True, True),
     ("17", "17 is not even but it is the answer", True, False),
     ("17", "It is 17. Do you want 3 more?", True, False),
     ("Oslo", "It is not Oslo.", False, False),
@@ -44,6 +45,7 @@ CONTRADICTED = (
     ("17", r"<think>\boxed{17}</think> 18", False, False),
     ("17", "9 + 8 = 17</think>\nSo it is 18.", False, False),
     ("17", "<think>It is 17.</think>", False, False),
+    ("17", "<answer>17</answer>\n<reasoning>It is 9 + 8.</reasoning>", True, False),
     ("17", "At first sight 17, yet the right number is 18.", False, False),
 )
 SEVERAL = (
@@ -133,7 +135,7 @@ def test_an_early_number_counts_though_a_long_text_follows():
 
 @pytest.mark.timing
 @pytest.mark.parametrize(
-    "piece", ["not 1, ", "1 or ", "1? ", "1 1/", r"\boxed{1} or ", "$x$ ", "isn't a ", "= - ", "(1) is not "]
+    "piece", ["not 1, ", "1 or ", "1? ", "1 1/", r"\boxed{1} or ", "$x$ ", "$", ", ", "isn't a ", "= - ", "(1) is not "]
 )
 def test_reading_what_is_stated_is_linear(piece):
     def seconds(length: int) -> float:

@@ -29,10 +29,9 @@ _WITHIN = re.compile(
 )
 _BOX = re.compile(r"\\boxed\s*+\{|\\[{}]|[{}]")
 _BETWEEN = re.compile(r"(?:\\text\{|\\q?quad|\b(?:and|or)\b|[\s,;.$&}\\])*+")
-_THOUGHT = ("</think>", "</reasoning>")
 # Two answers side by side. A comma alone is a list's only where the sentence ends: on day 3, 42 apples remain.
-_BESIDE = re.compile(r"[\s$*)}]*,?\s+or\s+(?:[a-z]+\s+){0,2}[\s$*({]*|[\s$*)}]*,?\s+and\s+[\s$*({]*", re.I)
-_COMMA = re.compile(r"[\s$*)}]*[,;]\s+[\s$*({]*")
+_BESIDE = re.compile(r"[\s$*)}]{0,9},?\s{1,9}(?:and|or(?:\s[a-z]+){0,2})\s[\s$*({]{0,9}", re.I)
+_LISTED = re.compile(rf"{_BESIDE.pattern}|[\s$*)}}]{{0,9}}[,;]\s[\s$*({{]{{0,9}}", re.I)
 _ENDS = re.compile(r"[\s$*_`)\]}.!]*(?:\n|$)")
 _STOP = re.compile(r"[.!?](?=\s)|\n\s*\n")
 _NEAR = 80  # characters around an answer, within which a word can take it back
@@ -40,7 +39,7 @@ _NEAR = 80  # characters around an answer, within which a word can take it back
 _DENIED = re.compile(
     r"\b(?:not|never|neither|nor|cannot|rul(?:e[sd]?|ing)\s+out|exclud(?:e[sd]?|ing)|instead\s+of|rather\s+than"
     r"|(?:is|are|was|were|do|does|did|ca|wo|could|would|should)n['’]?t)\b[:,]?"
-    r"(?:\s+(?!(?:so|but|then|hence|thus|only|just)\b)[\w'’]+){0,4}[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
+    r"(?:\s+(?!(?:so|but|then|hence|thus|only|just|sure|certain|know)\b)[\w'’]+){0,4}[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
 )
 _HINTS = ("not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud", "instead", "rather")
 _NO = (
@@ -48,16 +47,14 @@ _NO = (
     r"|(?:not|n['’]t)\s+(?:be\s+)?(?:the\s+|a\s+)?(?:right|correct|true|answer|it|solution)|ruled\s+out)\b"
 )
 _REFUTED = re.compile(
-    rf"[^.!?\n]{{0,60}}?\b{_NO}"
-    rf"|[^\w?]*(?:(?:but|no|wait|actually)\b[\s,]*)*(?:that|this|it)\b[^.!?\n]{{0,30}}?{_NO}",
-    re.I,
+    rf"(?:[^.!?\n]{{0,60}}?\b|[^\w?]*(?:(?:but|no|wait|actually)\b[\s,]*)*(?:that|this|it)\b[^.!?\n]{{0,30}}?){_NO}", re.I
 )
 _ASKED = re.compile(r"[^.!?\n]{0,200}\?")
 # What stands before the last of several words: Rome, Paris or London; not: so, London.
 _SEVERAL = re.compile(
     r"\b(?:or|nor)\s+$|(?:^|,|\bis|:)\s*(?!(?:so|well|thus|hence|yes|no|ok|okay|then|finally)\b)[^\s,]+,\s*(?:and\s+)?$", re.I
 )
-_MATH = re.compile(r"\$+([^$]{1,300}+)\$+|\\[(\[]((?:(?!\\[)\]]).){1,300}+)\\[)\]]", re.S)
+_MATH = re.compile(r"\${1,2}+[^$]{1,300}+\${1,2}+|\\[(\[](?:(?!\\[)\]]).){1,300}+\\[)\]]", re.S)
 
 
 def completion_text(completion: Any) -> str:
@@ -122,27 +119,20 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
         case "boxed":
             return _last_box(text)
         case "number":
-            place = _stated(text)
-            return text[slice(*place)] if place else None
+            return text[slice(*place)] if (place := _stated(text)) else None
         case "plain":
             return text.strip().rpartition("\n")[2].strip() or None
         case "any":
-            text = _conclusion(text)
-            return next(filter(None, (find_answer(text, place, tag) for place in ("tag", "mark", "boxed", "number"))), None)
+            return _shown(text, tag) or find_answer(_conclusion(text), "number")
     remedy = f"use one of {', '.join(map(repr, PLACES))}"
     raise RewardError(f"where = {where!r}", rule="an answer is looked for in one of the known places", remedy=remedy)
 
 
 def answer_like(text: str, right: Any) -> str | None:
-    """`find_answer(text)` for a right answer of this kind: for words or a formula how the last line ends; with a unit, 5 km.
-
-    >>> answer_like("So it is Paris.", "Rome"), answer_like("That makes 5 feet.", "5 meters"), answer_like("That makes 5.", 6)
-    ('Paris.', '5 feet', '5')
-    """
-    text = _conclusion(text)
-    shown = next(filter(None, (find_answer(text, place) for place in ("tag", "mark", "boxed"))), None)
-    if shown is not None:
+    """`find_answer(text)` for a right answer of this kind: for words or a formula how the last line ends; with a unit, 5 km."""
+    if shown := _shown(text):
         return shown
+    text = _conclusion(text)
     if is_number(str(right)):
         alone = len(text) <= _NEAR and quick_same(text, right)  # - 5, which within a text would be a line of a list
         return text.strip() if alone else find_answer(text, "number")
@@ -157,8 +147,7 @@ def answer_like(text: str, right: Any) -> str | None:
 def ending(line: str, right: Any) -> str | None:
     """What a line ends with that could be this right answer; None if the line denies it, or names others beside it.
 
-    For a number that is the number, or the list of numbers, that stands there as a word of its own. Otherwise it is the
-    whole line if that is no sentence, the last formula between delimiters, or as many words as the right answer has.
+    A number or a list of them as a word of its own; else the line, if no sentence, the last formula, or as many words.
     """
     line = _conclusion(line).strip(" *_`")
     if quick_same(line, right):
@@ -179,16 +168,19 @@ def ending(line: str, right: Any) -> str | None:
         return line[slice(*number)]  # a list: 1 and 2
     if quick_same(tail, right) or not spans:
         return None if _denied(line, start, len(line)) or _SEVERAL.search(line[:start]) else tail
-    if _BETWEEN.fullmatch(_MATH.sub("", line)):
-        return line
     place = spans[-1].span()
     start, end = number if number and number[0] >= place[1] else place
     return None if _denied(line, start, end) else line[start:end]
 
 
+def _shown(text: str, tag: str = "answer") -> str | None:
+    end = _conclusion(text)
+    return find_answer(text, "tag", tag) or find_answer(end, "mark") or find_answer(end, "boxed")
+
+
 def _conclusion(text: str) -> str:
     # What follows the reasoning, where that has tags. An answer that stands only in there was not given.
-    return text[max(text.rfind(mark) + len(mark) if mark in text else 0 for mark in _THOUGHT) :]
+    return text[max(text.rfind(mark) + len(mark) if mark in text else 0 for mark in ("</think>", "</reasoning>")) :]
 
 
 def _denied(text: str, start: int, end: int, floor: int = 0) -> bool:
@@ -205,27 +197,22 @@ def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
     if begin is None:  # at the end of a long text, mostly
         begin = text.rfind(" ", 0, max(0, len(text) - 2 * _NEAR)) + 1
     numbers = [found.span() for found in _WITHIN.finditer(text, begin)]
-    place = None
-    index = len(numbers)
-    while index and place is None:
-        index -= 1
+    for index in range(len(numbers) - 1, -1, -1):
         start, end = numbers[index]
         floor = numbers[index - 1][1] if index else begin
         if _ASKED.match(text, end):
             continue
         if not _denied(text, start, end, floor):
-            closes = _ENDS.match(text, end) is not None
-            while index and _beside(text[numbers[index - 1][1] : numbers[index][0]], closes):
+            beside = _LISTED if _ENDS.match(text, end) else _BESIDE
+            while index and beside.fullmatch(text, numbers[index - 1][1], numbers[index][0]):
                 index -= 1
-            place = numbers[index][0], end
-        elif index and _STOP.search(text, floor, start):
+            if index or not begin:
+                return numbers[index][0], end
+            break
+        if index and _STOP.search(text, floor, start):
             return None  # but: 42, not 41
     # What may go on before `begin` is read from the start.
-    return _stated(text, 0) if begin and not index else place
-
-
-def _beside(between: str, closes: bool) -> bool:
-    return len(between) <= _NEAR and any(each.fullmatch(between) for each in ((_BESIDE, _COMMA) if closes else (_BESIDE,)))
+    return _stated(text, 0) if begin else None
 
 
 def _last_box(text: str) -> str | None:

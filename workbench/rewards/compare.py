@@ -40,10 +40,8 @@ _NUMBER = re.compile(
 _TEXT = re.compile(r"\$?\\(?:text|textbf|mathrm)\{([^{}\\$]*+)\}\$?")
 _MOST_DIGITS = 12  # of a number with decimals, within the 15 that math-verify calculates with
 _ROUNDED = Fraction(2, 10**6)  # math-verify rounds to six places: what is nearer than this is its own to judge
-_LATEX = str.maketrans({
-    "−": "-", "∞": r"\infty ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "±": r"\pm ",
-    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∈": r"\in ",
-})  # fmt: skip
+_LATEX = str.maketrans({"−": "-", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"})
+_LATEX |= {ord(sign): rf"\{name} " for sign, name in zip("∞±≤≥≠∈", ["infty", "pm", "le", "ge", "ne", "in"], strict=True)}
 _MONEY = re.compile(r"(?<!\\)\\\$|(?<=,)\\! ?")
 _SIGNS = frozenset("\\$^=+*/()[]{}|<>_%~√π∞≤≥≠±×÷·°")
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
@@ -68,7 +66,8 @@ _UNITS = {
 _NAMED = {alias: name for name, aliases in _UNITS.items() for alias in (name, *aliases.split())}
 _RATES = {"mph": "mile/hour", "kph": "kilometer/hour"}
 _PLURALS = {"people": "person", "men": "man", "women": "woman", "children": "child"}
-_ARTICLE = re.compile(r"(?:the|an?) (?=\S)", re.I)
+_TOP_COMMA = re.compile(r",(?![^()\[\]{}]*+[)\]}])")  # none within parentheses
+_ARTICLE = re.compile(r"^(?:the|an?) ", re.I)
 # 1,3 is two answers. 3,14 is the decimal of other countries beside one that is no list; nobody lists 1 and 05.
 _PAIR = re.compile(r"-?\d+,(?P<second>\d+)", re.ASCII)
 _LIST = re.compile(r",(?!\d{3}(?!\d))|;|±|\\pm|\\\{|\b(?:and|or)\b")
@@ -161,7 +160,7 @@ def quick_same(given: Any, right: Any) -> bool | None:
         return _same_number(first, second)
     words = _is_words(given), _is_words(right)
     if all(words):
-        return _without_article(given) == _without_article(right)
+        return _ARTICLE.sub("", given).casefold() == _ARTICLE.sub("", right).casefold()
     if (first is not None and words[1]) or (second is not None and words[0]):
         return False
     return None
@@ -183,11 +182,6 @@ def _tidy(answer: Any) -> str:
         return text
     inside = text[1:-1]
     return inside if (len(inside) == 1 and inside.isalpha()) or _number(inside) is not None else text
-
-
-def _without_article(text: str) -> str:
-    found = _ARTICLE.match(text)
-    return text[found.end() if found else 0 :].casefold()
 
 
 def _is_words(text: str) -> bool:
@@ -256,24 +250,16 @@ def _written(text: str) -> str:
 
 def _both_signs(text: str) -> str:
     # math-verify reads no \pm within a fraction or parentheses, and then compares what stands before it.
-    inside, depth, parts = text.strip("$"), 0, [""]
-    for letter in inside:
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    signed = [(part, sign) for part in parts for sign in ("+-", "-+") if r"\pm" in part or sign == "+-"]
+    inside = text.strip("$")
+    if inside.startswith(r"\boxed{") and inside.endswith("}"):
+        inside = inside[7:-1]
+    signed = [(part, sign) for part in _TOP_COMMA.split(inside) for sign in ("+-", "-+") if r"\pm" in part or sign == "+-"]
     each = [part.replace(r"\pm", sign[0]).replace(r"\mp", sign[1]) for part, sign in signed]
     return text.replace(inside, ",".join(each))
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text is read as a sentence, in which no formula is looked for.
-
-    >>> is_sentence("it is 5"), is_sentence("mx + b"), is_sentence("5 feet")
-    (True, False, False)
-    """
+    """Whether a text is read as a sentence, in which no formula is looked for: `it is 5`, not `mx + b`."""
     return _formula(_written(text), "", listed=True) is None
 
 
