@@ -39,7 +39,8 @@ _NEAR = 80  # characters around an answer, within which a word can take it back
 _DENIED = re.compile(
     r"\b(?:not|never|neither|nor|cannot|rul(?:e[sd]?|ing)\s+out|exclud(?:e[sd]?|ing)|instead\s+of|rather\s+than"
     r"|(?:is|are|was|were|do|does|did|ca|wo|could|would|should)n['’]?t)\b[:,]?"
-    r"(?:\s+(?!(?:so|but|then|hence|thus|only|just|sure|certain|know)\b)[\w'’]+){0,4}[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
+    r"(?:\s+(?!(?:so|but|then|hence|thus|only|just|sure|certain|know|more|less|fewer|than|exceed|until|if)\b)[\w'’]+){0,4}"
+    r"[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
 )
 _HINTS = ("not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud", "instead", "rather")
 _NO = (
