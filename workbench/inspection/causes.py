@@ -148,14 +148,15 @@ def cause(row: dict[str, Any], text: str, finished: bool, kept: bool | None = No
         return "refusal"
     if wrong and kept is not True:
         return wrong
+    copied = said.strip() in plain and len(said) > 10 and find_answer(text.replace(said.strip(), "")) in (None, "")
     if given is None:
-        return "no answer in it"
+        return "copied the question" if copied and not asked.answer_tag else "no answer in it"
     wanted = (
         None if answer is None else find_answer(str(answer), "mark") or find_answer(str(answer), "boxed") or str(answer).strip()
     )
     if wanted is not None and (given == wanted or quick_same(given, wanted)):
         return "right answer, no reward" if kept is not False else "right answer, format not kept"
-    if said.strip() in plain and len(said) > 10 and find_answer(text.replace(said.strip(), "")) in (None, ""):
+    if copied:
         return "copied the question"
     mine, theirs = _number(given), _number(wanted)
     if mine is None or theirs is None:
