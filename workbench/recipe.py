@@ -84,13 +84,13 @@ class AdaptivePart(_Part):
 
     below: float = Field(0.3, ge=0, le=1)  # success below this: the weight grows
     above: float = Field(0.8, ge=0, le=1)  # success above this: the weight shrinks
-    up: float = Field(1.2, gt=1)
+    up: float = Field(1.2, gt=1, le=1000)
     down: float = Field(0.9, gt=0, lt=1)
     # Bounds, as factors of the weight that the stage began with.
     least: float = Field(0.25, gt=0, le=1)
-    most: float = Field(4.0, ge=1)
+    most: float = Field(4.0, ge=1, le=1000)
     every: int = Field(5, ge=1)  # steps over which success is taken, and between two changes
-    best_score: float | None = Field(None, gt=0)  # the function's maximum; None: what it says, or the most seen
+    best_score: float | None = Field(None, gt=0, allow_inf_nan=False)  # None: what the function states, or the most seen
 
 
 class RescuePart(_Part):

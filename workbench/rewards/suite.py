@@ -26,7 +26,7 @@ from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
 from workbench.rewards.tracing import Trace
-from workbench.run.batch import ScoredBatch
+from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.task import Row, Task, load_task
 
 EXACT = 1e6  # scores up to here are not tried in 32 bits: what is lost there is smaller than what a group differs by
@@ -67,6 +67,10 @@ class RewardSuite:
         if unknown := sorted(given.keys() - set(self.names)):
             rule, remedy = "a weight names one of the task's functions", f"choose from {', '.join(self.names)}"
             raise RecipeError(f"reward_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
+        for name, weight in zip(self.names, self.weights, strict=True):
+            if not abs(weight) <= LARGEST_WEIGHT:  # NaN, too, which TRL takes for a weight of 0
+                rule = f"a weight is a number of at most {LARGEST_WEIGHT:,.0f} in size"
+                raise RecipeError(f"reward_weights: {name} = {weight}", rule=rule, remedy="give a number; 0 turns a function off")
         if not any(self.weights):
             said, rule = f"reward_weights: all {len(self.names)} are 0", "the reward is the weighted sum of the functions"
             raise RecipeError(said, rule=rule, remedy="give a function a weight")

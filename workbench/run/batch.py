@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench.printable import printable
 
+LARGEST_WEIGHT = 1e6  # of a reward function: TRL adds the weighted scores in 32 bits
 NO_SPREAD = 1e-8  # a std below this is rounding: the completions score the same
 
 

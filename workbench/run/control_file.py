@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from workbench.errors import RequestError, WorkbenchError, nearest
+from workbench.run.batch import LARGEST_WEIGHT
 from workbench.run.directory import RunDirectory, now
 from workbench.workspace import Tail, append_line, read_lines
 
@@ -67,7 +68,9 @@ def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
         number = float(value)
     except (TypeError, ValueError):
         number = float("nan")
-    if not least <= number < float("inf") or isinstance(value, bool):
+    if action == "weight":
+        least, words = -LARGEST_WEIGHT, f"a number of at most {LARGEST_WEIGHT:,.0f} in size"
+    if not least <= number < float("inf") or (action == "weight" and number > LARGEST_WEIGHT) or isinstance(value, bool):
         raise RequestError(f"{action} = {value!r}", rule=f"{action} is {words}", remedy=f"give {words}")
     return {**details, "value": number}
 

@@ -122,7 +122,10 @@ def non_finite(view: RunView) -> Verdict:
     evidence |= {"last_good_step": good[-1] if good else None, "rows_since": after}
     cause = "a gradient or a weight has overflowed: a learning rate that is too high, 16-bit floats, or a broken kernel"
     remedy = "stop; load the policy in another precision (bfloat16 or float32), and lower the learning rate"
-    if good:
+    if strange:
+        cause = "a reward is NaN or infinite: a function's score, or its weight"
+        remedy = "stop; mend the function, or bound its score; a weight is a number such as 1.0"
+    elif good:
         remedy = f"stop; go on from a checkpoint of step {good[-1]} or before, with a lower learning rate or in bfloat16"
     state = WARNING if after >= 3 else ALARM
     # The scaler of 16-bit floats tries a scale, sees an infinite gradient, leaves that step out and takes a smaller one.
