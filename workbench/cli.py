@@ -367,7 +367,7 @@ def probe(
 ) -> Result:
     """Can these rewards pay, and what do reward hacks earn? Seconds on a CPU, before any training.
 
-    From the task's own prompts it makes the completion that an honest policy would write, the reference, and some twenty
+    From the task's own prompts it makes the completion that an honest policy would write, the reference, and more than twenty
     that a policy would love to get away with (empty tags, several answers, padding, refusal, cut before the closing tag,
     ...), and scores them all. It names the function that cannot pay, with the line that nothing reaches, and the reward hack
     that earns as much as the reference completion. Regression cases (completion -> expected scores) are checked too.
