@@ -62,7 +62,7 @@ def test_a_template_that_drops_the_system_message_is_found():
 def test_a_template_whose_turns_end_otherwise_is_found():
     found = card(TURN + "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
     assert found.ends_turns is False
-    assert any("does not close the assistant's turn with EOS (</s>)" in problem for problem in found.problems)
+    assert any("none of the tokens that end a completion (</s>)" in problem for problem in found.problems)
 
 
 def test_the_text_is_shown_to_the_letter():

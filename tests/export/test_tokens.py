@@ -27,7 +27,7 @@ class FakeReader:
 
     def __init__(self, folder: Any, adds_bos: bool = False, eos: int | None = None, kwargs: dict | None = None) -> None:
         self.tokenizer, self.adds_bos = load_tokenizer(folder, kwargs), adds_bos
-        self.eos = self.tokenizer.eos_token_id if eos is None else eos
+        self.ends = [self.tokenizer.eos_token_id if eos is None else eos]
         self.bos = self.tokenizer.bos_token_id
 
     def render(self, prompt: Any) -> str | None:

@@ -149,9 +149,9 @@ class TemplateCard:
     tokens: list[Token]  # their texts, joined, are `text` (and what the tokenizer adds before it)
     chat: bool
     survives: dict[str, bool]  # tag -> is still there after the trainer has decoded a completion
-    eos_token: str | None
+    eos_tokens: dict[int, str]  # id -> text of the tokens that end a completion
     pad_token: str | None
-    ends_turns: bool | None  # the template closes the assistant's turn with the EOS token; None: no chat template
+    ends_turns: bool | None  # the template closes the assistant's turn with one of them; None: no chat template
     prefilled: str | None  # tag that the generation prompt writes by itself
     keeps_system: bool | None  # the system message is in the text; None: there is none
     doubled_bos: bool
@@ -165,6 +165,22 @@ def tags_in(prompt: Any) -> tuple[str, ...]:
     return tuple(tag for name in names for tag in (f"<{name}>", f"</{name}>"))
 
 
+def ids_that_end(tokenizer: Any) -> list[int]:
+    """The tokens that end a completion: those of the model, where the tokenizer came with one; else the tokenizer's EOS."""
+    own = tokenizer.eos_token_id
+    return getattr(tokenizer, "eos_ids", None) or ([] if own is None else [own])
+
+
+def turn_end(tokenizer: Any, prompt: Any) -> int | None:
+    """Which of the tokens that end a completion the template closes the assistant's turn with; None: with none, or the prompt is text."""
+    if isinstance(prompt, str):
+        return None
+    probe = "the policy's own words"
+    whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
+    after = whole.rpartition(probe)[2].lstrip()
+    return next((each for each in ids_that_end(tokenizer) if after.startswith(tokenizer.convert_ids_to_tokens(each))), None)
+
+
 def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None) -> TemplateCard:
     """Render a prompt (chat messages or text) and look at what matters; DataError if the template refuses it.
 
@@ -175,12 +191,11 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
     text = prompt_text(prompt, tokenizer)
     tokens = _tokens(tokenizer, text, chat)
     system = prompt[0]["content"] if chat and prompt[0]["role"] == "system" else ""
-    eos, bos = tokenizer.eos_token, tokenizer.bos_token_id
+    bos = tokenizer.bos_token_id
+    eos = {each: tokenizer.convert_ids_to_tokens(each) for each in ids_that_end(tokenizer)}
     ends_turns = prefilled = None
     if chat:
-        probe = "the policy's own words"
-        whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
-        ends_turns = bool(eos) and whole.rpartition(probe)[2].lstrip().startswith(eos)
+        ends_turns = turn_end(tokenizer, prompt) is not None
         without = render(prompt, tokenizer, add_generation_prompt=False)
         opening = text[len(without) :] if text.startswith(without) else text[-60:]
         wanted = _KNOWN | {tag.strip("</>") for tag in tags}
@@ -196,8 +211,9 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
         f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
         "never pay; use tags that are plain text": lost,
         "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut": not eos,
-        f"the template does not close the assistant's turn with EOS ({eos}): a policy trained on it may end its turn with "
-        "another token, and its completions then run to the limit": eos and ends_turns is False,
+        f"the template closes the assistant's turn with none of the tokens that end a completion ({', '.join(eos.values())}): a "
+        "policy trained on it may end its turn with another token, and its completions then run to the limit": eos
+        and ends_turns is False,
         f"the template writes <{prefilled}> by itself: completions begin after it, so a reward that wants to see "
         f"<{prefilled}> in the completion can never pay": prefilled,
         "the system message is not in the text: the template drops or changes it, and the format asked for with it": keeps_system

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,10 @@ def base_differs(then: dict[str, Any] | None, now: dict[str, Any]) -> str | None
 
 
 def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, Any] | None = None) -> Any:
-    """A policy's tokenizer alone, to measure prompts; it carries what its template is rendered with, as in the recipe."""
+    """A policy's tokenizer alone, to measure prompts.
+
+    It carries what its template is rendered with, as in the recipe, and in `eos_ids` the tokens that end a completion.
+    """
     source = find_model(name)
     with quiet_imports():
         from transformers import AutoTokenizer
@@ -108,7 +112,38 @@ def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, An
     with reading(f"tokenizer of {str(name)!r}"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
+    tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
     return tokenizer
+
+
+def eos_ids(owner: Any) -> list[int]:
+    """Every token that ends a completion in training, as TRL has it: the model's `generation_config` and the tokenizer name them.
+
+    `owner`: a policy, or another pair of `model` and `tokenizer`; or a trainer, which says itself what it trains with.
+    """
+    if (ids := getattr(owner, "eos_token_ids", None)) is not None:
+        return list(ids)
+    tokenizer = owner.processing_class if hasattr(owner, "processing_class") else owner.tokenizer
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of images holds one
+    return with_eos(owner.model.generation_config.eos_token_id, tokenizer)
+
+
+def with_eos(ids: int | Sequence[int] | None, tokenizer: Any) -> list[int]:
+    """EOS tokens as a `generation_config` has them, as a list, with the tokenizer's own, if it is another one, before them."""
+    ids = [ids] if isinstance(ids, int) else list(ids or [])
+    own = tokenizer.eos_token_id
+    return ids if own is None or own in ids else [own, *ids]
+
+
+def _eos_of_files(source: str) -> int | list[int] | None:
+    # What the model's generation_config would say if it were loaded: where there is no such file, its config decides.
+    from transformers.utils import cached_file
+
+    for name in ("generation_config.json", "config.json"):
+        with contextlib.suppress(OSError, ValueError):  # none, or a damaged one, which says so when the model is loaded
+            content = json.loads(Path(str(cached_file(source, name))).read_text(encoding="utf-8"))
+            return content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
+    return None
 
 
 def with_adapter(model: Any, adapter: str | Path) -> Any:

@@ -1,0 +1,87 @@
+"""Where completions end: at every token at which TRL ends them, in training, in samples, and on record."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from families import FAMILIES, make_family
+from trl import GRPOConfig, GRPOTrainer
+
+from workbench.data.template import template_card
+from workbench.recipe import Recipe
+from workbench.run.metrics import CLIPPED
+from workbench.run.rollouts import query
+from workbench.task import Task
+from workbench.training.loading import eos_ids, load_tokenizer
+from workbench.training.policy import load_policy
+from workbench.training.sampling import sample
+from workbench.training.trainer import train
+
+PROMPTS = [[{"role": "user", "content": f"What is {number} + 3?"}] for number in range(8)]
+LIMIT = 12
+
+
+def ended_reward(ends):
+    """Pays a completion that ends as TRL counts ends: by one of these tokens."""
+
+    def ended(completion_ids, **_):
+        return [float(ids[-1] in ends) for ids in completion_ids]
+
+    return ended
+
+
+def five_reward(completions, **_):
+    return [float(each[0]["content"] == "5") for each in completions]
+
+
+def task(*rewards) -> Task:
+    rows = [{"prompt": prompt, "answer": "5"} for prompt in PROMPTS]
+    return Task("ends", rows, list(rewards), held_out=rows[:4])
+
+
+def recipe(folder, backend, steps=3, **more) -> Recipe:
+    grpo = {"max_steps": steps, "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": LIMIT}
+    policy = {"name": str(folder), "backend": backend, "load_in_4bit": False, "max_seq_length": 512}
+    return Recipe.of({"run_name": "r", "grpo": grpo, "policy": policy, **more})
+
+
+def trls_list(folder):
+    """What TRL's own trainer makes of the folder's model and tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    config = GRPOConfig(
+        str(folder.parent / "out"), num_generations=2, per_device_train_batch_size=2, use_cpu=True, report_to="none"
+    )
+    rows = task(five_reward).rows
+    from datasets import Dataset
+
+    made = GRPOTrainer(model, five_reward, args=config, train_dataset=Dataset.from_list(list(rows)), processing_class=tokenizer)
+    return made.eos_token_ids
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_eos_ids_are_trls(name, home):
+    folder = make_family(name, home / name)
+    policy = load_policy(str(folder), backend="transformers", load_in_4bit=False)
+    tokenizer = load_tokenizer(folder)
+    named = tokenizer.convert_tokens_to_ids(FAMILIES[name].ends.split())
+    assert eos_ids(policy) == trls_list(folder) == load_tokenizer(folder).eos_ids == named
+    card = template_card(tokenizer, PROMPTS[0])
+    assert card.ends_turns
+    assert card.eos_tokens == dict(zip(named, FAMILIES[name].ends.split(), strict=True))
+    # Sampled, they end where TRL's list ends them in transformers' own loop, drawn with the same numbers.
+    found = [own for group in sample(policy, PROMPTS, num_generations=4, max_completion_length=LIMIT, seed=3) for own in group]
+    inputs = tokenizer([tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) for prompt in PROMPTS],
+                       add_special_tokens=False, return_tensors="pt", padding=True, padding_side="left",
+                       return_token_type_ids=False)  # fmt: skip
+    torch.manual_seed(3)
+    with torch.no_grad(), policy.generating() as model:
+        theirs = model.generate(**inputs, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=LIMIT, num_return_sequences=4,
+                                eos_token_id=named, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+    for own, ids in zip(found, theirs[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+        first = next((place for place, token in enumerate(ids) if token in named), None)
+        assert own.ids == (ids if first is None else ids[: first + 1])
+        assert own.finished == (first is not None)
+    assert {own.ids[-1] for own in found if own.finished} == {*named}
+    assert not all(own.finished for own in found)
