@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from datasets import Dataset
 from families import FAMILIES, make_family
 from trl import GRPOConfig, GRPOTrainer
 
-from workbench.data.template import template_card
+from workbench.data.template import template_card, turn_end
 from workbench.recipe import Recipe
+from workbench.rewards.suite import RewardSuite
 from workbench.run.metrics import CLIPPED
 from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.training.loading import eos_ids, load_tokenizer
 from workbench.training.policy import load_policy
-from workbench.training.sampling import sample
+from workbench.training.sampling import sample, scored_groups
 from workbench.training.trainer import train
 
 PROMPTS = [[{"role": "user", "content": f"What is {number} + 3?"}] for number in range(8)]
@@ -50,13 +52,10 @@ def trls_list(folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    config = GRPOConfig(
-        str(folder.parent / "out"), num_generations=2, per_device_train_batch_size=2, use_cpu=True, report_to="none"
-    )
-    rows = task(five_reward).rows
-    from datasets import Dataset
-
-    made = GRPOTrainer(model, five_reward, args=config, train_dataset=Dataset.from_list(list(rows)), processing_class=tokenizer)
+    sizes = {"num_generations": 2, "per_device_train_batch_size": 2}
+    args = GRPOConfig(str(folder.parent / "out"), use_cpu=True, bf16=False, report_to="none", **sizes)
+    rows = Dataset.from_list(list(task(five_reward).rows))
+    made = GRPOTrainer(model, five_reward, args=args, train_dataset=rows, processing_class=tokenizer)
     return made.eos_token_ids
 
 
@@ -85,3 +84,54 @@ def test_eos_ids_are_trls(name, home):
         assert own.finished == (first is not None)
     assert {own.ids[-1] for own in found if own.finished} == {*named}
     assert not all(own.finished for own in found)
+
+
+def test_an_answer_earns_in_evaluation_what_it_earns_in_training(home):
+    # As converted folders have it: turns end by <|im_end|>, which the model's generation_config alone names.
+    folder = make_family("qwen3", home / "coder", eos="<|endoftext|>", ends="<|im_end|>")
+    policy = load_policy(recipe(folder, "transformers"))
+    tokenizer = policy.tokenizer
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert eos_ids(policy) == trls_list(folder) == [tokenizer.eos_token_id, end]
+    assert turn_end(tokenizer, PROMPTS[0]) == end
+    [five] = tokenizer("5", add_special_tokens=False)["input_ids"]
+    head = policy.model.get_output_embeddings().weight
+    with torch.no_grad():  # often "5", and often an end
+        head[[five, end]] = 1.6 * head[end]
+    run = train(recipe(folder, "transformers", steps=2), policy=policy, task=task(five_reward))
+    on_record = query(run.rollouts, 'select completion, "score.five_reward" as score, finish_reason as ended from rollouts')
+    assert on_record["score"].tolist() == [float(text == "5") for text in on_record["completion"]]
+    assert on_record["score"].sum() > 0
+    assert set(on_record["ended"][on_record["score"] > 0]) == {"stop"}
+    assert run.manifest()["eos_ids"] == eos_ids(policy)
+    [found] = scored_groups(policy, evaluated := task(five_reward), evaluated.rows[:1], RewardSuite(evaluated, 64), 64)
+    paid = [own for own in found if own["total"]]
+    assert paid == [own for own in found if own["completion"] == "5"]
+    assert all(own["finished"] and own["length_tokens"] == 2 for own in paid)
+    assert len(paid) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", ["auto", "trl"])
+@pytest.mark.parametrize("backend", ["transformers", "unsloth"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_finish_reasons_are_those_that_trl_counts(name, backend, generation, home):
+    folder = make_family(name, home / name)
+    asked = recipe(folder, backend, generation=generation)
+    policy = load_policy(asked)
+    ends = {*eos_ids(policy), policy.tokenizer.pad_token_id}  # TRL counts padding as an end, too
+    run = train(asked, policy=policy, task=task(ended_reward(ends)))
+    assert run.manifest()["eos_ids"] == eos_ids(policy)
+    found = query(run.rollouts, 'select step, finish_reason, length_tokens, "score.ended" as ended from rollouts order by step')
+    assert (found["finish_reason"] == "stop").tolist() == (found["ended"] == 1.0).tolist()
+    assert len(found) == 48
+    assert 0 < (found["finish_reason"] == "stop").sum() < 48
+    for row in run.metrics():
+        cut = found[found["step"] == row["step"]]["finish_reason"] == "length"
+        assert cut.mean() == pytest.approx(row[CLIPPED])
+    assert (found[found["finish_reason"] == "length"]["length_tokens"] == LIMIT).all()
+    # An evaluation ends where training does.
+    for own in (own for group in sample(policy, PROMPTS, num_generations=4, max_completion_length=LIMIT) for own in group):
+        assert own.finished == (own.ids[-1] in eos_ids(policy))
+        assert not {*own.ids[:-1]} & {*eos_ids(policy)}
+        assert own.finished or len(own.ids) == LIMIT

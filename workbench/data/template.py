@@ -172,7 +172,7 @@ def ids_that_end(tokenizer: Any) -> list[int]:
 
 
 def turn_end(tokenizer: Any, prompt: Any) -> int | None:
-    """Which of the tokens that end a completion the template closes the assistant's turn with; None: with none, or the prompt is text."""
+    """With which of the tokens that end a completion the template closes the assistant's turn; None: none, or a plain prompt."""
     if isinstance(prompt, str):
         return None
     probe = "the policy's own words"

@@ -284,7 +284,7 @@ def with_defaults(template: str, kwargs: dict[str, Any]) -> str:
 
 
 def ended_with(run: RunDirectory, tokenizer: Any) -> list[int]:
-    """The tokens that ended completions in a run's training; of one recorded by an older version only the tokenizer's is known."""
+    """What ended completions in a run's training; of a run of an older version, which did not say, the tokenizer's EOS."""
     return run.manifest().get("eos_ids") or with_eos(None, tokenizer)
 
 

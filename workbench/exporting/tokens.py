@@ -23,7 +23,7 @@ _NAMES_EOS = {"tokenizer_config.json": "eos_token", "generation_config.json": "e
 _REMEDIES = {
     "template_lost": "put the chat_template.jinja of the policy that was trained beside the weights, and export again",
     "double_bos": "either the template writes BOS, or whoever loads it adds one: set add_bos_token to false, and export again",
-    "eos_missing": "name the EOS tokens of training in generation_config.json, the tokenizer's in tokenizer_config.json, and export again",
+    "eos_missing": "name the EOS tokens of training in generation_config.json and tokenizer_config.json, and export again",
     "tokenizer_differs": "export again, with the tokenizer's files of the policy that was trained",
 }
 
@@ -58,9 +58,8 @@ def _eos(artefact: Artefact, reader: Reader, tokenizer: Any) -> Check:
         with contextlib.suppress(OSError, ValueError):  # a GGUF file has none of them
             said = json.loads((artefact.path / file).read_text(encoding="utf-8")).get(key)
             said = said.get("content") if isinstance(said, dict) else said
-            named = said == tokenizer.eos_token or (
-                key != "eos_token" and {*ends} <= {*(said if isinstance(said, list) else [said])}
-            )
+            ids = {*said} if isinstance(said, list) else {said}
+            named = said == tokenizer.eos_token if key == "eos_token" else {*ends} <= ids
             wrong += [] if named or (said is None and file == "config.json") else [f"{said!r} in {file}"]
     words = ", ".join(f"{each} ({tokenizer.convert_ids_to_tokens(each)})" for each in ends)
     found = "; ".join([*wrong, f"training ended completions with {words or None}"])
