@@ -167,8 +167,8 @@ def tags_in(prompt: Any) -> tuple[str, ...]:
 
 def ids_that_end(tokenizer: Any) -> list[int]:
     """The tokens that end a completion: those of the model, where the tokenizer came with one; else the tokenizer's EOS."""
-    own = tokenizer.eos_token_id
-    return getattr(tokenizer, "eos_ids", None) or ([] if own is None else [own])
+    found = getattr(tokenizer, "eos_ids", None) or [tokenizer.eos_token_id]
+    return [each for each in found if each in range(len(tokenizer))]  # a config may name others
 
 
 def turn_end(tokenizer: Any, prompt: Any) -> int | None:

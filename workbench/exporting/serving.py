@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from workbench.data.template import prompt_text
+from workbench.data.template import ids_that_end, prompt_text
 from workbench.errors import WorkbenchError
 from workbench.exporting.about import clean
 from workbench.exporting.artefacts import Artefact
@@ -64,7 +64,7 @@ def write(folder: Path, artefact: Artefact) -> None:
     told = system_prompt(run) if template and run else None
     lines += [f'SYSTEM """{clean(told)}"""'] if told and '"""' not in told else []
     lines += [f"PARAMETER {name} {value}" for name, value in values.items()]
-    lines += [f'PARAMETER stop "{tokenizer.decode([each])}"' for each in tokenizer.eos_ids]
+    lines += [f'PARAMETER stop "{tokenizer.decode([each])}"' for each in ids_that_end(tokenizer)]
     (folder / "Modelfile").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 

@@ -52,7 +52,7 @@ def check_tokens(artefact: Artefact, reader: Reader, most: int = 1000) -> list[C
 def _eos(artefact: Artefact, reader: Reader, tokenizer: Any) -> Check:
     assert artefact.run is not None
     ends, wrong = ended_with(artefact.run, tokenizer), []
-    if not {*ends} <= {*reader.ends}:
+    if not {*ends} <= {*reader.ends} or getattr(reader, "eos", None) not in {None, *ends}:  # a GGUF file has one above others
         wrong.append(f"{', '.join(map(str, sorted(reader.ends))) or None} as it is loaded")
     for file, key in _NAMES_EOS.items():
         with contextlib.suppress(OSError, ValueError):  # a GGUF file has none of them

@@ -130,19 +130,21 @@ def eos_ids(owner: Any) -> list[int]:
 
 def with_eos(ids: int | Sequence[int] | None, tokenizer: Any) -> list[int]:
     """EOS tokens as a `generation_config` has them, as a list, with the tokenizer's own, if it is another one, before them."""
-    ids = [ids] if isinstance(ids, int) else list(ids or [])
+    ids = [ids] if isinstance(ids, int) else list(dict.fromkeys(ids or []))  # transformers' trainer may write one twice
     own = tokenizer.eos_token_id
     return ids if own is None or own in ids else [own, *ids]
 
 
-def _eos_of_files(source: str) -> int | list[int] | None:
+def _eos_of_files(source: str) -> list[int] | None:
     # What the model's generation_config would say if it were loaded: where there is no such file, its config decides.
     from transformers.utils import cached_file
 
     for name in ("generation_config.json", "config.json"):
-        with contextlib.suppress(OSError, ValueError):  # none, or a damaged one, which says so when the model is loaded
+        # None, or a damaged one, which says so when the model is loaded.
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             content = json.loads(Path(str(cached_file(source, name))).read_text(encoding="utf-8"))
-            return content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
+            said = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
+            return [each for each in (said if isinstance(said, list) else [said]) if isinstance(each, int)]
     return None
 
 
