@@ -14,6 +14,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.metrics import CLIPPED
 from workbench.run.rollouts import query
 from workbench.task import Task
+from workbench.training.attach import attach
 from workbench.training.loading import eos_ids, load_tokenizer
 from workbench.training.policy import load_policy
 from workbench.training.sampling import sample, scored_groups
@@ -47,16 +48,15 @@ def recipe(folder, backend, steps=3, **more) -> Recipe:
     return Recipe.of({"run_name": "r", "grpo": grpo, "policy": policy, **more})
 
 
-def trls_list(folder):
-    """What TRL's own trainer makes of the folder's model and tokenizer."""
+def trls(folder, **settings):
+    """TRL's own trainer of a folder's model, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    sizes = {"num_generations": 2, "per_device_train_batch_size": 2}
-    args = GRPOConfig(str(folder.parent / "out"), use_cpu=True, bf16=False, report_to="none", **sizes)
+    sizes = {"num_generations": 4, "per_device_train_batch_size": 16, "use_cpu": True, "bf16": False, "report_to": "none"}
+    args = GRPOConfig(str(folder.parent / "out"), **sizes, **settings)
     rows = Dataset.from_list(list(task(five_reward).rows))
-    made = GRPOTrainer(model, five_reward, args=args, train_dataset=rows, processing_class=tokenizer)
-    return made.eos_token_ids
+    return GRPOTrainer(model, five_reward, args=args, train_dataset=rows, processing_class=tokenizer), tokenizer
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -65,7 +65,7 @@ def test_eos_ids_are_trls(name, home):
     policy = load_policy(str(folder), backend="transformers", load_in_4bit=False)
     tokenizer = load_tokenizer(folder)
     named = tokenizer.convert_tokens_to_ids(FAMILIES[name].ends.split())
-    assert eos_ids(policy) == trls_list(folder) == load_tokenizer(folder).eos_ids == named
+    assert eos_ids(policy) == trls(folder)[0].eos_token_ids == load_tokenizer(folder).eos_ids == named
     card = template_card(tokenizer, PROMPTS[0])
     assert card.ends_turns
     assert card.eos_tokens == dict(zip(named, FAMILIES[name].ends.split(), strict=True))
@@ -92,7 +92,7 @@ def test_an_answer_earns_in_evaluation_what_it_earns_in_training(home):
     policy = load_policy(recipe(folder, "transformers"))
     tokenizer = policy.tokenizer
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert eos_ids(policy) == trls_list(folder) == [tokenizer.eos_token_id, end]
+    assert eos_ids(policy) == trls(folder)[0].eos_token_ids == [tokenizer.eos_token_id, end]
     assert turn_end(tokenizer, PROMPTS[0]) == end
     [five] = tokenizer("5", add_special_tokens=False)["input_ids"]
     head = policy.model.get_output_embeddings().weight
@@ -109,6 +109,18 @@ def test_an_answer_earns_in_evaluation_what_it_earns_in_training(home):
     assert paid == [own for own in found if own["completion"] == "5"]
     assert all(own["finished"] and own["length_tokens"] == 2 for own in paid)
     assert len(paid) > 1
+
+
+def test_what_a_trainer_of_ones_own_ends_with_is_what_its_record_knows(home):
+    trainer, tokenizer = trls(make_family("gemma3", home / "gemma3"), max_steps=2, max_completion_length=LIMIT)
+    trainer.eos_token_ids = tokenizer.convert_tokens_to_ids(["<end_of_turn>"])  # nothing else ends them
+    run = attach(trainer)
+    trainer.train()
+    assert run.manifest()["eos_ids"] == trainer.eos_token_ids
+    found = query(run.rollouts, "select step, finish_reason = 'length' as cut from rollouts")
+    for row in run.metrics():
+        assert found[found["step"] == row["step"]]["cut"].mean() == pytest.approx(row[CLIPPED])
+    assert 0 < found["cut"].sum() < len(found) == 32
 
 
 @pytest.mark.slow
