@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from datasets import Dataset
 from families import FAMILIES, make_family
 from trl import GRPOConfig, GRPOTrainer
 
+from workbench import inspection
 from workbench.data.template import template_card, turn_end
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.metrics import CLIPPED
 from workbench.run.rollouts import query
 from workbench.task import Task
+from workbench.training import warm_start
 from workbench.training.attach import attach
 from workbench.training.loading import eos_ids, load_tokenizer
 from workbench.training.policy import load_policy
+from workbench.training.prepare import plan
 from workbench.training.sampling import sample, scored_groups
 from workbench.training.trainer import train
 
@@ -109,6 +114,22 @@ def test_an_answer_earns_in_evaluation_what_it_earns_in_training(home):
     assert paid == [own for own in found if own["completion"] == "5"]
     assert all(own["finished"] and own["length_tokens"] == 2 for own in paid)
     assert len(paid) > 1
+    # A view of its tokens ends likewise, by the likeliest of them: the record has the text alone.
+    step, group, generation = query(
+        run.rollouts, "select step, \"group\", generation from rollouts where completion = '5' order by all"
+    ).iloc[0]
+    view = inspection.token_view(run, step, group, generation, policy=policy)
+    assert view.tokens == ["5", "<|im_end|>"]
+    assert "which one ended this is not on record" in view.note
+
+
+def test_a_reference_ends_as_the_template_ends_a_turn(home):
+    folder = make_family("qwen3", home / "coder", eos="<|endoftext|>", ends="<|im_end|>")
+    asked = recipe(folder, "transformers", warm_start={"samples": 4, "source": "reference"})
+    policy, written = load_policy(asked), replace(task(five_reward), ideal=lambda row: "5")
+    [stage] = plan(asked, written).stages
+    found, _ = warm_start.collect(stage, policy, asked.warm_start, lambda: False)
+    assert [policy.tokenizer.decode(own.completion.ids) for own in found] == ["5<|im_end|>"] * 4
 
 
 def test_what_a_trainer_of_ones_own_ends_with_is_what_its_record_knows(home):

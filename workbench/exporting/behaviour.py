@@ -71,8 +71,8 @@ def check_behaviour(
     answers = list(zip(map(tuple, reference.policy.ids), map(tuple, found["ids"]), strict=True))
     parted = [next(((at, two) for at, (one, two) in enumerate(zip(*pair)) if one != two), None) for pair in answers]
     tied = np.array([at in likeliest for at, likeliest in zip(parted, reference.ties or [[]] * len(rows), strict=True)])
-    numbers = {pair: number for number, pair in enumerate(dict.fromkeys(answers))}
-    witnesses = [numbers[pair] for pair in answers]  # where the two give the same two answers again, nothing new is seen
+    # Where the two give the same two answers again, nothing new is seen.
+    witnesses = np.unique([str(pair) for pair in answers], return_inverse=True)[1]
     for name, key in {"reward": "reward", "pass@1": "right", "ended": "ended"}.items():
         live, mine, without = (getattr(each, key) for each in (reference.policy, own, reference.base))
         gain = _paired(without, live)

@@ -101,10 +101,7 @@ def base_differs(then: dict[str, Any] | None, now: dict[str, Any]) -> str | None
 
 
 def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, Any] | None = None) -> Any:
-    """A policy's tokenizer alone, to measure prompts.
-
-    It carries what its template is rendered with, as in the recipe, and in `eos_ids` the tokens that end a completion.
-    """
+    """A policy's tokenizer alone; it carries what its template is rendered with, and in `eos_ids` what ends a completion."""
     source = find_model(name)
     with quiet_imports():
         from transformers import AutoTokenizer
