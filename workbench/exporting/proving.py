@@ -173,7 +173,7 @@ def examine(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     else:
         checks += check_tokens(artefact, reader)
         if {*(instead := getattr(reader, "of_base", reader.ends))} != {*reader.ends}:
-            theirs, own = map(merging.one_or_list, (instead, reader.ends))
+            theirs, own = map(merging.one_or_list, (sorted(instead), sorted(reader.ends)))
             ends = f"PEFT takes EOS from the base's generation_config.json, which says {theirs}; the adapter's says {own}"
             unproven.append(f"{ends}: generate with eos_token_id={own}")
         if request["sampled_ids"] is not None and all(check.passed is not False for check in checks):
