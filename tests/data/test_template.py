@@ -12,7 +12,7 @@ from small_models import make_base
 
 import workbench as wb
 from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT
-from workbench.data.template import prompt_lengths_tokens, tags_in, template_card
+from workbench.data.template import prompt_lengths_tokens, tags_in, template_card, turn_end
 from workbench.errors import DataError, PolicyError
 from workbench.tiny import MODEL_DIR
 from workbench.training import sampling
@@ -194,7 +194,42 @@ def test_a_template_that_drops_the_system_message_is_found():
 def test_a_template_whose_turns_end_otherwise_is_found():
     found = card(TURN + "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
     assert found.ends_turns is False
-    assert any("does not close the assistant's turn with EOS (</s>)" in problem for problem in found.problems)
+    assert any("none of the tokens that end a completion (</s>)" in problem for problem in found.problems)
+
+
+def test_a_turn_may_end_with_any_token_that_ends_a_completion():
+    tokenizer = load_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    tokenizer.chat_template = TURN + "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    tokenizer.eos_ids = [2, end, 10**6]  # as its model says
+    found = template_card(tokenizer, PROMPT)
+    assert (found.ends_turns, found.problems) == (True, [])
+    assert found.eos_tokens == {2: "</s>", end: "<|end|>"}
+    assert f"</s> (2), <|end|> ({end})" in str(card_view(found))
+    assert turn_end(tokenizer, PROMPT) == end
+    assert turn_end(tokenizer, "1 + 1 =") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "ids"),
+    [
+        ("generation_config.json", {"eos_token_id": [3, 3, 1]}, [2, 3, 1]),
+        ("generation_config.json", {"eos_token_id": 2}, [2]),
+        ("generation_config.json", {}, [2]),
+        ("generation_config.json", {"eos_token_id": {"a": "b"}}, [2]),
+        ("generation_config.json", [], [2, 5]),  # damaged: the config is asked, as where there is none
+        (None, None, [2, 5]),
+    ],
+)
+def test_what_ends_completions_is_read_as_a_model_reads_it(file, content, ids, tmp_path):
+    folder = shutil.copytree(MODEL_DIR, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [2, 5]}))
+    (folder / "generation_config.json").unlink()
+    if file:
+        (folder / file).write_text(json.dumps(content))
+    assert load_tokenizer(folder).eos_ids == ids
 
 
 def test_the_text_is_shown_to_the_letter():

@@ -151,9 +151,9 @@ class TemplateCard:
     tokens: list[Token]  # their texts, joined, are `text` up to the last token (and what the tokenizer adds before it)
     chat: bool
     survives: dict[str, bool]  # tag -> is still there after the trainer has decoded a completion
-    eos_token: str | None
+    eos_tokens: dict[int, str]  # id -> text of the tokens that end a completion
     pad_token: str | None
-    ends_turns: bool | None  # the template closes the assistant's turn with the EOS token; None: no chat template
+    ends_turns: bool | None  # the template closes the assistant's turn with one of them; None: no chat template
     prefilled: str | None  # tag that the generation prompt writes by itself
     keeps_system: bool | None  # the system message is in the text; None: there is none
     doubled_bos: bool
@@ -171,6 +171,29 @@ def tags_in(prompt: Any) -> tuple[str, ...]:
     return tuple(tag for name in names for tag in (f"<{name}>", f"</{name}>"))
 
 
+def ids_that_end(tokenizer: Any) -> list[int]:
+    """The tokens that end a completion: those of the model, where the tokenizer came with one; else the tokenizer's EOS."""
+    found = getattr(tokenizer, "eos_ids", None) or [tokenizer.eos_token_id]
+    return [each for each in found if each in range(len(tokenizer))]  # a config may name others
+
+
+def turn_end(tokenizer: Any, prompt: Any) -> int | None:
+    """With which of the tokens that end a completion the template closes the assistant's turn; None: none, or a plain prompt."""
+    if isinstance(prompt, str):
+        return None
+    _, after = _around_words(tokenizer, prompt)
+    after = after.lstrip()
+    return next((each for each in ids_that_end(tokenizer) if after.startswith(tokenizer.convert_ids_to_tokens(each))), None)
+
+
+def _around_words(tokenizer: Any, prompt: Any) -> tuple[str, str]:
+    # What stands before the words of an assistant that has answered, and after them.
+    probe = "the policy's own words"
+    whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
+    before, _, after = whole.rpartition(probe)
+    return before, after
+
+
 def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None) -> TemplateCard:
     """Render a prompt (chat messages or text) and look at what matters; DataError if the template refuses it.
 
@@ -180,17 +203,16 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
     chat, tags = not isinstance(prompt, str), tags_in(prompt) if tags is None else tags
     text = prompt_text(prompt, tokenizer)
     tokens = _tokens(tokenizer, text, chat)
-    eos, bos, pad = tokenizer.eos_token, tokenizer.bos_token_id, tokenizer.pad_token
+    eos = {each: tokenizer.convert_ids_to_tokens(each) for each in ids_that_end(tokenizer)}
+    bos, pad = tokenizer.bos_token_id, tokenizer.pad_token
     ends_turns = prefilled = keeps_system = thinks = None
     opening = begins = adds = ""
     problems: dict[str, Any] = {}
     if chat:
         # Calls of tools have no words, and pictures are none.
         said = [(one["role"], one["content"]) for one in prompt if isinstance(one.get("content"), str) and one["content"].strip()]
-        probe = "the policy's own words"
-        whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
-        before, _, after = whole.rpartition(probe)
-        ends_turns = bool(eos) and after.lstrip().startswith(eos)
+        before, _ = _around_words(tokenizer, prompt)
+        ends_turns = turn_end(tokenizer, prompt) is not None
         without = render(prompt, tokenizer, add_generation_prompt=False)
         opening = text[len(without) :] if text.startswith(without) else text[-60:]
         begins = before.removeprefix(text) if before.startswith(text) else ""
@@ -223,8 +245,9 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
         f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
         "never pay; use tags that are plain text": lost,
         "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut": not eos,
-        f"the template does not close the assistant's turn with EOS ({eos}): a policy trained on it may end its turn with "
-        "another token, and its completions then run to the limit": eos and ends_turns is False,
+        f"the template closes the assistant's turn with none of the tokens that end a completion ({', '.join(eos.values())}): a "
+        "policy trained on it may end its turn with another token, and its completions then run to the limit": eos
+        and ends_turns is False,
         f"the template writes <{prefilled}> by itself: completions begin after it, so a reward that wants to see "
         f"<{prefilled}> in the completion can never pay": prefilled and not closed,
         f"the template opens and closes <{prefilled}> by itself: completions begin after it, and need no <{prefilled}>, so a "

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Reference:
     policy_logprobs: list[list[float]]  # of the tokens sampled, at temperature 1
     base_logprobs: list[list[float]]
     key: str = ""  # stands for all that it depends on, but how many prompts
+    # For each greedy answer of the policy: (place, token) of the likeliest tokens, several where its precision cannot part them.
+    ties: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
 def suite_of(run: RunDirectory, task: Task | None) -> RewardSuite:
@@ -98,6 +100,7 @@ def measured_reference(
         "chat_template_kwargs": recipe.chat_template_kwargs,
         "rewards": [suite.hash, suite.task.right_rule],
         "max_completion_length": request["max_completion_length"],
+        "eos_ids": run.manifest().get("eos_ids"),
         "versions": {name: found for name, found in versions().items() if name != "commit"},
     }
     kept = run.read_json(FILE) if (run.path / FILE).is_file() else {}
@@ -132,7 +135,7 @@ def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts:
 def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """In the process: load the live policy, and let it write."""
     from workbench.training.policy import load_policy
-    from workbench.training.sampling import logprobs_of, sample
+    from workbench.training.sampling import logprobs_of, sample, ties_of
 
     run, prompts = RunDirectory(Path(request["run"])), request["prompts"]
     policy = load_policy(run.recipe(), adapter=run.adapter)
@@ -153,6 +156,9 @@ def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     for who in ("policy", "base"):
         with policy.generating(base=who == "base") as model:
             found[f"{who}_logprobs"] = logprobs_of(model, list(zip(asked, found["sampled_ids"], strict=True)))
+            if who == "policy":
+                greedy = list(zip(asked, found["policy"]["ids"], strict=True))
+                found["ties"] = ties_of(model, greedy, policy.compute_dtype)
     return found
 
 

@@ -32,7 +32,7 @@ from workbench.run.directory import RunDirectory, environment, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training.background import announce
-from workbench.training.loading import base_differs, base_summed, measured, random_kept
+from workbench.training.loading import base_differs, base_summed, eos_ids, measured, random_kept
 from workbench.training.plan.algorithms import asked_settings
 from workbench.training.plan.in_force import as_json, decides, settings_in_force
 from workbench.training.policy import Policy
@@ -188,6 +188,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
         "task": {**asked, "card": json.loads(card.read_text(encoding="utf-8")) if source and card.is_file() else None},
         "rewards": _rewards(first),
         "processes": processes.count(),
+        "eos_ids": eos_ids(trainer),
         "template": _template(policy),
         "settings": {"asked": asked_settings(recipe), "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [

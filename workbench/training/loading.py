@@ -113,7 +113,7 @@ def base_differs(then: dict[str, Any] | None, now: dict[str, Any]) -> str | None
 
 
 def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, Any] | None = None) -> Any:
-    """A policy's tokenizer alone, to measure prompts; it carries what its template is rendered with, as in the recipe."""
+    """A policy's tokenizer alone; it carries what its template is rendered with, and in `eos_ids` what ends a completion."""
     source = find_model(name)
     with quiet_imports():
         from transformers import AutoTokenizer
@@ -121,6 +121,7 @@ def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, An
     with reading(f"tokenizer of {str(name)!r}"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
+    tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
     return tokenizer
 
 
@@ -154,6 +155,38 @@ def adapter_notes(model: Any, target_modules: Sequence[str]) -> list[str]:
 
 def _no_layer(names: Sequence[str]) -> list[str]:
     return [f"lora.target_modules: no layer of this model is called {' or '.join(names)}; no adapter there"] if names else []
+
+
+def eos_ids(owner: Any) -> list[int]:
+    """Every token that ends a completion in training, as TRL has it: the model's `generation_config` and the tokenizer name them.
+
+    `owner`: a policy, or another pair of `model` and `tokenizer`; or a trainer, which says itself what it trains with.
+    """
+    if (ids := getattr(owner, "eos_token_ids", None)) is not None:
+        return list(ids)
+    tokenizer = owner.processing_class if hasattr(owner, "processing_class") else owner.tokenizer
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of images holds one
+    return with_eos(owner.model.generation_config.eos_token_id, tokenizer)
+
+
+def with_eos(ids: int | Sequence[int] | None, tokenizer: Any) -> list[int]:
+    """EOS tokens as a `generation_config` has them, as a list, with the tokenizer's own, if it is another one, before them."""
+    ids = [ids] if isinstance(ids, int) else list(dict.fromkeys(ids or []))  # transformers' trainer may write one twice
+    own = tokenizer.eos_token_id
+    return ids if own is None or own in ids else [own, *ids]
+
+
+def _eos_of_files(source: str) -> list[int] | None:
+    # What the model's generation_config would say if it were loaded: where there is no such file, its config decides.
+    from transformers.utils import cached_file
+
+    for name in ("generation_config.json", "config.json"):
+        # None, or a damaged one, which says so when the model is loaded.
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+            content = json.loads(Path(str(cached_file(source, name))).read_text(encoding="utf-8"))
+            said = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
+            return [each for each in (said if isinstance(said, list) else [said]) if isinstance(each, int)]
+    return None
 
 
 def with_adapter(model: Any, adapter: str | Path) -> Any:

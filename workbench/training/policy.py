@@ -188,6 +188,7 @@ def load_policy(
             trained_in = [loading.adapter_named(asked.adapter)]
     else:
         model = loading.with_adapter(model, trained)
+    tokenizer.eos_ids = loading.with_eos(model.generation_config.eos_token_id, tokenizer)
     generates = getattr(model, "vllm_engine", None) is not None
     if fast_inference and not generates:
         without = without or "Unsloth loads this model, or on this GPU, without it, and has said why above"

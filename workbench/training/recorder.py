@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -53,11 +53,11 @@ class Recorder:
     """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
 
     Parts are written on a thread of their own while the step goes on, and are there when it ends; another merges those of
-    older steps. `eos_token_id` is what a completion ends with when it was not cut.
+    older steps. `eos_ids`: the tokens with one of which a completion ends when it was not cut.
     """
 
-    def __init__(self, run: RunDirectory, eos_token_id: int | None, watchers: Sequence[Watcher] = ()) -> None:
-        self.run, self.eos_token_id, self.watchers = run, eos_token_id, list(watchers)
+    def __init__(self, run: RunDirectory, eos_ids: Collection[int], watchers: Sequence[Watcher] = ()) -> None:
+        self.run, self.eos_ids, self.watchers = run, eos_ids, list(watchers)
         self.state = RunState.of(run)  # what is in force: every event that is recorded here has been applied to it
         self.stage, self.measures_kl = "1", True
         self.seconds = 0.0  # spent in here, watchers included: the price of watching
@@ -101,7 +101,7 @@ class Recorder:
         """Record one generation batch: every completion of every group."""
         with self.timed("_recorded_s"), self.timed():
             self.finish()
-            scored = scored.as_trained(self.stage, self.eos_token_id)
+            scored = scored.as_trained(self.stage, self.eos_ids)
             if is_main():
                 self.run.lock.check()  # what somebody else owns by now is not written over
                 part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)

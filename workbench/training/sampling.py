@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
-from workbench.training.loading import find_model, load_tokenizer
+from workbench.training.loading import eos_ids, find_model, load_tokenizer
 from workbench.training.policy import Policy, load_policy
 
 TOGETHER = 32  # completions that are read in one forward pass
@@ -53,8 +53,8 @@ def sample(
     >>> len(group), group[0].text  # and .finished: it ended before the limit
     (4, '...')
 
-    Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do. Generated as in training with
-    `generation: auto`, whatever a recipe says of its training.
+    Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do, and it ends at the tokens that
+    end it in training. Generated as in training with `generation: auto`, whatever a recipe says of its training.
 
     Args:
         prompts: chat messages or text.
@@ -70,9 +70,9 @@ def sample(
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
     # What the model's own generation_config asks for besides is not what it is trained under.
     sampling |= {"min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-    tokenizer, eos = policy.tokenizer, policy.tokenizer.eos_token_id
+    tokenizer, ends = policy.tokenizer, eos_ids(policy)
     sampling |= {"num_return_sequences": num_generations, "max_new_tokens": max_completion_length}
-    sampling |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": eos}
+    sampling |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": ends or None}
     found: list[list[Completion]] = []
     cuda = policy.model.device.type == "cuda"
     why_not = UNSLOTH_ON_A_GPU if cuda and policy.backend_name == "unsloth" else None
@@ -87,13 +87,18 @@ def sample(
             inputs = _left_padded(tokenizer, prompts[start : start + per_batch]).to(model.device)
             output, completions = model.generate(**inputs, **sampling), []
             for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
-                if finished := eos in ids:
-                    ids = ids[: ids.index(eos) + 1]
+                ids, finished = until_eos(ids, ends)
                 completions.append(Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished))
             found += [completions[i : i + num_generations] for i in range(0, len(completions), num_generations)]
             if progress is not None:
                 progress(len(found), len(prompts))
     return found
+
+
+def until_eos(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
+    """What is left of a completion's ids up to the first token that ends it, that token included; and whether there is one."""
+    first = next((place for place, token in enumerate(ids) if token in ends), None)
+    return (ids, False) if first is None else (ids[: first + 1], True)
 
 
 def scored_groups(
@@ -123,13 +128,33 @@ def _left_padded(tokenizer: Any, prompts: Sequence[Any]) -> Any:
     return tokenizer(texts, add_special_tokens=isinstance(prompts[0], str), **form)
 
 
-def logprobs_of(model: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float = 1.0) -> list[list[float]]:
-    """For each (ids of a prompt, ids of its completion): the natural log-probability of each token of the completion."""
+Pairs: TypeAlias = Sequence[tuple[Sequence[int], Sequence[int]]]  # (ids of a prompt, ids of its completion)
+
+
+def logprobs_of(model: Any, pairs: Pairs, temperature: float = 1.0) -> list[list[float]]:
+    """For each pair: the natural log-probability of each token of the completion."""
+    shares = ((own, (logits.float() / temperature).log_softmax(-1)) for own, logits in _logits_of(model, pairs))
+    return [found.gather(-1, own[:, None])[:, 0].tolist() for own, found in shares]
+
+
+def ties_of(model: Any, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]]]:
+    """For each pair: (place, token) of every token whose logit is the largest there, within the rounding of `dtype`."""
+    import torch
+
+    found = []
+    for _, logits in _logits_of(model, pairs):
+        rounding = max(torch.finfo(each).eps for each in (getattr(torch, dtype), logits.dtype))
+        top = logits.float().amax(-1, keepdim=True)
+        found.append([(place, token) for place, token in (logits.float() >= top - rounding * top.abs()).nonzero().tolist()])
+    return found
+
+
+def _logits_of(model: Any, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
+    # (ids of the completion [T], logits [T, V] from which each was drawn) of each pair.
     import torch
 
     longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
     together = max(1, min(TOGETHER, int(_LOGITS / (longest * model.config.vocab_size))))
-    found: list[list[float]] = []
     for start in range(0, len(pairs), together):
         some = [[*prompt, *completion] for prompt, completion in pairs[start : start + together]]
         width = max(map(len, some))
@@ -140,9 +165,7 @@ def logprobs_of(model: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
             logits = model(input_ids=ids, attention_mask=mask).logits
         for (prompt, completion), own, row in zip(pairs[start : start + together], ids, logits, strict=True):
             first, last = len(prompt), len(prompt) + len(completion)
-            shares = (row[first - 1 : last - 1].float() / temperature).log_softmax(-1)
-            found.append(shares.gather(-1, own[first:last, None])[:, 0].tolist())
-    return found
+            yield own[first:last], row[first - 1 : last - 1]
 
 
 def preview(

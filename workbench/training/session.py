@@ -32,7 +32,7 @@ from workbench.training.control import RunControl, save_now
 from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
 from workbench.training.held_out import HeldOut
-from workbench.training.loading import random_states
+from workbench.training.loading import eos_ids, random_states
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
 from workbench.training.recorder import Recorder
@@ -90,7 +90,8 @@ class Session:
         self.run, self.trainer, self.stages, self.stage = run, trainer, stages, stages[0]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # a processor of images holds one
         shown_by = [make() for make in unasked] if watchers is None else watchers
-        self.recorder = Recorder(run, tokenizer.eos_token_id, shown_by if processes.is_main() else ())
+        ends = {*eos_ids(trainer), tokenizer.pad_token_id}  # TRL counts a completion whose last token is padding as ended, too
+        self.recorder = Recorder(run, ends, shown_by if processes.is_main() else ())
         self.control = RunControl(run, self.recorder, changes_of)
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
