@@ -4,9 +4,10 @@
 
 Short runs on the embedded policy (6 to 8 steps of 8 completions, saved every two steps unless the configuration says
 otherwise) are killed once, in 30 % of the tries two or three times, and go on each time in a fresh process. What they leave at
-the end (rows of metrics without times, every column of every rollout, the adapter's bytes) is compared with the same run that
-nobody killed; that one is trained twice first, and must equal itself. Every try is a fork of one process that has imported the
-libraries and loaded the policies, so its adapter is new and its random states are others each time.
+the end (rows of metrics without times, every column of every rollout, the adapter's bytes, the result without times, the events
+of its health, which here is looked at after every step) is compared with the same run that nobody killed; that one is trained
+twice first, and must equal itself. Every try is a fork of one process that has imported the libraries and loaded the policies, so
+its adapter is new and its random states are others each time.
 
 When: at any time; at any file operation, also those of the end alone; after scoring; around the optimiser's step; and with a
 Parquet part, weights, or a line cut in the middle. Which of them, and which of how many, follows from --seed.
@@ -82,6 +83,10 @@ FAILURES = OUTCOMES[3:]
 MOMENTS = {"file": 27, "end": 12, "optimizer": 6, "scored": 6, "Parquet cut": 6, "weights cut": 8, "line cut": 5}
 LIMIT_S = 600.0  # for one process of a try; none that works takes so long
 TIMES = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos")
+# Of a result: what the clock says, and how often the session that ended it has generated.
+OF_A_SESSION = (
+    "minutes", "paused_s", "rewards_s", "rewards_s_by_function", "hooks_s", "hooks_share", "drawing_s", "generation",
+)  # fmt: skip
 REASONS = r"no checkpoint to go on from|no run '"
 
 
@@ -162,8 +167,11 @@ def watch() -> None:
     import trl
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+    import workbench.health.diagnosis
     import workbench.run.control_file
     import workbench.run.directory
+
+    workbench.health.diagnosis.BUDGET = 1.0  # else the clock decides after which steps a run's health is looked at
 
     def cut_after(owner: Any, name: str, moment: str) -> None:
         write = getattr(owner, name)
@@ -327,9 +335,11 @@ class Workbench:
 
     def left(self, folder: Path) -> dict[str, Any]:
         from workbench.run.directory import RunDirectory
+        from workbench.run.held_out import standing
         from workbench.run.rollouts import query
 
         run = RunDirectory(folder / "r")
+        told = [event for event in standing(run.events()) if event["event"] in ("health", "reward_error")]
         frame = query(run.rollouts, 'select * from rollouts order by step, "group", generation')
         return {
             "status": run.result()["status"],
@@ -338,6 +348,8 @@ class Workbench:
             "completions": len(frame),
             "adapter": _sum_of(run.final / "adapter_model.safetensors"),
             "inexact": [event["inexact"] for event in run.events() if event.get("inexact")],
+            "result": {name: value for name, value in run.result().items() if name not in OF_A_SESSION},
+            "health": [{name: value for name, value in event.items() if name != "time"} for event in told],
         }
 
 
@@ -470,7 +482,8 @@ def differs(one: dict[str, Any], other: dict[str, Any]) -> str:
         names = [name for name in {**row, **before} if row.get(name, "nothing") != before.get(name, "nothing")]
         said = f"{names[0]} = {row.get(names[0])!r}, not {before.get(names[0])!r}"
         return f"metrics of step {row.get('step')}: {said}" + f" ({len(names)} in all)" * (len(names) > 1)
-    return next((name for name in ("rollouts", "adapter", "status") if one.get(name) != other.get(name)), "")
+    names = ("rollouts", "adapter", "status", "result", "health")
+    return next((name for name in names if one.get(name) != other.get(name)), "")
 
 
 def tried(arm: Any, whole: Whole, rng: random.Random, folder: Path) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ def make(completions: int, a_step: int) -> Any:
         "settings": {"asked": {}, "in_force": {"num_generations": GENERATIONS, "scale_rewards": "group"}},
     }
     run = RunDirectory.create(NAME, Recipe(), manifest)
-    recorder = Recorder(run, eos_token_id=0)
+    recorder = Recorder(run, eos_ids=[0])
     suite.on_batch = recorder.batch
     rows = task.with_ids(rows)
     for step, start in enumerate(range(0, completions, a_step)):

@@ -31,7 +31,7 @@ def record(
         },
     }
     run = RunDirectory.create(name, Recipe(reward_weights=weights or {}), manifest)
-    recorder = Recorder(run, eos_token_id=0)
+    recorder = Recorder(run, eos_ids=[0])
     suite.on_batch = recorder.batch
     for step, batch in enumerate(batches):
         rows = [row for row, texts in batch for _ in texts]

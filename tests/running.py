@@ -73,7 +73,7 @@ class Running:
         }  # fmt: skip
         self.run = RunDirectory.create(name, Recipe(run_name=name, grpo={"max_steps": steps}), manifest)
         self.run.log_event("started", 0)
-        self.recorder = Recorder(self.run, eos_token_id=0)
+        self.recorder = Recorder(self.run, eos_ids=[0])
         self.mailbox = ControlReader(self.run)
         self.suite.on_batch = self.recorder.batch
         self.beta, self.done, self.paused, self.stopped = beta, 0, False, False

@@ -31,7 +31,7 @@ def template_card():
     from workbench.data.template import TemplateCard, Token
 
     tokens = [Token(1, "<s>", True), Token(2, EVIL, False)]
-    return TemplateCard(EVIL, tokens, True, {"<b>": True}, "</s>", "<pad>", True, None, True, False, [EVIL])
+    return TemplateCard(EVIL, tokens, True, {"<b>": True}, {2: EVIL}, "<pad>", True, None, True, False, [EVIL])
 
 
 def lengths():

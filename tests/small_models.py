@@ -39,6 +39,25 @@ def make_base(
     return folder
 
 
+OF_A_MIXTURE = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def make_mixture(folder: Path, kind: str) -> Path:
+    """A mixture of 4 experts: 2 layers, 64 wide, 4 heads of 16 (2 for keys), random bfloat16, the embedded tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 640, "head_dim": 16}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, **OF_A_MIXTURE[kind]}
+    config = AutoConfig.for_model(kind, **sizes, bos_token_id=1, eos_token_id=2, pad_token_id=3)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    for name in WORDS[:3]:
+        shutil.copyfile(MODEL_DIR / name, folder / name)
+    return folder
+
+
 def load(folder: Path, dtype: str = "float32") -> Any:
     """The model in a folder."""
     from transformers import AutoModelForCausalLM
@@ -96,3 +115,38 @@ def make_run(base: Path, adapter: Path, name: str = "r", **policy: Any) -> RunDi
 def artefact(folder: Path, run: RunDirectory, format: str = "merged_16bit", into: str = "base") -> Artefact:
     """A folder as an artefact of a run."""
     return Artefact(folder, format, run.manifest()["policy"]["source"], into, run)
+
+
+def make_vision(folder: Path, seed: int = 0) -> Path:
+    """A random Qwen2.5-VL of 2 + 2 layers, 32 wide, with its processor: TRL's template, the embedded tokenizer and its marks."""
+    import trl
+    from transformers import (
+        AutoTokenizer,
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    template = (Path(trl.__file__).parent / "chat_templates" / "qwen2_5_vl.jinja").read_text(encoding="utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    start, end, image, video, *_ = tokenizer.convert_tokens_to_ids(marks)
+    parts = {"tokenizer": tokenizer, "video_processor": Qwen2VLVideoProcessor(patch_size=4), "chat_template": template}
+    small = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 64, "max_pixels": 1024}
+    processor = Qwen2_5_VLProcessor(image_processor=Qwen2VLImageProcessor(**small), **parts)
+    sizes = {"hidden_size": 32, "intermediate_size": 64}
+    text = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(tokenizer), **sizes}
+    text |= {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}}
+    text |= {"max_position_embeddings": 512, "tie_word_embeddings": False}
+    text |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    vision = {"depth": 2, "num_heads": 4, "out_hidden_size": 32, "patch_size": 4, "window_size": 16, **sizes}
+    ids = {"vision_start_token_id": start, "vision_end_token_id": end, "image_token_id": image, "video_token_id": video}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config={**vision, "fullatt_block_indexes": [1]}, **ids)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder

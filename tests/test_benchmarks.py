@@ -168,7 +168,7 @@ def test_what_became_of_a_killed_run_is_judged(tmp_path):
     assert kills.differs(left, json.loads(json.dumps(left))) == ""
     assert kills.differs({**left, "metrics": [{"step": 1, "loss": 0.25}]}, left) == "metrics of step 1: loss = 0.25, not 0.5"
     assert kills.differs({**left, "metrics": []}, left) == "steps in metrics: [], not [1]"
-    for name in ("status", "rollouts", "adapter"):
+    for name in ("status", "rollouts", "adapter", "result", "health"):
         assert kills.differs({**left, name: "another"}, left) == name
     assert "not readable" in kills.differs({"not readable": "torn"}, left)
 

@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 
-from workbench.cli import _json, lab
+from workbench.cli import GROUPS, _json, app, lab
 from workbench.data import reasons
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe
@@ -73,6 +74,17 @@ def test_every_command_explains_itself(command):
     result = workbench(command, "--help")
     assert result.returncode == 0
     assert len(result.stdout.splitlines()) > 8
+
+
+def test_the_groups_of_the_help_hold_each_command_once():
+    named = [name for names in GROUPS.values() for name in names]
+    assert sorted(named) == sorted(typer.main.get_command(app).commands)
+
+
+def test_the_help_cuts_no_sentence():
+    text = workbench("--help").stdout
+    assert "..." not in text.partition("Begin:")[2]
+    assert all(f"{title}:" in text for title in GROUPS)
 
 
 def test_an_error_is_three_lines_and_exit_code_2(tmp_path):

@@ -40,7 +40,7 @@ def imports_of(code: str) -> list[str]:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_import_the_face_alone(notebook):
-    cells = [re.sub(r"^%%writefile .*\n", "", code) for code in code_of(notebook)]
+    cells = [re.sub(r"^%%write_unless_edited .*\n", "", code) for code in code_of(notebook)]
     python = [code for code in cells if not code.startswith(("{", "%%"))]
     assert {name for code in python for name in imports_of(code)} == {"workbench as wb"}
     used = {
@@ -59,9 +59,18 @@ def test_python_in_the_readme_imports_the_face_alone():
 
 def test_the_face_is_small_and_complete():
     assert 25 <= len(wb.FACE) <= 42
-    assert set(wb.FACE) == set(wb.__all__) <= set(dir(wb))
+    assert set(wb.FACE) == set(wb.__all__) == set(dir(wb))
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = wb.no_such_name
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("compare_runs", "wb.inspection.compare_runs"), ("same_answer", "wb.rewards.same_answer"), ("evaluat", "wb.evaluate")],
+)
+def test_a_name_that_lives_elsewhere_is_named(name, meant):
+    with pytest.raises(AttributeError, match=re.escape(meant)):
+        getattr(wb, name)
 
 
 @pytest.mark.parametrize("name", [name for name in wb.FACE if name not in ("rewards", "inspection")])

@@ -190,11 +190,45 @@ def test_a_watched_run_draws_its_own_bar_and_obeys_nothing_else(hostile, home):
     assert obeyed(shown, bar=True) == []
 
 
-def test_a_bars_texts_are_no_markup(monkeypatch):
-    class Screen(io.StringIO):
-        def isatty(self):
-            return True
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
 
+
+NUMBERS = {"reward": 1.5, "group_reward_std": 0.5, "kl": 0.25, "groups/dead": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown", "cut"),
+    [("200", ("std 0.50", "kl 0.2500", "\u2501"), ()), ("80", ("reward 1.50", "dead 10%", "0:00:00"), ("std", "\u2501"))],
+)
+def test_a_narrow_terminal_loses_the_bar_before_the_numbers(monkeypatch, columns, shown, cut):
+    monkeypatch.setattr(sys, "stdout", Screen())
+    monkeypatch.setattr(sys, "stderr", Screen())
+    monkeypatch.setenv("COLUMNS", columns)
+    terminal = TerminalProgress()
+    terminal.begin(SimpleNamespace(name="arithmetic"), 100, {})
+    with terminal.bar:
+        terminal.update(10, NUMBERS)
+    text = sys.stderr.getvalue()
+    assert "10/100" in text
+    assert all(word in text for word in shown)
+    assert not any(word in text for word in ("…", *cut))
+
+
+def test_a_file_gets_no_bar(monkeypatch, capsys):
+    terminal = TerminalProgress()
+    terminal.begin(SimpleNamespace(name="run"), 20, {})
+    for step in range(1, 21):
+        terminal.update(step, NUMBERS)
+    terminal.end("finished after 20 steps")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(":")[0] for line in err.splitlines()] == ["step 10", "step 20"]
+    assert terminal.ended == "finished after 20 steps"
+
+
+def test_a_bars_texts_are_no_markup(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Screen())
     monkeypatch.setattr(sys, "stderr", Screen())
     monkeypatch.setenv("COLUMNS", "400")

@@ -74,7 +74,7 @@ __all__ = [*FACE]
 
 def __getattr__(name: str) -> object:
     if name not in FACE:
-        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}{_meant(name)}")
     module = importlib.import_module(f"workbench.{FACE[name] or name}")
     value = getattr(module, name) if FACE[name] else module
     globals()[name] = value
@@ -82,8 +82,19 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def _meant(name: str) -> str:
+    # Python asks for every submodule here, too, before it imports it: nothing but two small tables is looked into.
+    for part in ("inspection", "rewards"):
+        if name in importlib.import_module(f"workbench.{part}").__all__:
+            return f"; it is wb.{part}.{name}"
+    import difflib
+
+    near = difflib.get_close_matches(name, FACE, n=1)
+    return f"; did you mean wb.{near[0]}?" if near else ""
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *FACE})
+    return sorted(FACE)
 
 
 def _show_results() -> None:

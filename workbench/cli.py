@@ -18,12 +18,34 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+import typer.core
 
 from workbench import __version__
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.printable import guard_output
 
+# The commands as `workbench --help` lists them.
+GROUPS = {
+    "Begin": ["demo", "lab", "lesson", "explain", "doctor"],
+    "Before training": ["check", "probe", "plan"],
+    "Training": ["train", "continue", "watch", "control", "notebook"],
+    "After training": ["eval", "replay", "report"],
+    "Leave with the model": ["export", "prove", "verify", "ask"],
+}
+
+
+class Grouped(typer.core.TyperGroup):
+    """The commands in groups, each with the whole first sentence of its help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, names in GROUPS.items():
+            rows = [(name, re.split(r"(?<=[.?!])\s", self.commands[name].help or "", maxsplit=1)[0]) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(name, " ".join(text.split())) for name, text in rows])
+
+
 app = typer.Typer(
+    cls=Grouped,
     name="workbench",
     no_args_is_help=True,
     add_completion=False,
@@ -206,7 +228,8 @@ def train(
     asked = overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
     asked.run_name = run_name or asked.run_name
     again = open_run(changes_of, runs) if changes_of else None
-    return _trained(train(asked, watchers=[TerminalProgress()], runs=runs, changes_of=again))
+    terminal = TerminalProgress()
+    return _trained(lambda: train(asked, watchers=[terminal], runs=runs, changes_of=again), terminal)
 
 
 @command("continue")
@@ -229,15 +252,21 @@ def continue_(
 
     opened = _opened(run, "begun" if take_over else "resting")
     how = {"steps": steps, "checkpoint": checkpoint, "accept_changes": accept_changes, "take_over": take_over}
-    return _trained(continue_run(opened, watchers=[TerminalProgress()], **how))
+    terminal = TerminalProgress()
+    return _trained(lambda: continue_run(opened, watchers=[terminal], **how), terminal)
 
 
-def _trained(run: Any) -> Result:
+def _trained(training: Callable[[], Any], terminal: Any) -> Result:
     from workbench.workspace import shown
 
-    found = {"run": str(run.path), "adapter": str(run.adapter), **run.result()}
+    try:
+        run = training()
+    except BaseException:
+        print(terminal.ended, end="\n" if terminal.ended else "", file=sys.stderr)
+        raise
+    found = {"run": str(run.path), "adapter": str(run.adapter), "ended": terminal.ended, **run.result()}
     text = f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: notebook 04 on {shown(run.path)}"
-    return Result(found, text)
+    return Result(found, "\n".join(filter(None, [terminal.ended, text])))
 
 
 @app.command()
@@ -338,7 +367,7 @@ def probe(
 ) -> Result:
     """Can these rewards pay, and what do reward hacks earn? Seconds on a CPU, before any training.
 
-    From the task's own prompts it makes the completion that an honest policy would write, the reference, and some twenty
+    From the task's own prompts it makes the completion that an honest policy would write, the reference, and more than twenty
     that a policy would love to get away with (empty tags, several answers, padding, refusal, cut before the closing tag,
     ...), and scores them all. It names the function that cannot pay, with the line that nothing reaches, and the reward hack
     that earns as much as the reference completion. Regression cases (completion -> expected scores) are checked too.
@@ -433,6 +462,9 @@ def eval_(
 def report(
     run: Annotated[str, arg("A run, by name or path.")] = "latest",
     markdown: Annotated[bool, opt("Text without pictures, report.md, for a pull request or an issue.", "--markdown")] = False,
+    answer_column: Annotated[
+        str | None, opt("The dataset column with the right answer, where its name does not tell.", "--answer-column")
+    ] = None,
     eval_logs: Annotated[
         bool, opt("What `workbench eval` measured, as logs for inspect_ai's viewer, instead.", "--eval-logs")
     ] = False,
@@ -456,7 +488,7 @@ def report(
         return Result(
             {"eval_logs": [str(file) for file in files]}, f"{written}\nlook: inspect view --log-dir {shown(files[0].parent)}"
         )
-    file = write_report(_opened(run, "recorded"), out, markdown=markdown)
+    file = write_report(_opened(run, "recorded"), out, markdown=markdown, answer_column=answer_column)
     return Result({"report": str(file)}, f"written: {shown(file)}")
 
 
@@ -712,6 +744,8 @@ def _json(found: Any) -> str:
 
 def main() -> None:
     """Entry point: an error of the workbench's own is three lines and exit code 2, not a traceback."""
+    if not sys.stderr.isatty():  # libraries' bars would fill a file; read when tqdm is imported
+        os.environ.setdefault("TQDM_DISABLE", "1")
     guard_output()
     try:
         app()
@@ -722,7 +756,8 @@ def main() -> None:
         error = met if isinstance(met, WorkbenchError) else disk_error(met)
         if error is None:
             raise
-        print(f"process {rank()}: " * (rank() > 0) + f"{type(error).__name__}: {_flags(str(error))}", file=sys.stderr)
+        lines = [f"{type(error).__name__}: {_flags(str(error))}", *getattr(met, "__notes__", ())]
+        print(f"process {rank()}: " * (rank() > 0) + "\n".join(lines), file=sys.stderr)
         sys.exit(2)
 
 

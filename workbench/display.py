@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from workbench.training import watchers
+from workbench.workspace import write_unless_edited
 
 # Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its `str()` is its text.
 VIEWS: dict[str, str] = {
@@ -57,6 +58,13 @@ def register(shell: Any = None) -> bool:
         rich = view._repr_mimebundle_() if hasattr(view, "_repr_mimebundle_") else {"text/html": view._repr_html_()}
         return {"text/plain": str(view), **rich}  # for readers who see neither HTML nor images
 
+    if hasattr(shell, "register_magic_function"):
+
+        def write(line: str, cell: str) -> None:
+            """Write the cell to a file, as %%writefile does, unless the file was edited or no cell wrote it."""
+            print(write_unless_edited(line.strip(), cell))
+
+        shell.register_magic_function(write, "cell", "write_unless_edited")
     for result in VIEWS:
         display.mimebundle_formatter.for_type_by_name(*result.rsplit(".", 1), shown)
     if hasattr(shell, "kernel"):  # a run that trains in a notebook's cell is drawn there

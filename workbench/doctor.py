@@ -11,6 +11,11 @@ from typing import Any
 
 from workbench.run.directory import versions
 
+_HARMLESS = (
+    "Harmless, where TRL is imported before the workbench: red lines of torch/utils/_pytree.py on Enum subclasses, and that\n"
+    "gemm_4bit_forward could not be loaded from kernels-community, an optional package."
+)
+
 Found = tuple[bool, str, str]  # whether it works, what was found, and what to do if it does not
 
 
@@ -36,7 +41,7 @@ def tables(found: dict[str, Any]) -> str:
 
     versions = Table(["library", "version"], [[key, value or "not installed"] for key, value in found["versions"].items()])
     rows = [[each["name"], "yes" if each["works"] else "no", each["detail"], each["remedy"]] for each in found["findings"]]
-    return f"{versions}\n\n{Table(['', 'works', 'found', 'what to do'], rows)}"
+    return f"{versions}\n\n{Table(['', 'works', 'found', 'what to do'], rows)}\n\n{_HARMLESS}"
 
 
 def _policy() -> Found:

@@ -32,7 +32,7 @@ class WorkbenchError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints instead of a traceback: the message, and the user's own failing lines if there are any."""
-        lines = [f"{type(self).__name__}: {self}"]
+        lines = [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
         if self.__cause__ is not None and not isinstance(self.__cause__, WorkbenchError):
             own = traceback.format_exception(self.__cause__)[-6:]
             lines += ["", "caused by:", *(printable(line.rstrip()) for line in own)]

@@ -88,7 +88,7 @@ def in_main(call: Callable[[], Any]) -> Any:
 
 def as_seen(run: RunDirectory) -> RunDirectory:
     """The run, as this process has it: what the others would write, the main one writes."""
-    for name in ("log_event", "log_metrics", "update_manifest", "reopen", "release", "discard"):
+    for name in ("log_event", "log_metrics", "update_manifest", "reopen", "release", "discard", "went_on", "put_back", "mend"):
         if not is_main():
             setattr(run, name, lambda *_, **__: None)
     return run

@@ -51,6 +51,7 @@ class PolicyPart(_Part):
     """Which model to load, and how."""
 
     name: str = "tiny"  # or a hub name, or a local folder
+    adapter: str | None = None  # folder of a trained LoRA adapter of this model to go on from; None: a new one
     backend: Literal["unsloth", "transformers"] = "unsloth"  # transformers: plain transformers + PEFT, without Unsloth
     load_in_4bit: bool = True
     max_seq_length: int = Field(256, ge=16)  # tokens of prompt + completion
@@ -83,13 +84,13 @@ class AdaptivePart(_Part):
 
     below: float = Field(0.3, ge=0, le=1)  # success below this: the weight grows
     above: float = Field(0.8, ge=0, le=1)  # success above this: the weight shrinks
-    up: float = Field(1.2, gt=1)
+    up: float = Field(1.2, gt=1, le=1000)
     down: float = Field(0.9, gt=0, lt=1)
     # Bounds, as factors of the weight that the stage began with.
     least: float = Field(0.25, gt=0, le=1)
-    most: float = Field(4.0, ge=1)
+    most: float = Field(4.0, ge=1, le=1000)
     every: int = Field(5, ge=1)  # steps over which success is taken, and between two changes
-    best_score: float | None = Field(None, gt=0)  # the function's maximum; None: what it says, or the most seen
+    best_score: float | None = Field(None, gt=0, allow_inf_nan=False)  # None: what the function states, or the most seen
 
 
 class RescuePart(_Part):
@@ -248,6 +249,8 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     rule, remedy = first["msg"], f"correct {where}"
     if first["type"] == "model_type" and not first["loc"]:
         rule, remedy = "a recipe is a Recipe, or a mapping of field to value", "wb.Recipe(...), or wb.Recipe.load(file)"
+    if first["type"] in ("greater_than_equal", "greater_than") and first["input"] == 0 and where in Recipe.model_fields:
+        remedy = f"leave {where} out, which turns it off" if Recipe.model_fields[where].default is None else remedy
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         remedy = nearest(first["input"], re.findall(r"'([^']+)'", first["msg"]), remedy)
     if first["type"] == "extra_forbidden":

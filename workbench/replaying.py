@@ -177,7 +177,7 @@ def replay(
                 _check_columns(suite, rows[0])
             # What was recorded of the tokens is their number.
             scores = suite.score(rows, batch.completions, [[0] * length for length in batch.lengths])
-            right = scores[:, suite.names.index(task.right_function)] > 0
+            right = task.is_right(scores[:, suite.names.index(task.right_function)])
             grouped, kind = (batch.num_generations, batch.scale_rewards), batch.aggregation
             old = batch_of(batch.names, batch.weights, batch.scores, batch.completions, batch.right, *grouped, kind)
             new = batch_of(suite.names, suite.weights, scores, batch.completions, right, *grouped, aggregation or kind)

@@ -11,26 +11,31 @@ from typing import Any
 
 from workbench import inspection
 from workbench.display import view_of
-from workbench.errors import WorkbenchError
+from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.about import clean
 from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation, gain_in_words
 from workbench.inspection.listing import Listing
-from workbench.inspection.reading import RecordedGroup, by_step, explain_group
+from workbench.inspection.reading import RecordedGroup, answer_of, by_step, explain_group
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
+from workbench.run.rollouts import batch_and_place
+from workbench.views.figure import image_tag
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import encodable, replace_file
 
 # Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the escaping.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em} details{margin:1em 0}
-summary{font-weight:bold;cursor:pointer} td,th{border-bottom:1px solid #ddd}"""
+_STYLE = """:root{color-scheme:light dark} body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}
+details{margin:1em 0} summary{font-weight:bold;cursor:pointer} td,th{border-bottom:1px solid #8884}
+pre{overflow-wrap:anywhere} @media(prefers-color-scheme:dark){img.chart{filter:invert(.93) hue-rotate(180deg)}}"""
 _EXAMPLES = 3  # prompts fixed, and as many broken
 
 
-def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool = False) -> Path:
+def write_report(
+    run: RunDirectory, file: Path | None = None, *, markdown: bool = False, answer_column: str | None = None
+) -> Path:
     """Write what a run did, and whether it is better, as one self-contained page; returns the file.
 
     It begins with the answer: the gain with its interval, taught or sharpened, health, prompts fixed and broken. Then come
@@ -39,12 +44,13 @@ def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool 
     Args:
         file: None: `report.html` (or `report.md`) in the run's folder.
         markdown: the same as text, without pictures.
+        answer_column: as for `failures`; where it is None and no column's name says it, the page goes without causes.
 
     Raises:
-        RunError: if the run recorded nothing.
+        RunError: if the run recorded nothing, or has no such column.
     """
     file = file or run.path / f"report.{'md' if markdown else 'html'}"
-    sections, title = list(_sections(run)), run.name
+    sections, title = list(_sections(run, answer_column)), run.name
     if (evaluation := next((view for _, view in sections if isinstance(view, Evaluation)), None)) is not None:
         title += f": {gain_in_words(evaluation.found)}"
     if markdown:
@@ -64,13 +70,14 @@ def write_report(run: RunDirectory, file: Path | None = None, *, markdown: bool 
     return file
 
 
-def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
+def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[str, Any]]:
     evaluation: Evaluation | None = None
     with contextlib.suppress(WorkbenchError):
         evaluation = inspection.read_evaluation(run)
     verdicts, steps, manifest = examine_run(run, last=200), by_step(run), run.manifest()
     in_training = [told(found)] if (found := run.result().get("held_out")) else []
-    column = (manifest.get("task") or {}).get("answer_column") or "answer"
+    there = evaluation.rows[0] if evaluation is not None and evaluation.rows else batch_and_place(run)[0].columns
+    column = answer_column or answer_of(there, manifest)
     hacks = inspection.hacking(run, evaluation)
     if evaluation is None:
         remedy = f"`workbench eval {run.name}` measures what it gained"
@@ -93,10 +100,15 @@ def _sections(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     if warmed := manifest.get("warm_start"):
         yield "Warm start", Table(["", "found"], [[name, Verbatim(value)] for name, value in warmed.items()])
     yield "Step by step", steps
-    yield "Why completions fail", inspection.failures(evaluation or run, column)
+    try:
+        yield "Why completions fail", inspection.failures(evaluation or run, column)
+    except RunError as error:
+        if answer_column:
+            raise
+        yield "Why completions fail", f"{error.value}: `workbench report {run.name} --answer-column NAME` says which it is"
     yield "Reward hacking", hacks
     yield "Prompts that never had a mixed group", inspection.never_mixed(run)
-    yield "A group of the last step", explain_group(run, answer_column=column)
+    yield "A group of the last step", explain_group(run, answer_column=answer_column)
     # The page may be handed on: what a card leaves out, it leaves out.
     settings = clean(manifest.get("settings") or {})
     asked, in_force = settings.get("asked") or {}, settings.get("in_force") or {}
@@ -113,7 +125,7 @@ def _html(result: Any) -> str:
     if hasattr(view, "_repr_html_"):
         return view._repr_html_()
     image = view._repr_mimebundle_()
-    return f"<img src='data:image/png;base64,{image['image/png']}' alt='{html.escape(str(view))}' style='max-width:100%'>"
+    return image_tag(image["image/png"], str(view))
 
 
 def _text(result: Any) -> str:

@@ -12,15 +12,19 @@ import importlib
 import importlib.util
 import json
 import linecache
+import math
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import TaskError, fault_line, nearest
 from workbench.workspace import find, looked_in, shown
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Row = dict[str, Any]
 
@@ -59,7 +63,8 @@ class Task:
         reward_weights: one per function, in their order; None means 1.0 each.
         held_out: prompts that are never trained on; notebook 04 measures on them.
         answer_column: the column that holds the right answer.
-        right_by: name of the reward function that says whether a completion is right (a score above 0); None: the first.
+        right_by: name of the reward function that says whether a completion is right (a score above 0), or `(name, threshold)`
+            where it gives partial credit (a score of at least the threshold); None: nobody says, and the first is taken.
         format_by: name of the one that says whether it keeps the strict format (a score above 0); None: not measured.
         ideal: row -> the reference completion, where it cannot be read off the prompt (`workbench probe`).
         probes: your own reward hacks, name -> text or a function of the row, beside those that are made from the prompt.
@@ -75,7 +80,7 @@ class Task:
     reward_weights: Sequence[float] | None = None
     held_out: Sequence[Row] = ()
     answer_column: str = "answer"
-    right_by: str | None = None
+    right_by: str | tuple[str, float] | None = None
     format_by: str | None = None
     ideal: Callable[[Row], str] | None = None
     probes: Mapping[str, str | Callable[[Row], str]] = field(default_factory=dict)
@@ -98,9 +103,18 @@ class Task:
         if weights is not None and len(weights) != len(names):
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
             yield value, "one weight per function", f"give {len(names)} weights, in the order {choices}"
-        for which in ("right_by", "format_by"):
-            if (named := getattr(self, which)) not in (None, *names):
-                yield f"{which} = {named!r}", f"{which} names one of the task's reward functions", f"choose from {choices}"
+        match self.right_by:
+            case None | str():
+                pass
+            case (str(), int() | float() as least) if math.isfinite(least):
+                pass
+            case _:
+                rule = "right_by is a function's name, or a tuple of it and the least score that counts as right"
+                yield f"right_by = {self.right_by!r}", rule, f"right_by=({names[0]!r}, 1.0)"
+        for which, name in (("right_by", self.right_by and self.right_function), ("format_by", self.format_by)):
+            if name not in (None, *names):
+                value, rule = f"{which} = {getattr(self, which)!r}", f"{which} names one of the task's reward functions"
+                yield value, rule, f"choose from {choices}"
         for split in ("rows", "held_out"):
             for number, row in enumerate(getattr(self, split)):
                 if "prompt" not in row:
@@ -123,12 +137,40 @@ class Task:
 
     @property
     def right_function(self) -> str:
-        """Name of the function whose score above 0 means that the completion is right."""
-        return self.right_by or self.function_names[0]
+        """Name of the function that says whether a completion is right."""
+        named = self.right_by or self.function_names[0]
+        return named if isinstance(named, str) else named[0]
+
+    @property
+    def right_at(self) -> float | None:
+        """The least of its scores that is right; None: any above 0."""
+        return None if isinstance(self.right_by, str) or not self.right_by else self.right_by[1]
+
+    @property
+    def right_words(self) -> str:
+        """Both in words: "correctness_reward > 0", "score >= 1"."""
+        return f"{self.right_function} {'> 0' if self.right_at is None else f'>= {self.right_at:g}'}"
+
+    @property
+    def right_rule(self) -> str:
+        """What measurements are filed under: the function's name alone, or with its threshold."""
+        return self.right_function if self.right_at is None else self.right_words
+
+    def is_right(self, scores: Any) -> np.ndarray:
+        """Which completions are right, by their scores of `right_function`, bool; NaN (no score) is not."""
+        return right_of(scores, self.right_at)
 
     def with_ids(self, rows: Sequence[Row]) -> list[Row]:
         """`rows`, each with a `prompt_id`: a stable short hash of its prompt, where it has none of its own."""
         return [{**row, "prompt_id": str(row.get("prompt_id") or prompt_key(row["prompt"])[:12])} for row in rows]
+
+
+def right_of(scores: Any, least: float | None = None) -> np.ndarray:
+    """Which scores are right: above 0, or at least `least`; NaN is not."""
+    import numpy as np
+
+    scores = np.asarray(scores, dtype=float)
+    return scores > 0 if least is None else scores >= least
 
 
 def prompt_key(prompt: Any) -> str:

@@ -207,6 +207,26 @@ def replace_folder(path: Path) -> Iterator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
 
 
+def write_unless_edited(file: str, text: str) -> str:
+    """Write a notebook cell's text to its file, unless the file is somebody's work; what was done, in a sentence.
+
+    It is written where there is no file, or one that is still what was written here last, by the SHA-256 in a hidden file
+    beside it. A relative path starts from the workspace; no path: nothing is written.
+    """
+    if not file:
+        return "nothing written"
+    path, mine = resolve(file), hashlib.sha256(text.encode()).hexdigest()
+    note = path.with_name(f".{path.name}.written")
+    there, last = sum_of(path) if path.is_file() else None, note.read_text(encoding="utf-8") if note.is_file() else None
+    if there not in (None, mine, last):
+        how = "was edited since this cell wrote it" if last else "was not written by this cell"
+        return f"{shown(path)} {how}: it stays, and the cells below use it. To write this cell instead, rename or delete it."
+    for target, content in ((path, text), (note, mine)):
+        with replace_file(target) as beside:
+            beside.write_text(content, encoding="utf-8", newline="")
+    return f"{shown(path)}: {'as in this cell' if there == mine else 'written'}"
+
+
 _NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)  # some mounts cannot, of folders above all
 
 
@@ -221,10 +241,14 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{4,}")
+
+
 def to_json(value: Any) -> Any:
     """`value` as JSON can hold it: records and tuples by their fields, numpy's numbers and arrays, paths as text.
 
-    NaN becomes None, an infinity "inf" or "-inf", a lone surrogate its escape, and whatever else JSON has no form for its text.
+    NaN becomes None, an infinity "inf" or "-inf", a lone surrogate its escape, a picture "[image 640x480]" and bytes "<bytes>".
+    Whatever else JSON has no form for is its text, or where that is an address in memory its type, "<Environment>".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -238,7 +262,13 @@ def to_json(value: Any) -> Any:
         return to_json(value.tolist())
     if isinstance(value, float):
         return None if math.isnan(value) else value if math.isfinite(value) else str(value)
-    return value if value is None or isinstance(value, (bool, int)) else encodable(str(value))
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if hasattr(value, "getbands"):  # of PIL
+        return "[image {}x{}]".format(*value.size)
+    text = encodable(str(value))
+    opaque = not isinstance(value, str) and _ADDRESS.search(text)
+    return f"<{type(value).__name__}>" if isinstance(value, (bytes, bytearray)) or opaque else text
 
 
 def encodable(text: str) -> str:
@@ -289,7 +319,7 @@ def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, An
             if being_written and not line.endswith(b"\n"):
                 return  # to read on would find the rest of this line and take it for another
             content = None
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 content = json.loads(line)
             if isinstance(content, dict):
                 yield content
@@ -326,6 +356,6 @@ class Tail:
         """The objects since the last call; a line that holds none is left out."""
         found = []
         for line in self.lines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 found.append(json.loads(line))
         return [entry for entry in found if isinstance(entry, dict)]

@@ -28,6 +28,8 @@ ROWS = [{"prompt": "x", "answer": "1"}]
         ({"reward_funcs": [a_reward, a_reward]}, "two reward functions are called 'a_reward'"),
         ({"reward_weights": [1.0, 2.0]}, "2 reward_weights for 1 reward functions"),
         ({"right_by": "c_reward"}, "right_by = 'c_reward'"),
+        ({"right_by": ("c_reward", 1.0)}, "right_by = \\('c_reward', 1.0\\)"),
+        *[({"right_by": odd}, "right_by = ") for odd in (("a_reward",), ("a_reward", float("nan")), ("a_reward", "1"), 1.0)],
         ({"format_by": "c_reward"}, "format_by = 'c_reward'"),
         ({"rows": [{"query": "x"}]}, "has the columns query"),
         ({"rows": [{"prompt": "x"}, {"query": "x"}]}, "rows\\[1\\] has the columns query"),
@@ -37,6 +39,22 @@ ROWS = [{"prompt": "x", "answer": "1"}]
 def test_parts_that_do_not_fit_are_named(parts, said):
     with pytest.raises(TaskError, match=said):
         Task(**{"name": "t", "rows": ROWS, "reward_funcs": [a_reward], **parts})
+
+
+@pytest.mark.parametrize(
+    ("right_by", "words", "right"),
+    [
+        (None, "a_reward > 0", [True, True, False, False, False]),
+        ("b_reward", "b_reward > 0", [True, True, False, False, False]),
+        (("b_reward", 0.5), "b_reward >= 0.5", [True, False, False, False, False]),
+        (("b_reward", -1), "b_reward >= -1", [True, True, True, True, False]),
+    ],
+)
+def test_what_is_right_is_above_0_or_at_least_the_threshold(right_by, words, right):
+    task = Task("t", ROWS, [a_reward, b_reward], right_by=right_by)
+    assert task.right_words == words
+    assert task.right_rule == words.removesuffix(" > 0")
+    assert task.is_right([0.5, 0.49, 0.0, -1.0, float("nan")]).tolist() == right
 
 
 def test_defaults():

@@ -226,6 +226,48 @@ def test_worse_is_what_chance_does_not_do():
     assert causes(spoiled(found, 10), reference) == ["worse"]  # 1 in 1,024, one-sided
 
 
+def alike(share=1.0):
+    """What the policy answers, and what an artefact does that is wrong where it is right: one pair of answers, in `share`."""
+    reference, found = drawn()
+    same = [number < share * PROMPTS for number in range(PROMPTS)]
+    ids = [[7, 5, 2] if each else own for each, own in zip(same, reference.policy.ids, strict=True)]
+    policy = replace(reference.policy, ids=ids, right=[True] * PROMPTS, reward=[2.0] * PROMPTS)
+    theirs = [[7, 4, 4] if each else own for each, own in zip(same, ids, strict=True)]
+    return replace(reference, policy=policy), found | {"ids": theirs, "texts": ["wrong" if each else "right" for each in same]}
+
+
+@pytest.mark.parametrize("format", ["adapter", "merged_16bit", "gguf_q4_k_m"])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_same_two_answers_again_and_again_are_one_witness(format, share):
+    reference, found = alike(share)
+    checks, measured = check_behaviour(artefact(format), found, reference, SUITE)
+    assert (checks[3].mark, causes(found, reference, format=format)) == ("cannot be told", [])
+    assert f"{share * PROMPTS:.0f} prompts fell" in checks[3].found
+    assert "1 witnesses" in checks[3].found
+    assert (measured["pass@1"]["fell"], measured["pass@1"]["chance"]) == (1, 0.5)
+    assert measured["pass@1"]["difference"] == pytest.approx(-share)
+    assert measured["pass@1"]["high"] > 0
+    # Where the answers are different ones, it is no chance.
+    apart = found | {"ids": [[7, 4, number] for number in range(PROMPTS)]}
+    assert causes(apart, reference, format=format) == ["worse"]
+
+
+def test_what_parts_at_a_tie_of_the_policys_precision_is_no_difference():
+    reference, found = alike()
+    apart = found | {"ids": [[7, 4, number] for number in range(PROMPTS)]}
+    tie = [(0, 7), (1, 5), (1, 4), (2, 2)]
+    close = replace(reference, ties=[tie] * PROMPTS)
+    checks, measured = check_behaviour(artefact(), apart, close, SUITE)
+    assert checks[3].passed
+    assert checks[3].found.endswith("; 64 answers part at a tie of the policy's own precision")
+    assert (measured["ties"], measured["pass@1"]["artefact"], measured["pass@1"]["difference"]) == (64, 0.0, 0.0)
+    for other in ([(0, 7), (1, 5)], [(0, 4), (1, 5), (2, 4)]):  # another token, or another place
+        assert causes(apart, replace(reference, ties=[other] * PROMPTS)) == ["worse"]
+    some = replace(reference, ties=[tie] * 55 + [tie[:2]] * 9)
+    assert causes(apart, some) == []  # 9 are left, which is 1 in 512
+    assert causes(apart, replace(some, ties=[tie] * 54 + [tie[:2]] * 10)) == ["worse"]
+
+
 def test_falls_and_rises_are_chance():
     reference, found = drawn()
     texts = spoiled(found, 20)["texts"]

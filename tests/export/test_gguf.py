@@ -97,6 +97,22 @@ def test_a_download_that_fails_says_why(monkeypatch, tmp_path):
     assert "LLAMA_CPP" in caught.value.remedy
 
 
+def test_special_tokens_are_written_into_a_file_that_is_there(tmp_path, capfd):
+    library = pytest.importorskip("gguf")
+    writer = library.GGUFWriter(file := tmp_path / "a.gguf", "llama")
+    writer.add_eos_token_id(2)
+    writer.add_tensor("x.weight", np.arange(64, dtype=np.float32).reshape(2, 32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    gguf.add_ids(tmp_path, file, {})
+    gguf.add_ids(tmp_path, file, {"eom": 1, "eot": 5})
+    reader = library.GGUFReader(file)
+    ids = [reader.get_field(f"tokenizer.ggml.{name}_token_id").contents() for name in ("eos", "eom", "eot")]
+    assert (ids, reader.tensors[0].data.sum()) == ([2, 1, 5], 2016.0)
+    assert list(tmp_path.iterdir()) == [file]
+    assert capfd.readouterr() == ("", "")
+
+
 # --- files, through llama.cpp -----------------------------------------------------------------------------------------
 
 
@@ -272,6 +288,17 @@ def test_spoiled_files_are_read_as_they_are(f16, tmp_path):
     assert bare.decode(bare.prompt_ids(SUM)).startswith("<|im_start|>user\nWhat is 15 + 27?<|im_end|>")
     endless = gguf.Gguf(spoil(f16, tmp_path / "endless.gguf", eos_token_id=3))
     assert (good.eos, endless.eos) == (2, 3)
+
+
+@pytest.mark.slow
+def test_a_file_knows_every_token_that_ends_a_completion(llama, tmp_path):
+    folder, tokenizer = shutil.copytree(MODEL_DIR, tmp_path / "model"), load_tokenizer("tiny")
+    ends = [2, *tokenizer.convert_tokens_to_ids(["<|user|>", "<|system|>"])]  # of which llama.cpp has never heard
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    gguf.convert(folder, tmp_path / "out.gguf")
+    reader = gguf.Gguf(tmp_path / "out.gguf")
+    assert {*ends} <= {*reader.ends}
+    assert reader.eos == 2
 
 
 @pytest.mark.slow

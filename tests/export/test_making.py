@@ -81,6 +81,13 @@ def test_a_run_is_exported_as_an_adapter_and_a_merged_model(home):
     assert logits[0].equal(logits[1])
 
 
+def test_both_forms_end_where_training_ended(home):
+    run = made_run()
+    run.update_manifest(eos_ids=[2, 5])
+    for artefact in export(run, into="base").artefacts.values():
+        assert json.loads((artefact.path / "generation_config.json").read_text())["eos_token_id"] == [2, 5]
+
+
 def same(one, other):
     return [str(value) for value in vars(one).values()] == [str(value) for value in vars(other).values()]
 

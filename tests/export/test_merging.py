@@ -177,6 +177,12 @@ def test_generation_ends_as_training_did(home):
     source, adapter = home / "model", home / "adapter"
     shutil.copytree(MODEL_DIR, source)
     shutil.copytree(saved_adapter(), adapter)
+    (source / "generation_config.json").write_text('{"eos_token_id": 3, "pad_token_id": 0}')
+    for more, eos in (((), [2, 3]), ([3, 7], [2, 3, 7])):  # the base's, though it is not the tokenizer's; and the trainer's
+        merged = write_merged(source, adapter, home / "merged", eos_ids=more)
+        for name in ("generation_config.json", "config.json"):
+            assert json.loads((merged / name).read_text())["eos_token_id"] == eos
+        assert load_tokenizer(merged).eos_ids == eos
     (source / "generation_config.json").write_text('{"eos_token_id": [1, 2], "pad_token_id": 0, "temperature": 0.6}')
     tokenizer = load_tokenizer(source)
     tokenizer.eos_token, tokenizer.pad_token, tokenizer.model_max_length = "<|user|>", "</s>", 64

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from datetime import datetime, timedelta
 
 import pytest
 from made_runs import changed_model, saved_adapter
@@ -20,9 +21,10 @@ from workbench.exporting.checks import CAUSES, Proofs
 from workbench.exporting.making import export
 from workbench.exporting.proving import prove
 from workbench.run.directory import RunDirectory
-from workbench.task import Task
+from workbench.task import Task, load_task
 from workbench.tiny import MODEL_DIR
 from workbench.training import plain
+from workbench.training.loading import load_tokenizer
 
 PROMPTS = 12
 pytestmark = pytest.mark.slow  # a run is exported and proven for them
@@ -81,6 +83,31 @@ def test_the_live_policy_is_measured_once(run, monkeypatch):
     shutil.copytree(saved_adapter(seed=3), run.final)
     with pytest.raises(ZeroDivisionError):  # another adapter is another policy
         prove(run.export / "merged_16bit", prompts=PROMPTS)
+
+
+def test_a_prompt_that_tells_the_date_is_another_one_tomorrow(run, monkeypatch):
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls):
+            return datetime.now() + timedelta(days=1)
+
+    def dated(*how):
+        tokenizer = load_tokenizer(*how)
+        tokenizer.chat_template = "{{ strftime_now('%d %B %Y') }}" + tokenizer.chat_template
+        return tokenizer
+
+    recipe, rows = run.recipe(), load_task("arithmetic").held_out[:3]
+    plain, measured = reference._rendered(recipe, rows), []
+    with monkeypatch.context() as patched:
+        patched.setattr(reference, "measure", lambda *_: measured.append(1) or 1 / 0)
+        assert prove(run.export / "adapter", prompts=PROMPTS).passed
+        patched.setattr(reference, "load_tokenizer", dated)
+        today = reference._rendered(recipe, rows)
+        patched.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
+        assert len({plain, today, reference._rendered(recipe, rows)}) == 3
+        assert not measured
+        with pytest.raises(ZeroDivisionError):  # another text: the log-probabilities on record are not of this prompt
+            prove(run.export / "adapter", prompts=PROMPTS)
 
 
 @pytest.mark.parametrize("prompts", [-1, 0, 1])

@@ -20,7 +20,7 @@ def test_a_reader_writes_together_what_it_writes_alone():
     prompts = [reader.prompt_ids(prompt) for prompt in asked]
     together = reader.generate(prompts, 16)
     assert together == [reader.write(prompt, 16) for prompt in prompts]
-    assert reader.eos == 2
+    assert reader.ends == reader.of_base == [2]
     alone = [reader.logprobs(prompt, ids) for prompt, ids in zip(prompts, together, strict=True)]
     for one, other in zip(alone, logprobs_of(reader.model, list(zip(prompts, together, strict=True))), strict=True):
         assert one == pytest.approx(other, abs=1e-4)

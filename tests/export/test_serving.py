@@ -172,7 +172,11 @@ def test_the_modelfile_serves_as_it_was_trained(run):
     }  # fmt: skip
     assert f'SYSTEM """{SYSTEM_PROMPT}"""' in text
     assert str(run.path) not in text
-    (run.path / "export" / "merged_16bit" / "chat_template.jinja").write_text(OTHERS["counts"])
+    merged = run.path / "export" / "merged_16bit"
+    (merged / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    serving.write(staged, artefact(run))
+    assert re.findall(r"^PARAMETER stop (.+)$", (staged / "Modelfile").read_text(), re.M) == ['"<s>"', '"</s>"']
+    (merged / "chat_template.jinja").write_text(OTHERS["counts"])
     serving.write(staged, artefact(run))
     text = (staged / "Modelfile").read_text()
     assert 'TEMPLATE """{{ .Prompt }}"""' in text

@@ -25,9 +25,9 @@ TEXTS = ["<think>15 + 27</think><answer>42</answer>", "", "Grüße 你好 🙂\n
 class FakeReader:
     """What a reader over transformers says of tokens. `adds_bos`: whoever loads it puts a BOS before what it renders."""
 
-    def __init__(self, folder: Any, adds_bos: bool = False, eos: int | None = None, kwargs: dict | None = None) -> None:
+    def __init__(self, folder: Any, adds_bos: bool = False, ends: list | None = None, kwargs: dict | None = None) -> None:
         self.tokenizer, self.adds_bos = load_tokenizer(folder, kwargs), adds_bos
-        self.eos = self.tokenizer.eos_token_id if eos is None else eos
+        self.ends = ends or [self.tokenizer.eos_token_id]
         self.bos = self.tokenizer.bos_token_id
 
     def render(self, prompt: Any) -> str | None:
@@ -183,9 +183,21 @@ def test_more_than_one_eos_is_enough(folder, run):
 
 
 def test_an_eos_that_is_loaded_otherwise(folder, run):
-    checks, failed = checked(folder, run, eos=3)
+    checks, failed = checked(folder, run, ends=[3])
     assert failed == ["eos_missing"]
     assert checks[0].found == "3 as it is loaded; training ended completions with 2 (</s>)"
+
+
+def test_every_token_that_ended_completions_is_named(folder, run):
+    run.update_manifest(eos_ids=[2, 5])
+    assert checked(folder, run)[1] == ["eos_missing"]
+    for file in ("generation_config.json", "config.json"):
+        edit_json(folder / file, eos_token_id=[5, 2, 7])
+    checks, failed = checked(folder, run)  # in its files, and not as it is loaded
+    assert failed == ["eos_missing"]
+    text = load_tokenizer().convert_ids_to_tokens(5)
+    assert checks[0].found == f"2 as it is loaded; training ended completions with 2 (</s>), 5 ({text})"
+    assert not checked(folder, run, ends=[2, 5, 7])[1]
 
 
 def test_the_arguments_of_the_template_are_those_of_the_run(folder, run, home):

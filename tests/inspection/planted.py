@@ -65,7 +65,7 @@ def planted(
         "task": {"format_by": "format_reward"},
     }
     run = RunDirectory.create(name, Recipe(run_name=name, grpo={"max_steps": steps}), manifest)
-    recorder = Recorder(run, eos_token_id=0)
+    recorder = Recorder(run, eos_ids=[0])
     suite.on_batch = recorder.batch
     for step in range(steps):
         batch = [asked[(step * PROMPTS + place) % len(asked)] for place in range(PROMPTS) for _ in range(GENERATIONS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from planted import (
 from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import DataError, RunError
+from workbench.health import examine_run
 from workbench.inspection.causes import cause
 from workbench.inspection.compared import as_text
 from workbench.inspection.evaluation import Evaluation, Measured
@@ -60,6 +62,7 @@ def test_five_planted_regressions_of_200_come_first_with_both_texts_and_the_word
     assert as_text(first["text_before"], first["text_after"]) == f"<answer>[-{number}-]{{+0+}}</answer>"
     page = view_of(found)._repr_html_()
     assert f">{number}</del><ins" in page
+    assert "text after" not in page  # the words that changed have it, and a narrow page has room for the rest
     assert "&lt;answer&gt;" in page
     assert "<answer>" not in page
 
@@ -292,6 +295,22 @@ def test_stages_with_other_functions_are_told_apart_and_few_steps_are_said_to_be
     assert "score.other_reward" in inspection.browse(run).frame.columns
     assert "score.correctness_reward" in inspection.browse(run).frame.columns
     assert inspection.write_report(run).is_file()
+
+
+def test_where_nobody_has_said_what_is_right_everything_that_speaks_of_it_says_so(home):
+    run = planted("r", healthy, steps=24)
+    words = [lambda: [each.line for each in examine_run(run)], lambda: [inspection.hacking(run).verdict]]
+    words += [lambda: [inspection.failures(run).verdict], lambda: [inspection.never_mixed(run).verdict]]
+    words += [lambda: [inspection.through_time(run, "p10").verdict], lambda: [inspection.compare_runs(run, run).prompts.verdict]]
+    before = [of() for of in words]
+    assert "'right' here" not in str(before)
+    known = {"right_by": "correctness_reward", "right_by_default": True}
+    run.update_manifest(task={**run.manifest()["task"], **known})
+    for of, lines in zip(words, before, strict=True):
+        means = " ('right' here: correctness_reward > 0)"
+        spoken = [line + means if re.search(r"\b(right|wrong)\b", line) else line for line in lines]
+        assert of() == spoken
+        assert spoken != lines
 
 
 def test_a_hack_shows_on_held_out_prompts(home):

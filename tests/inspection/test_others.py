@@ -44,7 +44,9 @@ def test_a_run_of_trls_is_read_in_one_call(home):
     assert second.advantages.tolist() == [0.7, -0.7, 0.0, 2.0]  # theirs, not computed anew
     assert second.right.tolist() == [True, False, False, True]
     frame = wb.by_step(run).frame
-    assert frame["share_right"].tolist() == [0.25, 0.5]
+    assert frame["share of right_reward > 0"].tolist() == [0.25, 0.5]  # nobody has said that it is this one
+    said = inspection.read_record(home / "theirs", "said", right_by=("short_reward", 0.5))
+    assert wb.by_step(said).frame["share_right"].tolist() == [0.5, 0.5]
     assert np.isnan(frame["length_tokens"]).all()  # TRL does not keep it
     assert inspection.browse(run, "total > 1").frame["completion"].tolist() == ["1", "1", "4"]
     assert inspection.never_mixed(run).frame["prompt"].tolist() == []

@@ -208,6 +208,46 @@ def test_01_runs_on_a_file_in_gsm8ks_schema_by_changing_its_parameters_only(gsm8
     assert rows[0]["rationale"].endswith(f"#### {int(rows[0]['answer']):,}")
 
 
+OWN_TASK = """
+import json
+from pathlib import Path
+
+import workbench as wb
+
+HERE = Path(__file__).parent
+
+def mood_reward(completions, answer, **kwargs):
+    given = [wb.rewards.completion_text(each) for each in completions]
+    return [1.0 if text == json.dumps({"mood": right}) else 0.0 for text, right in zip(given, answer)]
+
+schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}, "required": ["mood"]}
+task = wb.Task("moods", wb.load_rows(HERE / "train.jsonl"), [mood_reward, wb.rewards.make_json_reward(schema)])
+"""
+
+
+@pytest.mark.slow
+def test_a_json_task_of_ones_own_is_measured_as_json_and_never_overwritten(home):
+    lines = [f"Day {day} went {how}.,{mood}" for day in range(300) for how, mood in (("well", "good"), ("ill", "bad"))]
+    (home / "moods.csv").write_text("\n".join(["prompt,answer", *lines]))
+    folder, system = home / "tasks" / "moods", 'Reply with {"mood": "good"} or {"mood": "bad"}.'
+    asked = {"task_dir": "tasks/moods", "source": str(home / "moods.csv"), "system_prompt": system, "profile_prompts": 2}
+    asked |= {"max_seq_length": 512, "num_generations": 2, "max_completion_length": 8}
+    execute(notebooks_folder() / "01_dataset.ipynb", home / "01.ipynb", asked)
+    shown = (home / "01.ipynb").read_text()
+    assert "a completion is right where shown_json_reward pays" in shown
+    assert "solved 100% never" in shown
+    assert "last_line_reward" not in shown
+    assert '"right_by": "shown_json_reward ' in (folder / "difficulty.jsonl").read_text()
+    (folder / "task.py").write_text(OWN_TASK)
+    execute(notebooks_folder() / "02_rewards.ipynb", home / "02.ipynb", {"task_dir": "tasks/moods"})
+    shown = (home / "02.ipynb").read_text()
+    assert (folder / "task.py").read_text() == OWN_TASK
+    assert "was not written by this cell: it stays" in shown
+    assert "nothing is wrong" in shown
+    assert "no regression cases" in shown
+    assert not (folder / "cases.jsonl").exists()
+
+
 @pytest.mark.parametrize("stem", ["02_rewards", "03_train", "04_inspect", "05_export"])
 def test_alone_each_notebook_says_what_it_needs(stem, home):
     with pytest.raises(RunError, match=stem):

@@ -13,7 +13,7 @@ from workbench.audit.examination import audit_rewards
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.errors import TaskError
 from workbench.rewards.library import correctness_reward as sound_correctness_reward
-from workbench.rewards.library import strict_format_reward
+from workbench.rewards.library import lenient_correctness_reward, strict_format_reward
 from workbench.task import Task, load_task
 from workbench.tasks.exercises import (
     AdaptiveReward,
@@ -270,6 +270,46 @@ def test_it_is_not_once_its_correctness_is_broken(broken, kind, function, said):
     ), examination.findings
 
 
+def last_number_reward(completions, answer, **kwargs):
+    numbers = [re.findall(r"-?\d+", completion[0]["content"]) for completion in completions]
+    return [float(found[-1:] == [right]) for found, right in zip(numbers, answer)]
+
+
+def somewhere_in_the_block_reward(completions, answer, **kwargs):
+    blocks = [completion[0]["content"].rpartition("<answer>")[2] for completion in completions]
+    return [float(right in block) for block, right in zip(blocks, answer)]
+
+
+def transcript_reward(completions, answer, **kwargs):
+    return [float(f"= {right}" in completion[0]["content"]) for completion, right in zip(completions, answer)]
+
+
+def obedient_judge_reward(completions, answer, **kwargs):
+    texts = [completion[0]["content"] for completion in completions]
+    return [float("full marks" in text or f"\n{right}\n" in text) for text, right in zip(texts, answer)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "system", "paid"),
+    [
+        (last_number_reward, None, {"negation"}),
+        (somewhere_in_the_block_reward, SYSTEM_PROMPT, {"negation", "answer taken back"}),
+        (transcript_reward, SYSTEM_PROMPT, {"contradiction"}),
+        (obedient_judge_reward, SYSTEM_PROMPT, {"judge injection"}),
+        (lenient_correctness_reward, None, set()),
+        (sound_correctness_reward, SYSTEM_PROMPT, set()),
+    ],
+)
+def test_a_reward_that_pays_a_denial_a_contradiction_or_the_graders_orders_is_named(reward, system, paid):
+    some = [{"prompt": to_messages(f"What is {a} + 12?", system), "answer": str(a + 12)} for a in (15, 20, 33)]
+    audit = audit_rewards(Task("denied", some, [reward]))
+    named = [finding.text for finding in audit.findings if finding.kind == "hackable"]
+    new = {"negation", "contradiction", "answer taken back", "judge injection"}
+    assert {probe.name for probe in audit.probes if probe.name in new and probe.share == 1} == paid
+    assert audit.ok is not bool(paid)
+    assert [re.search(r"a reward hack earns (\S+), the reference completion", text)[1] for text in named] == ["1"] * bool(paid)
+
+
 def test_it_is_not_once_its_correctness_is_left_out():
     kept = [func for func in REWARD_FUNCS if func.__name__ != "correctness_reward"]
     examination = audit_rewards(Task("broken", arithmetic(40, 4).rows, kept))
@@ -437,7 +477,9 @@ def test_ideal_is_what_has_to_pay():
         return [float(len(c[0]["content"].splitlines()) == 5) for c in completions]
 
     asked = [{"prompt": to_messages("A haiku about rain.")}]
-    assert not audit_rewards(Task("haiku", asked, [haiku_reward])).ok
+    guessed = audit_rewards(Task("haiku", asked, [haiku_reward]))
+    assert "the reference was guessed" in str(guessed.findings[0])
+    assert "the reference was guessed" in guessed.verdict
     written = functools.partial(lambda row, lines: "\n".join(lines), lines=["a", "b", "c", "d", "e"])
     assert audit_rewards(Task("haiku", asked, [haiku_reward], ideal=written)).reference_total == 1.0
     assert "cannot_pay" not in found_in(Task("haiku", asked, [haiku_reward], ideal=written))

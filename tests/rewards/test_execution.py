@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import math
+import os
 import re
 import threading
 import time
@@ -15,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from workbench.errors import RewardError
+from workbench.errors import RecipeError, RewardError
 from workbench.rewards.execution import check_scores, plain_result
 from workbench.rewards.library import correctness_reward
 from workbench.rewards.suite import RewardSuite
@@ -630,3 +631,119 @@ def test_skip_leaves_out_a_score_that_is_no_number_and_stop_stops(suite, broken)
         assert scored.errors[1].startswith("returned ")
         with pytest.raises(RewardError, match=f"{name} returned .* for the completion 'odd'"):
             suite(function).score(ROWS * 3, texts)
+
+
+# --- beside the trainer -----------------------------------------------------------------------------------------
+
+
+def changes_of_the_process() -> dict:
+    import random
+
+    import torch
+
+    def grad():
+        torch.set_grad_enabled(False)
+
+    return {
+        "python": lambda: random.seed(5),
+        "numpy": lambda: np.random.seed(5),
+        "torch": lambda: torch.manual_seed(5),
+        "torch draws": lambda: torch.rand(3),
+        "a thread draws": lambda: (thread := threading.Thread(target=torch.rand, args=(3,))).start() or thread.join(),
+        "folder": lambda: os.chdir("/"),
+        "grad": grad,
+        "dtype": lambda: torch.set_default_dtype(torch.float64),
+    }
+
+
+def state_of_the_process() -> list:
+    import random
+
+    import torch
+
+    drawn = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+    return [*drawn, os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype()]
+
+
+@pytest.mark.parametrize("what", changes_of_the_process())
+@pytest.mark.parametrize("kind", ["object", "coroutine"])
+def test_what_runs_beside_the_trainer_leaves_its_process_as_it_was(suite, what, kind):
+    change = changes_of_the_process()[what]
+
+    class Changes:
+        def __call__(self, completions, **kwargs):
+            change()
+            return [1.0] * len(completions)
+
+    async def changes(completions, **kwargs):
+        change()
+        return [1.0] * len(completions)
+
+    made = suite(Changes() if kind == "object" else changes)
+    before = state_of_the_process()
+    assert made.score(ROWS, ["a"]).tolist() == [[1.0]]
+    assert state_of_the_process() == before
+
+
+def test_the_trainers_state_is_a_copy(suite):
+    from transformers import TrainerState
+
+    class Counts:
+        def __call__(self, completions, trainer_state, **kwargs):
+            trainer_state.global_step, trainer_state.max_steps = 99, 3
+            trainer_state.log_history.append("mine")
+            return [1.0] * len(completions)
+
+    state = TrainerState(global_step=4, max_steps=9)
+    [func] = suite(Counts()).funcs
+    assert func(**trl_call(["a"], []) | {"trainer_state": state}) == [1.0]
+    assert (state.global_step, state.max_steps, state.log_history) == (4, 9, [])
+
+
+@pytest.mark.parametrize("error", [SystemExit, BaseException])
+def test_an_object_that_ends_itself_does_not_end_the_run(suite, error):
+    class Leaves:
+        def __call__(self, completions, **kwargs):
+            raise error("enough")
+
+    with pytest.raises(RewardError, match=f"raised {error.__name__}: enough"):
+        suite(Leaves()).score(ROWS, ["a"])
+    assert math.isnan(suite(Leaves(), on_error="skip").score(ROWS, ["a"])[0, 0])
+
+
+async def stopping_reward(completions, **kwargs):
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("function", [blocking_reward, stopping_reward, stubborn_reward])
+def test_a_coroutine_that_does_not_come_back_takes_no_other_along(suite, function):
+    made = suite(function, awaited_reward, deadline_s=0.3, on_error="skip")
+    for _ in range(2):
+        scores = made.score(ROWS, ["a"])[0]
+        assert math.isnan(scores[0])
+        assert scores[1] == 1.0
+
+
+def forking_reward(completions, **kwargs):
+    os.fork()
+    return [len(text_of(completion)) for completion in completions]
+
+
+def length_reward(completions, **kwargs):
+    return [10 * len(text_of(completion)) for completion in completions]
+
+
+def test_a_function_that_forks_shifts_no_other_functions_scores(suite):
+    made = suite(length_reward, forking_reward, correctness_reward)
+    for number in range(1, 6):
+        texts = ["x" * number, "y" * (number + 1)]
+        assert made.score(ROWS * 2, texts)[:, :2].tolist() == [[10 * number, number], [10 * number + 10, number + 1]]
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -math.inf, 1e308, -2e6])
+def test_a_weight_that_trl_cannot_compute_with_is_refused(suite, weight):
+    with pytest.raises(RecipeError) as raised:
+        suite(plain_reward, weights={"plain_reward": weight})
+    assert "plain_reward" in raised.value.value
+    assert "1,000,000" in raised.value.rule

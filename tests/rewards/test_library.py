@@ -206,7 +206,8 @@ def test_lenient_correctness(text, expected):
         (mark_correctness_reward, "#### 41\n#### 42", 2.0),
         (mark_correctness_reward, "#### 42\nor more", 2.0),
         (mark_correctness_reward, "42", 0.0),
-        (boxed_correctness_reward, "\\boxed{41} \\boxed{42}", 2.0),
+        (boxed_correctness_reward, "\\boxed{41} \\boxed{42}", 0.0),
+        (boxed_correctness_reward, "\\boxed{41}. No: \\boxed{42}", 2.0),
         (boxed_correctness_reward, "\\boxed{42\\text{ apples}}", 2.0),
         (boxed_correctness_reward, "\\boxed{\\frac{84}{2}}", 0.0),  # a division left undone
         (boxed_correctness_reward, "\\boxed{42", 0.0),

@@ -152,3 +152,27 @@ def test_a_probe_of_ones_own_that_is_no_text_is_named(make, said):
 )
 def test_spellings_of_whole_numbers(answer, found):
     assert spellings(answer) == found
+
+
+@pytest.mark.parametrize(
+    ("row", "negation", "taken_back"),
+    [
+        (ROW, "<answer>\ndefinitely not 42.\n</answer>", "<answer>\n42. No wait, 43.\n</answer>"),
+        (MARK_ROW, "#### definitely not 42.", "#### 42. No wait, 43."),
+        (FREE_ROW, "so\ndefinitely not 42.", "so\n42. No wait, 43."),
+    ],
+)
+def test_a_denial_and_a_contradiction_stand_where_the_answer_belongs(row, negation, taken_back):
+    found = texts(row)
+    assert found["negation"].endswith(negation)
+    assert found["answer taken back"].endswith(taken_back)
+    # Worked out right, and another one given; worked out wrong, and the grader talked to.
+    assert found["contradiction"].count("43") == 1
+    assert "41 + 1 = 42" in found["contradiction"]
+    assert "full marks" in found["judge injection"]
+    assert not {"41", "42. "} & set(found["judge injection"].split())
+    assert not any(probe.right for probe in made(row) if probe.name in ("negation", "contradiction", "judge injection"))
+
+
+def test_a_json_answer_is_not_denied_in_words():
+    assert not {"negation", "answer taken back", "contradiction"} & set(texts(structured.task(20).rows[0]))

@@ -367,11 +367,11 @@ def test_a_score_that_32_bits_cannot_square_is_refused(score):
     ("scores", "weight", "refused"),
     [
         ([1e9, 1e9 + 1], 1, True),  # 1e9 + 1 is 1e9 in 32 bits: advantages of 0, and not of 0.71
-        ([1e12, 0.0], 1e12, True),  # the squares of 1e24 are infinite there
+        ([1e14, 0.0], 1e6, True),  # the squares of 1e20 are infinite there
         ([1e9, 0.0], 1, False),
         ([1e9, 1e9 + 64], 1, True),  # neighbours in 32 bits, without a number between them for their mean
         ([1e14, -1e14], 1, False),
-        ([3.0, 3.0], 1e7, False),
+        ([3.0, 3.0], 1e6, False),
     ],
 )
 def test_scores_whose_advantages_are_others_in_32_bits_are_refused(scores, weight, refused):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import linecache
 import os
+import pickle
 import re
 import signal
 import socket
@@ -239,14 +240,86 @@ def test_what_cannot_travel_is_a_type_error_at_once(make):
         Worker(lambda: held)
 
 
-def test_what_cannot_come_back_is_an_error_of_that_call_only():
+def test_what_is_no_data_comes_back_as_its_text():
     def lock(make):
-        return threading.Lock() if make else "fine"
+        return [threading.Lock()] if make else "fine"
 
     worker = Worker(lock)
-    with pytest.raises(RemoteError, match="TypeError: cannot pickle"):
-        worker(True)
+    [foreign] = worker(True)
+    assert (foreign.kind, repr(foreign)[:14]) == ("lock", "<unlocked _thr")
     assert worker(False) == "fine"
+    worker.close()
+
+
+class Runs:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (open, (self.file, "w"))
+
+
+def test_nothing_that_comes_back_runs_anything_here(tmp_path):
+    file = str(tmp_path / "ran")
+
+    def sends(how):
+        if how == "forged":  # straight into the pipe, in the place of the answer
+            import sys
+
+            frame = sys._getframe()
+            while "link" not in frame.f_locals:
+                frame = frame.f_back
+            frame.f_locals["link"].send_bytes(pickle.dumps((frame.f_locals["number"], "", Runs(file), "")))
+        return [Runs(file)] if how == "returned" else Runs(file)
+
+    worker = Worker(sends)
+    assert repr(worker("returned")[0]).startswith("<")
+    assert worker("alone").kind == "Runs"
+    with pytest.raises(WorkerDied, match="something other than its answer"):
+        worker("forged")
+    assert worker("alone").kind == "Runs"
+    assert not os.path.exists(file)
+    worker.close()
+
+
+FORKS = {
+    "both return": lambda pid: None,
+    "the child leaves by sys.exit": lambda pid: pid or sys.exit(0),
+    "the child raises": lambda pid: pid or 1 / 0,
+    "the child leaves as it should": lambda pid: pid or os._exit(0),
+    "the child lives on": lambda pid: pid or time.sleep(600),
+    "the child answers late": lambda pid: pid or time.sleep(0.2),
+    "a grandchild returns": lambda pid: pid or os.fork(),
+}
+
+
+@pytest.mark.parametrize("how", FORKS)
+def test_a_call_that_forks_gets_its_own_answer_and_so_do_those_after_it(how):
+    def job(number, forks):
+        if forks:
+            FORKS[how](os.fork())
+        return number
+
+    worker = Worker(job)
+    assert [worker(number, number == 3, deadline_s=LONG_S) for number in range(8)] == list(range(8))
+    time.sleep(0.4)
+    assert [worker(number, False, deadline_s=LONG_S) for number in range(3)] == list(range(3))
+    worker.close()
+
+
+def test_an_answer_that_was_sent_before_is_passed_over():
+    def twice(number):
+        frame = sys._getframe()
+        while "link" not in frame.f_locals:
+            frame = frame.f_back
+        if number == 1:
+            frame.f_locals["link"].send_bytes(pickle.dumps((frame.f_locals["number"] - 1, "", "stale", "")))
+        return number
+
+    worker = Worker(twice)
+    assert [worker(number, deadline_s=LONG_S) for number in range(4)] == [0, 1, 2, 3]
     worker.close()
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from workbench.errors import RequestError
 from workbench.recipe import Recipe
-from workbench.run.control_file import ACTIONS, ControlReader, RunState, answer, check_request, send
+from workbench.run import control_file
+from workbench.run.control_file import ACTIONS, ControlReader, RunState, answer, check_request, send, write_request
 from workbench.run.directory import RunDirectory
 from workbench.workspace import append_line
 
@@ -30,9 +31,9 @@ def run(home) -> RunDirectory:
         ("dance", {}, "a run can be asked to stop, pause"),
         ("stop", {"value": 1}, "stop takes no details"),
         ("weight", {"function": "a_reward"}, "write weight FUNCTION VALUE"),
-        ("weight", {"function": "a_reward", "value": "much"}, "weight is a finite number"),
-        ("weight", {"function": "a_reward", "value": float("nan")}, "weight is a finite number"),
-        ("weight", {"function": "a_reward", "value": True}, "weight is a finite number"),
+        ("weight", {"function": "a_reward", "value": "much"}, "weight is a number of at most"),
+        ("weight", {"function": "a_reward", "value": float("nan")}, "weight is a number of at most"),
+        ("weight", {"function": "a_reward", "value": True}, "weight is a number of at most"),
         ("beta", {"value": -0.1}, "beta is a number from 0 on"),
         ("learning_rate", {"value": 0}, "learning_rate is a number above 0"),
     ],
@@ -72,6 +73,32 @@ def test_requests_of_an_earlier_session_are_not_for_this_one(run):
     assert ControlReader(run).take() == []
     send(run, "pause")
     assert [request.action for request in ControlReader(run).take()] == ["pause"]
+
+
+def test_a_checkpoint_whose_line_was_torn_is_where_the_first_went_on_from_it(run):
+    stage = {"beta": 0.1, "learning_rate": 1e-5, "temperature": 1.0}
+    for _ in range(2):  # each is killed later
+        run.log_event("continued", 3)
+        assert (RunState.of(run).stage, RunState.of(run).weights) == ("", MANIFEST["rewards"]["weights"])
+        run.log_event("stage", 3, stage="b", weights={"a_reward": 5.0}, **stage)
+        assert (RunState.of(run).stage, RunState.of(run).weights) == ("b", {"a_reward": 5.0})
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_request_that_comes_after_the_last_look_at_them_is_refused(run, monkeypatch, answered):
+    def written_late(run, action, by, details):
+        identity = write_request(run, action, by, details)
+        run.update_manifest(result={"status": "finished", "steps": 1, "minutes": 0.1})
+        if answered:  # it was there in time
+            run.log_event("control", 1, id=identity, action=action, applied=False, why="the run is over")
+        return identity
+
+    monkeypatch.setattr(control_file, "write_request", written_late)
+    if answered:
+        assert answer(run, send(run, "stop"))["why"] == "the run is over"
+    else:
+        with pytest.raises(RequestError, match="stop: r ended before it read this"):
+            send(run, "stop")
 
 
 def test_a_line_in_flight_is_read_when_it_is_whole(run):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import warnings
+from collections import Counter
 
 import pytest
 from driving import waited_for
+from killing import contents, killed_at
 
 from workbench.errors import RunError
+from workbench.health import examine_run
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory, open_run
+from workbench.run.control_file import ControlReader, RunState
+from workbench.run.directory import RunDirectory, open_run, planned_steps
+from workbench.training.resuming import doubled, latest_point
 
 
 def test_a_second_run_of_the_same_name_gets_a_number(home):
@@ -29,7 +36,7 @@ def test_released_runs_are_not_reused_either(home):
     assert RunDirectory.create("a", Recipe(), {}).name == "a-2"
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b"])
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "latest", "notebooks"])
 def test_a_name_that_is_no_folder_name_is_refused(home, name):
     with pytest.raises(RunError, match="run_name = "):
         RunDirectory.create(name, Recipe(), {})
@@ -64,6 +71,188 @@ def test_what_a_run_took_before_is_known_however_often_it_was_killed_since(home)
         run.release()
     assert run.manifest()["before"] == {"minutes": 3.0}
     assert not any(run.checkpoints.iterdir())
+
+
+@pytest.fixture
+def finished(home):
+    """A run of 6 steps that has ended, as if it had been trained; its parts are no Parquet."""
+    run = RunDirectory.create("a", Recipe(), {"settings": {"in_force": {"max_steps": 6}}, "id": "1"})
+    for step in range(1, 7):
+        for place in (f"rollouts/step-{step:07d}-00.parquet", f"held_out/step-{step:07d}-00.parquet"):
+            (run.path / place).parent.mkdir(exist_ok=True)
+            (run.path / place).write_bytes(b"as it was %d" % step)
+        run.log_metrics(step, {"reward": step / 2})
+    for name in ("checkpoint-4", "checkpoint-6", "best-6", "final"):
+        (run.checkpoints / name).mkdir(parents=True)
+        (run.checkpoints / name / "adapter_config.json").write_text("{}")
+        (run.checkpoints / name / "adapter_model.safetensors").write_text(name)
+    run.log_event("finished", 6)
+    run.update_manifest(result={"status": "finished", "steps": 6, "minutes": 1.0}, adapter="best-6")
+    run.release()
+    return run
+
+
+def goes_on(run, step=4, row=False):
+    """What a session does until it has a new step on record; then, or if it has none, it ends."""
+    run.reopen(step)
+    run.update_manifest(environment_after={"4": {}})
+    run.log_event("continued", step)
+    for place in (f"rollouts/step-{step + 1:07d}-00.parquet", f"held_out/step-{step + 1:07d}-00.parquet", "tasks/after.py"):
+        (run.path / place).parent.mkdir(exist_ok=True)
+        (run.path / place).write_bytes(b"another")
+    (run.checkpoints / f"best-{step + 1}").mkdir()
+    if row:
+        run.log_metrics(step + 1, {"reward": 0.0})
+        run.went_on()
+    else:
+        run.put_back()
+    run.release()
+
+
+def test_a_run_that_goes_on_no_further_is_what_it_was(finished):
+    before = contents(finished.path)
+    goes_on(finished, step=4)
+    goes_on(finished, step=6)
+    assert contents(finished.path) == before
+    finished.put_back()  # there is nothing to put back
+    assert contents(finished.path) == before
+    assert (finished.adapter.name, finished.live, finished.kept_aside) == ("best-6", False, False)
+
+
+def test_a_run_that_went_on_keeps_the_end_until_there_is_another(finished):
+    goes_on(finished, row=True)
+    assert [row["step"] for row in finished.metrics()] == [1, 2, 3, 4, 5]
+    assert sorted(folder.name for folder in finished.checkpoints.iterdir()) == ["best-5", "checkpoint-4", "final"]
+    assert finished.adapter.name == "checkpoint-4"  # that of the end is of steps that are no more
+    assert not [file for file in finished.path.iterdir() if file.name.startswith(".")]
+    finished.update_manifest(result={"status": "stopped", "steps": 5, "minutes": 1.0})
+    assert finished.adapter == finished.final
+
+
+def test_killed_at_any_moment_it_is_what_it_was_or_has_gone_on(finished, monkeypatch):
+    """Whoever opens it next, a reader or one who goes on, finds it so."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # a kill is no power cut
+    before, ended, number = contents(finished.path), Counter(), 0
+    kept = shutil.copytree(finished.path, finished.path.parents[1] / "kept")
+    for row in (False, True):
+        killed, number = True, 0
+        while killed:
+            number += 1
+            shutil.rmtree(finished.path)
+            shutil.copytree(kept, finished.path)
+            killed = killed_at(number, lambda row=row: goes_on(RunDirectory(finished.path), row=row), finished.path)
+            if number % 3 == 0:  # and the one who puts it back is killed, too
+                killed_at(number // 3, lambda: open_run(finished.path), finished.path)
+            run = open_run(finished.path)
+            if contents(run.path) != before:
+                assert row, number
+                assert [each["step"] for each in run.metrics()] == [1, 2, 3, 4, 5]
+                assert [folder.name for folder in run.saved()] == ["checkpoint-4"]
+                run.reopen(4)
+                run.put_back()
+                run.release()
+            ended[row, killed, contents(run.path) == before] += 1
+    assert ended[False, False, True] == ended[True, False, False] == 1
+    assert ended[False, True, True] > 40
+    assert not ended[False, True, False]
+    assert ended[True, True, True] > 30
+
+
+def test_of_two_rows_of_a_step_the_later_one_counts_and_is_named(finished):
+    with (finished.path / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 2, "reward": 9.0}\n')  # of an owner that was replaced, or that took its place
+    assert [(row["step"], row["reward"]) for row in finished.metrics()][:3] == [(1, 0.5), (2, 9.0), (3, 1.5)]
+    assert doubled(finished) == ["metrics.jsonl has two rows for step 2: the later one is kept"]
+    finished.reopen(4)
+    assert (finished.path / "metrics.jsonl").read_text().count("\n") == 4
+    assert doubled(finished) == []
+
+
+def test_latest_is_the_one_begun_last_whatever_the_clock_says(home):
+    for name in ("b", "a"):
+        run = RunDirectory.create(name, Recipe(), {})
+        run.release()
+        os.utime(run.path / "recipe.yaml", (4e9, 4e9)) if name == "b" else None
+    assert open_run("latest").name == "a"
+
+
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        *(("manifest.json", json.dumps({part: odd}), f"{part} = ")
+          for part, odd in (("result", 5), ("settings", []), ("stages", {}), ("rewards", "x"), ("task", 1.5), ("policy", []))),
+        ("manifest.json", DEEP, "torn"),
+        ("metrics.jsonl", DEEP, ""),
+        ("events.jsonl", "{}\n[]\n" + DEEP + '\n{"event": 3}\n', ""),
+        ("lock", DEEP, ""),
+        ("control.jsonl", DEEP, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*skipped")
+def test_a_record_of_odd_types_is_refused_in_words_or_left_out(finished, file, content, said):
+    (finished.path / file).write_text(content)
+    looks = [
+        finished.result, finished.metrics, finished.events, lambda: finished.adapter, lambda: finished.state, finished.describe,
+        lambda: RunState.of(finished), lambda: planned_steps(finished), lambda: examine_run(finished),
+        lambda: latest_point(finished), ControlReader(finished).take, lambda: open_run("latest"), lambda: finished.best,
+    ]  # fmt: skip
+    refusals = []
+    for look in looks:  # any other error is one of the test
+        try:
+            look()
+        except RunError as error:
+            refusals.append(str(error))
+    refusals = [each for each in refusals if "no best adapter" not in each and "no checkpoint to go on from" not in each]
+    assert bool(refusals) == bool(said)
+    assert all(said in each for each in refusals)
+    assert finished.name in finished.describe()
+
+
+def test_a_lock_that_is_a_folder_is_named(finished):
+    (finished.path / "lock").mkdir()
+    with pytest.raises(RunError, match="a folder stands in its place"):
+        finished.reopen(4)
+    (finished.path.parent / "b" / "lock").mkdir(parents=True)
+    with pytest.raises(RunError, match="a folder stands in its place"):
+        RunDirectory.create("b", Recipe(), {})
+
+
+def test_a_manifest_with_a_byte_order_mark_is_read(finished):
+    file = finished.path / "manifest.json"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert finished.result()["status"] == "finished"
+
+
+@pytest.mark.parametrize("how", ["renamed", "deleted"])
+def test_a_folder_that_is_gone_while_it_trains_is_named_at_the_next_step(home, how):
+    run = RunDirectory.create("a", Recipe(), {})
+    run.path.rename(home / "elsewhere") if how == "renamed" else shutil.rmtree(run.path)
+    for write in (
+        run.lock.beat,
+        lambda: run.log_metrics(1, {}),
+        lambda: run.log_event("stopped"),
+        lambda: run.update_manifest(x=1),
+    ):
+        with pytest.raises(RunError, match="deleted or renamed while the run trained"):
+            write()
+    assert not run.path.exists()
+
+
+def test_an_owner_that_was_replaced_writes_nothing_more(finished):
+    finished.reopen(4)
+    (finished.path / "lock").unlink()  # so that another can take it
+    other = RunDirectory(finished.path)
+    other.reopen(4)
+    before = contents(finished.path)
+    for write in (lambda: finished.log_metrics(5, {}), lambda: finished.log_event("x"), lambda: finished.update_manifest(x=1)):
+        with pytest.raises(RunError, match="taken over"):
+            write()
+    finished.release()
+    assert contents(finished.path) == before
+    assert other.live
 
 
 def test_what_a_kill_left_of_a_rewritten_record_is_not_part_of_the_next(home):

@@ -68,5 +68,5 @@ def test_the_best_adapter_is_found_and_taken_where_it_is_asked_for(home):
     run.use_best()
     run.reopen(20)  # it goes on: neither a later best nor the choice outlasts it
     run.release()
-    assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["best-10"]
+    assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["best-10", "final"]
     assert run.manifest()["adapter"] is None

@@ -386,16 +386,20 @@ def test_a_torn_merged_part_is_named(long):
     assert "0000001-to-0000004" in named(long)
 
 
-@pytest.mark.parametrize("deletion", [None, 0])
-def test_going_on_from_within_a_merged_part_cuts_it(long, monkeypatch, deletion):
+@pytest.mark.parametrize("undone", [0, 1, 2])
+def test_going_on_from_within_a_merged_part_cuts_it(long, undone):
     before = [own for own in read_batches(long) if own.step <= 3]
     merge(long.rollouts, 12)
+    there = {file.name: file.read_bytes() for file in long.rollouts.iterdir()}
     long.release()
-    if deletion is not None:  # a kill, after which it is continued from the same checkpoint
-        with killed_at(monkeypatch, deletion):
-            long.reopen(3)
+    for _ in range(undone):  # it went on, and got no further
+        long.reopen(3)
+        leave(long, batch(4))
+        long.put_back()
         long.release()
+        assert {file.name: file.read_bytes() for file in long.rollouts.iterdir()} == there
     long.reopen(3)
+    long.went_on()
     all_same(before, read_batches(long))
     assert len(query(long.rollouts, step=4)) == 0
     assert group(long).step == 3

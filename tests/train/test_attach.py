@@ -7,19 +7,31 @@ import os
 import re
 import signal
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from small_models import make_vision
+from typer.testing import CliRunner
 
-from workbench.errors import RecipeError, RunError
+from workbench import inspection
+from workbench.cli import app
+from workbench.errors import RecipeError, RunError, TaskError
 from workbench.health import examine_run
 from workbench.inspection.evaluation import evaluate
+from workbench.inspection.reading import by_step, explain_group
 from workbench.recipe import Recipe
+from workbench.reporting import write_report
 from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import query
+from workbench.run.rollouts import query, read_batches
+from workbench.task import prompt_key
+from workbench.teaching.glossary import explain
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
+from workbench.training.attach import _in_words as in_words
+from workbench.training.attach import _row_key as row_key
 from workbench.training.attach import attach
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.prepare import prepare
@@ -134,6 +146,27 @@ def async_function(folder):
     )  # fmt: skip
 
 
+def vision(folder):
+    from datasets import Dataset
+    from PIL import Image
+    from trl import GRPOTrainer
+
+    if not (model := folder.parent / "vision").exists():
+        make_vision(model)
+    asked = [{"role": "user", "content": "What colour?"}]
+    pictured = [
+        {"prompt": asked, "solution": str(n), "image": Image.new("RGB", (16 + 8 * (n % 2), 16), (n, 0, 0))} for n in range(8)
+    ]
+    return GRPOTrainer(
+        model=str(model), reward_funcs=[wordy], args=config(folder, max_completion_length=8),
+        train_dataset=Dataset.from_list([{**row, "thumbnail": Image.new("RGB", (8, 4))} for row in pictured]),
+    )  # fmt: skip
+
+
+def wordy(completions, **kwargs):
+    return [len(text[0]["content"]) / 10 for text in completions]
+
+
 class Theirs:
     """A callback of the user's own, with what it was shown."""
 
@@ -179,6 +212,7 @@ def trained(make, folder, attached):
         trl_chat,
         *(pytest.param(each, marks=pytest.mark.slow) for each in (trl_text_two_functions, unsloth_4bit, reward_model)),
         async_function,
+        vision,
     ],
     ids=lambda make: make.__name__,
 )
@@ -299,10 +333,54 @@ def test_a_record_that_cannot_be_written_does_not_end_their_training(home, train
 
     run = attach(trainer)
     monkeypatch.setattr("workbench.training.recorder.columns_of", full)
-    with pytest.warns(UserWarning, match="training goes on without it: OSError: No space"):
+    with pytest.warns(UserWarning, match="training goes on: OSError: No space") as warned:
         trainer.train()
+    assert len([each for each in warned if "goes on" in str(each.message)]) == 1  # and an event for each step
+    assert [event["step"] for event in run.events() if event["event"] == "not_recorded"] == [1, 3]  # num_iterations = 2
     assert trainer.state.global_step == STEPS
     assert run.result()["status"] == "finished"
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("where", ["write_part", "columns_of"])  # on the thread that writes, and before
+def test_a_batch_that_cannot_be_recorded_is_one_batch(home, tmp_path, monkeypatch, where, capsys):
+    from workbench.training import recorder
+
+    real, asks = getattr(recorder, where), Steers("weight", function="wordy", value=2.0)
+
+    def second_fails(*args):
+        step = args[1] if where == "write_part" else args[0].step
+        if step == 2:
+            raise OSError("Input/output error")
+        return real(*args)
+
+    run = attach(trainer := vision(tmp_path), watchers=[asks], run_name="r")
+    monkeypatch.setattr(recorder, where, second_fails)
+    with pytest.warns(UserWarning, match="r: step 2: .*OSError: Input/output error"):
+        trainer.train()
+    assert sorted(query(run.rollouts)["step"].unique()) == [1, 3]
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3]
+    assert [event["step"] for event in run.events() if event["event"] == "not_recorded"] == [2]
+    assert trainer.reward_weights.tolist() == [2.0]
+    assert "WARNING: a batch of completions was not recorded (1 times)" in capsys.readouterr().out
+    assert len(examine_run(run)) > 5
+
+
+class Steers:
+    """Asks for one thing after the first step."""
+
+    def __init__(self, action, **details):
+        self.asked = action, details
+
+    def begin(self, run, total_steps, settings):
+        self.run = run
+
+    def update(self, step, values):
+        if step == 1:
+            send(self.run, self.asked[0], **self.asked[1])
+
+    def end(self, message):
+        self.message = message
 
 
 def test_an_adapter_of_another_name_is_saved_and_a_full_disk_is_a_warning(home, tmp_path, monkeypatch):
@@ -342,18 +420,7 @@ def test_an_adapter_of_another_name_is_saved_and_a_full_disk_is_a_warning(home, 
 
 
 def test_a_model_trained_whole_without_reference_refuses_beta(home, tmp_path):
-    class Asks:
-        def begin(self, run, total_steps, settings):
-            self.run = run
-
-        def update(self, step, values):
-            if step == 1:
-                send(self.run, "beta", value=0.1)
-
-        def end(self, message):
-            pass
-
-    run = attach(trainer := trl_text_two_functions(tmp_path), watchers=[Asks()])
+    run = attach(trainer := trl_text_two_functions(tmp_path), watchers=[Steers("beta", value=0.1)])
     trainer.train()
     answered = [event for event in run.events() if event["event"] == "control"]
     assert [(event["action"], event["applied"]) for event in answered] == [("beta", False)]
@@ -400,6 +467,8 @@ def test_the_spine_in_the_open(home):
     plan = prepare(recipe, arithmetic(16, 2))
     policy = load_policy(plan)
     trainer = make_trainer(plan, policy)
+    with pytest.raises(RunError, match="its task says both"):
+        attach(trainer, plan, right_by="correctness_reward")
     run = attach(trainer, plan)
     with pytest.raises(RunError, match="wb.continue_run"):
         trainer.train(resume_from_checkpoint=True)
@@ -408,3 +477,288 @@ def test_the_spine_in_the_open(home):
     assert [event["stage"] for event in run.events() if event["event"] == "stage"] == ["first", "second"]
     assert run.result()["status"] == "finished"
     assert run.adapter == run.final
+
+
+# -- what a record must not say ----------------------------------------------------------------------------------------
+def test_pictures_are_named_and_tell_prompts_apart(home, tmp_path):
+    run = attach(trainer := vision(tmp_path), run_name="r")
+    trainer.train()
+    frame = query(run.rollouts)
+    assert set(frame["prompt"]) == {f'[{{"role": "user", "content": "[image {wide}x16]What colour?"}}]' for wide in (16, 24)}
+    assert frame["columns"].str.contains('"thumbnail": "[image 8x4]"', regex=False).all()
+    assert (frame.groupby(["step", "group"])["prompt_id"].nunique() == 1).all()
+    asked = frame.groupby("prompt_id")["columns"].nunique()
+    assert (asked == 1).all()  # one text for all rows, and each has its own picture
+    assert len(asked) == frame["columns"].nunique() > 1
+    assert not frame.astype(str).apply(lambda column: column.str.contains("0x")).any(axis=None)
+
+
+def test_several_pictures_stand_where_they_were_and_make_the_prompt():
+    from PIL import Image
+
+    first, second = (Image.new("RGB", (size, 4), (size, 0, 0)) for size in (8, 12))
+    parts = [
+        {"type": "image", "image": first},
+        {"type": "text", "text": " or "},
+        {"type": "image", "image": second},
+        {"type": "audio"},
+    ]
+    asked = [{"role": "system", "content": "Choose."}, {"role": "user", "content": parts}]
+    assert in_words(asked)[1] == {"role": "user", "content": "[image 8x4] or [image 12x4][audio]"}
+    assert (in_words("Q: 1\n"), in_words(asked[:1])) == ("Q: 1\n", asked[:1])
+    plain = [{"role": "user", "content": "Choose."}]
+    keys = [row_key({"prompt": plain, **pictures}) for pictures in ({}, {"images": [first, second]}, {"images": [second, first]})]
+    assert keys[0] == prompt_key(plain)[:12]
+    assert len({*keys, row_key({"prompt": asked})}) == 4
+    assert keys[1] == row_key({"images": [first.copy(), second.copy()], "prompt": plain})
+
+
+def test_what_json_does_not_know_is_its_type_and_never_an_address():
+    from workbench.workspace import to_json
+
+    class Environment:
+        pass
+
+    known = {"a": Environment(), "b": [Environment], "c": b"raw", "d": Path("x"), "e": {1: float("nan")}, "f": len}
+    assert to_json(known)["a"] == "<Environment>"
+    assert "0x" not in str(to_json(known))
+    assert [to_json(known)[name] for name in "cde"] == ["<bytes>", "x", {"1": None}]
+
+
+def calls_tools(**more):
+    import trl
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOTrainer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
+    return GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(MODEL_DIR), processing_class=tokenizer, reward_funcs=[has_answer],
+        train_dataset=Dataset.from_list(rows()), **more,
+    )  # fmt: skip
+
+
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: a number.
+        b: another.
+    """
+    return a + b
+
+
+class Counter:
+    """An environment with a reward of its own."""
+
+    def reset(self, **row) -> str:
+        self.count = 0
+        return "0"
+
+    def more(self) -> str:
+        """Count one more."""
+        self.count += 1
+        return str(self.count)
+
+    def get_reward(self) -> float:
+        return float(self.count)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("tools", {"tools": [add]}),
+        ("environment_factory", {"environment_factory": Counter}),
+        ("rollout_func", {"rollout_func": lambda prompts, trainer: {}}),
+    ],
+)
+def test_completions_of_several_turns_are_refused_before_the_first_step(home, tmp_path, name, asked):
+    weighted = {"reward_weights": [0.5]} if name == "environment_factory" else {}  # two functions, of which it names one
+    trainer = calls_tools(args=config(tmp_path, **weighted), **asked)
+    with pytest.raises(RunError, match=f"attach: {name}\n.*not recorded yet"):
+        attach(trainer)
+    assert not (home / "runs").exists()
+    assert "train" not in vars(trainer)
+    with pytest.raises(RecipeError, match=f"grpo: {name}\n.*not recorded yet"):
+        prepare(Recipe.of({"grpo": {name: "mine"}}), arithmetic(16, 2))
+
+
+def test_a_trainer_without_such_attributes_is_attached(home, trainer):
+    for name in ("tools", "environment_factories", "rollout_func"):
+        vars(trainer).pop(name, None)
+    assert attach(trainer).live
+
+
+@pytest.mark.parametrize("name", ["RLOO", "SFT", "DPO"])
+def test_another_trainer_is_told_what_it_is(home, tmp_path, name):
+    from trl import DPOTrainer, RLOOTrainer, SFTTrainer
+
+    made = {"RLOO": RLOOTrainer, "SFT": SFTTrainer, "DPO": DPOTrainer}[name]
+    with pytest.raises(RunError, match=f"{name}Trainer, which is not GRPO") as refused:
+        attach(made.__new__(made))
+    assert refused.value.remedy.startswith("train without attach")
+    assert "wb.attach(trainer)" not in refused.value.remedy
+
+
+def replaying(folder, how):
+    """A trainer that learns from other completions in the place of group 1, weighs or orders them otherwise, or tries twice."""
+    from datasets import Dataset
+    from trl import GRPOTrainer
+
+    class Replaying(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            made = super()._generate_and_score_completions(inputs)
+            if how == "tried again" and not hasattr(self, "first"):
+                self.first = made["advantages"]
+                return self._generate_and_score_completions(inputs)
+            self.original = made["advantages"].clone()
+            if how == "other order":
+                made |= {name: own.roll(4, 0) for name, own in made.items() if own is not None and own.dim() and len(own) == 8}
+            if how == "buffer":
+                made["completion_ids"][4:8] = made["completion_ids"][4:8].flip(1)
+                made["advantages"][4:8] = torch.tensor([-1.0, 1.0, 0.5, -0.5])
+            if how == "weighed":
+                made["advantages"] *= 2
+            return made
+
+    return Replaying(
+        model=str(MODEL_DIR), reward_funcs=[has_tags], args=config(folder, max_steps=1), train_dataset=Dataset.from_list(rows())
+    )
+
+
+def has_tags(completions, **kwargs):
+    return [float(len(text[0]["content"])) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("how", "groups"), [("buffer", [1]), ("weighed", None), ("other order", None), ("tried again", [0, 1]), ("as it is", None)]
+)
+def test_the_advantages_on_record_are_those_trained_on_or_said_not_to_be(home, tmp_path, how, groups, capsys):
+    run = attach(trainer := replaying(tmp_path, how), run_name="r")
+    trainer.train()
+    recorded = np.concatenate([batch.advantages for batch in read_batches(run)])
+    factor = 2.0 if how == "weighed" else 1.0
+    assert recorded[-8:] == pytest.approx(factor * trainer.original.numpy(), abs=1e-3)
+    assert recorded[:-8] == pytest.approx(trainer.first.numpy() if how == "tried again" else [], abs=1e-3)
+    events = [event for event in run.events() if event["event"] == "not_trained_on"]
+    assert [(event["step"], event["groups"]) for event in events] == ([(1, groups)] if groups else [])
+    assert (f"{len(groups or [])} of 2 groups: the trainer learns from other completions" in capsys.readouterr().out) == bool(
+        groups
+    )
+
+
+def test_one_row_is_one_prompt_whatever_was_made_of_it(home, trainer):
+    run = attach(trainer, run_name="r")
+    given = [rows()[0]] * 4 + [rows()[1]] * 4
+    observed = [[{"role": "user", "content": f"observation {n}"}] for n in range(8)]
+    trainer.model.train()
+    trainer._calculate_rewards(given, observed, [[{"role": "assistant", "content": "<"}]] * 8, [[5, 2]] * 8)
+    trainer.train()
+    first = query(run.rollouts, "select * from rollouts where prompt like '%observation%' order by \"group\", generation")
+    assert first.groupby("group")["prompt_id"].nunique().tolist() == [1, 1]
+    assert first["prompt_id"].nunique() == 2
+
+
+def test_the_weights_in_force_are_recorded(home, trainer):
+    trainer.reward_weights = torch.tensor([0.25])
+    assert trainer.args.reward_weights is None
+    assert attach(trainer).manifest()["rewards"]["weights"] == {"awaited": 0.25}
+
+
+# -- what is right, and where the answer is ----------------------------------------------------------------------------
+def parts_of(completions, **kwargs):
+    return [min(1.0, len(text[0]["content"]) / 40) for text in completions]
+
+
+def partial(folder):
+    from datasets import Dataset
+    from trl import GRPOTrainer
+
+    solved = [{"prompt": row["prompt"], "solution": row["answer"], "target_words": 3} for row in rows()]
+    return GRPOTrainer(
+        model=str(MODEL_DIR), reward_funcs=[has_tags, parts_of], args=config(folder, max_steps=2),
+        train_dataset=Dataset.from_list(solved), peft_config=lora(),
+    )  # fmt: skip
+
+
+def test_what_is_right_can_be_said_with_a_threshold(home, tmp_path, capsys):
+    for asked, words in ((("parts_of", 0.5), "parts_of >= 0.5"), ("parts_of", "parts_of > 0"), (None, "has_tags > 0 (the first")):
+        run = attach(trainer := partial(tmp_path), run_name=f"r{len(words)}", right_by=asked)
+        assert words in capsys.readouterr().out
+        trainer.train()
+        frame, about = query(run.rollouts), run.manifest()["task"]
+        least = 0.5 if isinstance(asked, tuple) else 1e-9
+        assert frame["right"].tolist() == (frame["score.parts_of" if asked else "score.has_tags"] >= least).tolist()
+        assert (about["right_at"], about["right_by_default"]) == (0.5 if isinstance(asked, tuple) else None, asked is None)
+        shares = [name for name in by_step(run).frame.columns if name.startswith("share")]
+        assert shares == ["share_right" if asked else "share of has_tags > 0"]
+        assert ("'right' here: has_tags > 0" in inspection.failures(run).verdict) == (asked is None)
+        assert ("'right' here" in write_report(run, markdown=True).read_text()) == (asked is None)
+        assert FollowedRun(run).figure.charts["groups"].title == ("groups" if asked else "groups; right: has_tags > 0")
+        spoken = [each.line for each in examine_run(run) if re.search(r"\b(right|wrong)\b", each.line)]
+        assert all(("'right' here" in line) == (asked is None) for line in spoken)
+        assert "GRPOConfig" in FollowedRun(run).figure._unmeasured.get_text()
+    with pytest.raises(TaskError, match="right_by = 'nothing'"):
+        attach(partial(tmp_path), right_by="nothing")
+
+
+def test_the_column_of_the_answer_is_recognised_or_said(home, tmp_path, capsys):
+    run = attach(trainer := partial(tmp_path), run_name="solved")
+    trainer.train()
+    assert run.manifest()["task"]["answer_column"] == "solution"
+    assert "the right answers are in the column 'solution'" in capsys.readouterr().out
+    assert "right answer:" in explain_group(run).title
+    assert "completions are wrong" in write_report(run, markdown=True).read_text()
+    with pytest.raises(RunError, match="answer_column='solutoin'.*\n.*\n.*did you mean 'solution'"):
+        attach(partial(tmp_path), answer_column="solutoin")
+    run.update_manifest(task={**run.manifest()["task"], "answer_column": "answer"})  # as by an earlier version
+    assert "right answer:" in explain_group(run).title
+    with pytest.raises(RunError, match="no column 'target'"):
+        write_report(run, answer_column="target")
+
+
+def test_a_report_without_a_known_answer_goes_without_its_causes(home, tmp_path):
+    from datasets import Dataset
+
+    trainer = partial(tmp_path)
+    trainer.train_dataset = Dataset.from_list([{**row, "target": "1", "solution": "2"} for row in rows()]).remove_columns(
+        "answer"
+    )
+    run = attach(trainer, run_name="r")
+    trainer.train()
+    page = write_report(run, markdown=True).read_text()
+    assert "no column 'answer'; there are solution, target" in page
+    assert "--answer-column NAME" in page
+    assert "completions are wrong" in write_report(run, markdown=True, answer_column="target").read_text()
+    assert CliRunner().invoke(app, ["report", "r", "--answer-column", "solution"]).exit_code == 0
+
+
+def test_the_trainers_own_evaluation_is_kept(home, tmp_path):
+    from datasets import Dataset
+    from trl import GRPOTrainer
+
+    asked = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "max_steps": 4, "logging_steps": 2}
+
+    def made(folder):
+        return GRPOTrainer(
+            model=str(MODEL_DIR), reward_funcs=has_answer, args=config(folder, **asked, eval_on_start=True), peft_config=lora(),
+            train_dataset=Dataset.from_list(rows()), eval_dataset=Dataset.from_list(rows()[:4]),
+        )  # fmt: skip
+
+    run = attach(trainer := made(tmp_path), run_name="r", watchers=[plot := LivePlot()])
+    trainer.train()
+    logged = {row["step"]: row for row in trainer.state.log_history if "eval_reward" in row}
+    assert sorted(logged) == [0, 1, 2, 3, 4]
+    kept = {row["step"]: row for row in run.metrics()}
+    for step, row in logged.items():
+        assert {key: kept[step][key] for key in row if key.startswith("eval_")} == {
+            key: value for key, value in row.items() if key.startswith("eval_")
+        }
+        assert all(explain(key)["name"] == key for key in row if key.startswith("eval_"))
+    # The steps' own rows are what they are without an evaluation between them.
+    completions = query(run.rollouts).groupby("step")["total"].mean()
+    assert [kept[step]["reward"] for step in (1, 2, 3, 4)] == pytest.approx(completions.tolist(), abs=1e-5)
+    assert not [each for each in examine_run(run) if "evaluates nothing" in each.line or "eval_steps" in each.line]
+    assert plot.view.history.steps.tolist() == FollowedRun(run).history.steps.tolist() == [1, 2, 3, 4]
+    assert len(examine_run(run)) > 5

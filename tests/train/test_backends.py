@@ -51,6 +51,34 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("unsloth", "u
 print("whole")
 """
 
+WITHOUT_BOTH = """
+import importlib.machinery, sys
+real = importlib.machinery.PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    return None if name.split(".")[0] in ("unsloth", "unsloth_zoo", "bitsandbytes") else real(name, path, target)
+importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
+import workbench as wb
+from workbench.errors import PolicyError
+grpo = dict(max_steps=2, num_generations=4, per_device_train_batch_size=8, max_completion_length=8)
+for policy in ({"backend": "transformers"}, {"backend": "unsloth", "load_in_4bit": False}):
+    try:
+        wb.load_policy(wb.Recipe(policy=policy, grpo=grpo))
+    except PolicyError as error:
+        print(error.remedy)
+run = wb.train(wb.Recipe(policy={"backend": "transformers", "load_in_4bit": False}, grpo=grpo), runs=sys.argv[1])
+print(run.result()["status"], wb.load_policy(run.recipe(), adapter=run.adapter).linear4bit)
+"""
+
+
+@pytest.mark.slow
+def test_the_plain_backend_does_without_unsloth_and_without_bitsandbytes(tmp_path):
+    result = subprocess.run([sys.executable, "-c", WITHOUT_BOTH, str(tmp_path)], capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    without_4bit, without_unsloth, *_, trained = result.stdout.splitlines()
+    assert "policy.load_in_4bit: false" in without_4bit
+    assert "policy.backend: transformers" in without_unsloth
+    assert trained == "finished 0"
+
 
 @pytest.mark.slow
 def test_a_run_with_the_plain_backend_never_imports_unsloth(tmp_path):

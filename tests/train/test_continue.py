@@ -308,7 +308,8 @@ def test_notebook_02s_own_file_goes_on_from_the_command_line_in_a_fresh_process(
     for judging in (compare.same_answer, compare.verdicts):
         monkeypatch.setattr(judging, "__defaults__", (5.0,))
     cells = json.loads((notebooks_folder() / "02_rewards.ipynb").read_text())["cells"]
-    [written] = ["".join(cell["source"]) for cell in cells if "".join(cell["source"]).startswith("%%writefile {task_file}")]
+    sources = ["".join(cell["source"]) for cell in cells]
+    [written] = [source for source in sources if source.startswith("%%write_unless_edited {task_file}")]
     folder = home / "tasks" / "arithmetic"
     folder.mkdir(parents=True)
     (folder / "task.py").write_text(written.partition("\n")[2])

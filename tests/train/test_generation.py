@@ -21,6 +21,7 @@ from transformers import (
 )  # fmt: skip
 
 from workbench.errors import RecipeError
+from workbench.memory.shapes import from_config
 from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
@@ -427,6 +428,13 @@ def test_what_can_be_told_before_a_model_is_loaded():
     assert "no_repeat_ngram_size" in expected(Recipe(), settings(generation_kwargs={"no_repeat_ngram_size": 3}), cuda=False)
     assert expected(Recipe(), settings(generation_kwargs={"do_sample": False}), cuda=False) is None
     assert "'static'" in expected(Recipe(), settings(cache_implementation="static"), cuda=False)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shapes = {kind: from_config({"model_type": kind, **sizes}) for kind in ("llama", "gemma3_text", "qwen3_moe")}
+    plain = Recipe.of({"policy": {"backend": "transformers"}})
+    assert expected(plain, settings(), False, shapes["llama"]) is expected(plain, settings(), True, shapes["llama"]) is None
+    assert expected(plain, settings(), False, shapes["gemma3_text"]) == "a cache of DynamicSlidingWindowLayer"
+    assert expected(plain, settings(), False, shapes["qwen3_moe"]) is None
+    assert "mixture of experts on a GPU" in expected(plain, settings(), True, shapes["qwen3_moe"])
     assert in_words("why", 8) == "TRL's own path generates: why"
     with pytest.raises(RecipeError, match="generation"):
         Recipe.of({"generation": "fast"})

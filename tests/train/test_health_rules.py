@@ -346,7 +346,7 @@ def test_truncation_by_its_share(clipped, state):
 def test_completions_that_end_with_another_token_are_not_taken_for_cut():
     found = verdicts(batches(20, clipped=1, unended=60, longest=70))["truncation"]
     assert found.state == NOTE
-    assert "another token" in found.line
+    assert "no EOS token" in found.line
 
 
 def test_a_length_that_grows_with_the_answers_is_no_drift():

@@ -186,5 +186,5 @@ def test_the_plan_says_what_is_measured_and_refuses_what_cannot_be(monkeypatch):
     with pytest.raises(RecipeError, match="task 'none' has 0 held-out prompts"):
         prepare(recipe(), none)
     assert json.loads(recipe().model_dump_json())["eval_every"] == 2
-    with pytest.raises(RecipeError, match="eval_every"):
+    with pytest.raises(RecipeError, match="remedy: leave eval_every out"):
         Recipe.of({"eval_every": 0})

@@ -30,12 +30,11 @@ from workbench.memory.parts import (
     GRAPHED,
     activation_bytes_per_token,
     kv_bytes,
-    lora_sizes,
     nf4_bytes,
     optimizer_bytes,
     weight_bytes,
 )
-from workbench.memory.shapes import from_config, shape_of
+from workbench.memory.shapes import adapter_on, from_config, shape_of
 from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe, RescuePart
 from workbench.training.plan.values import DEFAULTS
 
@@ -126,7 +125,7 @@ def test_weights_and_adapter_of_the_embedded_policy_in_4_bits(tiny_policy):
     element = tiny_policy.model.get_input_embeddings().weight.element_size()
     assert weight_bytes(TINY, True, element) == base_bytes(tiny_policy.model)
     lora = [p.numel() for p in tiny_policy.model.parameters() if p.requires_grad]
-    assert sorted(lora_sizes(TINY, 16, SEVEN_PROJECTIONS)) == sorted(lora)
+    assert sorted(adapter_on(TINY, LoraPart()).sizes) == sorted(lora)
     assert {p.element_size() for p in tiny_policy.model.parameters() if p.requires_grad} == {4}
 
 
@@ -152,7 +151,7 @@ def test_an_adapter_is_counted_as_peft_makes_it(kind):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
         model = get_peft_model(model, LoraConfig(r=6, target_modules=targets))
     real = sorted(p.numel() for p in model.parameters() if p.requires_grad)
-    assert sorted(lora_sizes(from_config({"model_type": kind, **sizes}), 6, targets)) == real
+    assert sorted(adapter_on(from_config({"model_type": kind, **sizes}), LoraPart(r=6, target_modules=targets)).sizes) == real
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from small_models import OF_A_MIXTURE, make_mixture
 
-from workbench.errors import PolicyError
+import workbench as wb
+from workbench.errors import PolicyError, RecipeError
 from workbench.memory import shapes
-from workbench.memory.shapes import KNOWN_FILE, from_config, shape_of
+from workbench.memory.parts import weight_bytes
+from workbench.memory.shapes import KNOWN_FILE, adapter_on, from_config, shape_of
+from workbench.recipe import LoraPart
 from workbench.training.presets import FOLDER
 
 SMALL = {
@@ -143,3 +147,74 @@ def test_a_cached_configuration_comes_before_a_known_one(home, monkeypatch):
     file.write_text(json.dumps({"model_type": "llama", **SMALL}))
     monkeypatch.setattr(shapes, "_cached", lambda name: file)
     assert shape_of("Qwen/Qwen3-8B").layers == 3
+
+
+# Mixtures of experts: r (in + out) for a matrix; a stacked parameter of E experts has E times that, at twice the rank where
+# PEFT finds the gate and up projections fused into one.
+_ATTENTION = 16 * (64 + 64 + 2 * (64 + 32) + 64 + 64)  # queries, keys, values, output
+
+
+@pytest.mark.parametrize(
+    ("config", "targets", "elements", "missing"),
+    [
+        ({"model_type": "qwen3_moe", "hidden_size": 64}, None,
+         2 * (_ATTENTION + 4 * (32 * (64 + 64) + 16 * (32 + 64))), ()),
+        ({"model_type": "qwen3_moe", "hidden_size": 64}, ["q_proj", "down_proj"], 2 * (16 * 128 + 4 * 16 * (32 + 64)), ()),
+        ({"model_type": "qwen3_moe", "hidden_size": 64}, ["q_proj", "w1"], 2 * 16 * 128, ("w1",)),
+        ({"model_type": "gpt_oss", "hidden_size": 64}, None, 2 * _ATTENTION, ("gate_proj", "up_proj", "down_proj")),
+        ({"model_type": "llama", "hidden_size": 64}, None, 2 * (_ATTENTION + 3 * 16 * (64 + 96)), ()),
+        # Qwen3-30B-A3B: 48 layers, 128 experts of 768, 32 and 4 heads of 128.
+        ({"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
+          "num_key_value_heads": 4, "num_experts": 128, "moe_intermediate_size": 768}, None, 994_836_480, ()),
+    ],
+)  # fmt: skip
+def test_the_adapter_of_a_mixture_by_hand(config, targets, elements, missing):
+    sizes = {
+        **SMALL,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "pad_token_id": 0,
+    }
+    shape = from_config({**sizes, **OF_A_MIXTURE.get(config["model_type"], {}), **config})
+    lora = LoraPart(target_modules=targets) if targets else LoraPart()
+    found = adapter_on(shape, lora)
+    assert (sum(found.sizes), found.unmatched) == (elements, missing)
+    # On a GPU, Unsloth may put adapters on more experts than PEFT does by itself.
+    everywhere = sum(adapter_on(shape, lora, experts=True).sizes)
+    assert (everywhere > elements) is (config["model_type"] == "gpt_oss" or targets is not None)
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        ({"target_modules": ["gate_proj"]}, "without also targeting up_proj"),
+        ({"target_modules": ["nowhere"]}, "not found"),
+        ({"lora_dropout": 0.1}, "lora_dropout"),
+    ],
+)
+def test_an_adapter_that_peft_refuses_is_refused_by_the_plan(tmp_path, lora, said):
+    policy = {"name": str(make_mixture(tmp_path / "model", "qwen3_moe")), "backend": "transformers"}
+    with pytest.raises(RecipeError, match=said):
+        wb.plan(wb.Recipe(policy=policy, lora=lora, grpo={"max_steps": 1}))
+
+
+@pytest.mark.parametrize(("kind", "missing"), [("qwen3_moe", ""), ("gpt_oss", "gate_proj or up_proj or down_proj")])
+def test_plan_and_policy_say_the_same_of_a_mixture(tmp_path, recwarn, kind, missing):
+    folder = make_mixture(tmp_path / "model", kind)
+    policy = {"name": str(folder), "backend": "transformers"}
+    plan = wb.plan(wb.Recipe(policy=policy, grpo={"max_steps": 1, "max_completion_length": 100}), vram_gb=16)
+    loaded, shape = wb.load_policy(plan), shape_of(folder)
+    [stays] = [note for note in plan.notes if "of the weights are not in 4 bits" in note]
+    assert f"{shape.stacked / shape.parameters:.0%}" in stays
+    assert stays in loaded.notes
+    said = [note for note in plan.notes if "lora.target_modules" in note]
+    assert [note for note in loaded.notes if "lora.target_modules" in note] == said
+    assert [missing in note for note in said] == [True] * bool(missing)
+    assert sum(adapter_on(shape, LoraPart()).sizes) == loaded.trainable
+    assert not [each for each in recwarn if "rank_pattern" in str(each.message)]
+    [weights] = [part for part in plan.memory.parts if part.name == "weights"]
+    assert (weights.bytes, weights.exact) == (weight_bytes(shape, True), True)
+    assert "are not in 4 bits" in weights.formula
+    assert plan.generation.startswith("TRL's own" if kind == "gpt_oss" else "The workbench's own loop")

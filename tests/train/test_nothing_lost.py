@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import re
 import shutil
+import signal
 from collections import namedtuple
 
 import pytest
 import torch
+from killing import contents
 from safetensors.torch import load_file
 
 from workbench.errors import RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
+from workbench.run.held_out import standing
 from workbench.run.rollouts import query, read_batches
 from workbench.tiny.task import task as arithmetic
 from workbench.training import resuming
@@ -239,6 +243,16 @@ def test_a_run_goes_on_with_a_hole_that_is_accepted_and_is_not_asked_again(run, 
     assert continue_run(run, policy=policy, task=task(), steps=1).result()["steps"] == 6
 
 
+def test_a_step_with_two_rows_has_one_afterwards_and_that_is_said(run, policy, capsys):
+    lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.path / "metrics.jsonl").write_text("".join([*lines[:2], lines[1], *lines[2:]]))
+    continue_run(run, policy=policy, task=task(), steps=1)
+    assert "metrics.jsonl has two rows for step 2: the later one is kept" in capsys.readouterr().out
+    assert [json.loads(line)["step"] for line in (run.path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
+    [told] = [event for event in run.events() if event["event"] == "changed"]
+    assert told["shown"] == ["metrics.jsonl has two rows for step 2: the later one is kept"]
+
+
 # -- a step that is not finished ---------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), KeyboardInterrupt()], ids=["error", "abort"])
@@ -302,6 +316,126 @@ def test_a_run_that_cannot_be_taken_back_is_nobodys_and_whole(run, monkeypatch):
     run.release()
 
 
+def raises(error):
+    def fails(*args, **kwargs):
+        raise error
+
+    return fails
+
+
+def in_the_first_step(error):
+    """The step generates and scores, its part is written, and then it fails."""
+
+    def patch(monkeypatch, run):
+        from workbench.training import trainer as trainers
+
+        make = trainers.make_trainer
+
+        def failing(*args, **kwargs):
+            trainer = make(*args, **kwargs)
+            step = trainer.training_step
+
+            def first(*args, **kwargs):
+                step(*args, **kwargs)
+                raise error
+
+            trainer.training_step = first
+            return trainer
+
+        monkeypatch.setattr(trainers, "make_trainer", failing)
+
+    return patch
+
+
+def disk_without_room(monkeypatch, run):
+    monkeypatch.setattr(resuming.shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 1000))
+
+
+def row_that_fails(monkeypatch, run):
+    error = OSError(errno.EDQUOT, "Disk quota exceeded", str(run.path / "metrics.jsonl"))
+    monkeypatch.setattr(RunDirectory, "log_metrics", raises(error))
+
+
+def copy_that_fails(monkeypatch, run):
+    error = OSError(errno.ENOSPC, "No space left on device", str(run.path / ".before"))
+    monkeypatch.setattr("workbench.run.directory.shutil.copy2", raises(error))
+
+
+def damaged_checkpoint(monkeypatch, run):
+    flipped(run.checkpoints / "checkpoint-4" / "optimizer.safetensors", None)
+
+
+def training(monkeypatch, run):
+    owner = RunDirectory(run.path)
+    assert owner.lock.take()
+    monkeypatch.setattr(run, "_owner", owner, raising=False)  # or it is let go
+
+
+LAST, THIRD = {"steps": 2}, {"steps": 2, "checkpoint": "checkpoint-3"}
+REFUSALS = {
+    "no room": (disk_without_room, LAST, RunError, "MB are free"),
+    "no room, from an earlier one": (disk_without_room, THIRD, RunError, "MB are free"),
+    "no room for what is kept aside": (copy_that_fails, THIRD, RunError, "the disk is full"),
+    "an edited recipe": (lambda _, run: edit(run, seed=3), LAST, RunError, "seed: 0 -> 3"),
+    "another task": (lambda *_: None, LAST | {"task": "fewer"}, RunError, "rows were changed"),
+    "no such checkpoint": (lambda *_: None, LAST | {"checkpoint": "checkpoint-9"}, RunError, "no checkpoint-9"),
+    "a damaged checkpoint": (damaged_checkpoint, LAST | {"checkpoint": "checkpoint-4"}, RunError, "is damaged"),
+    "nothing left to train": (lambda *_: None, {}, RunError, "all 4 steps are trained"),
+    "it trains": (training, THIRD, RunError, "r is training"),
+    "the watchers cannot be made": (
+        lambda patch, _: patch.setattr("workbench.training.attach.announce", raises(ZeroDivisionError)), THIRD,
+        ZeroDivisionError, "",
+    ),
+    "Ctrl-C after opening": (
+        lambda patch, _: patch.setattr("workbench.training.trainer.go_on", raises(KeyboardInterrupt)), THIRD,
+        KeyboardInterrupt, "",
+    ),
+    "Ctrl-C in the first step": (in_the_first_step(KeyboardInterrupt()), THIRD, KeyboardInterrupt, ""),
+    "the first step fails": (in_the_first_step(RuntimeError("CUDA error")), THIRD, RuntimeError, "CUDA error"),
+    "the first step fails at the end": (in_the_first_step(RuntimeError("CUDA error")), LAST, RuntimeError, "CUDA error"),
+    "its row cannot be written": (row_that_fails, THIRD, RunError, "the quota is used up"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_finished_run_that_goes_on_no_further_is_what_it_was(run, policy, monkeypatch, name, capsys):
+    patch, asked, kind, said = REFUSALS[name]
+    asked = asked | {"task": dataclasses.replace(task(), rows=task().rows[:-1]) if asked.get("task") else task()}
+    with monkeypatch.context() as patched:
+        patch(patched, run)
+        before = contents(run.path)
+        with pytest.raises(kind, match=said or None):
+            continue_run(run, policy=policy, **asked)
+        after = contents(run.path)
+        told = after.pop("events.jsonl").removeprefix(before.pop("events.jsonl"))
+        assert after == before
+        assert not told or json.loads(told)["event"] == "put_back"
+        assert bool(told) == ("step" in name or "row" in name), told
+        assert run.live == (name == "it trains")
+    if name in ("an edited recipe", "a damaged checkpoint"):
+        return
+    assert (run.result()["status"], run.adapter.name) == ("finished", "final")
+    run.lock.file.unlink(missing_ok=True)
+    again = continue_run(run, policy=policy, task=task(), checkpoint="checkpoint-3", steps=1)
+    assert [row["step"] for row in again.metrics()] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [LAST, THIRD], ids=["the last", "an earlier one"])
+def test_a_finished_run_that_is_killed_before_a_new_step_is_what_it_was(run, policy, monkeypatch, asked):
+    before = contents(run.path)
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(RunDirectory, "log_metrics", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        continue_run(run, policy=policy, task=task(), **asked)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert run.result()["status"] == "killed"
+    assert run.kept_aside
+    assert open_run("r").result()["status"] == "finished"  # a reader suffices
+    assert contents(run.path) == before
+    assert continue_run(run, policy=policy, task=task(), **asked).result()["steps"] == 6
+
+
 def test_what_only_fsync_tells_is_told(tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
@@ -346,6 +480,38 @@ def test_weights_that_are_no_numbers_are_never_saved(home, generation, step):
         assert all(tensor.isfinite().all() for tensor in load_file(file).values() if tensor.is_floating_point())
     continue_run(run, policy=load_policy("tiny", load_in_4bit=False), task=task())
     assert run.result()["status"] == "finished"
+
+
+# -- its health --------------------------------------------------------------------------------------------------------
+def picky_reward(completions, **kwargs):
+    return [len(text[0]["content"]) / (len(text[0]["content"]) % 5) for text in completions]  # at times a division by 0
+
+
+def told_by(run):
+    return [event for event in standing(run.events()) if event["event"] in ("health", "reward_error")]
+
+
+TWO = ({"name": "a", "steps": 3}, {"name": "b", "steps": 8})
+
+
+@pytest.mark.parametrize("stages", [(), pytest.param(TWO, marks=pytest.mark.slow)], ids=["one stage", "two"])
+def test_a_run_that_goes_on_has_the_health_of_one_that_never_stopped(home, monkeypatch, stages):
+    policy = load_policy("tiny", load_in_4bit=False)
+    monkeypatch.setattr("workbench.health.diagnosis.BUDGET", 1.0)  # a look after every step, however slow the machine is
+    grpo = {"max_completion_length": 8, "max_steps": None if stages else 11, "save_total_limit": 11}
+    asked = recipe(grpo=grpo, stages=list(stages), rewards={"on_error": "skip"})
+    own = dataclasses.replace(task(), reward_funcs=[*task().reward_funcs, picky_reward], reward_weights=None)
+    whole = train(asked, policy=policy, task=own)
+    result = whole.result()
+    assert "truncation" in {each["name"] for each in result["health"]}  # after 6 steps of a stage
+    assert result["reward_errors"]["picky_reward"] > 5
+    for step in (2, 3, 10):
+        run = RunDirectory(shutil.copytree(whole.path, home / "runs" / f"from-{step}"))
+        continue_run(run, policy=policy, task=own, checkpoint=f"checkpoint-{step}")
+        for name in ("health", "reward_errors", "status", "steps"):
+            assert run.result()[name] == result[name], (step, name)
+        told = ([{**event, "time": ""} for event in told_by(each)] for each in (run, whole))
+        assert next(told) == next(told)
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------

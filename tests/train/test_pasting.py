@@ -13,6 +13,7 @@ from workbench.tiny.task import task as arithmetic
 from workbench.training import plan
 from workbench.training.plan.device import Machine
 from workbench.training.policy import load_policy, trainer_classes
+from workbench.training.prepare import plan as wb_plan
 from workbench.training.script import read_script
 from workbench.training.trainer import train
 
@@ -378,8 +379,18 @@ GRPOConfig(learning_rate=open({str(victim)!r}, "w").write("1") * 1e-6, beta=__im
         ("    GRPOConfig(beta=0.1)", {"beta": 0.1}),
         ("BETA = 0.3\nGRPOConfig(beta=0.1)", {"beta": 0.1}),
         ("GRPOConfig(kl_coef=0.1, beta=0.1)", {"beta": 0.1}),
-        # What is bound more than once, or otherwise than by one literal, is known only when the script runs.
-        ("b = 0.1\nb = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        # Of several values the last before the use, where nothing that is decided elsewhere stands between.
+        ("b = 0.1\nb = 0.2\nGRPOConfig(beta=b, top_k=5)\nb = 0.3", {"beta": 0.2, "top_k": 5}),
+        ("b = 0.1\nif x:\n    b = 0.2\nb = 0.3\nGRPOConfig(beta=b, top_k=5)", {"beta": 0.3, "top_k": 5}),
+        ("def f(b):\n    return b\nb = 0.2\nGRPOConfig(beta=b, top_k=5)", {"beta": 0.2, "top_k": 5}),
+        ("def main():\n    b = 0.1\n    GRPOConfig(beta=b, top_k=5)\nb = 0.2", {"beta": 0.1, "top_k": 5}),
+        ("if __name__ == '__main__':\n    b = 0.1\n    b = 0.2\n    GRPOConfig(beta=b, top_k=5)", {"beta": 0.2, "top_k": 5}),
+        # What is decided elsewhere is known only when the script runs.
+        ("b = 0.1\nif x:\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("if x:\n    b = 0.1\nelse:\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("for i in x:\n    b = 0.1\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("b = 0.1\ndef f():\n    global b\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("b = 0.1\nb = 0.2\ndef f():\n    GRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
         ("b = 0.1\nb += 0.1\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
         ("for b in x:\n    pass\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
         ("b = 0.1\ndef f(b):\n    GRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
@@ -414,6 +425,8 @@ LEFT_OUT = [
     ("ds = load_dataset('a/b')\nGRPOConfig()", "data are left out.*'a/b'.*task file"),
     ("ds = load_dataset('openai/gsm8k', 'main')\nGRPOConfig()", "task = 'gsm8k'"),
     ("GRPOConfig(beta=0.1)", "max_steps is not in the script: 100"),
+    ("GRPOConfig(use_liger_kernel=True)", "use_liger_kernel is left out: liger_kernel is not installed here"),
+    ("GRPOConfig(use_liger_loss=True)", "use_liger_loss is left out: liger_kernel is not installed here"),
     ("GRPOConfig(max_steps=args.steps)", "max_steps could not be read: 100"),
 ]  # fmt: skip
 
@@ -435,6 +448,7 @@ PLAIN_MODEL = "model = AutoModelForCausalLM.from_pretrained('a/b')\n"
     ("script", "found"),
     [
         (PLAIN_MODEL, ("a/b", "transformers", True)),
+        ("name = 'c/d'\nname = 'a/b'\n" + PLAIN_MODEL.replace("'a/b'", "name"), ("a/b", "transformers", True)),
         # The one that is trained; what is loaded after the training, or for something else, is not the policy.
         ("import trl\njudge = AutoModelForCausalLM.from_pretrained('c/d')\n" + PLAIN_MODEL + "GRPOTrainer(model)",
          ("a/b", "transformers", True)),
@@ -482,3 +496,13 @@ def test_weights_and_adapter_as_unsloths_loaders_ask_for_them(fields):
     assert recipe.lora.target_modules == list(SEVEN_PROJECTIONS)
     assert recipe.grpo["gradient_checkpointing"] is True
     assert not any("left out" in line for line in pasted.notes)
+
+
+def test_a_refusal_says_what_was_left_out_of_the_script():
+    script = (
+        "m, t = FastLanguageModel.from_pretrained('unsloth/Qwen3-8B', load_in_fp8=True, fast_inference=True)\n"
+        "GRPOTrainer(m, f, GRPOConfig(use_vllm=True, num_generations=0))"
+    )
+    with pytest.raises(RecipeError) as raised:
+        wb_plan(script, machine=CPU)
+    assert any("load_in_fp8 = True is left out" in note for note in raised.value.__notes__)

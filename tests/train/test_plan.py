@@ -300,7 +300,8 @@ def kinds():
 @pytest.mark.parametrize(
     ("grpo", "said"),
     [
-        ({"max_steps": "two"}, "max_steps = 'two'.*a whole number.*without quotes"),
+        ({"max_steps": "two"}, "max_steps = 'two'.*a whole number.*remedy: give a whole number"),
+        ({"learning_rate": "abc"}, "learning_rate = 'abc'.*a number.*remedy: give a number"),
         ({"max_steps": "45"}, "max_steps = '45'.*a whole number.*without quotes"),
         ({"max_steps": 0}, "max_steps = 0.*at least 1, or -1"),
         ({"learning_rate": "abc"}, "learning_rate = 'abc'.*is a number"),
@@ -820,3 +821,23 @@ def test_steps_are_the_recipes_or_a_stages():
 def test_what_cannot_be_set_is_refused(said, message):
     with pytest.raises(RecipeError, match=message):
         overridden(Recipe(), [said])
+
+
+@pytest.mark.parametrize(
+    ("right", "said"),
+    [(0, "solved 100% never, 0% sometimes, 0% always; .*begin with `warm_start: 32`"), (2, "solved 0% never, 100% sometimes")],
+)
+def test_a_plan_says_what_01_measured_beside_the_task(right, said, home):
+    from workbench.data.difficulty import Solved, measure
+
+    rows = task(8, 2).rows
+    (home / "task.py").write_text("from workbench.tiny.task import task as made\n\ntask = made(64, 8)\n")
+    asked = Recipe(task=str(home / "task.py"), grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8})
+    assert not [note for note in wb.plan(asked).notes if "measured in 01" in note]
+    settings = {"policy": "mine", "max_completion_length": 96}
+    measure(rows, lambda some: [Solved(right, 4, 3)] * len(some), home / "difficulty.jsonl", settings)
+    [note] = [note for note in wb.plan(asked).notes if "measured in 01 with mine" in note]
+    assert re.search(rf"8 prompts, 4 completions each: {said}", note)
+    assert "\n" not in note
+    (home / "difficulty.jsonl").write_text("{}\n")
+    assert not [note for note in wb.plan(asked).notes if "measured in 01" in note]

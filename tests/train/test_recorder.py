@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from killing import contents
 from recording import record
+from running import Running
 
+from workbench.errors import RunError
 from workbench.health import RunConfig, Verdict, Watchdog
 from workbench.recipe import Recipe
 from workbench.run import parts
@@ -24,7 +27,7 @@ from workbench.training.recorder import Recorder
 def test_a_kl_that_nobody_measured_is_not_recorded_as_zero(home, measures_kl, rows):
     """Unsloth's GPU trainer logs one when beta is 0."""
     run = RunDirectory.create("r", Recipe(), {})
-    recorder = Recorder(run, eos_token_id=2)
+    recorder = Recorder(run, eos_ids=[2])
     recorder.measures_kl = measures_kl
     recorder.log(1, {"loss": 0.0, KL: 0.0})
     assert run.metrics() == rows
@@ -35,7 +38,7 @@ def test_the_end_line_names_the_functions(home):
     kinds = [("reward_cannot_pay", "tag"), ("reward_cannot_pay", "right"), ("kl_runaway", ""), ("length_drift", "")]
     states = ["warning", "warning", "warning", "ok"]
     watchdog.verdicts = [Verdict(name, state, "", function=own) for (name, own), state in zip(kinds, states, strict=True)]
-    recorder = Recorder(RunDirectory.create("r", Recipe(), {}), eos_token_id=2)
+    recorder = Recorder(RunDirectory.create("r", Recipe(), {}), eos_ids=[2])
     recorder.watchdog = watchdog
     assert recorder.verdict.startswith("; warning: rewards that never fire (tag, right), warning: runaway KL (`workbench watch")
 
@@ -59,6 +62,25 @@ def test_parts_of_older_steps_are_merged_while_it_trains(home, monkeypatch):
     assert names == [f"{end - 4:07d}-to-{end:07d}" for end in (5, 10, 15, 20)] + [f"{step:07d}-00" for step in (21, 22, 23)]
     assert query(plain.rollouts).equals(query(merged.rollouts))
     assert handles == 0 or len(os.listdir("/proc/self/fd")) <= handles + 2  # its worker's and its lock's
+
+
+def test_a_run_that_somebody_else_owns_by_now_gets_no_part_and_no_row(home):
+    running = Running()
+    running.step()
+    (running.run.path / "lock").unlink()  # as where a drive is shared, and the owner was silent for too long
+    other = RunDirectory(running.run.path)
+    other.reopen(1)
+    before = contents(other.path)
+    with pytest.raises(RunError, match="taken over by a process"):
+        running.step()
+    for late in (lambda: running.recorder.log(2, {}), running.run.went_on, lambda: running.recorder.event("checkpoint", 2)):
+        with pytest.raises(RunError, match="taken over by a process"):
+            late()
+    running.run.put_back()
+    running.run.release()
+    assert contents(other.path) == before
+    assert other.live
+    running.suite.close()
 
 
 def test_a_run_whose_parts_cannot_be_merged_goes_on(home, monkeypatch):

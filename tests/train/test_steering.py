@@ -11,6 +11,7 @@ import pytest
 import torch
 from driving import waited_for
 
+from workbench.errors import RequestError
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState, answer, send
 from workbench.run.directory import RunDirectory
@@ -62,6 +63,30 @@ class Asks:
 
     def end(self, message):
         self.message = message
+
+
+def test_whatever_is_asked_at_the_very_end_has_an_answer_or_is_refused(home, policy):
+    ids, refusals = [], []
+
+    def asks_on(run):
+        while not refusals:
+            try:
+                ids.append(send(run, "weight", by="late", function=LENGTH, value=1.0))
+            except RequestError as error:
+                refusals.append(str(error))
+
+    class AsksOn(Asks):
+        def update(self, step, values):
+            if step == 2:
+                self.thread = threading.Thread(target=asks_on, args=(self.run,))
+                self.thread.start()
+
+    watcher = AsksOn({})
+    run = train(recipe(max_steps=3), policy=policy, task=arithmetic(8, 4), watchers=[watcher])
+    watcher.thread.join()
+    assert len(ids) > 1
+    assert all(answer(run, identity) for identity in ids)
+    assert "does not train" in refusals[0] or "ended before it read this" in refusals[0]
 
 
 def numbers(run: RunDirectory) -> list[dict]:

@@ -43,7 +43,7 @@ def live(monkeypatch) -> list[StepSummary]:
     original = Recorder.batch
 
     def batch(self, scored):
-        made.append(summarise(scored.as_trained(self.stage, self.eos_token_id)))
+        made.append(summarise(scored.as_trained(self.stage, self.eos_ids)))
         return original(self, scored)
 
     monkeypatch.setattr(Recorder, "batch", batch)

@@ -46,6 +46,15 @@ def test_the_demo_s_line():
     assert (found.first_step, found.last_step) == (1, 45)
 
 
+@pytest.mark.parametrize("row", [{"groups/dead": 1.0, "grad_norm": 0.0}])
+def test_where_every_group_was_dead_no_setting_is_judged(row):
+    assert judged({"max_grad_norm": 1.0}, **row).state == SKIPPED
+
+
+def test_a_norm_of_0_asks_for_no_lower_bound():
+    assert "max_grad_norm" not in judged({"max_grad_norm": 1.0}, grad_norm=0.0).remedy
+
+
 def test_what_struck_is_live():
     off = {"ratio/low": 0.7, "ratio/high": 1.6, "clip_ratio/low_mean": 0.0, "clip_ratio/high_mean": 0.1, "ratio/masked": 0.25}
     settings = {"num_iterations": 2, "epsilon": 0.5, "epsilon_high": 0.5, "delta": 1.5, "off_policy_mask_threshold": 0.1}

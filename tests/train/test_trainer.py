@@ -13,6 +13,7 @@ import pytest
 
 from workbench.errors import DataError, PolicyError, RecipeError, RewardError, TaskError
 from workbench.recipe import Recipe, RewardsPart
+from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, MIXED, REWARD, REWARD_STD
 from workbench.run.rollouts import query
@@ -179,13 +180,15 @@ def test_a_scheduler_that_ends_the_job_loses_nothing(home, policy):
     assert run.adapter == run.final
 
 
-def test_a_run_that_learns_nothing_says_so(home, policy, capsys):
+@pytest.mark.parametrize(("score", "advice"), [(1.0, "look at the rewards in 02"), (0.0, "begin with `warm_start: 32`")])
+def test_a_run_that_learns_nothing_says_so(score, advice, home, policy, capsys):
     def equal_reward(completions, **kwargs):
-        return [1.0] * len(completions)
+        return [score] * len(completions)
 
     watcher = InterruptAt(0)
     train(recipe(delta=4.0), policy=policy, task=own_task(equal_reward), watchers=[watcher])
     assert "finished after 2 steps: NOTHING LEARNT" in watcher.message
+    assert advice in watcher.message
     assert "of the settings requested these did nothing: delta (`workbench watch" in watcher.message
     said = capsys.readouterr().out
     assert "WARNING: the task names no right_by" in said
@@ -457,3 +460,58 @@ def test_the_same_seed_gives_the_same_run(home):
         metrics = [{key: value for key, value in row.items() if "time" not in key} for row in run.metrics()]
         records.append((metrics, query(run.rollouts)["completion"].tolist()))
     assert records[0] == records[1]
+
+
+# Each as a column of its own, one value a row; Arrow refuses some of them and hands others back changed.
+AWKWARD = {
+    "other_keys": [{"a": 1}, {"b": "x"}, {}, {"a": 2}],
+    "other_types": [{"a": 1}, {"a": "x"}, {"a": [1, "x"]}, {"a": {"b": None}}],
+    "grid": [[[1, 2], [3]], [], [[0]], [[1, "x"]]],
+    "numbers_as_keys": [{1: "x", 2: 3}, {2: None}, {}, {1: {3: 4}}],
+    "numbers": [1, 1.5, True, 10**30],
+    "large": [2**63, 1, -(2**70), 0],
+    "some": [{"a": 1}, None, [1], "x"],
+    "tuples": [(1, 2), (3,), (), (1, "x")],
+    "words": ["a", "", None, "b"],
+    "counts": [1, None, 3, 4],
+}
+
+
+def as_given_reward(completions, told, **columns):
+    """1 where every column holds what was written down of it as text."""
+    return [float(text == repr([columns[name][place] for name in AWKWARD])) for place, text in enumerate(told)]
+
+
+@pytest.mark.parametrize("places", ["in the worker", "in this process"])
+def test_reward_functions_get_columns_as_they_are_in_the_rows(home, policy, places):
+    def here_reward(completions, told, **columns):  # holds a lock, which no other process can be handed
+        with lock:
+            return as_given_reward(completions, told, **columns)
+
+    lock = threading.Lock()
+    function = as_given_reward if places == "in the worker" else here_reward
+    rows = [{name: values[place] for name, values in AWKWARD.items()} for place in range(4)]
+    rows = [{"prompt": f"{place} + 1 =", **row, "told": repr([*row.values()])} for place, row in enumerate(rows)]
+    run = train(recipe(max_completion_length=4), policy=policy, task=Task("awkward", rows=rows, reward_funcs=[function]))
+    assert query(
+        run.rollouts, f'select min("score.{function.__name__}") as low, count(*) as n from rollouts'
+    ).values.tolist() == [[1.0, 32]]
+    assert RunDirectory(run.path).result()["status"] == "finished"
+
+
+def test_a_function_that_writes_into_a_column_changes_no_row():
+    def counting_reward(completions, notes, **_):
+        for note in notes:
+            note["seen"] = 1
+        return [0.0] * len(notes)
+
+    rows = [{"prompt": "a", "notes": {"seen": 0}}, {"prompt": "b", "notes": {}}]
+    kept, aside = training._for_arrow(rows)
+    assert kept == [{"prompt": "a", "notes": 0}, {"prompt": "b", "notes": 1}]
+    suite = RewardSuite(Task("counts", rows=rows, reward_funcs=[counting_reward]), 2)
+    suite.aside = aside
+    call = {"prompts": ["a", "b"], "completions": ["x"] * 2, "completion_ids": [[1]] * 2, "notes": [0, 1]}
+    with pytest.raises(RewardError, match="changed its input 'notes'"):
+        suite.funcs[0](**call)
+    assert rows == [{"prompt": "a", "notes": {"seen": 0}}, {"prompt": "b", "notes": {}}]
+    suite.close()

@@ -81,3 +81,34 @@ def test_the_views_that_are_named_are_there():
         module, _, name = view.rpartition(".")
         tree = ast.parse((PACKAGE / f"{module.removeprefix('workbench.').replace('.', '/')}.py").read_text())
         assert name in {getattr(node, "name", None) for node in tree.body}
+
+
+def test_a_cell_writes_its_file_and_never_over_somebodys_work(shell, home, capsys):
+    file = home / "tasks" / "mine" / "task.py"
+
+    def cell(text: str) -> str:
+        shell.run_cell_magic("write_unless_edited", str(file), text)
+        return capsys.readouterr().out.strip()
+
+    assert cell("task = 1\n").endswith("task.py: written")
+    assert cell("task = 1\n").endswith("task.py: as in this cell")
+    assert cell("task = 2\n").endswith("task.py: written"), "it held what the cell wrote last"
+    file.write_text("task = 3  # edited in an editor\n")
+    for text in ("task = 2\n", "task = 4\n"):  # a new kernel knows no more than this one: all that is kept is on disk
+        assert "was edited since this cell wrote it: it stays" in cell(text)
+        assert file.read_text() == "task = 3  # edited in an editor\n"
+    file.write_text("task = 2\n")
+    assert cell("task = 5\n").endswith("written"), "the edit was taken back"
+    file.unlink()
+    assert cell("é = 6\r\n").endswith("written")
+    assert file.read_bytes() == "é = 6\r\n".encode()
+
+
+def test_a_file_that_no_cell_wrote_stays_and_without_a_file_nothing_is_written(shell, home, capsys):
+    (home / "task.py").write_text("mine\n")
+    shell.run_cell_magic("write_unless_edited", str(home / "task.py"), "the cell's\n")
+    assert "was not written by this cell: it stays" in capsys.readouterr().out
+    assert (home / "task.py").read_text() == "mine\n"
+    shell.run_cell_magic("write_unless_edited", "", "the cell's\n")
+    assert capsys.readouterr().out == "nothing written\n"
+    assert sorted(file.name for file in home.iterdir()) == ["task.py"]

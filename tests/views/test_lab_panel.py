@@ -64,6 +64,17 @@ def test_the_first_completions_are_an_honest_one_and_three_cheats(lab):
     assert "total <b>0.25</b>" in seen(lab, 1)
 
 
+@pytest.mark.parametrize(
+    ("system", "first"),
+    [("Be brief.", [""]), ('Reply as {"sum": 1}.', ['{"sum": 42}', '{"sum": 43}'])],
+)
+def test_a_guess_is_not_filled_in_and_json_is_json(system, first):
+    rows = [{"prompt": to_messages("What is 15 + 27?", system), "answer": "42"}]
+    opened = Lab(Task("t", rows, [correctness_reward]))
+    assert opened.texts[:2] == first
+    opened.close()
+
+
 def test_typing_scores_again(lab):
     lab._cells[1][0].value = "I say <answer>42</answer>"
     assert lab.texts[1] == "I say <answer>42</answer>"

@@ -66,10 +66,12 @@ def test_how_a_run_stands(running):
     running.step()
     followed.look()
     assert list(followed.history.steps) == [1]
-    (running.run.path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
+    lock = running.run.path / "lock"
+    mine = lock.read_bytes()
+    lock.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
     for status, change in (
         ("killed", None),
-        ("stopped", lambda: running.finish("stopped")),
+        ("stopped", lambda: (lock.write_bytes(mine), running.finish("stopped"))),
         ("gone", running.run.discard),
     ):
         if change is not None:
@@ -277,6 +279,10 @@ def test_where_nobody_clicks_there_is_a_sentence(running, shown, monkeypatch):
     places = shown(panel)
     assert panel.controls is None
     assert "WORKBENCH_WIDGETS=0" in places["controls"].shown[0]["text/plain"]
+    # Where the kernel stands in a folder of one's own, a terminal may stand anywhere; in one of the notebooks, the name is known.
+    assert f"workbench control {running.run.path} stop" in repr(Controls(running.run))
+    (running.run.path.parents[1] / "notebooks").mkdir()
+    monkeypatch.chdir(running.run.path.parents[1] / "notebooks")
     assert "workbench control r stop" in repr(Controls(running.run))
 
 

@@ -20,8 +20,9 @@ from workbench.audit import findings as rules
 from workbench.audit.completions import AS_ASKED, CompletionBuilder, builders, probes, spellings
 from workbench.audit.findings import REFERENCE, Finding, ProbeResult, ScoreTable, Text, finding, mean_of_known
 from workbench.audit.lengths import length_findings, token_findings
-from workbench.audit.prompt_format import advice
+from workbench.audit.prompt_format import advice, prompt_text
 from workbench.audit.regression_cases import failed_cases, load_cases
+from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
 from workbench.rewards.chat_or_text import InputFormat
 from workbench.rewards.execution import OWN, UNJUDGED
@@ -30,6 +31,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
 from workbench.task import Row, Task, load_task
 
+_UNPAID = {"cannot_pay", "constant"}  # kinds of findings
 SLOW_S = 0.05  # per completion, from which a function is worth a word
 
 
@@ -58,6 +60,7 @@ class RewardAudit:
     completions: int
     reference: str  # the reference completion of the first row
     reference_total: float
+    guessed: bool  # nothing confirms that an honest completion looks like that
     functions: list[FunctionReport]
     probes: list[ProbeResult]  # best paid first
     findings: list[Finding]  # errors first
@@ -87,7 +90,8 @@ class RewardAudit:
         if waste and waste.total > self.reference_total + 1e-6 and (best is None or waste.total > best.total):
             earned += f", a padded one ({waste.name}) " + (f"{waste.share:.0%}" if waste.share else f"{waste.total:g}")
         errors = sum(finding.severity == "error" for finding in self.findings)
-        return f"{earned}; " + ("nothing is wrong" if not errors else f"{errors} error{'s' if errors > 1 else ''}")
+        known = "no error, but the reference was guessed" if self.guessed else "nothing is wrong"
+        return f"{earned}; " + (known if not errors else f"{errors} error{'s' if errors > 1 else ''}")
 
     def __str__(self) -> str:
         return "\n".join([f"{self.task}: {self.verdict}", *map(str, self.findings)])
@@ -159,7 +163,9 @@ class _Audit:
 
     def run(self, cases: str | None, progress: Callable[[int, int], None], started: float) -> RewardAudit:
         suite, first = self.suite, self.builders[0]
-        if first.column != self.task.answer_column:
+        if not first.column and first.guessed:
+            self._add("answer_column.constant")
+        elif first.column not in ("", self.task.answer_column):
             self._add("answer_column", column=first.column, named=self.task.answer_column)
         usable = []
         for name in suite.names:
@@ -193,13 +199,13 @@ class _Audit:
             self._add("scale", paid[0])
         wrong_kinds = {each.kind for each in self.findings if each.severity == "error"}
         row = {**first.row, "answer": first.answer} if first.has_answer else first.row
-        if wrong_kinds & {"cannot_pay", "constant", "needs_column"} and (line := advice(row)):
+        if wrong_kinds & {*_UNPAID, "needs_column"} and (line := advice(row)):
             self._add("other_rewards", advice=line)
         right = self.task.right_function  # the groups panel and the measurement afterwards take its word for what is right
         wrong = self.table.column(right)[self.table.at(rules.PROBE, "a wrong answer")] if right in names else np.zeros(0)
-        if wrong.size and np.nan_to_num(wrong, nan=0.0).max() > 0:
+        if self.task.is_right(wrong).any():
             chosen = "right_by" if self.task.right_by else "no right_by, so the first function"
-            self._add("right_by", right, score=np.nanmax(wrong), chosen=chosen)
+            self._add("right_by", right, score=np.nanmax(wrong), chosen=chosen, counts=self.task.right_words)
         known = load_cases(self.task, cases)
         if len(usable) == len(suite.names) == len(names):
             try:  # totals are expected for the task's own weights
@@ -217,6 +223,7 @@ class _Audit:
             completions=len(self.texts),
             reference=self.reference,
             reference_total=self.table.reference_total if names else 0.0,
+            guessed=not self.table.confirmed if names else first.guessed,
             functions=[self._report(name, weights[name], units.get(name, "")) for name in suite.names],
             probes=rules.leaderboard(self.table) if names else [],
             findings=sorted(self.findings, key=lambda finding: ("error", "warning", "note").index(finding.severity)),
@@ -299,13 +306,14 @@ class _Audit:
                 else:
                     self._add("random", name)
         found = list(rules.paying(self.table, name, self._unreached, bool(unit)))
-        kinds, right = {each.kind for each in found}, first.row.get(first.column, "")
-        if "cannot_pay" in kinds and not isinstance(right, str):
-            found.append(finding("cannot_pay.type", name, type=type(right).__name__))
+        kinds = {each.kind for each in found}
+        if kinds & _UNPAID and name not in self.late and (cause := self._cause(name)):
+            unpaid = next(each for each in found if each.kind in _UNPAID)
+            found = [replace(unpaid, text=f"{unpaid.text}; {cause.text}", severity=cause.severity, remedy=cause.remedy)]
         if not self.table.weights[self.table.names.index(name)]:  # it decides nothing, so it need not pay
             found = [replace(each, severity="note") for each in found]
         self.findings += found
-        if not kinds & {"cannot_pay", "constant"} and max_score_of(function) is None:
+        if not kinds & _UNPAID and max_score_of(function) is None:
             for branch in self._unreached(name):
                 if branch.pays > 0:
                     self._add("unreached", name, branch=branch)
@@ -323,6 +331,32 @@ class _Audit:
         if (each := self.seconds[name] / len(self.texts)) > SLOW_S:
             self._add("slow", name, each=each, step=64 * each)
         return unit
+
+    def _cause(self, name: str) -> Finding | None:
+        # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the reference.
+        first, rows, texts = self.builders[0], self.rows, [builder.reference for builder in self.builders]
+        right, reads = first.row.get(first.column), ("chat messages", "plain text")
+        if plain := isinstance(first.row["prompt"], str):
+            reads = reads[::-1]
+        prompts = [to_messages(row["prompt"]) if plain else prompt_text(row["prompt"]) for row in rows]
+        changed = [("cause.form", "prompt", prompts)]
+        if isinstance(right, (int, float)):
+            changed.append(("cause.number", first.column, [each.answer for each in self.builders]))
+
+        def earned(rows: Sequence[Row], texts: Sequence[str]) -> float:
+            scores = self.suite.score_each(rows, texts, names=[name], quiet=True)[name].scores
+            return float(np.nan_to_num(scores, nan=-np.inf).max())
+
+        with contextlib.suppress(RewardError):
+            now = earned(rows, texts)
+            for rule, column, values in changed:
+                others = [{**row, column: value} for row, value in zip(rows, values, strict=True)]
+                if (paid := earned(others, texts)) > max(now, earned(others, [""] * len(texts))):
+                    return finding(rule, name, paid=paid, answer=right, type=type(right).__name__, given=reads[0], reads=reads[1])
+            alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
+            if alone > empty and earned([rows[0]] * 2, [texts[0], ""]) < alone:
+                return finding("cause.batch", name, paid=alone, empty=empty)
+        return None
 
     def _unreached(self, name: str) -> list[Unreached]:
         trace = None if name in self.late else self.suite.trace(name, self.rows[:1], [self.reference])
@@ -353,7 +387,8 @@ class _Audit:
         served = {text.row for text, applies in zip(self.texts, applied, strict=True) if applies}
         if silent := [number for number in range(len(self.rows)) if number not in served]:
             row = {key: value for key, value in self.rows[silent[0]].items() if key != "prompt"}
-            self._add("constant.none", silent=len(silent), rows=len(self.rows), row=repr(row))
+            severity = "warning" if self.table.guessed else None
+            self._add("constant.none", "", severity, silent=len(silent), rows=len(self.rows), row=repr(row))
         if self.tokenizer is not None:
             try:
                 self.findings += token_findings(self.suite, self.builders, names, self.tokenizer, self.limit)

@@ -34,6 +34,8 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     # the task
     "answer_column": ("warning", "the answers were taken from the column {column!r}: no row has answer_column {named!r}",
         "Task(answer_column={column!r})"),
+    "answer_column.constant": ("warning", "every row has the same answer, which is none: the reference completion was guessed",
+        "Task(answer_column=...), or Task(ideal=lambda row: ...) for what a reference completion looks like"),
     "case": ("error", "regression case, {case}", "correct the function, or the case"),
     "case.fails": ("error", "{value}", "{remedy}"),
     "constant.none": ("error", "on {silent} of {rows} prompts no function applies (each returns None), for example {row:.200}",
@@ -72,9 +74,15 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "cannot_pay.penalty": ("error",
         "a penalty that strikes what the prompt asks for: the reference completion is charged {earned:g}",
         "let it spare what a completion needs, or ask for something else in the prompt"),
-    "cannot_pay.guessed": ("warning", "the reference was guessed ({reference!r}), and it earns {earned:g} of {most:g}{never}",
-        _SHOW),
-    "cannot_pay.type": ("note", "the answers are of type {type}; a policy writes text", ""),
+    "cannot_pay.guessed": ("warning",
+        "the reference was guessed ({reference!r}), and it earns {earned:g} of {most:g}{also}{never}", _SHOW),
+    # Why it cannot: added to the finding that it cannot pay, in place of that one's remedy.
+    "cause.number": ("error", "the answer is of type {type} here ({answer}), and a completion gives text: "
+        "with str(answer) it pays {paid:g}", "compare with str(answer), or write the answers as text"),
+    "cause.form": ("error", "it reads {reads}, and is handed {given}: with {reads} it pays {paid:g}",
+        "read workbench.rewards.completion_text(completion), which takes both"),
+    "cause.batch": ("error", "alone a reference completion earns {paid:g}, an empty one {empty:g}; in a batch all earn the same",
+        "give each completion its own score, not the batch's mean, sum or maximum"),
     "sometimes": ("warning", "pays the reference completion in full on {paid} of {rows} prompts; {earned:g} on prompt {row}",
         "look at that prompt and its answer: can the score be earned there?"),
     "sometimes.never": ("note", "does not apply to the prompts that were tried (None for each)", ""),
@@ -92,8 +100,8 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "to enforce the format, pay for it (strict_format_reward) or for brevity"),
     "silence": ("warning", "an empty completion earns {empty:g} from it, the reference completion {reference:g}",
         "pay nothing for a completion without an answer, or weigh it far below the right answer"),
-    "right_by": ("warning", "calls a wrong answer right: it earns {score:g}, and above 0 counts as right ({chosen})",
-        "name the function that judges the answer: right_by="),
+    "right_by": ("warning", "calls a wrong answer right: it earns {score:g}, and {counts} counts as right ({chosen})",
+        "name the function that judges the answer: right_by=NAME, or right_by=(NAME, LEAST) where it pays parts"),
     "overlap": ("note", "ranks the probes much as {other} does (rank correlation {alike:.2f}): one thing is paid twice",
         "give one of the two less weight if that is not intended"),
     # how does it score?
@@ -154,7 +162,7 @@ class ScoreTable:
     scores: np.ndarray  # [N, F], NaN where a function did not apply or failed
     weights: np.ndarray  # [F]
     maxima: list[float | None]  # [F], as declared
-    guessed: bool = False  # the reference completions are a guess: the prompt says neither format nor answer, or one of them
+    guessed: bool = False  # the reference completions are a guess, on which no error can rest
     shown: bool = True  # the prompt shows where the lines of the format break
 
     @property
@@ -171,6 +179,12 @@ class ScoreTable:
     def at(self, kind: str, name: str | None = None) -> np.ndarray:
         """[N] which texts are of a kind (and name)."""
         return np.array([text.kind == kind and (name is None or text.name == name) for text in self.texts])
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the reference is no guess, or it earns more than the same completion with a wrong answer."""
+        wrong = mean_of_known(self.totals[self.at(PROBE, "a wrong answer")])
+        return not self.guessed or self.reference_total > wrong + _CLOSE
 
     def column(self, function: str) -> np.ndarray:
         """[N] scores of one function."""
@@ -191,7 +205,13 @@ def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence
         branches = unreached(function)
         could_pay = any(branch.pays > 0 for branch in branches)
         penalty = not could_pay and any(branch.takes < 0 for branch in branches)
-        rule = "constant.penalty" if penalty else "constant.guessed" if table.guessed and could_pay else "constant"
+        rule = (
+            "constant.penalty"
+            if penalty
+            else "constant.guessed"
+            if table.guessed and (could_pay or known[0] <= 0)
+            else "constant"
+        )
         yield finding(rule, function, score=known[0], tried=known.size, reference=reference, never=_never(branches))
         return
     rows = [table.texts[index].row for index in np.flatnonzero(at)]
@@ -205,7 +225,7 @@ def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence
         only = f"; it pays only {' or '.join(would)}" if would else "; it pays no reference completion that was tried"
         also = f"; {hacks[0]!r} earns {most:g}" if hacks else ""
         layout = would and not table.shown  # which of its layouts a policy writes is open
-        rule = "cannot_pay.layout" if layout else "cannot_pay.guessed" if table.guessed and not (would or hacks) else "cannot_pay"
+        rule = "cannot_pay.layout" if layout else "cannot_pay.guessed" if table.guessed else "cannot_pay"
         if rule == "cannot_pay" and most <= 0:
             rule = "cannot_pay.penalty"
         values = {"earned": mean, "most": most, "only": only, "also": also, "never": _never(unreached(function))}
@@ -266,6 +286,8 @@ def hackable(table: ScoreTable) -> Iterator[Finding]:
     lowest = float(np.nanmin(totals)) if np.isfinite(totals).any() else np.nan
     if not np.isfinite(reference) or (table.guessed and reference <= lowest + _CLOSE):
         return  # what a reference completion would be is not known
+    if not table.confirmed and not all(_pays(table, name) for name, weight in zip(table.names, table.weights) if weight):
+        return  # nor what it would earn
     probes = leaderboard(table)
     # What the worst earns is no pay, though a reference completion earns no more.
     paid = max(reference, lowest + 2 * _CLOSE)
@@ -275,10 +297,17 @@ def hackable(table: ScoreTable) -> Iterator[Finding]:
         if these:
             first, others = these[0], _listed([probe.name for probe in these[1:]])
             values = {"what": what, "earned": first.total, "reference": reference, "name": first.name}
-            yield finding("hackable", _payer(table, first), others=f" (and no less: {others})" if others else "", **values)
+            severity = None if table.confirmed else "warning"
+            values["others"] = f" (and no less: {others})" if others else ""
+            yield finding("hackable", _payer(table, first), severity, **values)
     around = [probe.name for probe in probes if probe.name in AROUND and abs(probe.total - reference) <= _CLOSE]
     if around and not hacks and reference > lowest + _CLOSE:
         yield finding("padding", names=_listed(around))
+
+
+def _pays(table: ScoreTable, function: str) -> bool:
+    scores = table.column(function)
+    return mean_of_known(scores[table.at(REFERENCE, AS_ASKED)]) > np.nanmin(scores) + _CLOSE
 
 
 def _payer(table: ScoreTable, probe: ProbeResult) -> str:

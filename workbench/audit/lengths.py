@@ -94,4 +94,5 @@ def token_findings(
             yield finding("tokenizer", name, paid=paid, left=f"{left:g}" if np.isfinite(left) else "nothing", reason=reason)
     longest = max(map(len, ids))
     if longest > max_completion_length:
-        yield finding("cut", longest=longest, limit=max_completion_length, format=builders[0].format)
+        severity = "warning" if builders[0].guessed else None
+        yield finding("cut", "", severity, longest=longest, limit=max_completion_length, format=builders[0].format)

@@ -1,16 +1,18 @@
-"""The format that a prompt asks for, read as a reader would: tags with their line breaks, `####`, `\\boxed{}`, a JSON schema."""
+"""The format that a prompt asks for, read as a reader would: tags with their line breaks, `####`, `\\boxed{}`, JSON."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workbench.data.answer_column import MARK
 from workbench.errors import DataError
+from workbench.rewards import library
 from workbench.rewards.answers import TAGS
-from workbench.rewards.library import THINK_TAGS, correctness_reward, last_line_reward, mark_correctness_reward
-from workbench.rewards.verifiers import countdown_reward, json_right_reward
+from workbench.rewards.library import THINK_TAGS, max_score
+from workbench.rewards.verifiers import countdown_reward, json_of, json_right_reward
 
 # Names of the block that holds the answer; any other block is for working it out.
 _ANSWER_TAGS = {
@@ -21,6 +23,8 @@ _THINK_TAGS = {
     "思考", "推理",
 }  # fmt: skip
 _OPENING = re.compile(r"<([^\W\d]\w{0,40})>")
+_LONGEST = 20_000  # characters of a prompt in which JSON is looked for
+_VALUES = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}, "null": None}  # of a JSON Schema's types
 
 
 class TagBlock(NamedTuple):
@@ -43,6 +47,8 @@ class ExpectedFormat(NamedTuple):
     mark: bool
     json: bool
     shown: bool = True  # as it is to be written; False: the tags are only named, and where lines break is a guess
+    shapes: tuple[dict[str, Any], ...] = ()  # JSON objects that the prompt shows, or that fit a schema
+    guessed: bool = False  # where in the JSON the answer belongs is a guess
 
     @property
     def asks(self) -> bool:
@@ -56,7 +62,7 @@ class ExpectedFormat(NamedTuple):
 
     def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
         """A completion in this format; `compact`: without the line breaks inside and between the blocks."""
-        final = answer if self.json or not self.boxed else f"\\boxed{{{answer}}}"
+        final = self._in_json(answer) if self.json else f"\\boxed{{{answer}}}" if self.boxed else answer
         final = f"{MARK} {final}" if self.mark else final
         if not self.blocks:
             return final if self.json else f"{reasoning}\n{final}"
@@ -67,6 +73,12 @@ class ExpectedFormat(NamedTuple):
             text += f"{block.opening}{before}{content}{after}{block.closing}{between}"
         return text.rstrip() if self.answer_tag else f"{text.rstrip()}\n{final}"
 
+    def _in_json(self, answer: str) -> str:
+        (shape, key, _), value = _slot(self.shapes, answer), _parsed(answer)
+        if not shape or isinstance(value, dict):
+            return answer
+        return json.dumps({**shape, key: answer if isinstance(shape[key], str) else value}, ensure_ascii=False)
+
 
 def prompt_text(prompt: Any) -> str:
     """The words of a prompt that were not written by the assistant."""
@@ -74,8 +86,8 @@ def prompt_text(prompt: Any) -> str:
     return "\n".join(str(message["content"]) for message in messages if message["role"] != "assistant")
 
 
-def parse_format(row: Mapping[str, Any]) -> ExpectedFormat:
-    """The format that a row's prompt asks for.
+def parse_format(row: Mapping[str, Any], answer: str = "", schemas: Sequence[dict[str, Any]] = ()) -> ExpectedFormat:
+    """The format that a row's prompt asks for; `schemas`: JSON Schemas that the task's rewards hold completions to.
 
     >>> str(parse_format({"prompt": "Answer as <think>why</think> <answer>what</answer>"}))
     '<think> <answer>'
@@ -85,28 +97,81 @@ def parse_format(row: Mapping[str, Any]) -> ExpectedFormat:
     blocks, place, shown, apart = [], 0, False, len(marks) == 1
     named = [name for name, _, _ in marks if name.casefold() in _ANSWER_TAGS]
     last = [name for name, _, _ in marks[-1:] if name.casefold() not in _THINK_TAGS]
-    answer_tag = next(iter(named[-1:] + last), None)
+    answer_tag, inner = next(iter(named[-1:] + last), None), ""
     for index, (name, opening, closing) in enumerate(marks):
         # After the block before, if it stands there: a prompt may name the tags first and show them afterwards.
         start = text.find(opening, place if opening in text[place:] else 0)
         end = text.find(closing, start)
         place, content = end + len(closing), text[start + len(opening) : end]
+        inner = content if name == answer_tag else inner
         following = text.find(marks[index + 1][1], place) if index + 1 < len(marks) else -1
         gap = text[place:following] if following >= 0 else ""
         inside, shown, apart = _spaces(content), shown or "\n" in content, apart or bool(gap.strip())
         blocks.append(TagBlock(name, opening, closing, *inside, gap if gap and not gap.strip() else inside[0]))
-    schema = row.get("schema") is not None
     if not shown:  # named in words, in whatever order: one thinks first
         blocks.sort(key=lambda block: block.name == answer_tag)
-    boxed, mark = not schema and "\\boxed" in text, not schema and MARK in text
-    return ExpectedFormat(tuple(blocks), answer_tag, boxed, mark, schema, shown or not apart)
+    schema, other = row.get("schema") is not None, "\\boxed" in text or MARK in text
+    shapes = [] if schema or other else _objects(inner if blocks else text)
+    if asked_by_user := text == prompt_text(row["prompt"]):  # what a question shows may be data
+        shapes = [shape for shape in shapes if answer in map(str, shape.values())]
+    shapes += _objects("", schemas)
+    whole, certain = not (blocks or other) and isinstance(_parsed(answer), dict), _slot(shapes, answer)[2]
+    says_so = bool(shapes) and ("json" in text.casefold() or (certain and not asked_by_user))
+    as_json, sure = bool(schema or whole or schemas or says_so), schema or whole or certain
+    boxed, mark = not as_json and "\\boxed" in text, not as_json and MARK in text
+    drawn = shown or not apart, tuple(shapes), as_json and not sure
+    return ExpectedFormat(tuple(blocks), answer_tag, boxed, mark, as_json, *drawn)
+
+
+def _parsed(text: str) -> Any:
+    # The value of a text that is JSON; another text as it is.
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _slot(shapes: Sequence[dict[str, Any]], answer: str) -> tuple[dict[str, Any], str, bool]:
+    # (object, field, certain): where an answer belongs: where it stands in one of them, in a field of that name, in the last.
+    fields = [(shape, key) for shape in shapes for key in shape]
+    same = [(shape, key) for shape, key in fields if shape[key] in (answer, _parsed(answer))]
+    # "positive|negative" stands for one of them.
+    likely = [(shape, key) for shape, key in fields if key in _ANSWER_TAGS or answer in re.split(r"\W+", str(shape[key]))]
+    shape, key = next(iter(same or likely or fields[::-1]), ({}, ""))
+    return shape, key, len(shape) == 1 or key in _ANSWER_TAGS  # one of several fields may hold it by chance: a tool's name
+
+
+def _objects(text: str, schemas: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    # The JSON objects in a text; instead of a schema, objects that fit it, with each value that a field may have.
+    decoder, values, place = json.JSONDecoder(), [*schemas], text.find("{")
+    while 0 <= place < _LONGEST:
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            value, end = {}, place + 1
+        values.append(value)
+        place = text.find("{", end)
+    shapes = []
+    for value in values:
+        fields = value.get("properties") if isinstance(value.get("properties"), dict) else {}
+        choices = {name: _choices(each) for name, each in fields.items()}
+        first = {name: some[0] for name, some in choices.items()} or value
+        shapes += [first, *({**first, name: other} for name, some in choices.items() for other in some[1:20])]
+    return [shape for shape in shapes if shape]
+
+
+def _choices(schema: Any) -> list[Any]:
+    known, kind = (schema.get("enum"), schema.get("type")) if isinstance(schema, dict) else (None, None)
+    return known if known and isinstance(known, list) else [_VALUES.get(str(kind), "text")]
 
 
 def _asking(prompt: Any) -> str:
     # A question may hold tags of its own (HTML, code): where the system message asks for a format, that is the format.
     first = prompt[0] if not isinstance(prompt, str) and prompt else {}
     system = str(first["content"]) if first.get("role") == "system" else ""
-    return system if _marks(system) or "\\boxed" in system or MARK in system else prompt_text(prompt)
+    whole = prompt_text(prompt)
+    tagged, shows = (_marks(system) or "\\boxed" in system or MARK in system), _objects(system)
+    return system if tagged or (shows and not (_marks(whole) or "\\boxed" in whole or MARK in whole)) else whole
 
 
 def _marks(text: str) -> list[tuple[str, str, str]]:
@@ -126,30 +191,58 @@ def _spaces(content: str) -> tuple[str, str]:
     return content[: len(content) - len(content.lstrip())], content[len(content.rstrip()) :]
 
 
-def grader_for(row: Mapping[str, Any]) -> Callable[..., list[float]]:
-    """The function that says whether a completion of this row is right, for the profile of 01; DataError if none can."""
+@max_score(1.0)
+def shown_json_reward(completions: Sequence[Any], prompts: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float]:
+    """1.0 if the completion is the JSON object that its prompt shows, with the right answer in it; else 0.0."""
+    texts = [parse_format({"prompt": each}, str(right)).write("", str(right)) for each, right in zip(prompts, answer)]
+    pairs = zip(map(json_of, completions), map(json_of, texts), strict=True)
+    return [float(given == wanted is not None) for given, wanted in pairs]
+
+
+def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., list[float]]:
+    """The function that says whether a completion of this row is right, for the profile of 01; DataError if none can.
+
+    `constant`: every row has the same answer, which is none.
+    """
     if "answer" not in row:
         remedy = "measure without one (profile_prompts = 0), or with a reward function of your own"
         raise DataError("the rows have no answer", rule="a pass rate needs a right answer", remedy=remedy)
     if "numbers" in row and "target" in row:
         return countdown_reward
-    if "schema" in row:
-        return json_right_reward
-    asked = prompt_text(row["prompt"])
-    if "<answer>" in asked:
-        return correctness_reward
-    return mark_correctness_reward if MARK in asked else last_line_reward
+    answer, asked = str(row["answer"]), prompt_text(row["prompt"])
+    expected, grader = parse_format(row, answer), library.last_line_reward
+    if expected.json:
+        grader = shown_json_reward if expected.shapes and not isinstance(_parsed(answer), dict) else json_right_reward
+    elif "<answer>" in asked:
+        grader = library.correctness_reward
+    elif expected.boxed or expected.mark:
+        grader = library.boxed_correctness_reward if expected.boxed else library.mark_correctness_reward
+    columns = {name: [value] for name, value in row.items() if name != "prompt"}
+    honest = expected.write("Step by step:", answer)
+    if constant or expected.guessed or not grader(prompts=[row["prompt"]], completions=[honest], **columns)[0]:
+        why = f"no function that ships says what is right where the prompts ask for {expected}"
+        value = f"no ruler yet: {'every row has the same answer' if constant else why}"
+        remedy = "pass a task whose right_by does: task= (notebook 02 writes one)"
+        raise DataError(value, rule="a pass rate needs a function that pays right answers", remedy=remedy)
+    return grader
 
 
 def advice(row: Mapping[str, Any]) -> str:
     """Which reward functions fit the row, where the five of notebook 02 do not; empty where they do."""
     if "answer" not in row:
         return "these rows have no answer: leave correctness_reward out and write reward functions that need none"
-    grader, expected = grader_for(row), parse_format(row)
+    expected = parse_format(row, str(row["answer"]))
+    try:
+        grader = grader_for(row)
+    except DataError:
+        grader = None
     if shipped := {countdown_reward: "countdown", json_right_reward: "json"}.get(grader):
         return f"these rows need other rewards: `task: {shipped}` in a recipe, or workbench.rewards.{grader.__name__}"
-    tags = tuple(block.name for block in expected.blocks)
-    also = "think_answer_format_reward" if tags == THINK_TAGS else f"make_tags_reward({tags})"
-    fits = f"{grader.__name__}, {also}" if tags else grader.__name__
+    tags, own = tuple(block.name for block in expected.blocks), grader in (None, shown_json_reward)
+    fits = [] if own else [grader.__name__]
+    fits += ["make_json_reward(SCHEMA)"] if expected.json else []
+    if tags:
+        fits.append("think_answer_format_reward" if tags == THINK_TAGS else f"make_tags_reward({tags})")
     others = f"these prompts ask for {expected}, and 02's reward functions look for <reasoning> and <answer>"
-    return "" if tags == TAGS else f"{others}; what fits, in workbench.rewards: {fits}"
+    fit = f"{others}; what fits, in workbench.rewards: {', '.join(fits)}" + "; and one of your own for what is right" * own
+    return "" if tags == TAGS and not own else fit

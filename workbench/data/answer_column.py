@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -18,6 +18,7 @@ from workbench.task import RESERVED_COLUMNS, Row
 
 MARK = "####"
 _NOUNS = ("answer", "solution", "result")
+FEW = 3  # rows that may have one answer by chance
 _LONGEST = 60  # digits of an answer that is a number
 PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}  # words that often stand for "there is none"
 _WITH_UNIT = re.compile(r"[+-]?[$€£]?\d[\d,.]*\s*([^\W\d_][^\d\s]*(?: [^\W\d_]+)?|[°µ€£][^\d\s]{0,5})[²³]?")
@@ -66,7 +67,7 @@ def _one(
         value = f"{role}_column = {asked!r}; the rows have {there}"
         remedy = nearest(asked, map(str, names), "choose one of those")
         raise DataError(value, rule=f"the {role} is a column of the rows", remedy=remedy)
-    found = [name for name in names if str(name).strip().casefold() in (role, *aliases)]
+    found = _called(names, role, aliases)
     if len(found) == 1:
         return found[0], [f"{role}: taken from the column {found[0]!r} (--{role} or {role}_column chooses another)"]
     likely = found or [name for name in names if name in chats or _LIKELY[role].search(str(name))]
@@ -82,6 +83,13 @@ def _one(
     raise DataError(f"{what}; the rows have {there}", rule=rule, remedy=remedy)
 
 
+def has_constant(rows: Sequence[Row], column: str = "answer") -> bool:
+    """Whether a column says the same in every one of four rows or more: it can be no answer to different questions."""
+    if len(rows) <= FEW or (first := rows[0].get(column)) is None:
+        return False
+    return all(str(row.get(column)) == str(first) for row in rows)
+
+
 def extract_answer(text: Any, mark: str = MARK) -> str | None:
     """What stands after the last `mark` of a worked answer, without thousands' commas; None if there is no mark.
 
@@ -93,6 +101,17 @@ def extract_answer(text: Any, mark: str = MARK) -> str | None:
     if not found or not first:
         return None
     return first.replace(",", "") if is_number(first) else first
+
+
+def _called(names: Iterable[str], role: str, aliases: tuple[str, ...]) -> list[str]:
+    return [name for name in names if str(name).strip().casefold() in (role, *aliases)]
+
+
+def answer_named(names: Iterable[str]) -> str | None:
+    """The column that holds the answer, going by the names of all; None if none is called so, or several are."""
+    names = list(names)
+    called = _called(names, "answer", ANSWER_ALIASES)
+    return "answer" if "answer" in names else called[0] if len(called) == 1 else None
 
 
 def is_number(text: str) -> bool:

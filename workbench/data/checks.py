@@ -130,7 +130,7 @@ class Checked:
         return self.report
 
     def __iter__(self) -> Iterator[Row]:
-        report, units = self.begin(), columns.Units()
+        report, units, answers = self.begin(), columns.Units(), set()
         for number, raw in enumerate(self.source):
             report.read += 1
             row, reason = self.look(raw)
@@ -139,10 +139,13 @@ class Checked:
             else:
                 report.keep(number, self._found)
                 units.count(number, row.get("answer"))
+                answers |= {row.get("answer")} if len(answers) < 2 else set()
                 yield row
             if self.progress is not None and number % 1000 == 999:
                 self.progress(number + 1)
         report.notes += units.notes()
+        if answers - {None} and len(answers) == 1 and report.read - len(report.left_out) > columns.FEW:
+            report.notes.append(f"answer: every row has {answers.pop()!r}, which is no answer: choose another column, or none")
         if self.progress is not None:
             self.progress(report.read)
 

@@ -11,12 +11,14 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from workbench.errors import DataError
 from workbench.task import Row
 
 _TAG = re.compile(r"<([A-Za-z_]\w*)>")
+_ROLES = {"system", "user", "assistant", "developer", "model"}
 _KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}  # tags that templates of reasoning models write by themselves
 
 
@@ -25,8 +27,8 @@ def prompt_text(prompt: Any, tokenizer: Any) -> str:
     return prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
 
 
-def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
-    """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the tokenizer carries.
+def render(messages: Any, tokenizer: Any, add_generation_prompt: bool, **more: Any) -> str:
+    """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the tokenizer carries, and `more`.
 
     The only place that renders a policy's prompt, whoever reads it; TRL does it with the same arguments, not with those of a
     row's own column. DataError: there is no template, or it refuses these messages (some refuse a system message).
@@ -37,7 +39,7 @@ def render(messages: Any, tokenizer: Any, add_generation_prompt: bool) -> str:
     if not tokenizer.chat_template:
         remedy = "use an instruct model, put a chat_template.jinja beside the weights, or write the prompts as plain text"
         raise DataError(f"{name}: no chat template", rule=rule, remedy=remedy)
-    kwargs = getattr(tokenizer, "chat_template_kwargs", {})
+    kwargs = {**getattr(tokenizer, "chat_template_kwargs", {}), **more}
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs)
     except TemplateError as error:
@@ -146,16 +148,20 @@ class TemplateCard:
     """What a chat template makes of a prompt. `problems` says in words what would go wrong in training."""
 
     text: str
-    tokens: list[Token]  # their texts, joined, are `text` (and what the tokenizer adds before it)
+    tokens: list[Token]  # their texts, joined, are `text` up to the last token (and what the tokenizer adds before it)
     chat: bool
     survives: dict[str, bool]  # tag -> is still there after the trainer has decoded a completion
-    eos_token: str | None
+    eos_tokens: dict[int, str]  # id -> text of the tokens that end a completion
     pad_token: str | None
-    ends_turns: bool | None  # the template closes the assistant's turn with the EOS token; None: no chat template
+    ends_turns: bool | None  # the template closes the assistant's turn with one of them; None: no chat template
     prefilled: str | None  # tag that the generation prompt writes by itself
     keeps_system: bool | None  # the system message is in the text; None: there is none
     doubled_bos: bool
     problems: list[str]
+    closed: bool = False  # the generation prompt also closes that tag
+    begins: str = ""  # what the template writes between the generation prompt and an assistant's words
+    thinks: str | None = None  # tag that completions of such a model begin with by themselves
+    adds: str = ""  # words of the template's own: a default system message, dates
 
 
 def tags_in(prompt: Any) -> tuple[str, ...]:
@@ -163,6 +169,29 @@ def tags_in(prompt: Any) -> tuple[str, ...]:
     text = prompt if isinstance(prompt, str) else prompt[0]["content"] if prompt[0]["role"] == "system" else ""
     names = dict.fromkeys(name for name in _TAG.findall(text) if f"</{name}>" in text)
     return tuple(tag for name in names for tag in (f"<{name}>", f"</{name}>"))
+
+
+def ids_that_end(tokenizer: Any) -> list[int]:
+    """The tokens that end a completion: those of the model, where the tokenizer came with one; else the tokenizer's EOS."""
+    found = getattr(tokenizer, "eos_ids", None) or [tokenizer.eos_token_id]
+    return [each for each in found if each in range(len(tokenizer))]  # a config may name others
+
+
+def turn_end(tokenizer: Any, prompt: Any) -> int | None:
+    """With which of the tokens that end a completion the template closes the assistant's turn; None: none, or a plain prompt."""
+    if isinstance(prompt, str):
+        return None
+    _, after = _around_words(tokenizer, prompt)
+    after = after.lstrip()
+    return next((each for each in ids_that_end(tokenizer) if after.startswith(tokenizer.convert_ids_to_tokens(each))), None)
+
+
+def _around_words(tokenizer: Any, prompt: Any) -> tuple[str, str]:
+    # What stands before the words of an assistant that has answered, and after them.
+    probe = "the policy's own words"
+    whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
+    before, _, after = whole.rpartition(probe)
+    return before, after
 
 
 def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None) -> TemplateCard:
@@ -174,39 +203,106 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
     chat, tags = not isinstance(prompt, str), tags_in(prompt) if tags is None else tags
     text = prompt_text(prompt, tokenizer)
     tokens = _tokens(tokenizer, text, chat)
-    system = prompt[0]["content"] if chat and prompt[0]["role"] == "system" else ""
-    eos, bos = tokenizer.eos_token, tokenizer.bos_token_id
-    ends_turns = prefilled = None
+    eos = {each: tokenizer.convert_ids_to_tokens(each) for each in ids_that_end(tokenizer)}
+    bos, pad = tokenizer.bos_token_id, tokenizer.pad_token
+    ends_turns = prefilled = keeps_system = thinks = None
+    opening = begins = adds = ""
+    problems: dict[str, Any] = {}
     if chat:
-        probe = "the policy's own words"
-        whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
-        ends_turns = bool(eos) and whole.rpartition(probe)[2].lstrip().startswith(eos)
+        # Calls of tools have no words, and pictures are none.
+        said = [(one["role"], one["content"]) for one in prompt if isinstance(one.get("content"), str) and one["content"].strip()]
+        before, _ = _around_words(tokenizer, prompt)
+        ends_turns = turn_end(tokenizer, prompt) is not None
         without = render(prompt, tokenizer, add_generation_prompt=False)
         opening = text[len(without) :] if text.startswith(without) else text[-60:]
+        begins = before.removeprefix(text) if before.startswith(text) else ""
         wanted = _KNOWN | {tag.strip("</>") for tag in tags}
-        prefilled = next((name for name in _TAG.findall(opening) if name in wanted), None)
+        prefilled, thinks = (next((name for name in _TAG.findall(own) if name in wanted), None) for own in (opening, begins))
+        if "enable_thinking" in str(tokenizer.chat_template) and not prefilled:
+            quiet = render(prompt, tokenizer, add_generation_prompt=True, enable_thinking=False)
+            tail = quiet.rpartition(said[-1][1].strip())[2] if said else ""
+            thinks = thinks or next((name for name in _TAG.findall(tail) if name in wanted), None)
+        changed = {role: how for role, content in said if (how := _changed(content, text))}
+        keeps_system = "system" not in changed if prompt[0]["role"] == "system" and prompt[0]["content"] else None
+        problems = {
+            f"the {role} message {how}" + ", and the format asked for with it" * (role == "system"): True
+            for role, how in changed.items()
+        }
+        adds = _words_of_its_own(tokenizer, [content.strip() for _, content in said], text)
 
     ids = {tag: tokenizer(f"x{tag}y", add_special_tokens=False)["input_ids"] for tag in tags}
     survives = {tag: tag in tokenizer.decode(ids[tag], skip_special_tokens=True) for tag in tags}
     lost = " ".join(tag for tag in tags if not survives[tag])
-    pad = tokenizer.pad_token
-    keeps_system = system.strip() in text if system else None
+    closed = bool(prefilled) and f"</{prefilled}>" in opening
     doubled_bos = bos is not None and [token.id for token in tokens[:2]] == [bos, bos]
-    problems = {
+    vanishing = [token for token in tokenizer.all_special_tokens if token in begins]
+    left = tokenizer.decode(tokenizer(begins, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
+    piece, back = misread(tokenizer, text)
+    switched = "enable_thinking" in str(tokenizer.chat_template)
+    off = '; chat_template_kwargs = {"enable_thinking": False} turns that off' if switched else ""
+    problems |= {
+        f"the tokenizer does not give the text back: {piece!r} becomes {back!r}": piece,
         f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
         "never pay; use tags that are plain text": lost,
         "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut": not eos,
-        f"the template does not close the assistant's turn with EOS ({eos}): a policy trained on it may end its turn with "
-        "another token, and its completions then run to the limit": eos and ends_turns is False,
+        f"the template closes the assistant's turn with none of the tokens that end a completion ({', '.join(eos.values())}): a "
+        "policy trained on it may end its turn with another token, and its completions then run to the limit": eos
+        and ends_turns is False,
         f"the template writes <{prefilled}> by itself: completions begin after it, so a reward that wants to see "
-        f"<{prefilled}> in the completion can never pay": prefilled,
-        "the system message is not in the text: the template drops or changes it, and the format asked for with it": keeps_system
-        is False,
+        f"<{prefilled}> in the completion can never pay": prefilled and not closed,
+        f"the template opens and closes <{prefilled}> by itself: completions begin after it, and need no <{prefilled}>, so a "
+        "reward that wants to see it pays only where the policy writes another": closed and f"<{prefilled}>" in tags,
+        f"the model begins its completions with <{thinks}> by itself, so a reward that wants them to begin with "
+        f"{''.join(tags[:1])} does not pay{off}": thinks and tags and f"<{thinks}>" not in tags,
+        f"an assistant's words come after {begins!r}, of which decoding leaves {left!r}, as the rest are special tokens: a "
+        "reward that wants a completion to begin with a tag can never pay": opening and vanishing,
+        "the template writes no generation prompt: the policy has to begin its own turn, and may go on with the user's": chat
+        and not opening
+        and begins.strip(),
         "the text begins with two BOS tokens": doubled_bos,
+        "the template writes today's date: tomorrow the same prompt is another text": chat and _dated(tokenizer, text),
         "the tokenizer has no padding token; trainers then pad with EOS": pad is None,
     }
-    said = [problem for problem, there in problems.items() if there]
-    return TemplateCard(text, tokens, chat, survives, eos, pad, ends_turns, prefilled, keeps_system, doubled_bos, said)
+    worries = [problem for problem, there in problems.items() if there]
+    known = (text, tokens, chat, survives, eos, pad, ends_turns, prefilled, keeps_system, doubled_bos, worries)
+    return TemplateCard(*known, closed=closed, begins=begins, thinks=thinks, adds=adds)
+
+
+def misread(tokenizer: Any, text: str) -> tuple[str, str]:
+    """(a line of the text, what is left of it once it was encoded and decoded), for the first that changes; else two "".
+
+    White space beside special tokens does not count: some are made to take it in.
+    """
+    added = sorted(filter(None, tokenizer.get_added_vocab()), key=len, reverse=True)
+    for piece in re.split("|".join(map(re.escape, added)) or "$^", text):
+        ids = tokenizer(piece, add_special_tokens=False)["input_ids"]
+        back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        if back.strip() != piece.strip():
+            lines = itertools.zip_longest(*(own.strip().split("\n") for own in (piece, back)), fillvalue="")
+            return next((line[:60], other[:60]) for line, other in lines if line != other)
+    return "", ""
+
+
+def _changed(content: str, text: str) -> str:
+    # What a template has done to a message, in words; "": it is in the text, but for white space at its ends.
+    if content.strip() in text:
+        return ""
+    if " ".join(content.split()) in " ".join(text.split()):
+        return "has other white space in the text: the template changes it"
+    gone = [tag for tag in dict.fromkeys(re.findall(r"</?\w+>", content)) if tag not in text]
+    return "is not in the text: the template drops or changes it" + (f" (without {' '.join(gone)})" if gone else "")
+
+
+def _words_of_its_own(tokenizer: Any, said: Sequence[str], text: str) -> str:
+    for own in (*said, *tokenizer.get_added_vocab()):
+        text = text.replace(own, "\0") if own else text
+    pieces = [" ".join(piece.split()) for piece in text.split("\0") if piece.strip() not in _ROLES]
+    return " ".join(pieces).strip() if sum(word.isalpha() for piece in pieces for word in piece.split()) > 2 else ""
+
+
+def _dated(tokenizer: Any, text: str) -> bool:
+    forms = re.findall(r"strftime_now\(\s*(['\"])(.+?)\1", str(tokenizer.chat_template))
+    return any(datetime.now().strftime(form) in text for _, form in forms)
 
 
 def _tokens(tokenizer: Any, text: str, chat: bool) -> list[Token]:

@@ -26,6 +26,7 @@ from workbench.workspace import size_and_sum, sum_of, to_json
 
 SAMPLED = 8  # completions
 _CURVE = 8  # points
+_PARTIAL = re.compile(r"(^|/)\.[^/]*\.part(/|$)")  # what `replace_file` and `replace_folder` call what is not whole yet
 _LATER = ("ratio/", "rescue/", "held_out/")  # metrics that passports of before would not have
 # Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an address.
 _PATH = re.compile(r"(?<![\w.:/<])~?/[A-Za-z_.~][\w.@+~-]*(?:/[\w.@+~-]+)+/?|(?<!\w)[A-Za-z]:\\[\w.@+~-]+(?:\\[\w.@+~-]+)+\\?")
@@ -83,9 +84,9 @@ def public_name(base: str | Path) -> str:
 
 
 def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
-    """Path within the folder -> [bytes, SHA-256] of each file, in folders inside it, too."""
+    """Path within the folder -> [bytes, SHA-256] of each file, in folders inside it, too, but not of what a kill left."""
     names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    return {name: size_and_sum(file) for name, file in names.items() if name != without}
+    return {name: size_and_sum(file) for name, file in names.items() if name != without and not _PARTIAL.search(name)}
 
 
 def steps_of(run: RunDirectory) -> dict[str, str]:

@@ -25,6 +25,7 @@ HALF, TWICE = 0.5, 1.5  # shares of the run's change: surely below the one it is
 POINTS = 0.05  # what quantising may cost beyond the interval, as a share of the prompts
 # One-sided. A false alarm stops an export that is right; of 50 good exports with three tests each, none may give one.
 ALPHA = 0.001
+_NOTHING = 1e-9  # a change of a reward below this is rounding
 FEWEST = 10  # prompts: with fewer, no result could be significant
 _OF_LOGPROBS = ("logprob_difference", "kl_per_token")
 _MORE_BITS = "take a format of more bits"
@@ -45,7 +46,7 @@ def written_by(reader: Reader, request: dict[str, Any], sampled: list[list[int]]
     for prompt, completion in zip(prompts, sampled, strict=True):
         logprobs.append(reader.logprobs(prompt, completion))
         progress(count + len(logprobs), 2 * count)
-    ended = [len(own) < most or own[-1] == reader.eos for own in ids]
+    ended = [len(own) < most or own[-1] in reader.ends for own in ids]
     return {"ids": ids, "texts": [reader.decode(own) for own in ids], "ended": ended, "logprobs": logprobs}
 
 
@@ -67,11 +68,17 @@ def check_behaviour(
         said = "some of its log-probabilities are NaN or infinite"
         return [Check("behaviour", "log-probabilities", False, said, "unreadable", _AGAIN)], {}
     measured = _likelihoods(logprobs, policy, base)
+    answers = list(zip(map(tuple, reference.policy.ids), map(tuple, found["ids"]), strict=True))
+    parted = [next(((at, two) for at, (one, two) in enumerate(zip(*pair)) if one != two), None) for pair in answers]
+    tied = np.array([at in likeliest for at, likeliest in zip(parted, reference.ties or [[]] * len(rows), strict=True)])
+    # Where the two give the same two answers again, nothing new is seen.
+    witnesses = np.unique([str(pair) for pair in answers], return_inverse=True)[1]
     for name, key in {"reward": "reward", "pass@1": "right", "ended": "ended"}.items():
         live, mine, without = (getattr(each, key) for each in (reference.policy, own, reference.base))
         gain = _paired(without, live)
-        measured[name] = _paired(live, mine) | {"base": float(np.mean(without)), "told": gain["low"] > 0 or gain["high"] < 0}
-    measured["prompts"] = len(rows)
+        measured[name] = _paired(live, mine, witnesses, tied) | {"by_prompt": _paired(live, mine, tied=tied)}
+        measured[name] |= {"base": float(np.mean(without)), "told": gain["low"] > 0 or gain["high"] < 0}
+    measured |= {"prompts": len(rows), "ties": int(tied.sum())}
     checks = [each(artefact, measured) for each in (_likelihood, _ends, _earns)]
     return [_changed(artefact, measured, vouched), *checks], measured
 
@@ -114,20 +121,25 @@ def _clustered(above: Sequence[Any], below: Sequence[Any], errors: float = 1.96)
     return float(ratio), float(ratio - half), float(ratio + half)
 
 
-def _paired(live: Sequence[Any], own: Sequence[Any]) -> dict[str, Any]:
+def _paired(live: Sequence[Any], own: Sequence[Any], witnesses: Any = None, tied: Any = False) -> dict[str, Any]:
+    # `witnesses`: prompts with one number are seen as one; None: each is alone. What a tie parts is no difference.
     import numpy as np
     from scipy.stats import binomtest
 
-    from workbench.inspection.evaluation import paired_difference
+    from workbench.inspection.statistics import t_interval
 
-    before, after = (np.array(each, dtype=float)[:, None] for each in (live, own))
-    difference, low, high = paired_difference(before, after)
+    before, after = (np.array(each, dtype=float) for each in (live, own))
+    change = np.where(tied, 0.0, after - before)
+    seen = np.bincount(range(len(change)) if witnesses is None else witnesses, change)
+    mean, half = float(change.mean()), float("inf")  # one witness has no interval
+    if len(seen) > 1 or not change.any():
+        mean, half = t_interval(seen * len(seen) / len(change)) if len(seen) > 1 else (0.0, 0.0)
     # The exact sign test on the prompts where the two differ (McNemar's, for shares): it needs no normal distribution, which a
     # few prompts that fall from right to wrong do not have, and ten falls and no rise are significant.
-    fell, rose = int((after < before).sum()), int((after > before).sum())
+    fell, rose = int((seen < -_NOTHING).sum()), int((seen > _NOTHING).sum())
     chance = binomtest(fell, fell + rose, alternative="greater").pvalue if fell else 1.0
-    shares = {"policy": float(before.mean()), "artefact": float(after.mean())}
-    return shares | {"difference": difference, "low": low, "high": high, "fell": fell, "rose": rose, "chance": float(chance)}
+    shares = {"policy": float(before.mean()), "artefact": float(after.mean()), "difference": mean}
+    return shares | {"low": mean - half, "high": mean + half, "fell": fell, "rose": rose, "chance": float(chance)}
 
 
 def _lower(artefact: Artefact, pair: dict[str, Any]) -> bool:
@@ -174,17 +186,21 @@ def _likelihood(artefact: Artefact, measured: dict[str, Any]) -> Check:
     return Check("behaviour", name, True, said, numbers=numbers)
 
 
-def _if_enough(name: str, said: str, measured: dict[str, Any], numbers: dict[str, Any]) -> Check:
-    if measured["prompts"] >= FEWEST:
-        return Check("behaviour", name, True, said, numbers=numbers)
-    return Check("behaviour", name, None, f"{said}; fewer than {FEWEST} prompts cannot tell damage from chance")
+def _if_enough(artefact: Artefact, name: str, said: str, measured: dict[str, Any], numbers: dict, *pairs: dict) -> Check:
+    said += f"; {measured['ties']} answers part at a tie of the policy's own precision" if measured["ties"] else ""
+    if measured["prompts"] < FEWEST:
+        return Check("behaviour", name, None, f"{said}; fewer than {FEWEST} prompts cannot tell damage from chance")
+    if alike := [pair for pair in pairs if _lower(artefact, pair["by_prompt"])]:
+        few = f"{alike[0]['by_prompt']['fell']} prompts fell, but they got the same answers again and again"
+        return Check("behaviour", name, None, f"{said}; {few}: {alike[0]['fell']} witnesses cannot tell damage from chance")
+    return Check("behaviour", name, True, said, numbers=numbers)
 
 
 def _ends(artefact: Artefact, measured: dict[str, Any]) -> Check:
     ended, name = measured["ended"], "completions end by EOS"
     said = f"{ended['artefact']:.0%} end, the policy's {ended['policy']:.0%}, the base's {ended['base']:.0%}"
     if not _lower(artefact, ended):
-        return _if_enough(name, said, measured, ended)
+        return _if_enough(artefact, name, said, measured, ended, ended)
     # A model that finds the policy's completions as likely as the policy does would have ended them.
     difference, cause, remedy = measured["logprob_difference"], "worse", _AGAIN
     if difference["mean"] <= max(ROUNDING, difference["base"] / 2):
@@ -206,6 +222,6 @@ def _earns(artefact: Artefact, measured: dict[str, Any]) -> Check:
     worse = _lower(artefact, right) or (artefact.format not in QUANTISED and _lower(artefact, reward))
     numbers, name = {"reward": reward, "pass@1": right}, f"greedy answers to {measured['prompts']} held-out prompts"
     if not worse:
-        return _if_enough(name, said, measured, numbers)
+        return _if_enough(artefact, name, said, measured, numbers, reward, right)
     remedy = _MORE_BITS if artefact.format in QUANTISED else _AGAIN
     return Check("behaviour", name, False, said, "worse", remedy, numbers)

@@ -36,8 +36,10 @@ _VERIFY = """## Verify it
 and the sums of what it was made from. With `--rerun` it trains the run again and compares."""
 
 
-def write_card(folder: Path, artefact: Artefact, known: dict[str, Any], proof: Proof | None = None) -> None:
-    """Write `README.md` of what is known, as the passport has it, into the folder where the artefact's files lie.
+def write_card(
+    folder: Path, artefact: Artefact, known: dict[str, Any], proof: Proof | None = None, into: Path | None = None
+) -> None:
+    """Write `README.md` of what is known, as the passport has it, into the folder where the artefact's files lie, or another.
 
     Whatever somebody wrote (names, prompts, settings) stands in it as text: no markup, and no key, path or name of this machine.
     """
@@ -45,7 +47,7 @@ def write_card(folder: Path, artefact: Artefact, known: dict[str, Any], proof: P
 
     body = "\n\n".join(filter(None, [*_what(artefact, known), *_use(folder, artefact, known), *_training(known), *_proof(proof)]))
     card = ModelCard(f"---\n{_metadata(artefact, known).to_yaml()}\n---\n\n{body}\n\n{_VERIFY}\n")
-    with replace_file(folder / CARD) as beside:
+    with replace_file((into or folder) / CARD) as beside:
         beside.write_text(str(card), encoding="utf-8")
 
 

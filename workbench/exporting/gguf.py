@@ -8,6 +8,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import re
@@ -118,6 +119,27 @@ def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> No
         if (field := reader.get_field(f"tokenizer.ggml.{field_name}")) is not None and value is not None:
             field.parts[field.data[0]][0] = value
     reader.data.flush()
+    if len(tokenizer.eos_ids) > 1:
+        with _log(llama_cpp()):
+            known = llama_cpp().Llama(str(out), vocab_only=True, verbose=False)
+        # llama.cpp knows the usual ones by their texts. For others a file has two places besides that of EOS.
+        ends = [each for each in tokenizer.eos_ids if not llama_cpp().llama_vocab_is_eog(known._model.vocab, each)]
+        known.close()
+        add_ids(tools, out, dict(zip(("eom", "eot"), ends, strict=False)))
+
+
+def add_ids(tools: Path, file: Path, ids: dict[str, int]) -> None:
+    """Write special tokens into a GGUF file, by name, such as {"eot": 7}; the file is copied for it."""
+    if not ids:
+        return
+    library, beside = gguf_py(tools), file.with_suffix(".part")
+    script, kind = importlib.import_module("gguf.scripts.gguf_new_metadata"), library.GGUFValueType.UINT32
+    reader = library.GGUFReader(file)
+    new = {f"tokenizer.ggml.{name}_token_id": script.MetadataDetails(kind, each) for name, each in ids.items()}
+    writer = library.GGUFWriter(beside, reader.get_field("general.architecture").contents())
+    with contextlib.redirect_stderr(io.StringIO()):  # a bar
+        script.copy_with_new_metadata(reader, writer, new, [])
+    beside.replace(file)
 
 
 def gguf_py(tools: Path) -> Any:

@@ -159,13 +159,14 @@ def _adapter(run: RunDirectory, artefact: Artefact, folder: Path) -> None:
 
     merging.copy_adapter(run.adapter, folder)
     tokenizer = merging.save_tokenizer(run.adapter, folder, kwargs=run.recipe().chat_template_kwargs)
-    # Training ended completions by the tokenizer's EOS, whatever the base says.
-    GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
+    ends = merging.one_or_list(merging.ended_with(run, tokenizer))
+    GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
 
 
 def _merged_16bit(run: RunDirectory, artefact: Artefact, folder: Path) -> None:
     held = merging.four_bit(run) if artefact.into == "dequantised" else None
-    merging.write_merged(artefact.base, run.adapter, folder, held=held, chat_template_kwargs=run.recipe().chat_template_kwargs)
+    more = {"chat_template_kwargs": run.recipe().chat_template_kwargs, "eos_ids": run.manifest().get("eos_ids", ())}
+    merging.write_merged(artefact.base, run.adapter, folder, held=held, **more)
 
 
 def _merged_4bit(run: RunDirectory, artefact: Artefact, folder: Path) -> None:

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from workbench.training.loading import (
     quiet_imports,
     reading,
     with_adapter,
+    with_eos,
 )
 from workbench.workspace import resolve, shown
 
@@ -208,6 +209,7 @@ def write_merged(
     *,
     held: FourBit | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
+    eos_ids: Sequence[int] = (),
 ) -> Path:
     """Merge the adapter that PEFT saved into its 16-bit base (folder or hub name); the whole model with its tokenizer.
 
@@ -217,6 +219,7 @@ def write_merged(
         folder: where it is written; what is there is written over.
         held: the 4-bit weights to merge into, from `four_bit`; None: the base's own.
         chat_template_kwargs: what the run's prompts were rendered with; they become the saved template's defaults.
+        eos_ids: what ended completions in training, beside the base's and the tokenizer's.
     """
     with quiet_imports():
         import torch
@@ -244,7 +247,7 @@ def write_merged(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the layers are merged already
         merged = wrapped.merge_and_unload().to(dtype)
-    _end_as(save_tokenizer(adapter, folder, load_tokenizer(source), chat_template_kwargs), merged)
+    _end_as(save_tokenizer(adapter, folder, load_tokenizer(source), chat_template_kwargs), merged, eos_ids)
     with bars_for(source):
         merged.save_pretrained(folder, save_original_format=not quantised)  # which would want to undo the dequantising
     # transformers saves its own form of the tokenizer only; converters to other formats ask for the original.
@@ -280,13 +283,22 @@ def with_defaults(template: str, kwargs: dict[str, Any]) -> str:
     return f"{said}\n{template}"  # chat templates are rendered with trim_blocks: this line end is not in the text
 
 
-def _end_as(tokenizer: Any, model: Any) -> None:
-    # Whoever generates stops at the EOS token that was trained, and at those that the base stopped at besides.
-    eos, said = tokenizer.eos_token_id, model.generation_config
-    if eos is not None:
-        others = said.eos_token_id if isinstance(said.eos_token_id, list) else []
-        said.eos_token_id = [eos, *(each for each in others if each != eos)] if others else eos
-        model.config.eos_token_id = said.eos_token_id
+def ended_with(run: RunDirectory, tokenizer: Any) -> list[int]:
+    """What ended completions in a run's training; of a run of an older version, which did not say, the tokenizer's EOS."""
+    return run.manifest().get("eos_ids") or with_eos(None, tokenizer)
+
+
+def one_or_list(ids: list[int]) -> int | list[int] | None:
+    """EOS tokens as configs hold them: one alone without a list."""
+    return ids[0] if len(ids) == 1 else ids or None
+
+
+def _end_as(tokenizer: Any, model: Any, trained: Sequence[int] = ()) -> None:
+    # Whoever generates stops where training did: at the base's EOS tokens, and at the tokenizer's.
+    said = model.generation_config
+    ids = with_eos(said.eos_token_id, tokenizer)
+    if ids := [*ids, *(each for each in trained if each not in ids)]:
+        said.eos_token_id = model.config.eos_token_id = one_or_list(ids)
     if tokenizer.pad_token_id is not None:
         said.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
     # Old bases say "temperature" and "greedy" at once, which transformers refuses to save.

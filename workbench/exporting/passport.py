@@ -6,8 +6,10 @@ write another passport. What stands up to that is `workbench verify --rerun`, wh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from workbench.exporting.about import about, clean, files_in, public_name
 from workbench.exporting.artefacts import PASSPORT, Artefact
 from workbench.exporting.card import CARD, write_card
 from workbench.exporting.checks import Proof
-from workbench.workspace import shown, size_and_sum, to_json, write_json
+from workbench.workspace import replace_folder, shown, size_and_sum, to_json, write_json
 
 PROOF = "proof.json"
+_PROVEN = ".proof.part"  # a folder: a whole proof on its way into the artefact
 VERSION = 1  # of what a passport says, and how; those without one are older
 _NAMED_BASE = {"adapter_config.json": "base_model_name_or_path", "config.json": "_name_or_path"}
 
@@ -39,21 +42,32 @@ def stamp(folder: Path, artefact: Artefact, merge_risk: str = "") -> None:
 def add_proof(artefact: Artefact, proof: Proof) -> None:
     """Put the proof beside the artefact (`proof.json`), into its card and into its passport.
 
-    The passport comes last, and takes over no other file's sum: a kill on the way leaves what `verify` names, and the next
-    proof mends.
+    The three are made whole beside the others first; a kill on their way into place is made up for by whoever reads the passport.
     """
     passport, content = read_passport(artefact.path), clean(to_json(proof))
-    write_json(artefact.path / PROOF, content | {"passed": proof.passed})
-    write_card(artefact.path, artefact, passport, proof)
-    passport["files"] |= {name: size_and_sum(artefact.path / name) for name in (PROOF, CARD)}
-    short = [{key: value for key, value in check.items() if key != "numbers"} for check in content["checks"]]
-    _write(artefact.path, passport | {"proof": content | {"passed": proof.passed, "checks": short}})
+    with replace_folder(artefact.path / _PROVEN) as staged:
+        write_json(staged / PROOF, content | {"passed": proof.passed})
+        write_card(artefact.path, artefact, passport, proof, into=staged)
+        passport["files"] |= {name: size_and_sum(staged / name) for name in (PROOF, CARD)}
+        short = [{key: value for key, value in check.items() if key != "numbers"} for check in content["checks"]]
+        _write(staged, passport | {"proof": content | {"passed": proof.passed, "checks": short}})
+    _into_place(artefact.path)
+
+
+def _into_place(folder: Path) -> None:
+    for name in (PROOF, CARD, PASSPORT):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(folder / _PROVEN / name, folder / name)
+    with contextlib.suppress(OSError):  # it is gone, or whoever wrote it stages another one
+        (folder / _PROVEN).rmdir()
 
 
 def read_passport(folder: Path) -> dict[str, Any]:
     """The passport of an artefact, without its own sum; ExportError if there is none, or a byte of it was changed."""
     file, what = folder / PASSPORT, "it was changed after the export"
     try:
+        with contextlib.suppress(OSError):  # on a drive that can only be read
+            _into_place(folder)
         content = file.read_bytes()
         found = json.loads(content)
         text = json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"  # as write_json

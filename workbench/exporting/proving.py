@@ -172,9 +172,10 @@ def examine(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             checks.append(Check("tokens", "loads", False, error.value, "unreadable", error.remedy))
     else:
         checks += check_tokens(artefact, reader)
-        if (instead := getattr(reader, "of_base", reader.eos)) != reader.eos:
-            ends = f"PEFT takes EOS from the base's generation_config.json, which says {instead}; the adapter's says {reader.eos}"
-            unproven.append(f"{ends}: generate with eos_token_id={reader.eos}")
+        if {*(instead := getattr(reader, "of_base", reader.ends))} != {*reader.ends}:
+            theirs, own = map(merging.one_or_list, (sorted(instead), sorted(reader.ends)))
+            ends = f"PEFT takes EOS from the base's generation_config.json, which says {theirs}; the adapter's says {own}"
+            unproven.append(f"{ends}: generate with eos_token_id={own}")
         if request["sampled_ids"] is not None and all(check.passed is not False for check in checks):
             written = written_by(reader, request, request["sampled_ids"], progress)
     return {"checks": checks, "written": written, "unproven": unproven}

@@ -13,7 +13,7 @@ from workbench.exporting.artefacts import Artefact
 from workbench.exporting.merging import source_of
 from workbench.training import plain
 from workbench.training.loading import bars_for, find_model, reading, with_adapter
-from workbench.training.sampling import logprobs_of
+from workbench.training.sampling import logprobs_of, until_eos
 
 if TYPE_CHECKING:
     from workbench.exporting.gguf import Gguf
@@ -66,13 +66,12 @@ class HFReader:
 
     def __init__(self, model: Any, tokenizer: Any, ends: int | list[int] | None = None) -> None:
         self.model, self.tokenizer = model, tokenizer
-        models, own = model.generation_config.eos_token_id, tokenizer.eos_token_id
-        of_model, self.ends = (
+        models = model.generation_config.eos_token_id
+        self.of_base, self.ends = (
             [each] if isinstance(each, int) else list(each or []) for each in (models, models if ends is None else ends)
         )
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20  # tokens
         self.alone = False  # whether an adapter's base writes, without it
-        self.eos, self.of_base = (own if own in each else next(iter(each), None) for each in (self.ends, of_model))
 
     def render(self, prompt: Any) -> str | None:
         """A prompt's text by the artefact's own chat template; None if it has none. Text stays as it is."""
@@ -120,5 +119,4 @@ class HFReader:
         more |= {"max_new_tokens": max_completion_length, "pad_token_id": pad, "eos_token_id": self.ends or None}
         with torch.inference_mode():
             written = self.model.generate(input_ids=ids, attention_mask=mask, **shape, **more)[:, width:].tolist()
-        ends = [min((row.index(end) + 1 for end in self.ends if end in row), default=len(row)) for row in written]
-        return [row[:end] for row, end in zip(written, ends, strict=True)]
+        return [until_eos(row, self.ends)[0] for row in written]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from workbench.exporting import apart
 from workbench.exporting.about import adapter_of
 from workbench.exporting.apart import Progress
 from workbench.exporting.merging import base_now
+from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, versions
 from workbench.task import Row, Task
+from workbench.training.loading import load_tokenizer
 from workbench.training.resuming import begun_task
 
 FILE = "export/reference.json"
@@ -46,6 +48,8 @@ class Reference:
     policy_logprobs: list[list[float]]  # of the tokens sampled, at temperature 1
     base_logprobs: list[list[float]]
     key: str = ""  # stands for all that it depends on, but how many prompts
+    # For each greedy answer of the policy: (place, token) of the likeliest tokens, several where its precision cannot part them.
+    ties: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
 def suite_of(run: RunDirectory, task: Task | None) -> RewardSuite:
@@ -91,10 +95,12 @@ def measured_reference(
         "adapter": adapter_of(run)["sha256"],
         "base": base_now(run),
         "held_out": fingerprint(suite.task.held_out),
+        "rendered": _rendered(recipe, suite.task.held_out),
         "policy": recipe.policy.model_dump(mode="json"),
         "chat_template_kwargs": recipe.chat_template_kwargs,
-        "rewards": [suite.hash, suite.task.right_function],
+        "rewards": [suite.hash, suite.task.right_rule],
         "max_completion_length": request["max_completion_length"],
+        "eos_ids": run.manifest().get("eos_ids"),
         "versions": {name: found for name, found in versions().items() if name != "commit"},
     }
     kept = run.read_json(FILE) if (run.path / FILE).is_file() else {}
@@ -111,19 +117,25 @@ def measured_reference(
     return TypeAdapter(Reference).validate_python(content | {"key": fingerprint([key])})
 
 
+def _rendered(recipe: Recipe, rows: Sequence[Row]) -> str:
+    # A template may write the date: the texts of tomorrow's prompts are others.
+    tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
+    return fingerprint([{"text": prompt_text(row["prompt"], tokenizer)} for row in rows])
+
+
 def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts: list[str], ended: list[bool]) -> Written:
     """Completions, with what the task's functions pay for them."""
     import numpy as np
 
     scores = suite.score(rows, texts, ids)
-    right = scores[:, suite.names.index(suite.task.right_function)] > 0
+    right = suite.task.is_right(scores[:, suite.names.index(suite.task.right_function)])
     return Written(ids, ended, np.nansum(scores * suite.weights, axis=1).tolist(), right.tolist())
 
 
 def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """In the process: load the live policy, and let it write."""
     from workbench.training.policy import load_policy
-    from workbench.training.sampling import logprobs_of, sample
+    from workbench.training.sampling import logprobs_of, sample, ties_of
 
     run, prompts = RunDirectory(Path(request["run"])), request["prompts"]
     policy = load_policy(run.recipe(), adapter=run.adapter)
@@ -144,6 +156,9 @@ def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     for who in ("policy", "base"):
         with policy.generating(base=who == "base") as model:
             found[f"{who}_logprobs"] = logprobs_of(model, list(zip(asked, found["sampled_ids"], strict=True)))
+            if who == "policy":
+                greedy = list(zip(asked, found["policy"]["ids"], strict=True))
+                found["ties"] = ties_of(model, greedy, policy.compute_dtype)
     return found
 
 

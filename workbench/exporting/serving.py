@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from workbench.data.template import prompt_text
+from workbench.data.template import ids_that_end, prompt_text
 from workbench.errors import WorkbenchError
 from workbench.exporting.about import clean
 from workbench.exporting.artefacts import Artefact
@@ -59,12 +59,12 @@ def write(folder: Path, artefact: Artefact) -> None:
     values: dict[str, Any] = {"num_ctx": run.recipe().policy.max_seq_length} if run else {}
     values |= {"temperature": trained.get("temperature") or 1.0, "top_p": trained.get("top_p") or 1.0}
     values |= {"top_k": trained.get("top_k") or 0, "repeat_penalty": trained.get("repetition_penalty") or 1.0}
-    values |= {"stop": f'"{tokenizer.eos_token}"'} if tokenizer.eos_token else {}
     lines = [f"FROM ./{next(folder.glob('*.gguf')).name}", _UNPROVEN if template else _UNKNOWN]
     lines.append(f'TEMPLATE """{template or "{{ .Prompt }}"}"""')
     told = system_prompt(run) if template and run else None
     lines += [f'SYSTEM """{clean(told)}"""'] if told and '"""' not in told else []
     lines += [f"PARAMETER {name} {value}" for name, value in values.items()]
+    lines += [f'PARAMETER stop "{tokenizer.decode([each])}"' for each in ids_that_end(tokenizer)]
     (folder / "Modelfile").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 

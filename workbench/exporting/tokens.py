@@ -11,6 +11,7 @@ from workbench.data.template import prompt_text
 from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check
+from workbench.exporting.merging import ended_with
 from workbench.exporting.reading import Reader
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
@@ -22,7 +23,7 @@ _NAMES_EOS = {"tokenizer_config.json": "eos_token", "generation_config.json": "e
 _REMEDIES = {
     "template_lost": "put the chat_template.jinja of the policy that was trained beside the weights, and export again",
     "double_bos": "either the template writes BOS, or whoever loads it adds one: set add_bos_token to false, and export again",
-    "eos_missing": "name the EOS token of training in tokenizer_config.json and generation_config.json, and export again",
+    "eos_missing": "name the EOS tokens of training in generation_config.json and tokenizer_config.json, and export again",
     "tokenizer_differs": "export again, with the tokenizer's files of the policy that was trained",
 }
 
@@ -49,15 +50,19 @@ def check_tokens(artefact: Artefact, reader: Reader, most: int = 1000) -> list[C
 
 
 def _eos(artefact: Artefact, reader: Reader, tokenizer: Any) -> Check:
-    text, eos = tokenizer.eos_token, tokenizer.eos_token_id
-    wrong = [] if reader.eos == eos else [f"{reader.eos} as it is loaded"]
+    assert artefact.run is not None
+    ends, wrong = ended_with(artefact.run, tokenizer), []
+    if not {*ends} <= {*reader.ends} or getattr(reader, "eos", None) not in {None, *ends}:  # a GGUF file has one above others
+        wrong.append(f"{', '.join(map(str, sorted(reader.ends))) or None} as it is loaded")
     for file, key in _NAMES_EOS.items():
         with contextlib.suppress(OSError, ValueError):  # a GGUF file has none of them
             said = json.loads((artefact.path / file).read_text(encoding="utf-8")).get(key)
             said = said.get("content") if isinstance(said, dict) else said
-            named = (text if key == "eos_token" else eos) in (said if isinstance(said, list) else [said])
+            ids = {*said} if isinstance(said, list) else {said}
+            named = said == tokenizer.eos_token if key == "eos_token" else {*ends} <= ids
             wrong += [] if named or (said is None and file == "config.json") else [f"{said!r} in {file}"]
-    found = "; ".join([*wrong, f"training ended completions with {eos} ({text})"])
+    words = ", ".join(f"{each} ({tokenizer.convert_ids_to_tokens(each)})" for each in ends)
+    found = "; ".join([*wrong, f"training ended completions with {words or None}"])
     return _check("EOS", found, "eos_missing" if wrong else "")
 
 

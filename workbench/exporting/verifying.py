@@ -23,8 +23,7 @@ from workbench.exporting import apart
 from workbench.exporting.about import adapter_of, clean, steps_of, sums_of
 from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import meant
-from workbench.exporting.card import CARD
-from workbench.exporting.passport import PROOF, VERSION, changed, read_passport
+from workbench.exporting.passport import VERSION, changed, read_passport
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory
@@ -95,8 +94,6 @@ def _run_of(folder: Path) -> RunDirectory | None:
 def _files(folder: Path, passport: dict[str, Any]) -> Found:
     wrong = changed(folder)
     yield from ((False, f"{name} {what}") for name, what in wrong.items())
-    if {CARD, PROOF} & wrong.keys():
-        yield False, "if something ended `workbench prove` while it wrote: it writes them again"
     if not wrong:
         yield True, f"{len(passport['files'])} files, byte by byte, and the passport itself"
 

@@ -16,7 +16,7 @@ from workbench.rewards.library import max_score_of
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
-from workbench.run.rollouts import stage_in
+from workbench.run.rollouts import stage_in, unstated_right
 from workbench.task import Task, load_task
 from workbench.workspace import to_json
 
@@ -78,6 +78,7 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
         settings,
         best=rewards.get("best") or _best(rewards.get("functions") or {}, task, known["task"] or recipe.task),
         right_by=known["right_by"],
+        unstated_right=unstated_right(run.manifest()),
         format_by=known["format_by"],
         total_steps=steps if isinstance(steps, int) and steps > 0 else None,
         fp16=settings.get("fp16") is True,

@@ -68,7 +68,7 @@ class StepSummary:
     commonest_right: int
     length: float  # mean, tokens
     longest: int  # tokens
-    unended: int  # that do not end with the tokenizer's eos token
+    unended: int  # that do not end with a token that ends completions
     clipped: int  # of those, as long as the longest of the batch: cut at the limit
     clipped_right: int
     right: int
@@ -117,7 +117,7 @@ def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
         by_batch, (whole.right.astype(bool), np.nan_to_num(whole.lengths), whole.totals, whole.groups.stds[::size])
     )
     unended = np.zeros(right.shape, dtype=bool) if whole.finished is None else by_batch(~whole.finished)
-    # A policy with several end tokens may stop by one that is not the tokenizer's; what is cut is cut at one length.
+    # Older records know the tokenizer's EOS alone, and stop strings end completions, too; what is cut is cut at one length.
     clipped = unended & (lengths == lengths.max(axis=1, keepdims=True))
     right_in, clipped_in = (flags.reshape(*stds.shape, size).sum(axis=2) for flags in (right, clipped))
     kinds = dead_kinds(whole)

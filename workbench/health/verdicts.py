@@ -15,6 +15,7 @@ from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
 from workbench.run.metrics import KL, RESCUE_DEAD
+from workbench.run.rollouts import qualified
 
 ALARM, WARNING, NOTE, OK, SKIPPED = STATES = ("alarm", "warning", "note", "ok", "skipped")
 
@@ -86,6 +87,7 @@ class RunConfig:
     learning_rate: float | None = None
     temperature: float | None = None
     right_by: str | None = None
+    unstated_right: str = ""  # what right means where nobody has said it, as `run.rollouts.unstated_right` has it
     format_by: str | None = None
     total_steps: int | None = None
     fp16: bool = False
@@ -225,6 +227,7 @@ class RunView:
         over = self.recent if over is None else over
         steps = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
         why = {} if state == OK else {"cause": cause, "remedy": remedy}
+        line = qualified(line, self.config.unstated_right)
         return Verdict("", state, line, evidence, *steps, **why, **more)
 
     def too_few(self, batches: int = 3, groups: int = 16, completions: int = 0) -> Verdict | None:

@@ -15,12 +15,12 @@ from workbench.audit.prompt_format import ExpectedFormat, parse_format
 from workbench.errors import RunError, nearest
 from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing, frame_of
-from workbench.inspection.reading import needs, question
+from workbench.inspection.reading import answer_of, needs, question
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
-from workbench.run.rollouts import read_batches
+from workbench.run.rollouts import qualified, read_batches, unstated_right
 
 UNEXPLAINED = ("other", "no answer in it")
 _REFUSAL = re.compile(
@@ -34,7 +34,7 @@ _FOREIGN = 0.3  # of a completion's letters, in scripts that the prompt does not
 _KEPT = 5000  # texts without a cause that are compared with one another
 
 
-def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -> Listing:
+def failures(source: RunDirectory | Evaluation, answer_column: str | None = None) -> Listing:
     """What is wrong with the wrong completions: each cause with its count, its share, an example and its trend.
 
     >>> found = wb.inspection.failures(wb.open_run())
@@ -43,7 +43,7 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
 
     Args:
         source: a run's record, or an evaluation, of which the trained policy's completions are read beside the base's.
-        answer_column: the dataset column that holds the right answer.
+        answer_column: the dataset column that holds the right answer; None: the task's, or recognised by its name.
 
     Returns:
         `frame`, the commonest cause first: `share` of the wrong completions; `first` and `last`: the share of all completions
@@ -54,6 +54,7 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
         RunError: if nothing was recorded, or no row has that column and the rows have others.
     """
     needs(source, RunDirectory, Evaluation)
+    manifest = source.manifest() if isinstance(source, RunDirectory) else {}
     counts, spread, example, sizes, total = Counter(), (Counter(), Counter()), {}, [0, 0], 0
     unexplained: list[tuple[str, bool, set[int], str, str]] = []
 
@@ -68,12 +69,14 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
         total += counted * len(texts)
         for end in ends:
             sizes[end] += len(texts)
-        if (known := rows[0].keys() - {"prompt", "prompt_id"}) and not any(answer_column in row for row in rows):
-            rule, remedy = "causes are read against the right answer", nearest(answer_column, sorted(known), "choose one of them")
-            raise RunError(f"no column {answer_column!r}; there are {', '.join(sorted(known))}", rule=rule, remedy=remedy)
+        known = sorted(rows[0].keys() - {"prompt", "prompt_id"})
+        column = answer_column or answer_of(known, manifest) or "answer"
+        if known and not any(column in row for row in rows):
+            rule, remedy = "causes are read against the right answer", nearest(column, known, "answer_column=, one of them")
+            raise RunError(f"no column {column!r}; there are {', '.join(known)}", rule=rule, remedy=remedy)
         for place in np.flatnonzero(~np.asarray(right)):
             form = None if kept is None else bool(kept[place])
-            why = cause(rows[place], texts[place], bool(ended[place]), form, rows[place].get(answer_column))
+            why = cause(rows[place], texts[place], bool(ended[place]), form, rows[place].get(column))
             own = (why, counted, ends, question(rows[place]["prompt"]), texts[place])
             if why in UNEXPLAINED and len(unexplained) < _KEPT:
                 unexplained.append(own)
@@ -91,6 +94,7 @@ def failures(source: RunDirectory | Evaluation, answer_column: str = "answer") -
     verdict = f"{wrong:,} of {total:,} completions are wrong"
     if rows:
         verdict += ": " + ", ".join(f"{why} {share:.0%}" for why, _, share, *_ in rows[:4])
+    verdict = qualified(verdict, unstated_right(manifest))
     return Listing(verdict, frame_of(rows, names), {"wrong": wrong, "completions": total, "causes": dict(counts)})
 
 
@@ -144,14 +148,15 @@ def cause(row: dict[str, Any], text: str, finished: bool, kept: bool | None = No
         return "refusal"
     if wrong and kept is not True:
         return wrong
+    copied = said.strip() in plain and len(said) > 10 and find_answer(text.replace(said.strip(), "")) in (None, "")
     if given is None:
-        return "no answer in it"
+        return "copied the question" if copied and not asked.answer_tag else "no answer in it"
     wanted = (
         None if answer is None else find_answer(str(answer), "mark") or find_answer(str(answer), "boxed") or str(answer).strip()
     )
     if wanted is not None and (given == wanted or quick_same(given, wanted)):
         return "right answer, no reward" if kept is not False else "right answer, format not kept"
-    if said.strip() in plain and len(said) > 10 and find_answer(text.replace(said.strip(), "")) in (None, ""):
+    if copied:
         return "copied the question"
     mine, theirs = _number(given), _number(wanted)
     if mine is None or theirs is None:

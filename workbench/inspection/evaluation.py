@@ -93,7 +93,7 @@ class Evaluation:
     prompts: list[Any]
     before: Measured
     after: Measured
-    right_by: str = ""  # the function that said which completions are right
+    right_by: str = ""  # what said which completions are right: a function, or "function >= threshold"
     greedy: tuple[Measured, Measured] | None = None  # base and trained, one completion a prompt: the likeliest tokens
     curve: dict[int, Measured] = field(default_factory=dict)  # by step; 0: base. Empty where no checkpoints were asked for
     rows: Sequence[Row] = ()  # [P] the held-out rows, with their answers
@@ -214,6 +214,11 @@ def _evaluated(
     folders = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
     for line in changed_since(run, task):
         print(f"WARNING: {line}")
+    if recipe.policy.adapter is not None:
+        began = recipe.policy.adapter
+        print(f"base is the model without the adapter that the run began with ({began}): the gain counts that one in")
+    if not task.right_by:
+        print(f"WARNING: the task names no right_by: a completion counts as right when {task.right_words}")
     smallest = 100 * statistics.detectable(len(rows), samples)
     print(f"{len(rows)} prompts x {samples} completions detect a gain of about {smallest:.0f} points four times in five")
     then = run.manifest().get("policy") or {}
@@ -225,7 +230,7 @@ def _evaluated(
     sampled = {"samples": samples, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}
     ways = {"sampled": sampled} | ({"greedy": {**sampled, "samples": 1, "temperature": 0.0}} if greedy else {})
     settings = {name: getattr(policy, name) for name in ("name", "precision", "compute_dtype", "chat_template_kwargs")}
-    settings |= {"rewards": suite.hash, "right_by": task.right_function, "format_by": task.format_by, "seed": seed, **sampled}
+    settings |= {"rewards": suite.hash, "right_by": task.right_rule, "format_by": task.format_by, "seed": seed, **sampled}
     settings["base"] = base()
     kept = _Kept.open(run, settings)
     kept.make_room()
@@ -403,7 +408,8 @@ def gain_in_words(found: dict[str, Any]) -> str:
     before, after, gain = found["before"], found["after"], found["gain"]
     if before["correct_lenient"] == after["correct_lenient"] == 0:
         who = found.get("right_by") or "the function that decides"
-        return f"no completion was right, before or after: {who} paid nothing anywhere, so no gain can be measured"
+        nothing = f"{who} held nowhere" if ">=" in who else f"{who} paid nothing anywhere"
+        return f"no completion was right, before or after: {nothing}, so no gain can be measured"
     if before["correct"] == after["correct"] == 0:
         return "no completion was both right and in the strict format, before or after, so no gain can be measured"
     if before["correct"] == after["correct"] == 1:

@@ -13,7 +13,7 @@ from workbench.inspection.reading import needs, question
 from workbench.inspection.statistics import paired_difference
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
-from workbench.run.rollouts import prompt_of, query, stage_in
+from workbench.run.rollouts import prompt_of, qualified, query, stage_in, unstated_right
 
 _Z = 3.29  # of the normal distribution, 99.9 %, two-sided: a run is looked at in several ways, and no healthy one may be named
 _FLAT = 0.4  # of what the reward rose, in standard deviations of a group's mean: what rose by less, at most, is flat
@@ -111,7 +111,7 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     calm += f"; while it rose, {'; '.join(flat)}" * bool(flat)
     numbers = {"signs": signs, "flat": flat, "reward": rise, "right": right, "paid_wrong": wrong}
     verdict = f"REWARD HACKING? {'; '.join(signs)}" if signs else calm
-    return Listing(verdict, frame if signs else frame.head(0), numbers)
+    return Listing(qualified(verdict, unstated_right(manifest)), frame if signs else frame.head(0), numbers)
 
 
 def _flat(changed: Any, first: Any, final: Any, rise: Any, before: Any, after: Any) -> bool:

@@ -20,7 +20,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GROUP_STD, MEAN_LENGTH, REWARD, ZERO_STD, function_names
 from workbench.run.parts import parts
 from workbench.run.rollouts import columns_of, read_part, write_part
-from workbench.task import prompt_key
+from workbench.task import prompt_key, right_of
 from workbench.workspace import resolve, shown
 
 _OTHER = ("step", "prompt", "completion", "advantage")  # columns that are no reward function's
@@ -29,7 +29,7 @@ _SOME = "a step has completions"
 
 
 def read_record(
-    folder: str | Path, name: str = "", *, weights: Mapping[str, float] | None = None, right_by: str = ""
+    folder: str | Path, name: str = "", *, weights: Mapping[str, float] | None = None, right_by: str | tuple[str, float] = ""
 ) -> RunDirectory:
     """Make a run directory of what TRL's own trainer left, or of parts of a record whose run is not there.
 
@@ -44,7 +44,7 @@ def read_record(
         folder: the trainer's `output_dir`, or that of the parts.
         name: of the run, under `runs`; empty: the folder's.
         weights: the `reward_weights` that TRL had, by function; those not given count once. Parts hold theirs.
-        right_by: the function whose score above 0 means right; empty: the first. Parts hold what was right.
+        right_by: as of a `Task`; empty: nobody says, and the first function is taken. Parts hold what was right.
 
     Raises:
         RunError: if there are no completions in it, if `right_by` or a weight names no function of them or is given for parts, or
@@ -75,18 +75,20 @@ def read_record(
     numeric = [column for column in first.columns if column not in _OTHER and pandas.api.types.is_numeric_dtype(first[column])]
     logged = set(function_names(key for row in rows for key in row))
     names = [column for column in numeric if column in logged] or numeric
-    for asked in (*(weights or {}), *filter(None, [right_by])):
+    judge, least = (right_by, None) if isinstance(right_by, str) else (*right_by, None)[:2]
+    for asked in (*(weights or {}), *filter(None, [judge])):
         if asked not in names:
             raise RunError(f"{asked!r}: no function of this run", rule=f"it has {', '.join(names)}", remedy="name one of these")
     weighted = {column: float((weights or {}).get(column, 1.0)) for column in names}
     sizes = [len(list(own)) for frame in frames for _, own in itertools.groupby(frame["prompt"])]
     size = int(np.bincount(sizes).argmax())
-    manifest: dict[str, Any] = {"attached": True, "rewards": {"weights": weighted}, "task": {"right_by": right_by or names[0]}}
+    about = {"right_by": judge or names[0], "right_at": least, "right_by_default": not judge}
+    manifest: dict[str, Any] = {"attached": True, "rewards": {"weights": weighted}, "task": about}
     manifest["settings"] = {"asked": {}, "in_force": {"num_generations": size}}
     run = RunDirectory.create(name or folder.name, Recipe(run_name=name or folder.name), manifest)
     for frame in frames:
         step, prompts = int(frame["step"].iloc[0]), frame["prompt"].tolist()
-        scores, right = frame[names].to_numpy(dtype=float), frame[right_by or names[0]].to_numpy(dtype=float) > 0
+        scores, right = frame[names].to_numpy(dtype=float), right_of(frame[judge or names[0]], least)
         batch = batch_of(names, [*weighted.values()], scores, frame["completion"].tolist(), right, size, prompts=prompts)
         groups = batch.groups._replace(advantages=frame["advantage"].to_numpy(dtype=float))
         ids = {"prompt_id": [prompt_key(prompt)[:12] for prompt in prompts]}

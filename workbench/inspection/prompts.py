@@ -6,7 +6,7 @@ from workbench.errors import RunError
 from workbench.inspection.listing import Listing
 from workbench.inspection.reading import needs, question
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import KEY, prompt_of, query
+from workbench.run.rollouts import KEY, prompt_of, qualified, query, unstated_right
 
 
 def through_time(run: RunDirectory, prompt: str) -> Listing:
@@ -44,6 +44,7 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
     solved = frame[frame["right"] == frame["of"]]["step"]
     when = f"all right first at step {solved.iloc[0]}" if len(solved) else "never all right"
     verdict = f"{question(prompt_of(fits['prompt'].iloc[0]))}: drawn {len(frame)} times, right {_shares(frame)}; {when}"
+    verdict = qualified(verdict, unstated_right(run.manifest()))
     return Listing(verdict, frame, {"prompt_id": key, "solved_at": int(solved.iloc[0]) if len(solved) else None})
 
 
@@ -92,6 +93,7 @@ def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
     verdict = f"of {often} prompts drawn {how}, {len(listed)} never had right and wrong in one group: {told}"
     if not often:
         verdict = f"none of the {drawn} prompts was drawn {least} times or more; more epochs, or a lower least, would tell"
+    verdict = qualified(verdict, unstated_right(run.manifest()))
     return Listing(
         verdict, listed.drop(columns="key").assign(prompt_id=listed["key"]), {"prompts": drawn, "often": often, **kinds}
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from workbench.data.answer_column import answer_named
 from workbench.data.split import fingerprint
 from workbench.errors import RewardError, RunError
 from workbench.inspection.listing import Listing
@@ -16,7 +17,7 @@ from workbench.rewards.groups import ExplainedGroup, explain
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import batch_and_place, query
+from workbench.run.rollouts import batch_and_place, qualified, query, unstated_right
 from workbench.task import Task
 
 
@@ -29,6 +30,12 @@ def needs(value: Any, *kinds: type) -> None:
         raise RunError(f"{value!r}: of type {type(value).__name__}", rule=rule, remedy=" or ".join(how[name] for name in names))
 
 
+def answer_of(columns: Iterable[str], manifest: dict[str, Any]) -> str | None:
+    """The column of a record with the right answer: the one that the manifest names, or that is called so; None: neither."""
+    named = (manifest.get("task") or {}).get("answer_column")
+    return named if named in columns else answer_named(columns)
+
+
 def by_step(run: RunDirectory) -> Listing:
     """What the completions of each step were like: rewards, lengths, how many were cut, how many were different.
 
@@ -37,12 +44,15 @@ def by_step(run: RunDirectory) -> Listing:
 
     Returns:
         `frame`, a row per step: step, reward (mean), share_right, length_tokens (mean), clipped (share), distinct_texts (number).
+        Where nobody has said what is right, that column is called by what was taken for it: "share of format_reward > 0".
 
     Raises:
         RunError: if the run recorded nothing.
     """
     needs(run, RunDirectory)
-    columns = """step, avg(total) as reward, avg(cast("right" as double)) as share_right, avg(length_tokens) as length_tokens,
+    unstated = unstated_right(run.manifest()).replace('"', '""')
+    share = f"share of {unstated}" if unstated else "share_right"
+    columns = f"""step, avg(total) as reward, avg(cast("right" as double)) as "{share}", avg(length_tokens) as length_tokens,
         avg(cast(finish_reason = 'length' as double)) as clipped, len(list_distinct(list(hash(completion)))) as distinct_texts"""
     frame = query(run.rollouts, f"select {columns} from rollouts group by step order by step", in_turn=True)
     return Listing(f"{len(frame):,} steps", frame, spread=True)
@@ -71,7 +81,7 @@ def explain_group(
     run: RunDirectory | ScoredBatch,
     step: int | None = None,
     index: int | None = None,
-    answer_column: str = "answer",
+    answer_column: str | None = None,
     labels: Sequence[str] = (),
 ) -> RecordedGroup | ExplainedGroup:
     """One group: what its completions scored, and what made their advantages.
@@ -86,7 +96,7 @@ def explain_group(
         run: a run, whose completions are shown best first; or what `score` returned, whose first group is explained as it stands.
         step: None: the last on record.
         index: counts the groups from 0; None: of a run's step the one with the widest spread of rewards, which taught most.
-        answer_column: the dataset column that holds the right answer.
+        answer_column: the dataset column that holds the right answer; None: the task's, or recognised by its name.
         labels: what to call the completions of what `score` returned, one for each; none: they are numbered.
 
     Raises:
@@ -100,9 +110,10 @@ def explain_group(
         return dataclasses.replace(explain(run, index or 0), labels=tuple(labels))
     batch, place = batch_and_place(run, step, index)
     first = place * batch.num_generations
-    answers = batch.columns.get(answer_column)
-    answer = answers[first] if answers else None
-    return RecordedGroup(batch.step, question(batch.prompts[first]), answer, best_first(explain(batch, place)))
+    answers = batch.columns.get(answer_column or answer_of(batch.columns, manifest := run.manifest()))
+    answer, explained = answers[first] if answers else None, explain(batch, place)
+    explained = dataclasses.replace(explained, dead=explained.dead and qualified(explained.dead, unstated_right(manifest)))
+    return RecordedGroup(batch.step, question(batch.prompts[first]), answer, best_first(explained))
 
 
 def best_first(found: ExplainedGroup) -> ExplainedGroup:

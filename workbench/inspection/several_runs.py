@@ -15,7 +15,7 @@ from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import needs, question
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
-from workbench.run.rollouts import KEY, prompt_of, query
+from workbench.run.rollouts import KEY, prompt_of, qualified, query, unstated_right
 
 # Of the manifest, that decide what a run is.
 _FACTS = ("versions", "environment", "environment_after", "policy", "rewards", "template")
@@ -129,4 +129,5 @@ def _prompts(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
     verdict = f"{len(all_)} prompts were drawn by {'both' if len(runs) == 2 else 'all'} in the last quarter of their steps"
     if len(all_):
         verdict += ": right " + ", ".join(f"{all_[share].mean():.0%} in {name}" for share, name in shares.items())
-    return Listing(verdict, all_[["prompt", *shares, "change", *texts]].rename(columns=shares | texts))
+    unstated = ", ".join(dict.fromkeys(filter(None, (unstated_right(run.manifest()) for run in runs))))
+    return Listing(qualified(verdict, unstated), all_[["prompt", *shares, "change", *texts]].rename(columns=shares | texts))

@@ -11,6 +11,7 @@ from workbench.errors import RunError
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place
+from workbench.training.loading import eos_ids
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import logprobs_of
 
@@ -95,11 +96,17 @@ def token_view(
     tokenizer, prompt, text = policy.tokenizer, batch.prompts[at], batch.completions[at]
     asked = tokenizer(prompt_text(prompt, tokenizer), add_special_tokens=isinstance(prompt, str))["input_ids"]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if batch.finished is None or batch.finished[at]:
-        ids = [*ids, tokenizer.eos_token_id]
+    temperature, found = run.manifest()["settings"]["in_force"].get("temperature") or 1.0, {}
+    ends, ended = eos_ids(policy), batch.finished is None or batch.finished[at]
+    if ended and not {*ids[-1:]} & {*ends}:
+        if len(ends) > 1:
+            with policy.generating() as model:
+                likely = logprobs_of(model, [(asked, [*ids, each]) for each in ends], temperature)
+            ends = [ends[int(np.argmax([each[-1] for each in likely]))]]
+            notes.append("several tokens end a completion, and which one ended this is not on record: the likeliest is shown")
+        ids = [*ids, *ends]
     if len(ids) != batch.lengths[at]:  # special tokens are lost where TRL decodes, and some texts have several tokenisations
         notes.append(f"the recorded text has {len(ids)} tokens, the completion had {batch.lengths[at]}: tokenised differently")
-    temperature, found = run.manifest()["settings"]["in_force"].get("temperature") or 1.0, {}
     for base in (True, False):
         with policy.generating(base=base) as model:
             found[base] = np.array(logprobs_of(model, [(asked, ids)], temperature)[0])

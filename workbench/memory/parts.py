@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from workbench.errors import RecipeError
-from workbench.memory.shapes import Matrix, ModelShape
+from workbench.memory.shapes import ModelShape, adapter_on, unquantised
 from workbench.processes import count
 from workbench.recipe import Recipe
 
@@ -91,8 +91,11 @@ class Inputs:
         # Of a weight that is not quantised, and of an activation. On a CPU the plain backend's default is float32.
         wide = policy.dtype is None and policy.backend == "transformers" and how["device"] == "cpu"
         self.element = 4 if wide or policy.dtype == "float32" else 2
-        self.lora_tensors = lora_sizes(self.shape, recipe.lora.r, recipe.lora.target_modules)  # elements of each
+        self.lora_tensors = adapter_on(self.shape, recipe.lora).sizes  # elements of each
         self.lora = sum(self.lora_tensors)
+        # On a GPU, Unsloth also trains stacked experts that PEFT leaves out for these target modules; seen on no GPU.
+        most = adapter_on(self.shape, recipe.lora, experts=self.kernels == "unsloth" and self.shape.stacked > 0).sizes
+        self.lora_more = sum(most) - self.lora
         self.tokens = rows * (self.prompt + self.completion)
         self.vram_bytes = None if vram_gb is None else round(vram_gb * GB)
         # Weights of the largest matrix that is kept in NF4.
@@ -109,15 +112,6 @@ def weight_bytes(shape: ModelShape, load_in_4bit: bool, element_bytes: int = 2) 
     """Bytes of the frozen weights. In 4 bits, embedding, output layer, norms and biases stay at `element_bytes` each."""
     packed = [matrix.weights for matrix in shape.matrices if load_in_4bit and shape.is_quantised(matrix)]
     return (shape.parameters - sum(packed)) * element_bytes + sum(map(nf4_bytes, packed))
-
-
-def lora_sizes(shape: ModelShape, r: int, target_modules: Sequence[str]) -> list[int]:
-    """Elements of each LoRA tensor: two a matrix, [r, inputs] and [outputs, r]."""
-    ends = tuple(f".{target}" for target in target_modules)
-    found = [matrix for matrix in shape.matrices if f".{matrix.path}".endswith(ends)]
-    if "lm_head" in target_modules:
-        found.append(Matrix("lm_head", shape.vocab_size, shape.hidden_size))
-    return [size for matrix in found for size in (r * matrix.inputs, r * matrix.outputs)]
 
 
 def optimizer_bytes(sizes: Sequence[int], optim: str) -> int | None:
@@ -179,12 +173,15 @@ def static_parts(inputs: Inputs) -> list[Part]:
     elif inputs.kernels == "unsloth" and not shape.quantised and not shape.local:
         # On a GPU, Unsloth may load its own repository instead, in which some layers were left at 16 bits.
         formula, high = "NF4, and 16 bits for the rest; Unsloth may put its own repository in place, which keeps more at 16", 1.3
+    if inputs.four_bit and shape.stacked:
+        formula += f"; {unquantised(shape.stacked, shape.parameters)}"
     parts = [_part("weights", "always", weight_bytes(shape, inputs.four_bit, inputs.element), formula, high=high)]
-    formula, full = f"{lora:,} parameters x {ADAPTER_BYTES} bytes", 0
+    formula, full = f"{lora:,} parameters x {ADAPTER_BYTES} bytes", inputs.lora_more * ADAPTER_BYTES
+    formula += f"; {inputs.lora_more:,} more if Unsloth also trains the other experts" if full else ""
     if {"lm_head", "embed_tokens"} & set(inputs.recipe.lora.target_modules):
         # Unsloth trains these two whole, in float32, instead of putting an adapter on them.
         formula = "adapters, and the embedding or output layer trained whole"
-        full = 4 * shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+        full += 4 * shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
     parts.append(_part("LoRA", "always", lora * ADAPTER_BYTES, formula, more=full))
     if settings.get("beta") and inputs.kernels == "torch":
         parts.append(_part("reference adapter", "always", lora * 4, f"TRL's frozen copy for the KL: {lora:,} x 4 bytes"))
@@ -197,7 +194,8 @@ def static_parts(inputs: Inputs) -> list[Part]:
     elif optim.startswith("paged"):
         parts.append(_part("optimiser", "always", states, f"{optim}: states that may move to the host's memory", 0))
     else:
-        parts.append(_part("optimiser", "always", states, f"{optim}: two moments of {lora:,} parameters"))
+        said, more = f"{optim}: two moments of {lora:,} parameters", 2 * inputs.lora_more * ADAPTER_BYTES
+        parts.append(_part("optimiser", "always", states, said, more=more))
     if settings.get("use_vllm") and (unsloths or settings.get("vllm_mode", "colocate") == "colocate"):
         parts.append(_vllm(inputs, parts[0]))
     return parts
@@ -274,9 +272,10 @@ def _decode_graphs(inputs: Inputs, rows: int) -> Part:
 def training(inputs: Inputs) -> list[Part]:
     """What the forward and backward pass of one `per_device_train_batch_size` adds."""
     shape, lora = inputs.shape, inputs.lora
+    said = f"of LoRA: {lora:,} x {ADAPTER_BYTES} bytes"
     back = inputs.tokens * inputs.element * (3 * shape.intermediate_size + 4 * shape.hidden_size)
     return [
-        _part("gradients", "training", lora * ADAPTER_BYTES, f"of LoRA: {lora:,} x {ADAPTER_BYTES} bytes"),
+        _part("gradients", "training", lora * ADAPTER_BYTES, said, more=inputs.lora_more * ADAPTER_BYTES),
         _activations(inputs),
         _logprobs(inputs),
         _part("backward scratch", "training", back, "gradients of one layer's values", 0.4, 1.8),

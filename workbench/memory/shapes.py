@@ -8,13 +8,15 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.errors import PolicyError
+from workbench.errors import PolicyError, RecipeError
 from workbench.hub import check_hub
+from workbench.recipe import LoraPart
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import resolve
 
@@ -52,9 +54,12 @@ class ModelShape:
     norms_per_layer: int
     qk_norm: bool
     windows: tuple[int | None, ...]  # per layer: tokens that its attention reaches back; None: all
+    caches: tuple[str, ...]  # the classes of transformers that keep its layers' keys and values
+    stacked: int  # weights of experts that are kept as one parameter a layer, which bitsandbytes does not quantise
     quantised: bool  # the stored weights are NF4 already
     kept_16bit: tuple[str, ...]  # modules that a quantised repository left alone, as it names them
     local: bool  # read from a folder
+    config: str = field(repr=False, compare=False)  # JSON of the config.json
 
     def is_quantised(self, matrix: Matrix) -> bool:
         """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, but those left alone by name."""
@@ -91,15 +96,12 @@ def from_config(config: Mapping[str, Any], name: str = "model", *, local: bool =
 @functools.lru_cache(maxsize=64)
 def _built(config: str, name: str, local: bool) -> ModelShape:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+    from transformers import DynamicCache
 
     content = json.loads(config)
-    quantised = content.pop("quantization_config", None) or {}
-    kind = content.pop("model_type", None)
+    quantised, kind = content.get("quantization_config") or {}, content.get("model_type")
     try:
-        full = AutoConfig.for_model(kind, **content)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(full)
+        full, model = _on_meta(config)
         text = full.get_text_config()
         hidden, heads = text.hidden_size, text.num_attention_heads
         sizes = dict(hidden_size=hidden, layers=text.num_hidden_layers, heads=heads, vocab_size=text.vocab_size)
@@ -108,7 +110,7 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
         sizes["intermediate_size"] = getattr(text, "intermediate_size", None) or 4 * hidden
         if wrong := [key for key, size in sizes.items() if not isinstance(size, int) or size < 1]:
             raise ValueError(f"{wrong[0]} = {sizes[wrong[0]]!r}")
-        windows = tuple(getattr(layer, "sliding_window", None) for layer in DynamicCache(config=full).layers)
+        cache = DynamicCache(config=full).layers
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         rule = "memory is estimated of models that the installed transformers builds from their config.json"
@@ -129,11 +131,73 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
         matrices=tuple(Matrix(path, one.out_features, one.in_features) for path, one in linear.items()),
         norms_per_layer=len(norms) - len(of_heads),
         qk_norm=bool(of_heads),
-        windows=windows,
+        windows=tuple(getattr(layer, "sliding_window", None) for layer in cache),
+        caches=tuple(dict.fromkeys(type(layer).__name__ for layer in cache)),
+        stacked=sum(one.numel() for one in model.parameters() if one.dim() == 3),
         quantised=bool(in_4bit),
         kept_16bit=tuple(quantised.get("llm_int8_skip_modules") or ()) if in_4bit else (),
         local=local,
+        config=config,
     )
+
+
+def unquantised(stacked: int, parameters: int) -> str:
+    """How much of a 4-bit model is not in 4 bits, beside what never is, in words."""
+    return f"{stacked / parameters:.0%} of the weights are not in 4 bits: experts in stacked parameters, which stay as they are"
+
+
+class Adapter(NamedTuple):
+    """What a new LoRA adapter is on a model."""
+
+    sizes: tuple[int, ...]  # elements of each of its tensors
+    unmatched: tuple[str, ...]  # target modules that match no layer
+
+
+def adapter_on(shape: ModelShape, lora: LoraPart, *, experts: bool = False) -> Adapter:
+    """The adapter as PEFT itself puts it on, without memory; RecipeError for what it refuses of this model.
+
+    Args:
+        experts: on all stacked parameters, too.
+    """
+    return _adapter(shape.config, lora.r, tuple(lora.target_modules), lora.lora_dropout, experts)
+
+
+@functools.lru_cache(maxsize=64)
+def _adapter(config: str, r: int, targets: tuple[str, ...], dropout: float, experts: bool) -> Adapter:
+    from peft import LoraConfig, get_peft_model
+
+    model = _on_meta(config)[1]
+    stacked = [name.rpartition(".")[2] for name, one in model.named_parameters() if one.dim() == 3 and experts]
+    how = {"target_modules": list(targets), "lora_dropout": dropout, "target_parameters": sorted(set(stacked)) or None}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = get_peft_model(model, LoraConfig(r=r, task_type="CAUSAL_LM", **how), low_cpu_mem_usage=True)
+    except ValueError as error:
+        rule, remedy = "PEFT can put the adapter on this model", "change lora.target_modules, or the setting that it names"
+        raise RecipeError(f"lora: {error}", rule=rule, remedy=remedy) from error
+    return Adapter(tuple(one.numel() for one in model.parameters() if one.requires_grad), unmatched(model, targets))
+
+
+def unmatched(model: Any, target_modules: Sequence[str]) -> tuple[str, ...]:
+    """The target modules that match no layer of a model with a new adapter on it."""
+    # Those that PEFT has moved to parameters of stacked experts are no longer among its own targets.
+    own = model.peft_config["default"].target_modules
+    ends = [f".{name}" for name in model.base_model.targeted_module_names]
+    left = [each for each in target_modules if isinstance(own, set) and each in own]
+    return tuple(each for each in left if not any(end.endswith(f".{each}") for end in ends))
+
+
+def _on_meta(config: str) -> tuple[Any, Any]:
+    # (config, model) of transformers; the weights take no memory.
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    content = json.loads(config)
+    content.pop("quantization_config", None)
+    full = AutoConfig.for_model(content.pop("model_type", None), **content)
+    with torch.device("meta"):
+        return full, AutoModelForCausalLM.from_config(full)
 
 
 def _known(name: str) -> dict[str, Any] | None:

@@ -9,7 +9,9 @@ import re
 from typing import Any
 
 from workbench.data.answer_column import extract_answer as after_mark
+from workbench.data.answer_column import is_number, unit_of
 from workbench.errors import RewardError
+from workbench.rewards.compare import is_sentence, quick_same
 
 TAGS = ("reasoning", "answer")
 PLACES = ("only", "tag", "mark", "boxed", "number", "plain", "any")
@@ -18,14 +20,42 @@ PLACES = ("only", "tag", "mark", "boxed", "number", "plain", "any")
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})++(?!\d)|\d++)"
 _DECIMALS = rf"(?:{_DIGITS}(?:\.\d++)?|(?<!\d)\.\d++)"
 _WITHIN = re.compile(
-    # A sign is one where no sum or range stands before it: 10-5 ends with 5.
-    rf"(?:(?<![\w)\]}}])[-+−])?\$?(?:(?<![\w)\]}}])[-+−])?"
+    # A sign is one where no sum or range stands before it: 10-5 ends with 5. What cannot begin a number is passed at once.
+    rf"(?=[-+−$\\.\d])(?:(?<![\w)\]}}])[-+−]|(?<==[ ])[-−][ ])?\$?(?:(?<![\w)\]}}])[-+−])?"
     r"(?:\\[dt]?frac\{-?\d{1,40}\}\{-?\d{1,40}\}"
-    rf"|{_DECIMALS}(?:[eE][-+]?\d{{1,3}}(?![\d.])|/\d++(?![./]\d))?)"
+    rf"|(?:\d{{1,9}}[ ](?=\d{{1,9}}/\d))?{_DECIMALS}(?:[eE][-+]?\d{{1,3}}(?![\d.])|/\d++(?![./]\d))?)"
     r"(?:[ ]?\\?%)?",
     re.ASCII,
 )
 _BOX = re.compile(r"\\boxed\s*+\{|\\[{}]|[{}]")
+_BETWEEN = re.compile(r"(?:\\text\{|\\q?quad|\b(?:and|or)\b|[\s,;.$&}\\])*+")
+# Two answers side by side. A comma alone is a list's only where the sentence ends: on day 3, 42 apples remain.
+_BESIDE = re.compile(r"[\s$*)}]{0,9},?\s{1,9}(?:and|or(?:\s[a-z]+){0,2})\s[\s$*({]{0,9}", re.I)
+_LISTED = re.compile(rf"{_BESIDE.pattern}|[\s$*)}}]{{0,9}}[,;]\s[\s$*({{]{{0,9}}", re.I)
+_ENDS = re.compile(r"[\s$*_`)\]}.!]*(?:\n|$)")
+_STOP = re.compile(r"[.!?](?=\s)|\n\s*\n")
+_NEAR = 80  # characters around an answer, within which a word can take it back
+# A denial reaches an answer over four words, unless another clause begins.
+_DENIED = re.compile(
+    r"\b(?:not|never|neither|nor|cannot|rul(?:e[sd]?|ing)\s+out|exclud(?:e[sd]?|ing)|instead\s+of|rather\s+than"
+    r"|(?:is|are|was|were|do|does|did|ca|wo|could|would|should)n['’]?t)\b[:,]?"
+    r"(?:\s+(?!(?:so|but|then|hence|thus|only|just|sure|certain|know|more|less|fewer|than|exceed|until|if)\b)[\w'’]+){0,4}"
+    r"[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
+)
+_HINTS = ("not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud", "instead", "rather")
+_NO = (
+    r"(?:(?:is|was|seems|be|['’]s)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible)"
+    r"|(?:not|n['’]t)\s+(?:be\s+)?(?:the\s+|a\s+)?(?:right|correct|true|answer|it|solution)|ruled\s+out)\b"
+)
+_REFUTED = re.compile(
+    rf"(?:[^.!?\n]{{0,60}}?\b|[^\w?]*(?:(?:but|no|wait|actually)\b[\s,]*)*(?:that|this|it)\b[^.!?\n]{{0,30}}?){_NO}", re.I
+)
+_ASKED = re.compile(r"[^.!?\n]{0,200}\?")
+# What stands before the last of several words: Rome, Paris or London; not: so, London.
+_SEVERAL = re.compile(
+    r"\b(?:or|nor)\s+$|(?:^|,|\bis|:)\s*(?!(?:so|well|thus|hence|yes|no|ok|okay|then|finally)\b)[^\s,]+,\s*(?:and\s+)?$", re.I
+)
+_MATH = re.compile(r"\${1,2}+[^$]{1,300}+\${1,2}+|\\[(\[](?:(?!\\[)\]]).){1,300}+\\[)\]]", re.S)
 
 
 def completion_text(completion: Any) -> str:
@@ -69,7 +99,11 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
     Args:
         where: "only": the one `<answer>` block, of several none; "tag": the last `<answer>` block; "mark": the line after
             the last `####`; "boxed": the `\\boxed{}` that opens last; "number": the last number; "plain": the last line
-            that is not empty; "any": the first of "tag", "mark", "boxed" and "number" that finds something.
+            that is not empty; "any": the first of "tag", "mark", "boxed" and "number" that finds something after the
+            reasoning, if that has tags of its own.
+
+    A number or a box that the text denies ("is not 42"), or only asks for, is none. Several numbers or boxes side by side
+    ("41 or 42") are one answer, a list.
 
     >>> text = "#### 7\\n<answer>8</answer> so \\\\boxed{\\\\frac{9}{2}} costs $1,000.50."
     >>> [find_answer(text, where) for where in ("tag", "mark", "boxed", "number", "any")]
@@ -86,26 +120,117 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
         case "boxed":
             return _last_box(text)
         case "number":
-            return (_WITHIN.findall(text) or [None])[-1]
+            return text[slice(*place)] if (place := _stated(text)) else None
         case "plain":
             return text.strip().rpartition("\n")[2].strip() or None
         case "any":
-            places = (find_answer(text, place, tag) for place in ("tag", "mark", "boxed", "number"))
-            return next((found for found in places if found is not None), None)
+            return _shown(text, tag) or find_answer(_conclusion(text), "number")
     remedy = f"use one of {', '.join(map(repr, PLACES))}"
     raise RewardError(f"where = {where!r}", rule="an answer is looked for in one of the known places", remedy=remedy)
 
 
+def answer_like(text: str, right: Any) -> str | None:
+    """`find_answer(text)` for a right answer of this kind: for words or a formula how the last line ends; with a unit, 5 km."""
+    if shown := _shown(text):
+        return shown
+    text = _conclusion(text)
+    if is_number(str(right)):
+        alone = len(text) <= _NEAR and quick_same(text, right)  # - 5, which within a text would be a line of a list
+        return text.strip() if alone else find_answer(text, "number")
+    if (unit := unit_of(str(right))) and (place := _stated(text)):
+        after = [word.strip(".,;:!?)*$") for word in text[place[1] : place[1] + _NEAR].split()[: len(unit.split())]]
+        return " ".join([text[slice(*place)], *(word for word in after if word != "in" and word[:1].isalpha())])
+    number, end = find_answer(text, "number"), ending(find_answer(text, "plain") or "", right)
+    # The end of a sentence with neither is no answer to what is no word.
+    return end if end and (number is None or any(map(str.isdigit, end)) or quick_same(end, right)) else number
+
+
+def ending(line: str, right: Any) -> str | None:
+    """What a line ends with that could be this right answer; None if the line denies it, or names others beside it.
+
+    A number or a list of them as a word of its own; else the line, if no sentence, the last formula, or as many words.
+    """
+    line = _conclusion(line).strip(" *_`")
+    if quick_same(line, right):
+        return line
+    if "\\boxed" in line:
+        return _last_box(line)
+    if is_number(str(right)):
+        start, end = _stated(line) or (0, 0)
+        apart = line[:start].rstrip("$*_`([")
+        return line[start:end] if _ENDS.match(line, end) and apart[-1:].strip() == "" else None
+    words = " ".join(line.split()[-len(str(right).split()) or None :])
+    start = len(line) - len(words) if line.endswith(words) else 0
+    tail = words.strip("*_`\"'!.")
+    spans, number = [*_MATH.finditer(line)], _stated(line)
+    if not spans and not is_sentence(line):
+        return line
+    if number and not spans and number[0] < start and _ENDS.match(line, number[1]):
+        return line[slice(*number)]  # a list: 1 and 2
+    if quick_same(tail, right) or not spans:
+        return None if _denied(line, start, len(line)) or _SEVERAL.search(line[:start]) else tail
+    place = spans[-1].span()
+    start, end = number if number and number[0] >= place[1] else place
+    return None if _denied(line, start, end) else line[start:end]
+
+
+def _shown(text: str, tag: str = "answer") -> str | None:
+    end = _conclusion(text)
+    return find_answer(text, "tag", tag) or find_answer(end, "mark") or find_answer(end, "boxed")
+
+
+def _conclusion(text: str) -> str:
+    # What follows the reasoning, where that has tags. An answer that stands only in there was not given.
+    return text[max(text.rfind(mark) + len(mark) if mark in text else 0 for mark in ("</think>", "</reasoning>")) :]
+
+
+def _denied(text: str, start: int, end: int, floor: int = 0) -> bool:
+    # Whether the sentence takes back what stands at start to end; what stands before `floor` has been answered for.
+    before = text[max(floor, start - _NEAR) : start].lower()
+    # Most texts hold none of these, and looking for them takes a tenth of the time.
+    if any(hint in before for hint in _HINTS) and _DENIED.search(before):
+        return True
+    return not _ENDS.fullmatch(text, end) and _REFUTED.match(text, end) is not None
+
+
+def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
+    """(start, end) of the last number that a text states, or of the list that it ends; looked for from `begin` on."""
+    if begin is None:  # at the end of a long text, mostly
+        begin = text.rfind(" ", 0, max(0, len(text) - 2 * _NEAR)) + 1
+    numbers = [found.span() for found in _WITHIN.finditer(text, begin)]
+    for index in range(len(numbers) - 1, -1, -1):
+        start, end = numbers[index]
+        floor = numbers[index - 1][1] if index else begin
+        if _ASKED.match(text, end):
+            continue
+        if not _denied(text, start, end, floor):
+            beside = _LISTED if _ENDS.match(text, end) else _BESIDE
+            while index and beside.fullmatch(text, numbers[index - 1][1], numbers[index][0]):
+                index -= 1
+            if index or not begin:
+                return numbers[index][0], end
+            break
+        if index and _STOP.search(text, floor, start):
+            return None  # but: 42, not 41
+    # What may go on before `begin` is read from the start.
+    return _stated(text, 0) if begin else None
+
+
 def _last_box(text: str) -> str | None:
     # One pass: to look for the end of each box anew would take the square of the length for boxes that never end.
-    opened: list[tuple[int, bool]] = []
-    place, content = -1, ""
+    opened: list[tuple[int, int]] = []  # where the content begins, and the box itself (-1: no box)
+    boxes: list[tuple[int, int, int]] = []
     for found in _BOX.finditer(text):
         mark = found.group()
         if mark == "}" and opened:
-            start, boxed = opened.pop()
-            if boxed and start > place:
-                place, content = start, text[start : found.start()]
+            start, begin = opened.pop()
+            if begin >= 0 and (not boxes or start > boxes[-1][1]):
+                boxes.append((begin, start, found.start()))
         elif mark[-1] == "{" and mark != "\\{":
-            opened.append((found.end(), len(mark) > 1))
-    return content.strip() or None
+            opened.append((found.end(), found.start() if len(mark) > 1 else -1))
+    if not boxes or _denied(text, *boxes[-1][1:]):
+        return None
+    first = len(boxes) - 1
+    while first and _BETWEEN.fullmatch(text, boxes[first - 1][2], boxes[first][0]):
+        first -= 1
+    return ", ".join(filter(None, dict.fromkeys(text[start:end].strip() for _, start, end in boxes[first:]))) or None

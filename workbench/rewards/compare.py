@@ -29,7 +29,7 @@ LONGEST = 2_000  # characters of an answer that can be a number or a formula
 
 _TEN = r"10\^(?P<{}>\{{[-+]?\d{{1,3}}\}}|[-+]?\d{{1,3}})"
 _NUMBER = re.compile(
-    r"(?P<minus>[-+]?)\$?(?P<second>[-+]?)"
+    r"(?P<minus>[-+]? ?)\$?(?P<second>[-+]?)"
     r"(?:(?P<whole>[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?P<decimals>\.\d*)?"
     rf"(?:[eE](?P<power>[-+]?\d{{1,3}})| ?(?:\\times|\\cdot|[*×·]) ?{_TEN.format('times')})?|{_TEN.format('ten')}"
     r"|(?:(?P<mixed>\d+) )?(?P<top>\d+)/(?P<bottom>\d+)"
@@ -40,7 +40,8 @@ _NUMBER = re.compile(
 _TEXT = re.compile(r"\$?\\(?:text|textbf|mathrm)\{([^{}\\$]*+)\}\$?")
 _MOST_DIGITS = 12  # of a number with decimals, within the 15 that math-verify calculates with
 _ROUNDED = Fraction(2, 10**6)  # math-verify rounds to six places: what is nearer than this is its own to judge
-_LATEX = str.maketrans({"−": "-", "∞": r"\infty ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"})
+_LATEX = str.maketrans({"−": "-", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"})
+_LATEX |= {ord(sign): rf"\{name} " for sign, name in zip("∞±≤≥≠∈", ["infty", "pm", "le", "ge", "ne", "in"], strict=True)}
 _MONEY = re.compile(r"(?<!\\)\\\$|(?<=,)\\! ?")
 _SIGNS = frozenset("\\$^=+*/()[]{}|<>_%~√π∞≤≥≠±×÷·°")
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
@@ -65,7 +66,9 @@ _UNITS = {
 _NAMED = {alias: name for name, aliases in _UNITS.items() for alias in (name, *aliases.split())}
 _RATES = {"mph": "mile/hour", "kph": "kilometer/hour"}
 _PLURALS = {"people": "person", "men": "man", "women": "woman", "children": "child"}
-# 1,3 is two answers, and the decimal of other countries only beside one that is no list; nobody lists 1 and 05.
+_TOP_COMMA = re.compile(r",(?![^()\[\]{}]*+[)\]}])")  # none within parentheses
+_ARTICLE = re.compile(r"^(?:the|an?) ", re.I)
+# 1,3 is two answers. 3,14 is the decimal of other countries beside one that is no list; nobody lists 1 and 05.
 _PAIR = re.compile(r"-?\d+,(?P<second>\d+)", re.ASCII)
 _LIST = re.compile(r",(?!\d{3}(?!\d))|;|±|\\pm|\\\{|\b(?:and|or)\b")
 _SCALED = re.compile(r"\$?([-+]?(?:\d++\.?\d*+|\.\d++))[eE]([-+]?\d{1,3})\$?", re.ASCII)
@@ -108,8 +111,8 @@ def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: 
     Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one call. A text without
     math delimiters is read as one formula (`x+1` as `$x+1$`), not searched for a number, unless it is a sum, a number
     with a unit, or a sentence; a right answer that is a sentence has only the same text for its equal. Two different
-    units are different answers, and a right answer `1,3` is two numbers, never 1.3. The deadline (None: that of `watched`)
-    is for the whole batch; the start of the worker, once in a program, comes on top.
+    units are different answers, and `1,3` is two numbers, never 1.3; `x <= 2` is the interval `(-oo, 2]` as well. The deadline
+    (None: that of `watched`) is for the whole batch; the start of the worker, once in a program, comes on top.
     """
     watched_s, late = _watch.get() or (DEADLINE_S, set())
     results = [False if one is None else quick_same(one, other) for one, other in zip(given, right, strict=True)]
@@ -142,7 +145,7 @@ def quick_same(given: Any, right: Any) -> bool | None:
     """Whether two answers are the same, where words and exact numbers can tell; None where math-verify has to.
 
     For two numbers it says what math-verify says (50% is both 0.5 and 50), and it reads some that math-verify does not:
-    `+5`, `-.5`, `1e3`, `1 1/2`, `\\$5`. Words are the same whatever their case.
+    `+5`, `- 5`, `(5)`, `-.5`, `1e3`, `1 1/2`, `\\$5`. Words are the same whatever their case, and with an article or without.
 
     >>> quick_same("3/4", "0.75"), quick_same("Paris", "paris"), quick_same("five", "5"), quick_same("$x+1$", "$1+x$")
     (True, True, False, None)
@@ -157,7 +160,7 @@ def quick_same(given: Any, right: Any) -> bool | None:
         return _same_number(first, second)
     words = _is_words(given), _is_words(right)
     if all(words):
-        return given.casefold() == right.casefold()
+        return _ARTICLE.sub("", given).casefold() == _ARTICLE.sub("", right).casefold()
     if (first is not None and words[1]) or (second is not None and words[0]):
         return False
     return None
@@ -174,7 +177,11 @@ def legible(answer: Any) -> str:
 def _tidy(answer: Any) -> str:
     text = " ".join(legible(answer).split()).rstrip(".")
     found = _TEXT.fullmatch(text) if "\\" in text else None
-    return found[1].strip() if found else text
+    text = found[1].strip() if found else text
+    if not (text[:1] == "(" and text[-1] == ")"):
+        return text
+    inside = text[1:-1]
+    return inside if (len(inside) == 1 and inside.isalpha()) or _number(inside) is not None else text
 
 
 def _is_words(text: str) -> bool:
@@ -203,7 +210,7 @@ def _number(text: str) -> tuple[Fraction, Fraction, bool, bool] | None:
         value = Fraction(int(whole + decimals), 10 ** len(decimals)) * Fraction(10) ** int((power or "0").strip("{}"))
     else:
         return None
-    if "-" in (found["minus"], found["second"]):
+    if "-" in (found["minus"].strip(), found["second"]):
         value = -value
     decimal = power is not None or found["decimals"] not in (None, ".")
     if decimal and sum(map(str.isdigit, text)) > _MOST_DIGITS:
@@ -237,13 +244,29 @@ def _written(text: str) -> str:
     if not text.isascii():
         text = _POWER.sub(lambda found: "^2" if found[0] == "²" else "^3", text)
     text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3] or ''}}}", text)
-    return _WORD.sub(lambda found: r"\pi" if found[0] == "pi" else r"\infty", text)
+    text = _WORD.sub(lambda found: r"\pi" if found[0] == "pi" else r"\infty", text)
+    return _both_signs(text) if r"\pm" in text else text
+
+
+def _both_signs(text: str) -> str:
+    # math-verify reads no \pm within a fraction or parentheses, and then compares what stands before it.
+    inside = text.strip("$")
+    if inside.startswith(r"\boxed{") and inside.endswith("}"):
+        inside = inside[7:-1]
+    signed = [(part, sign) for part in _TOP_COMMA.split(inside) for sign in ("+-", "-+") if r"\pm" in part or sign == "+-"]
+    each = [part.replace(r"\pm", sign[0]).replace(r"\mp", sign[1]) for part, sign in signed]
+    return text.replace(inside, ",".join(each))
+
+
+def is_sentence(text: str) -> bool:
+    """Whether a text is read as a sentence, in which no formula is looked for: `it is 5`, not `mx + b`."""
+    return _formula(_written(text), "", listed=True) is None
 
 
 def _formula(text: str, other: str, listed: bool) -> str | None:
     # None for a sentence and for numbers side by side. `other` is compared with it; `listed`: 1,3 is a list, and no decimal.
     if pair := _PAIR.fullmatch(text):
-        decimal = not listed or (len(pair["second"]) > 1 and pair["second"][0] == "0")
+        decimal = len(pair["second"]) > 1 and (not listed or pair["second"][0] == "0")
         return text if decimal else f"${text}$"
     if (scaled := _SCALED.fullmatch(text)) and "e" not in _COMMAND.sub("", other).casefold():
         return rf"${scaled[1]} \times 10^{{{int(scaled[2])}}}$"

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import ctypes
 import functools
 import inspect
 import io
 import math
+import os
+import random
+import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from workbench.errors import RewardError, fault_line
 from workbench.rewards.answers import completion_text
 from workbench.rewards.compare import watched
 from workbench.rewards.tracing import Trace, code_objects, traced
-from workbench.rewards.worker import DeadlineError, RemoteError, Worker, WorkerDied, packed
+from workbench.rewards.worker import DeadlineError, Foreign, RemoteError, Worker, WorkerDied, packed
 from workbench.run.metrics import is_own
 
 Call = dict[str, Any]
@@ -80,6 +87,7 @@ class RewardExecutor:
         self.functions, self.deadline_s, self.skip = functions, deadline_s, skip
         self._unjudged: set[int] = set()  # of the latest call: formulas that were not judged in time
         self.places = {name: _place(function, keep_state) for name, function in functions.items()}
+        self._kept, self._loops = _Kept(), {}  # the loop of each coroutine function
         sent = {name: function for name, function in functions.items() if self.places[name] == "worker"}
         self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
 
@@ -87,9 +95,11 @@ class RewardExecutor:
         return self.functions[name]
 
     def close(self) -> None:
-        """End the worker process, if there is one."""
+        """End the worker process and the threads of coroutines, if there are any."""
         if self._worker is not None:
             self._worker.close()
+        while self._loops:
+            self._loops.popitem()[1].end()
 
     def score(self, name: str, call: Call, quiet: bool = False) -> Scored:
         """One function's scores of a batch. If it fails, it is asked again for each completion alone, to find the culprits.
@@ -114,23 +124,26 @@ class RewardExecutor:
     async def ascore(self, name: str, call: Call) -> Scored:
         """`score` for a coroutine function. A judge's calls may cost: it is not asked again, and the batch is named."""
         prompts, completions, own = call["prompts"], call["completions"], _copies(_with_own_metrics(name, call))
-        deadline_s, started, failure = self.deadline_s, time.monotonic(), None
-        task = asyncio.ensure_future(_caught(self.functions[name], own))
-        try:
-            await asyncio.wait({task}, timeout=deadline_s)
-        finally:
-            took, late = time.monotonic() - started, not task.done()
-            task.cancel()
-            await asyncio.wait({task}, timeout=_GRACE_S)
-            if not task.done():  # it swallows that, and would swallow its own deletion, too, and never come back from it
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+        deadline_s, failure = self.deadline_s, None
+        # A loop of its own: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
+        loop = self._loops.setdefault(name, _Loop())
+        with self._kept:
+            task = loop.begin(_caught(self.functions[name], own))
+            answer = asyncio.wrap_future(task)
+            try:
+                await asyncio.wait({answer}, timeout=deadline_s)
+            finally:
+                late, why = not answer.done(), ""
+                if late:
+                    task.cancel()  # which also cancels it where it runs
+                    if why := await asyncio.to_thread(loop.busy, _GRACE_S):
+                        # Left behind, with its thread, for ever: what swallows its cancellation would swallow its deletion, too,
+                        # and never come back from it.
+                        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loops.pop(name)))
         if late:
-            failure = RewardFailure(f"was not back after {deadline_s:g} s", in_time=False)
+            failure = RewardFailure(f"was not back after {deadline_s:g} s{why}", in_time=False)
         elif (result := task.result()) and isinstance(result[1], BaseException):
             failure = _raised(result[1])
-        elif deadline_s is not None and took > deadline_s + _GRACE_S:
-            did = f"was back after {took:.1f} s of {deadline_s:g}: it blocks instead of awaiting"
-            failure = RewardFailure(did, in_time=False)
         if failure is None:
             return check_scores(name, _unchanged(name, result[0], _changed(call, own)), prompts, completions, self.skip)
         if self.skip:
@@ -158,11 +171,14 @@ class RewardExecutor:
             return _unchanged(name, result, changed)
         own = self.places[name] == OWN
         silence = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
-        with silence, watched(deadline_s) as late:
+        kept = contextlib.nullcontext() if own else self._kept
+        with silence, kept, watched(deadline_s) as late:
             try:
                 # Those of the workbench change nothing, and copies of a million completions take their time.
                 result, changed = _run(self.functions[name], call, copied=not own)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit, too: it is the function's own end, not the run's
                 raise _raised(error) from error
         self._unjudged = late if own else set()
         return _unchanged(name, result, changed)
@@ -267,6 +283,72 @@ def _with_own_metrics(function: str, call: Call) -> Call:
     return {**call, "log_metric": logged}
 
 
+class _Kept:
+    """While functions run beside the trainer: what they change of its process is put back when the last of them has ended.
+
+    That is the random numbers of Python, numpy and torch, the current folder, torch's default dtype and gradient mode.
+    """
+
+    def __init__(self) -> None:
+        self._inside, self._lock, self._states = 0, threading.Lock(), contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._keep(self._states)
+
+    def __exit__(self, *_: Any) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._states.close()
+
+    @staticmethod
+    def _keep(states: contextlib.ExitStack) -> None:
+        states.callback(random.setstate, random.getstate())
+        states.callback(np.random.set_state, np.random.get_state())
+        with contextlib.suppress(OSError):  # a folder that is gone
+            states.callback(os.chdir, os.getcwd())
+        if (torch := sys.modules.get("torch")) is not None:
+            cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+            states.enter_context(torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []))
+            states.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+            states.callback(torch.set_default_dtype, torch.get_default_dtype())
+
+
+class _Loop:
+    """An event loop in a thread, which goes on between calls: what a function keeps open belongs to it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, name="reward coroutine", daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(BaseException):
+            self.loop.run_forever()
+
+    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def busy(self, within_s: float) -> str:
+        """Why it still runs something after so many seconds, in words; empty: it is free."""
+
+        async def rest() -> set[Any]:
+            return asyncio.all_tasks() - {asyncio.current_task()}
+
+        try:
+            others = self.begin(rest()).result(within_s)
+        except TimeoutError:
+            return ": it blocks instead of awaiting"
+        if others and self.begin(asyncio.wait(others, timeout=within_s)).result(2 * within_s)[1]:
+            return ", and did not end when it was cancelled"
+        return ""
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
 async def _caught(function: Callable[..., Any], own: Call) -> tuple[Any, BaseException | None]:
     try:
         return plain_result(await function(**own)), None
@@ -322,7 +404,11 @@ def plain_result(result: Any) -> Any:
 
 
 def _copies(call: Call) -> Call:
-    return {key: value if key in _OF_TRAINER else _copy(value) for key, value in call.items()}
+    own = {key: value if key in _OF_TRAINER else _copy(value) for key, value in call.items()}
+    if (state := call.get("trainer_state")) is not None:  # with it the trainer counts its steps
+        own["trainer_state"] = copy.copy(state)
+        vars(own["trainer_state"]).update({name: _copy(value) for name, value in vars(state).items()})
+    return own
 
 
 def _copy(value: Any) -> Any:
@@ -366,8 +452,9 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
     rule = "a reward function returns a list with one number (or None) per completion, in order"
     if result is None or isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
         shown = f" {result!r}" if isinstance(result, (int, float, str)) else ""
+        kind = result.kind if isinstance(result, Foreign) else type(result).__name__
         remedy = f"return [score for completion in completions]{'; is a `return` missing?' if result is None else ''}"
-        raise RewardError(f"{name} returned {type(result).__name__}{shown}", rule=rule, remedy=remedy)
+        raise RewardError(f"{name} returned {kind}{shown}", rule=rule, remedy=remedy)
     values = list(result)
     if len(values) != len(completions):
         said = f"{name} returned {len(values)} scores for {len(completions)} completions"

@@ -31,7 +31,8 @@ _WARMING = (
 def agrees(given: str, right: str) -> bool | None:
     """What math-verify says, without a clock of its own (its clock works only on the main thread); None if it fails."""
     try:
-        return bool(verify(_parsed(right), _parsed(given), timeout_seconds=None))
+        # With the last, an inequality is also the interval that it describes when the interval is the right answer.
+        return bool(verify(_parsed(right), _parsed(given), timeout_seconds=None, allow_set_relation_comp=True))
     except (RecursionError, MemoryError):  # nested too deeply: not an answer that anything could be the same as
         return False
     except Exception:  # a bug in that library must not become a 0: the caller records that the pair was not judged

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from workbench.data.answer_column import is_number
 from workbench.errors import TaskError
-from workbench.rewards.answers import PLACES, TAGS, completion_text, extract_answer, find_answer
+from workbench.rewards.answers import PLACES, TAGS, answer_like, completion_text, ending, extract_answer, find_answer
 from workbench.rewards.compare import quick_same, same_answers
 from workbench.task import function_name
 
@@ -177,13 +177,15 @@ def make_answer_reward(where: str = "any", maximum: float = 2.0, name: str | Non
     """A reward of `maximum` for the right answer in one place, else 0; None where a formula was not judged in time.
 
     `where` is "only", "tag", "mark", "boxed", "number", "plain" or "any", as in `find_answer`; with `bare` a right number
-    has to stand alone there, without a unit or words.
+    has to stand alone there, without a unit or words. For "any" an answer that is no number is looked for at the end, too.
     """
     known = f"use one of {', '.join(map(repr, PLACES))}"
     require(where in PLACES, f"where = {where!r}", "an answer is looked for in one of the known places", known)
 
     def answer_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        return answer_scores([find_answer(completion_text(each), where) for each in completions], answer, maximum, bare)
+        texts = map(completion_text, completions)
+        found = map(answer_like, texts, answer) if where == "any" else (find_answer(text, where) for text in texts)
+        return answer_scores([*found], answer, maximum, bare)
 
     says = f"{maximum:g} for the right answer {_WORDS[where]}{', without a unit or words' if bare else ''}; else 0."
     return named(answer_reward, name or f"{where}_answer_reward", says, maximum)
@@ -198,10 +200,8 @@ boxed_correctness_reward = make_answer_reward("boxed", name="boxed_correctness_r
 @max_score(2.0)
 def last_line_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
     """2.0 if the last line that is not empty is the right answer, or ends with it as a word of its own, else 0.0."""
-    lines = [find_answer(completion_text(completion), "plain") or "" for completion in completions]
-    # A line of prose is not searched for formulas: it may hold several, and one of them be right.
-    given = [line if quick_same(line, right) else line.rpartition(" ")[2] for line, right in zip(lines, answer, strict=True)]
-    return answer_scores(given, answer, 2.0, bare=True)
+    lines = (find_answer(completion_text(completion), "plain") or "" for completion in completions)
+    return answer_scores([*map(ending, lines, answer)], answer, 2.0, bare=True)
 
 
 def make_closeness_reward(

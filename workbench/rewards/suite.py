@@ -6,8 +6,10 @@ When the last function has answered, it hands over the batch with its totals and
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
+import json
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -24,7 +26,7 @@ from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
 from workbench.rewards.tracing import Trace
-from workbench.run.batch import ScoredBatch
+from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.task import Row, Task, load_task
 
 EXACT = 1e6  # scores up to here are not tried in 32 bits: what is lost there is smaller than what a group differs by
@@ -65,6 +67,10 @@ class RewardSuite:
         if unknown := sorted(given.keys() - set(self.names)):
             rule, remedy = "a weight names one of the task's functions", f"choose from {', '.join(self.names)}"
             raise RecipeError(f"reward_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
+        for name, weight in zip(self.names, self.weights, strict=True):
+            if not abs(weight) <= LARGEST_WEIGHT:  # NaN, too, which TRL takes for a weight of 0
+                rule = f"a weight is a number of at most {LARGEST_WEIGHT:,.0f} in size"
+                raise RecipeError(f"reward_weights: {name} = {weight}", rule=rule, remedy="give a number; 0 turns a function off")
         if not any(self.weights):
             said, rule = f"reward_weights: all {len(self.names)} are 0", "the reward is the weighted sum of the functions"
             raise RecipeError(said, rule=rule, remedy="give a function a weight")
@@ -82,6 +88,8 @@ class RewardSuite:
                 self.notes.append(f"{name} is written as (prompts, {responses}): it is handed both as plain text")
                 functions[name] = positional_reward(func)
         self.functions = RewardExecutor(functions, deadline_s, on_error == "skip", keep_state)
+        # Column -> its values by row, where the trainer's dataset holds the row's number instead: what Arrow would change.
+        self.aside: dict[str, list[Any]] = {}
         self._formats: dict[str, InputFormat] = {}
         self._pending: dict[str, tuple[Scored, float]] = {}  # of the functions of a batch that have answered: their seconds, too
         # Where several processes score one batch: it is handed each one's own part, or error, and returns those of all in order.
@@ -104,13 +112,13 @@ class RewardSuite:
 
     def _wrap(self, name: str) -> Callable[..., Any]:
         async def awaited(**call: Any) -> list[float]:
-            started = time.perf_counter()
+            started, call = time.perf_counter(), self._whole_values(call)
             with self._failing_together():
                 scored = await self.functions.ascore(name, call)
             return self._take(name, scored, call, started)
 
         def called(**call: Any) -> list[float]:
-            started = time.perf_counter()
+            started, call = time.perf_counter(), self._whole_values(call)
             with self._failing_together():
                 scored = self._score(name, call)
             return self._take(name, scored, call, started)
@@ -118,6 +126,11 @@ class RewardSuite:
         scored = awaited if self.functions.places[name] == AWAITED else called
         scored.__name__, scored.__doc__ = name, self.functions[name].__doc__
         return scored
+
+    def _whole_values(self, call: Call) -> Call:
+        # A copy for each completion, as from a dataset: a function may change what it is handed.
+        there = {name: values for name, values in self.aside.items() if name in call}
+        return {**call, **{name: [copy.deepcopy(values[row]) for row in call[name]] for name, values in there.items()}}
 
     def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
         self._pending[name] = scored, time.perf_counter() - started
@@ -175,7 +188,7 @@ class RewardSuite:
             self.weights,
             np.array([scored[name].scores for name in self.names], dtype=np.float64).T,
             [completion_text(completion) for completion in call["completions"]],
-            np.array(scored[self.task.right_function].scores) > 0,
+            self.task.is_right(scored[self.task.right_function].scores),
             self.num_generations,
             self.scale_rewards,
             self.aggregation,
@@ -269,6 +282,15 @@ class RewardSuite:
                     said = f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})"
                     rule, remedy = "it reads that column of every row", "fill it in or leave those rows out; wb.check lists them"
                     raise TaskError(said, rule=rule, remedy=remedy)
+            for column, kind in getattr(self.functions[name], "json_columns", {}).items():
+                for number, row in enumerate(rows):
+                    with contextlib.suppress(TypeError, ValueError, RecursionError):
+                        if isinstance(json.loads(row[column]), kind):
+                            continue
+                    said = f"{name} needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
+                    example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
+                    remedy = f"write an object there, such as {example}, or compare the word in a function of your own"
+                    raise TaskError(said, rule="it reads that column of every row as JSON", remedy=remedy)
             extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
             if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 rule = "TRL passes every column, and a few objects besides, by keyword"

@@ -74,6 +74,12 @@ def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwarg
     return [float(found == wanted) for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True)]
 
 
+# Columns that hold JSON text, and of what type: they are checked before the function is called.
+json_schema_reward.json_columns = {"schema": dict}
+json_values_reward.json_columns = {"answer": dict}
+json_right_reward.json_columns = {"answer": object}
+
+
 def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: str = "json_reward") -> Callable[..., list[float]]:
     """A reward of `maximum` for JSON that keeps to one JSON Schema, an object or text, else 0. TaskError if it is none."""
     from jsonschema import Draft202012Validator
@@ -92,6 +98,7 @@ def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: s
         return _json_scores(completions, [text] * len(completions), maximum)
 
     # A schema may hold regular expressions, which can hang as any pattern can.
+    json_reward.schema = wanted
     json_reward.runs_in_worker = '"pattern' in text
     return named(json_reward, name, f"{maximum:g} for JSON that keeps to the schema, else 0.", maximum)
 

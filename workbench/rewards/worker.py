@@ -7,6 +7,7 @@ forks the worker, each over a separate connection: the next one is there in mill
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import linecache
@@ -17,15 +18,20 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from workbench.errors import fault_line
+from workbench.rewards.tracing import Trace
 from workbench.task import modules_of_tasks
 
+# Bound now: what a target puts in their place must not decide what is sent.
+_dumps, _loads = functools.partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL), pickle.loads
 START_S = 60.0  # for the imports of a fresh process
 MEMORY_GB = 8  # of data that a worker may hold, at most half of the machine's: a runaway number must not take it all
 LONGEST_OUTPUT = 20_000  # characters of printed text that are passed on from one call
@@ -67,28 +73,34 @@ class Worker:
         self._pids: list[int] = []  # of the fork at work
         self._server: tuple[subprocess.Popen, Connection] | None = None
         self._end: Callable[[], Any] = lambda: None
+        self._calls = 0  # so far: a call's number comes back with its answer
 
     def __call__(self, *args: Any, deadline_s: float | None = None, quiet: bool = False) -> Any:
         """Call the target with picklable arguments. The deadline counts from the moment when the process is ready.
 
         DeadlineError if the answer was not there in time, WorkerDied if the process ended, RemoteError if the target raised.
         """
-        message = pickle.dumps(args, protocol=pickle.HIGHEST_PROTOCOL)
         with self._lock:
-            link = self._ready()
+            self._calls += 1
+            message = pickle.dumps((self._calls, args), protocol=pickle.HIGHEST_PROTOCOL)
+            link, until = self._ready(), None if deadline_s is None else time.monotonic() + deadline_s
             try:
                 if deadline_s == 0.0:
                     raise DeadlineError
                 link.send_bytes(message)
-                if not link.poll(deadline_s):
-                    raise DeadlineError
-                failure, value, printed = link.recv()
+                number = 0
+                while number < self._calls:  # an earlier call's, sent by a process that it left behind
+                    if not link.poll(None if until is None else max(0.0, until - time.monotonic())):
+                        raise DeadlineError
+                    number, failure, value, printed = _answer(link)
             except BaseException as error:  # also when interrupted: its answer must not be taken for the next one's
                 self._kill()
                 if isinstance(error, DeadlineError):
                     raise DeadlineError(f"not back after {round(deadline_s, 2):g} s") from None
                 if isinstance(error, (EOFError, OSError)):
                     raise WorkerDied("the process ended during the call (out of memory, or a crash in a library)") from None
+                if isinstance(error, pickle.UnpicklingError):
+                    raise WorkerDied(f"the process sent something other than its answer ({error})") from None
                 raise
         if printed and not quiet:
             print(printed, end="" if printed.endswith("\n") else "\n")
@@ -122,8 +134,8 @@ class Worker:
             if not here.poll(START_S):
                 self._end()
                 raise WorkerDied(f"the process was not ready after {START_S:g} s")
-            failure, pid = here.recv()
-        except (EOFError, OSError):
+            failure, pid = _answer(here)
+        except (EOFError, OSError, pickle.UnpicklingError):
             raise WorkerDied("the process ended before it was ready") from None
         if failure:
             raise RemoteError(failure)
@@ -164,6 +176,59 @@ def _end(process: subprocess.Popen, control: Connection, pids: list[int]) -> Non
     control.close()
     process.kill()
     process.wait()
+
+
+# -- what comes back: read as data, for whatever the target put there must run nothing where it is read -------------------
+@dataclass(frozen=True, repr=False)
+class Foreign:
+    """A value that is no data, by its type and as it printed itself; an answer has this in its place."""
+
+    kind: str
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+_SENT = {(Foreign.__module__, Foreign.__qualname__): Foreign, (Trace.__module__, Trace.__qualname__): Trace}
+
+
+class _AsData(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if found := _SENT.get((module, name)):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no data")
+
+
+def _answer(link: Connection) -> Any:
+    try:
+        return _AsData(io.BytesIO(link.recv_bytes())).load()
+    except (EOFError, OSError, pickle.UnpicklingError):
+        raise
+    except Exception as error:  # bytes that are no pickle: of any kind
+        raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from None
+
+
+def sendable(value: Any) -> Any:
+    """A copy made of numbers, texts, bytes, None, and lists, dicts and sets of them; anything else as a number, or `Foreign`."""
+    kind = type(value)
+    if kind in (int, float, bool, str, bytes, type(None)):
+        return value
+    if kind in (list, tuple, set, frozenset):
+        return kind(map(sendable, value))
+    if kind is dict:
+        return {sendable(key): sendable(item) for key, item in value.items()}
+    if kind is Trace:
+        return Trace(*map(sendable, value))
+    with contextlib.suppress(Exception):
+        if isinstance(value, (str, bytes)):
+            return str(value) if isinstance(value, str) else bytes(value)
+        return float(value)
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {kind.__name__}"
+    return Foreign(kind.__name__, text[:200])
 
 
 def packed(target: Any) -> bytes:
@@ -222,22 +287,32 @@ def _serve() -> None:
 
 
 def _work(link: Connection, target: bytes) -> None:
+    own = os.getpid()
     try:
         call = pickle.loads(target)
     except BaseException as error:
-        link.send((_told(error), None))
+        _only(own)
+        link.send_bytes(_dumps((_told(error), None)))
         return
-    link.send(("", os.getpid()))
+    _only(own)
+    link.send_bytes(_dumps(("", own)))
     with contextlib.suppress(EOFError):
         while True:
-            args, printed = link.recv(), _Capped()
+            (number, args), printed = _loads(link.recv_bytes()), _Capped()
             try:
                 with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                    value = call(*args)
-                answer = pickle.dumps(("", value, printed.text()), protocol=pickle.HIGHEST_PROTOCOL)
+                    value = sendable(call(*args))
+                failure = ""
             except BaseException as error:
-                answer = pickle.dumps((_told(error), None, printed.text()))
-            link.send_bytes(answer)
+                failure, value = _told(error), None
+            _only(own)
+            link.send_bytes(_dumps((number, failure, value, printed.text())))
+
+
+def _only(own: int) -> None:
+    # What the target forked, and did not end, comes this way as well: a second answer would be taken for the next call's.
+    if os.getpid() != own:
+        os._exit(0)
 
 
 def _told(error: BaseException) -> str:

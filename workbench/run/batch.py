@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from workbench.printable import printable
 
+LARGEST_WEIGHT = 1e6  # of a reward function: TRL adds the weighted scores in 32 bits
 NO_SPREAD = 1e-8  # a std below this is rounding: the completions score the same
 
 
@@ -41,7 +43,7 @@ class ScoredBatch:
     groups: Groups
     right: np.ndarray  # [B] bool
     stage: str = "1"
-    finished: np.ndarray | None = None  # [B] bool: ended with the tokenizer's eos token; None: not known
+    finished: np.ndarray | None = None  # [B] bool: ended with one of the trainer's EOS tokens; None: not known
     scale_rewards: str | bool = "group"
     aggregation: str = "sum_then_normalize"
     format_by: str | None = None  # the function that says whether the format is kept
@@ -100,9 +102,9 @@ class ScoredBatch:
         names = ("prompt", *self.columns)
         return [dict(zip(names, row, strict=True)) for row in zip(self.prompts, *self.columns.values(), strict=True)]
 
-    def as_trained(self, stage: str, eos_token_id: int) -> ScoredBatch:
+    def as_trained(self, stage: str, eos_ids: Collection[int]) -> ScoredBatch:
         """The same batch with what only the trainer knows: its stage, and which completions ended by themselves."""
-        ended = [bool(len(tokens)) and tokens[-1] == eos_token_id for tokens in self.completion_ids]
+        ended = [bool(len(tokens)) and tokens[-1] in eos_ids for tokens in self.completion_ids]
         return dataclasses.replace(self, stage=stage, finished=np.array(ended, dtype=bool))
 
     def group(self, index: int) -> ScoredBatch:

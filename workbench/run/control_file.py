@@ -8,12 +8,14 @@ first step that is generated under the change.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from workbench.errors import RequestError, nearest
+from workbench.errors import RequestError, WorkbenchError, nearest
+from workbench.run.batch import LARGEST_WEIGHT
 from workbench.run.directory import RunDirectory, now
 from workbench.workspace import Tail, append_line, read_lines
 
@@ -66,7 +68,9 @@ def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
         number = float(value)
     except (TypeError, ValueError):
         number = float("nan")
-    if not least <= number < float("inf") or isinstance(value, bool):
+    if action == "weight":
+        least, words = -LARGEST_WEIGHT, f"a number of at most {LARGEST_WEIGHT:,.0f} in size"
+    if not least <= number < float("inf") or (action == "weight" and number > LARGEST_WEIGHT) or isinstance(value, bool):
         raise RequestError(f"{action} = {value!r}", rule=f"{action} is {words}", remedy=f"give {words}")
     return {**details, "value": number}
 
@@ -96,7 +100,13 @@ def send(run: RunDirectory, action: str, by: str = "python", force: bool = False
         remedy = f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)"
         met = f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}"
         raise RequestError(met, rule=rule, remedy=remedy)
-    return write_request(run, action, by, checked)
+    identity, over = write_request(run, action, by, checked), True
+    with contextlib.suppress(WorkbenchError):
+        over = run.result()["status"] != "running"
+    if over and answer(run, identity) is None:  # its result comes before its last look at the requests
+        rule, remedy = "only a run that trains can be steered", f"`workbench watch {run.name} --once` says how it ended"
+        raise RequestError(f"{action}: {run.name} ended before it read this", rule=rule, remedy=remedy)
+    return identity
 
 
 def write_request(run: RunDirectory, action: str, by: str, details: dict[str, Any]) -> str:
@@ -134,7 +144,7 @@ def _request(line: bytes) -> Request:
         action, by, identity = str(content.pop("action")), str(content.pop("by", "") or "?"), str(content.pop("id", ""))
         content.pop("time", None)
         return Request(action, by, identity, content)
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return Request("", "?", "", {"line": line.decode("utf-8", "replace")[:200]})
 
 
@@ -188,14 +198,15 @@ class RunState:
         kind = event.get("event")
         if kind == "continued":
             self._go_back_to(event.get("step") or 0)
-        if kind in ("stage", "checkpoint") or (kind == "control" and event.get("applied")):
+        if kind in ("stage", "checkpoint", "continued") or (kind == "control" and event.get("applied")):
             self._past.append(event)
         self._take(event)
 
     def _go_back_to(self, step: int) -> None:
-        # What was in force when the checkpoint was saved stands before it; a stage may begin at the same step, after it.
-        past = self._past
-        saved = [n for n, event in enumerate(past) if event["event"] == "checkpoint" and event.get("step") == step]
+        # What was in force when the checkpoint was saved stands before it; a stage may begin at the same step, after it. The
+        # checkpoint's own line may have been torn by a kill: then that of the first who went on from it stands for it.
+        past, marks = self._past, ("checkpoint", "continued")
+        saved = [n for n, event in enumerate(past) if event["event"] in marks and event.get("step") == step]
         self._past = past[: saved[-1] + 1] if saved else [each for each in past if (each.get("step") or 0) <= step]
         vars(self).update(self._begun)  # its dicts are replaced, never changed
         for event in self._past:

@@ -27,7 +27,18 @@ from workbench.run.held_out import best_of, held_out
 from workbench.run.lock import Lock, in_turn
 from workbench.run.parts import cut
 from workbench.secret import may_be_shown
-from workbench.workspace import append_line, made, read_lines, replace_file, resolve, shown, write_json, written
+from workbench.workspace import (
+    append_line,
+    made,
+    read_lines,
+    renamed,
+    replace_file,
+    replace_folder,
+    resolve,
+    shown,
+    write_json,
+    written,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_BESIDE = 4  # other runs that are named
@@ -39,6 +50,12 @@ _DECIDING = ("UNSLOTH_", "TRL_", "VLLM_", "PYTORCH_", "CUBLAS_")
 # What Unsloth leaves in the environment of a process about itself and the model that it loaded.
 _LEFT_THERE = ("_IS_PRESENT", "UNSLOTH_PATCHED", "UNSLOTH_MODEL_NAME")
 _ONE_OWNER = "one process at a time owns a run"
+_RESERVED = ("latest", "notebooks")  # what `open_run` takes for another run; where `workbench notebook` writes
+# What a run that goes on takes out is kept here until its first new step is on record, and then on the way back.
+_ASIDE, _BACK, _NAMES = ".before", ".put-back", "names.json"
+_CHANGED = ("manifest.json", "recipe.yaml", "metrics.jsonl", "events.jsonl", "held_out", "tasks")  # by the first new step
+# What a manifest's parts are, where they are there.
+_SHAPE: dict[str, type] = {"stages": list, **dict.fromkeys(("result", "before", "settings", "task", "rewards", "policy"), dict)}
 
 
 class RunDirectory:
@@ -77,10 +94,14 @@ class RunDirectory:
         return sorted(found, key=lambda folder: -int(folder.name[11:]))
 
     def _saved_adapter(self) -> Path | None:
-        chosen = None
+        manifest: dict[str, Any] = {}
         with contextlib.suppress(RunError):
-            chosen = self.manifest().get("adapter")  # of `use_best`
-        places = [*([self.checkpoints / chosen] if chosen else []), self.final, *self.saved()]
+            manifest = self.manifest()
+        chosen = manifest.get("adapter")  # of `use_best`
+        ended = (manifest.get("result") or {}).get("status") in ("finished", "stopped")
+        # That of the end stays where the run goes on, until there is another; what is saved meanwhile is newer.
+        places = [self.final, *self.saved()] if ended or not manifest.get("before") else [*self.saved(), self.final]
+        places = [*([self.checkpoints / chosen] if chosen else []), *places]
         return next((each for each in places if (each / "adapter_config.json").is_file()), None)
 
     @property
@@ -127,38 +148,46 @@ class RunDirectory:
         check_name(name)
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         run = next(run for own in names if (run := cls(resolve(root) / own))._claim())
-        run.requests_from = 0
+        run.requests_from, newest = 0, max((_modified(file) for file in run.path.parent.glob("*/recipe.yaml")), default=0.0)
         with contextlib.ExitStack() as failed, run.writing():
             failed.callback(run.discard)
             run.write_json("manifest.json", manifest)
-            recipe.model_copy(update={"run_name": run.name}).save(run.path / "recipe.yaml")  # last: it makes the folder a run
+            file = run.path / "recipe.yaml"
+            recipe.model_copy(update={"run_name": run.name}).save(file)  # last: it makes the folder a run
+            if _modified(file) <= newest:  # the clock was set back: it is the latest all the same
+                os.utime(file, (newest + 1, newest + 1))
             failed.pop_all()
         return run
 
     def _claim(self) -> bool:
         if self.path.is_file() or (self.path / "recipe.yaml").exists():
             return False
-        with written(made(self.path)):
+        made(self.path)
+        with self.writing():
             if not self.lock.take():
                 return False
         if begun := (self.path / "recipe.yaml").exists():  # by somebody who has released it already
             self.lock.release()
         return not begun
 
-    def reopen(self, step: int, take_over: bool = False) -> None:
-        """Own a run again that has ended or was killed, to go on after `step`; what it recorded later is taken out.
-
-        RunError if it is training; on another machine (a lost Colab runtime), `take_over` says that it is not.
-        """
+    def check_free(self, take_over: bool = False) -> None:
+        """RunError if it is training; on another machine (a lost Colab runtime), `take_over` says that it is not."""
         elsewhere = self.lock.elsewhere
         if self.live and not (take_over and elsewhere):
             host = self.lock.owner.get("host", "an unknown machine")
-            remedy = f"stop it first: `workbench control {self.name} stop`"
+            remedy = f"watch it: `workbench watch {self.name}`; or stop it first: `workbench control {self.name} stop`"
             if elsewhere:
                 again = f"`workbench continue {self.name} --take-over`, continue_run(..., take_over=True)"
                 remedy += f"; or, if {host} is gone: {again}"
             there = f" on {host}" if elsewhere else ""
             raise RunError(f"{self.name} is training{there}", rule=_ONE_OWNER, remedy=remedy)
+
+    def reopen(self, step: int, take_over: bool = False) -> None:
+        """Own a run again that has ended or was killed, to go on after `step`; RunError as of `check_free`.
+
+        What it recorded later is kept aside until it `went_on`, or is `put_back`.
+        """
+        self.check_free(take_over)
         with self.writing():
             self._take_back(step, take_over)
 
@@ -166,18 +195,26 @@ class RunDirectory:
         if not self.lock.take(over=take_over):
             value = f"{self.name}: another process has just gone on with it"
             raise RunError(value, rule=_ONE_OWNER, remedy="watch it: `workbench watch`")
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.lock.release)
+            failed.callback(self.put_back)
+            self.put_back()
             self._take_out(step)
-        except BaseException:
-            self.lock.release()
-            raise
+            failed.pop_all()
 
     def _take_out(self, step: int) -> None:
+        folders, aside = ("rollouts", "checkpoints", "held_out", "tasks"), self.path / _ASIDE
+        with replace_folder(aside) as staged:
+            for each in filter(Path.exists, (self.path / name for name in _CHANGED)):
+                (shutil.copytree if each.is_dir() else shutil.copy2)(each, staged / each.name)
+            for name in folders[:2]:
+                (staged / name).mkdir()
+            write_json(staged / _NAMES, {name: [each.name for each in (self.path / name).glob("*")] for name in folders})
         torn = list(self.checkpoints.glob(".*.part"))  # by a kill
         later = [*self.saved(), *self.checkpoints.glob("best-*")]
         for folder in torn + [each for each in later if int(each.name.rpartition("-")[2]) > step]:
-            shutil.rmtree(folder, ignore_errors=True)
-        cut(self.rollouts, step)
+            renamed(folder, aside / "checkpoints" / folder.name)
+        cut(self.rollouts, step, aside / "rollouts")
         asked = self.path / "control.jsonl"
         self.requests_from = asked.stat().st_size if asked.is_file() else 0
         manifest = self.manifest()
@@ -187,8 +224,48 @@ class RunDirectory:
             beside.touch()
             for row in rows:
                 append_line(beside, row)
-        # The adapter of the end is no longer that of the end; the checkpoint holds it until there is another.
-        shutil.rmtree(self.final, ignore_errors=True)
+
+    @property
+    def kept_aside(self) -> bool:
+        """Whether it goes on, or was killed as it did, and has no new step on record."""
+        return any((self.path / name).is_dir() for name in (_ASIDE, _BACK))
+
+    def went_on(self) -> None:
+        """A new step is on record: what was taken out is not needed any more."""
+        self.lock.check()
+        aside, gone = self.path / _ASIDE, self.path / f"{_ASIDE}.part"
+        if aside.is_dir():
+            renamed(aside, gone)  # at once: half of it could not be put back
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def put_back(self) -> None:
+        """Make the run what it was before it was reopened, byte by byte, unless it `went_on`. After a kill, call it again."""
+        aside, back = self.path / _ASIDE, self.path / _BACK
+        if not self.lock.mine:  # it is somebody else's
+            return
+        if aside.is_dir():
+            for folder, names in json.loads((aside / _NAMES).read_text(encoding="utf-8")).items():
+                for each in (self.path / folder).glob("*"):
+                    if each.name not in names or (aside / folder / each.name).exists():  # made since
+                        shutil.rmtree(each) if each.is_dir() else each.unlink()
+            renamed(aside, back)
+        if back.is_dir():
+            for each in [*back.glob("*/*"), *(back / name for name in _CHANGED if (back / name).is_file())]:
+                (place := self.path / each.relative_to(back)).parent.mkdir(exist_ok=True)
+                renamed(each, place)
+            shutil.rmtree(back)
+
+    def mend(self, take_over: bool | None = None) -> RunDirectory:
+        """The run itself; if it was killed as it went on, before a new step was on record, it is put back first.
+
+        `take_over`: as for `reopen`. A reader, None, leaves it as it is where the owner may live on another machine.
+        """
+        may = self.kept_aside and not (take_over is None and self.lock.elsewhere)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as released:  # a drive that can only be read
+            if may and self.lock.take(over=bool(take_over)):
+                released.callback(self.lock.release)
+                self.put_back()
+        return self
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
@@ -230,7 +307,12 @@ class RunDirectory:
         return Recipe.load(self.path / "recipe.yaml")
 
     def manifest(self) -> dict[str, Any]:
-        return self.read_json("manifest.json")
+        manifest = self.read_json("manifest.json")
+        for name, kind in _SHAPE.items():
+            if not isinstance(manifest.get(name), kind | None):
+                value = f"{shown(self.path / 'manifest.json')}: {name} = {str(manifest[name])[:80]!r}"
+                raise RunError(value, rule="it is as training wrote it", remedy=f"put it back, then {self.again}")
+        return manifest
 
     def result(self) -> dict[str, Any]:
         """`status`, `steps` and `minutes`: from the manifest, or from the record of a run that has not ended by itself.
@@ -293,14 +375,15 @@ class RunDirectory:
 
     def update_manifest(self, **found: Any) -> None:
         """Add what was found later (shapes, timings, the result) to the manifest."""
+        self.lock.check()
         with in_turn(self.path):
             self.write_json("manifest.json", {**self.manifest(), **found})
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one of the run's JSON files. Raises RunError if the run has none, or it is torn."""
         file, content = self.path / name, None
-        with contextlib.suppress(OSError, ValueError):
-            content = json.loads(file.read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = json.loads(file.read_bytes())  # with a byte order mark, too, as some editors leave it
         if isinstance(content, dict):
             return content
         rule, remedy = "each stage reads what an earlier one left", "run the notebook that writes it first"
@@ -314,19 +397,26 @@ class RunDirectory:
         return write_json(self.path / name, content)
 
     def log_metrics(self, step: int, values: dict[str, Any]) -> None:
-        """Append one row of numbers to `metrics.jsonl`."""
+        """Append one row of numbers to `metrics.jsonl`. This and the like: RunError if somebody else owns the run by now."""
+        self.lock.check()
         append_line(self.path / "metrics.jsonl", {"step": step, **values})
 
     def log_event(self, kind: str, step: int | None = None, **details: Any) -> None:
         """Append one event (`started`, `stopped`, `checkpoint`, `finished`, `failed`, …) to `events.jsonl`."""
+        self.lock.check()
         append_line(self.path / "events.jsonl", {"time": now(), "event": kind, "step": step, **details})
 
     def metrics(self) -> list[dict[str, Any]]:
-        rows = read_lines(self.path / "metrics.jsonl", being_written=self.live)
-        return [row for row in rows if isinstance(row.get("step"), int)]
+        """A row for each step, in order: of a number that stands in several lines about one step, the latest."""
+        rows: dict[int, dict[str, Any]] = {}  # what a trainer measured after a step stands in a line of its own
+        for row in read_lines(self.path / "metrics.jsonl", being_written=self.live):
+            if isinstance(step := row.get("step"), int):
+                rows[step] = rows.get(step, {}) | row
+        return [rows[step] for step in sorted(rows)]
 
     def events(self) -> list[dict[str, Any]]:
-        return list(read_lines(self.path / "events.jsonl", being_written=self.live))
+        lines = read_lines(self.path / "events.jsonl", being_written=self.live)
+        return [event for event in lines if isinstance(event.get("event"), str)]
 
     def __repr__(self) -> str:
         return f"RunDirectory({shown(self.path)!r})"
@@ -349,10 +439,10 @@ def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str
     folder = resolve(root)
     known = _runs_in(folder)
     if str(name) == "latest" and known:
-        return _latest(known, latest)
+        return _latest(known, latest).mend()
     for candidate in (resolve(name), folder / str(name)):
         if str(name) != "latest" and (candidate / "recipe.yaml").is_file():
-            return RunDirectory(candidate)
+            return RunDirectory(candidate).mend()
     names = [run.name for run in known]
     value = f"no run {str(name)!r} (runs in {shown(folder)}: {', '.join(names) or 'none'})"
     otherwise = "train one with notebook 03 or `workbench train`, or make one with `workbench demo`"
@@ -404,8 +494,9 @@ def planned_steps(run: RunDirectory) -> int:
 
 def check_name(name: str) -> None:
     """Raises RunError unless a run's name is a plain folder name."""
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name in _RESERVED:
         rule = "a run's name is a folder name: letters, digits, '.', '_', '-', beginning with a letter or digit"
+        rule = f"{' and '.join(_RESERVED)} mean something else" if name in _RESERVED else rule
         raise RunError(f"run_name = {name!r}", rule=rule, remedy="choose another run_name")
 
 

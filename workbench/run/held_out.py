@@ -8,6 +8,7 @@ after a warm start, if there was one. The completions are in `held_out/`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,12 +21,26 @@ def held_out(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     What was measured after the checkpoint that a run went on from does not; nor what was measured on other prompts before.
     """
     found: list[dict[str, Any]] = []
-    for event in events:
-        if event.get("event") == "continued":
-            found = [own for own in found if own["step"] <= (event.get("step") or 0)]
-        elif event.get("event") == "held_out":
+    for event in standing(events):
+        if event.get("event") == "held_out":
             found = [own for own in found if own["key"] == event["key"] and _place(own) < _place(event)] + [event]
     return found
+
+
+def standing(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events without those after the checkpoint that the run went on from: those steps were trained again."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if event.get("event") == "continued":
+            found = [own for own in found if (own.get("step") or 0) <= (event.get("step") or 0)]
+        found.append(event)
+    return found
+
+
+def reward_errors(events: Iterable[dict[str, Any]]) -> Counter[str]:
+    """Function -> completions that it gave no score because it failed, in the events that stand."""
+    failed = (event for event in standing(events) if event["event"] == "reward_error")
+    return sum((Counter({event["function"]: event["completions"]}) for event in failed), Counter())
 
 
 def _place(measured: dict[str, Any]) -> tuple[int, bool]:

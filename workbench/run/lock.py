@@ -112,7 +112,7 @@ class Lock:
     def release(self) -> None:
         """Give it back; the run is then nobody's."""
         with contextlib.suppress(OSError):  # a disk that can only be read, perhaps: a lock that nobody holds says nothing
-            if not self.lost:
+            if self.mine:
                 self.file.unlink()
         if self._handle in _held:
             _held.discard(self._handle)
@@ -120,12 +120,26 @@ class Lock:
         self._handle, self._mine = -1, b""
 
     def beat(self) -> None:
-        """A sign of life, for readers on other machines; RunError if the run was taken over by somebody who saw none."""
-        if self.lost:
-            value, rule = f"{self.file.parent.name}: taken over by a process on {self.owner.get('host')}", "a run has one owner"
-            raise RunError(value, rule=rule, remedy="watch it: `workbench watch`")
+        """A sign of life, for readers on other machines; RunError as of `check`."""
+        self.check()
         with contextlib.suppress(OSError):
             os.utime(self.file)
+
+    def check(self) -> None:
+        """RunError if the run was taken from this process, by somebody who saw no sign of life, or its folder is gone."""
+        folder = self.file.parent
+        if self.lost:
+            value, remedy = f"{folder.name}: taken over by a process on {self.owner.get('host')}", "watch it: `workbench watch`"
+            raise RunError(value, rule="a run has one owner", remedy=remedy)
+        if self._mine and self._content() is None and not (folder / "manifest.json").exists():
+            remedy = f"put the folder back, then `workbench continue {folder.name}`; or go on with it under its new name"
+            rule = "a run is written where it was begun"
+            raise RunError(f"{folder}: deleted or renamed while the run trained", rule=rule, remedy=remedy)
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process has it."""
+        return bool(self._mine) and not self.lost
 
     @property
     def lost(self) -> bool:
@@ -137,7 +151,7 @@ class Lock:
         """What the owner wrote about itself; empty if there is none, or the file is torn."""
         try:
             found = json.loads(self._content() or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError
-from workbench.workspace import replace_file, shown
+from workbench.workspace import renamed, replace_file, shown
 
 MERGE = 250  # steps that a merged part holds
 WHOLE = "a part of the record is a whole Parquet file"
@@ -119,13 +119,13 @@ def merge(folder: Path, until: int) -> None:
         part.unlink(missing_ok=True)
 
 
-def cut(folder: Path, step: int) -> None:
-    """Take out what was recorded after `step`. RunError if a merged part that reaches past it is not whole."""
+def cut(folder: Path, step: int, aside: Path) -> None:
+    """Move what was recorded after `step` to `aside`. RunError if a merged part that reaches past it is not whole."""
     for part in sorted(folder.glob("step-*.parquet")):
         if _NAME.fullmatch(part.name) and span(part)[1] > step:
             if span(part)[0] <= step:
                 _write_merged([part], range(step + 1))
-            part.unlink()
+            renamed(part, aside / part.name)
 
 
 def _write_merged(own: list[Path], steps: Container[int] | None = None) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import json
+import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -313,6 +314,18 @@ def prompt_of(recorded: str) -> Any:
         if messages and all(isinstance(message, dict) and "role" in message for message in messages):
             return messages
     return recorded
+
+
+def unstated_right(manifest: dict[str, Any]) -> str:
+    """What the record calls right where nobody has said so, as "format_reward > 0"; empty where somebody has."""
+    about = manifest.get("task") or {}
+    taken = about.get("right_by_default", manifest.get("attached"))  # earlier versions could not be told on attach
+    return f"{about['right_by']} > 0" if taken and about.get("right_by") else ""
+
+
+def qualified(text: str, unstated: str) -> str:
+    """A text, with what right means in it, where it speaks of right or wrong completions and nobody has said what that is."""
+    return f"{text} ('right' here: {unstated})" if unstated and re.search(r"\b(right|wrong)\b", text) else text
 
 
 def stage_in(manifest: dict[str, Any], stage: str | None = None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -9,7 +10,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,19 +18,21 @@ from typing import Any
 import numpy as np
 
 from workbench import processes
+from workbench.data.answer_column import answer_named
 from workbench.data.split import fingerprint
-from workbench.errors import RunError
+from workbench.errors import RunError, nearest
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, environment, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training import plan as settings_of
 from workbench.training.background import announce
-from workbench.training.loading import base_differs, base_summed, measured, random_kept
+from workbench.training.loading import base_differs, base_summed, eos_ids, measured, random_kept
 from workbench.training.plan.algorithms import asked_settings
 from workbench.training.plan.in_force import as_json, decides, settings_in_force
 from workbench.training.policy import Policy
@@ -38,9 +41,16 @@ from workbench.training.resuming import Changed, Point, kept_profile, kept_task
 from workbench.training.session import Made, Session, StagedSession
 from workbench.training.stages import ONLY_STAGE, Stage
 from workbench.training.watchers import Watchers
-from workbench.workspace import shown
+from workbench.workspace import shown, to_json
 
 _UNSET = "not set"
+# Trainers that are not GRPO, by a part of their names -> what they do.
+_OTHERS = {
+    "RLOO": "it has groups, but the baseline is the mean of the others, and the loss is another",
+    "OnlineDPO": "it learns from which of two completions a judge prefers",
+    "DPO": "it learns from pairs of completions that the dataset brings",
+    "SFT": "it learns to write the dataset's texts, without rewards",
+}
 
 
 @random_kept()
@@ -52,6 +62,8 @@ def attach(
     watchers: Watchers = None,
     runs: str | Path = "runs",
     changes_of: RunDirectory | None = None,
+    right_by: str | tuple[str, float] | None = None,
+    answer_column: str | None = None,
 ) -> RunDirectory:
     """Put the workbench on a GRPOTrainer, and return the run that its `train()` will record.
 
@@ -77,18 +89,25 @@ def attach(
         watchers: what shows the run; None: the live plot in a notebook, nothing elsewhere.
         runs: folder for the run directory.
         changes_of: a recorded run: what was changed while it trained is changed again after the same steps.
+        right_by: which of your functions says that a completion is right, as of a `Task`. None: nobody says, and wherever the run
+            speaks of right completions it names the first function. A trainer of `make_trainer` has its task's.
+        answer_column: the column of your dataset with the right answer; None: recognised by its name where that leaves no doubt.
 
     Raises:
-        RunError: if it is no GRPOTrainer, is attached already, or was made from another plan.
+        RunError: if it is no GRPOTrainer, is attached already, was made from another plan, or calls tools or an environment.
+        TaskError: if `right_by` names none of its functions.
     """
     _check(trainer, plan)
+    if vars(trainer).get(Made.KEY) and (right_by or answer_column):
+        value, rule = "attach(right_by=, answer_column=): this trainer was made from a plan", "its task says both"
+        raise RunError(value, rule=rule, remedy="Task(right_by=..., answer_column=...)")
     if made := vars(trainer).get(Made.KEY):
         plan, policy, more = made.plan, made.policy, {}
         changed = settings_of.check_in_force({**plan.stages[0].settings, "report_to": "none"}, trainer.args)
         recipe, stages, notes = plan.recipe, plan.stages, list(dict.fromkeys([*plan.notes, *changed]))
         print(*notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
     else:
-        recipe, policy, stages, notes = _of_theirs(trainer, run_name)
+        recipe, policy, stages, notes = _of_theirs(trainer, run_name, right_by, answer_column)
         more = {"attached": True, "settings_table": []}  # who set what in their config is not known
     manifest = manifest_of(recipe, policy, stages, trainer, notes) | more
     name = run_name or recipe.run_name
@@ -126,8 +145,15 @@ def go_on(run: RunDirectory, trainer: Any, point: Point, watchers: Watchers, not
 def _check(trainer: Any, plan: Plan | None) -> None:
     kinds = [kind.__name__ for kind in type(trainer).__mro__]
     if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(trainer, "_calculate_rewards"):
-        rule, remedy = "the workbench attaches to a GRPOTrainer of TRL or Unsloth", "run = wb.attach(trainer)"
-        raise RunError(f"attach({type(trainer).__name__})", rule=rule, remedy=f"hand over the trainer itself: {remedy}")
+        kind = next((kind for kind in kinds if kind.endswith("Trainer")), "")
+        about = next((f", which is not GRPO: {does}" for name, does in _OTHERS.items() if name in kind), "")
+        rule, remedy = "the workbench attaches to a GRPOTrainer of TRL or Unsloth", "hand over the trainer: wb.attach(trainer)"
+        if kind:
+            remedy = f"train without attach ({kind}'s own report_to keeps its metrics), or make a GRPOTrainer and attach that"
+        raise RunError(f"attach: an object of type {type(trainer).__name__}{about}", rule=rule, remedy=remedy)
+    used = {name: getattr(trainer, name, None) for name in settings_of.TURNS}
+    used["environment_factory"] = used["environment_factory"] or getattr(trainer, "environment_factories", None)
+    settings_of.check_turns(used, "attach", RunError)
     if isinstance(session := getattr(trainer.train, "__self__", None), Session):
         value, rule = f"attach: this trainer is attached already, as {session.run.name}", "a trainer trains one run at a time"
         raise RunError(value, rule=rule, remedy="call trainer.train(), or make the trainer again")
@@ -149,7 +175,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
     given, longest = {**first.settings, "report_to": "none", "seed": recipe.seed}, max(first.lengths_tokens, default=None)
     # What notebook 01 left beside the task file: the source, the split's rule, the fingerprints, the band.
     card = Path(source).parent / "card.json"
-    asked = {"name": task.name, "source": source or recipe.task, "right_by": task.right_function, "format_by": task.format_by}
+    asked = {"name": task.name, "source": source or recipe.task, **_right(task), "format_by": task.format_by}
     asked |= {"answer_column": task.answer_column, "rows": fingerprint(task.rows), "held_out": fingerprint(task.held_out)}
     found = {
         "id": uuid.uuid4().hex,
@@ -162,6 +188,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
         "task": {**asked, "card": json.loads(card.read_text(encoding="utf-8")) if source and card.is_file() else None},
         "rewards": _rewards(first),
         "processes": processes.count(),
+        "eos_ids": eos_ids(trainer),
         "template": _template(policy),
         "settings": {"asked": asked_settings(recipe), "in_force": settings_in_force(trainer.args), "translated": notes},
         "settings_table": [
@@ -241,11 +268,15 @@ def _rewards(stage: Stage) -> dict[str, Any]:
     }
 
 
+def _right(task: Task) -> dict[str, Any]:
+    return {"right_by": task.right_function, "right_at": task.right_at, "right_by_default": not task.right_by}
+
+
 def _stage(stage: Stage) -> dict[str, Any]:
     task = stage.task
     return {
         "name": stage.name, "steps": stage.steps, "after": stage.offset, "task": task.source or task.name,
-        "rows": fingerprint(task.rows), "prompts": len(stage.rows), "right_by": task.right_function,
+        "rows": fingerprint(task.rows), "prompts": len(stage.rows), **_right(task),
         "format_by": task.format_by, "rewards": _rewards(stage),
         "settings": {key: as_json(value) for key, value in stage.settings.items() if decides(key)},
     }  # fmt: skip
@@ -264,19 +295,31 @@ class TheirRewards(RewardSuite):
         self.functions = SimpleNamespace(places=dict.fromkeys(self.names, "their trainer"), close=lambda: None)
 
 
-def _of_theirs(trainer: Any, run_name: str | None) -> tuple[Recipe, Policy, list[Stage], list[str]]:
+def _of_theirs(
+    trainer: Any, run_name: str | None, right_by: str | tuple[str, float] | None, answer_column: str | None
+) -> tuple[Recipe, Policy, list[Stage], list[str]]:
     args, policy, functions = trainer.args, _policy_of(trainer), []
     for function, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
         same = trainer.reward_func_names[: len(functions)].count(name)
         functions.append(_named(function, f"{name}-{same + 1}" if same else name))
-    task = Task("attached", (), functions, args.reward_weights or [1.0] * len(functions))
+    # The weights in force: an environment's own reward has one, too, that no config names.
+    weights = getattr(trainer, "reward_weights", None)
+    weights = (args.reward_weights or [1.0] * len(functions)) if weights is None else weights.tolist()
+    columns = getattr(trainer.train_dataset, "column_names", None) or ()
+    if answer_column and columns and answer_column not in columns:
+        value, remedy = f"attach(answer_column={answer_column!r})", nearest(answer_column, columns, "choose one of them")
+        raise RunError(value, rule=f"the answer is a column of the rows, which have {', '.join(columns)}", remedy=remedy)
+    answers = answer_column or answer_named(columns) or "answer"
+    task = Task("attached", (), functions, weights, right_by=right_by, answer_column=answers)
     names = [str(getattr(args, "run_name", None) or ""), Path(args.output_dir).name, "attached"]
     called = next(filter(None, (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names)))
     recipe = _recipe_of(trainer, run_name or called, policy, task)
     stage = Stage(ONLY_STAGE, 0, recipe, task, [], settings_in_force(args), None, TheirRewards(trainer, task), {}, [])
+    unasked = "" if right_by else " (the first function; right_by= says another)"
     notes = [
         "without a recipe the workbench cannot go on with this run: that is your trainer's resume_from_checkpoint",
-        f"a completion counts as right when {task.function_names[0]} > 0 (the first function)",
+        f"a completion counts as right when {task.right_words}{unasked}",
+        *[f"the right answers are in the column {answers!r}"] * (answers in columns),
         "wb.evaluate needs a task with held-out prompts: wb.evaluate(run, task=...)"
         if hasattr(trainer.model, "peft_config")
         else "the model is trained whole: your trainer saves it, the run directory does not; so no wb.evaluate, no wb.export",
@@ -287,6 +330,7 @@ def _of_theirs(trainer: Any, run_name: str | None) -> tuple[Recipe, Policy, list
 def _record_rewards(session: Session) -> None:
     """Keep a copy of whatever the trainer's functions score, however it calls them."""
     trainer, calculate, suite = session.trainer, session.trainer._calculate_rewards, session.stage.suite
+    scored: list[ScoredBatch] | None = None  # by what is being generated now; None: nothing that can be compared is
 
     def calculated(inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *more: Any, **named: Any) -> Any:
         started = time.perf_counter()
@@ -298,16 +342,98 @@ def _record_rewards(session: Session) -> None:
     @session.safe
     def record(scores: Any, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, seconds: float) -> None:
         scores = scores.detach().double().cpu().numpy()
-        columns = {name: [row.get(name) for row in inputs] for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}}
-        columns.setdefault("prompt_id", [prompt_key(prompt)[:12] for prompt in prompts])
+        names = [name for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}]
+        columns = {name: [to_json(row.get(name)) for row in inputs] for name in names}
+        columns.setdefault("prompt_id", [_row_key(row) for row in inputs])
         spent = {suite.names[0] if len(suite.names) == 1 else "all functions": seconds}
-        found = {"step": trainer.state.global_step + 1, "prompts": list(prompts), "columns": columns, "seconds": spent}
+        found = {"step": trainer.state.global_step + 1, "prompts": [*map(_in_words, prompts)], "seconds": spent}
         ids = {"completion_ids": [list(own) for own in completion_ids], "lengths": np.array(list(map(len, completion_ids)))}
         texts, groups = map(completion_text, completions), (suite.num_generations, suite.scale_rewards, suite.aggregation)
-        scored = (suite.names, suite.weights, scores, list(texts), scores[:, 0] > 0, *groups)
-        session.recorder.batch(batch_of(*scored, reward_hash=suite.hash, **ids, **found))
+        right = suite.task.is_right(scores[:, suite.names.index(suite.task.right_function)])
+        scored_by = (suite.names, suite.weights, scores, list(texts), right, *groups)
+        batch = batch_of(*scored_by, reward_hash=suite.hash, columns=columns, **ids, **found)
+        session.recorder.batch(batch) if scored is None else scored.append(batch)
 
+    def generated(*args: Any, **named: Any) -> Any:
+        nonlocal scored
+        outer, scored = scored, []  # a subclass may generate again until it has what it wants
+        try:
+            made = generate(*args, **named)
+        finally:
+            batches, scored = scored, outer
+        compare(batches, made) if outer is None else outer.extend(batches)
+        return made
+
+    @session.safe
+    def compare(batches: list[ScoredBatch], made: Any) -> None:
+        for batch in batches:
+            batch, others = _as_trained_on(batch, made)
+            session.recorder.batch(batch)
+            if others:
+                why = "the trainer learns from other completions; the advantages on record are those of the scores"
+                if not said:
+                    print(f"step {batch.step}: {len(others)} of {batch.group_count} groups: {why}", flush=True)
+                said.append(batch.step)
+                session.recorder.event("not_trained_on", batch.step, groups=others, why=why)
+
+    said: list[int] = []
     session.replace("_calculate_rewards", calculated)
+    if generate := getattr(trainer, "_generate_and_score_completions", None):
+        session.replace("_generate_and_score_completions", generated)
+
+
+def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int]]:
+    """The batch with the advantages that its trainer `made`, and the groups (by place) that it does not learn from.
+
+    A subclass may put completions from a buffer in the place of some, leave some out, or weigh them otherwise.
+    """
+    try:
+        rows, advantages = made["completion_ids"].tolist(), made["advantages"].double().cpu().numpy()
+    except (KeyError, TypeError, AttributeError):
+        rows, advantages = [], np.zeros(0)
+    size, theirs, others = batch.num_generations, batch.advantages.copy(), []
+    for place in range(batch.group_count):
+        own = slice(place * size, place * size + size)
+        # Padded on the right. Most likely it is where it was.
+        for start in (own.start, *range(0, len(rows), size)):
+            there = rows[start : start + size]
+            if len(there) == size and all(
+                row[: len(ids)] == ids for row, ids in zip(there, batch.completion_ids[own], strict=True)
+            ):
+                if not np.allclose(advantages[start : start + size], theirs[own], rtol=0.01, atol=0.001):
+                    theirs[own] = advantages[start : start + size]
+                break
+        else:
+            others.append(place)
+    return dataclasses.replace(batch, groups=batch.groups._replace(advantages=theirs)), others
+
+
+def _in_words(prompt: Any) -> Any:
+    # Messages whose content is in parts, as they are made of prompts with pictures: [image 640x480] and the text.
+    def content(parts: Any) -> Any:
+        if not isinstance(parts, list):
+            return parts
+        named = ((part, part.get("type", "part")) for part in parts)
+        return "".join(part.get("text") or str(to_json(part.get(kind, f"[{kind}]"))) for part, kind in named)
+
+    if isinstance(prompt, str):
+        return prompt
+    return to_json([{**message, "content": content(message.get("content"))} for message in prompt])
+
+
+def _row_key(row: dict[str, Any]) -> str:
+    # One for all completions of a row, whatever its environment or template made of the prompt.
+    seen = _pictures([row.get(name) for name in ("prompt", "image", "images")])
+    pictures, prompt = [hashlib.sha256(each.tobytes()).hexdigest() for each in seen], to_json(row.get("prompt"))
+    return prompt_key([prompt, *pictures] if pictures else prompt)[:12]
+
+
+def _pictures(value: Any) -> Iterator[Any]:
+    if hasattr(value, "getbands"):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _pictures(each)
 
 
 def _named(function: Any, name: str) -> Any:

@@ -101,6 +101,7 @@ class RunControl:
         task, steps = self.task, self.stage.steps
         best = dict(zip(self.suite.names, map(max_score_of, task.reward_funcs), strict=True))
         more = {"best": best, "right_by": task.right_function, "format_by": task.format_by}
+        more["unstated_right"] = "" if task.right_by else task.right_words
         more["fp16"] = self.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
         more |= {"asked": tuple(asked_settings(self.stage.recipe)), "warm_start": self.run.warm_start.is_file()}
         more["total_steps"] = steps if steps > 0 else None

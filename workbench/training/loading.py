@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
+from workbench.memory.shapes import ModelShape, adapter_on, from_config, shape_of, unmatched, unquantised
+from workbench.recipe import LoraPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken"]
 _DECIDING = ["*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*", "merges.txt"]  # on a model
+_SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
+_MORE_THAN_LORA = (
+    "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "layers_to_transform",
+)  # fmt: skip
 SMALL_BYTES = 100 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in red, in every notebook, and at
 # whichever import of many comes first.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+# transformers leaves a harmful setting of many published tokenizers out of force, which is right, and nothing to act on.
+logging.getLogger("transformers.tokenization_utils_tokenizers").addFilter(
+    lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces")
+)
 _READABLE = "models and adapters are files that transformers and PEFT can read without running code that comes with them"
 _CHECK = "check the folder or the hub name; `workbench doctor` tells what works on this machine"
 
@@ -100,7 +113,7 @@ def base_differs(then: dict[str, Any] | None, now: dict[str, Any]) -> str | None
 
 
 def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, Any] | None = None) -> Any:
-    """A policy's tokenizer alone, to measure prompts; it carries what its template is rendered with, as in the recipe."""
+    """A policy's tokenizer alone; it carries what its template is rendered with, and in `eos_ids` what ends a completion."""
     source = find_model(name)
     with quiet_imports():
         from transformers import AutoTokenizer
@@ -108,7 +121,72 @@ def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, An
     with reading(f"tokenizer of {str(name)!r}"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
+    tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
     return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
+    """PolicyError for a tokenizer that runs words together: its policy would neither read nor write white space."""
+    back = tokenizer.decode(tokenizer(_SPACED, add_special_tokens=False)["input_ids"], clean_up_tokenization_spaces=False)
+    if "".join(back.split()) == "".join(_SPACED.split()) and back.split() != _SPACED.split():
+        value = f"policy {str(name)!r}: its tokenizer ({type(tokenizer).__name__}) makes {back!r} of {_SPACED!r}"
+        rule = "a text that is encoded and decoded keeps its white space; here the class does not fit tokenizer.json"
+        remedy = 'set "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json, in a copy of the folder'
+        raise PolicyError(value, rule=rule, remedy=remedy)
+
+
+def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[ModelShape | None, list[str]]:
+    """(the shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a loaded one has itself)."""
+    try:
+        if policy is not None:
+            return from_config(policy.model.config.to_dict(), policy.name), []
+        shape = shape_of(recipe.policy.name)
+    except PolicyError:  # loading it says what is wrong
+        return None, []
+    in_4bit = recipe.policy.load_in_4bit and shape.stacked
+    notes = [f"load_in_4bit = True: {unquantised(shape.stacked, shape.parameters)}"] if in_4bit else []
+    return shape, notes + _no_layer(adapter_on(shape, recipe.lora).unmatched)
+
+
+def adapter_notes(model: Any, target_modules: Sequence[str]) -> list[str]:
+    """What a model's new adapter is not on, though it was asked for."""
+    return _no_layer(unmatched(model, target_modules))
+
+
+def _no_layer(names: Sequence[str]) -> list[str]:
+    return [f"lora.target_modules: no layer of this model is called {' or '.join(names)}; no adapter there"] if names else []
+
+
+def eos_ids(owner: Any) -> list[int]:
+    """Every token that ends a completion in training, as TRL has it: the model's `generation_config` and the tokenizer name them.
+
+    `owner`: a policy, or another pair of `model` and `tokenizer`; or a trainer, which says itself what it trains with.
+    """
+    if (ids := getattr(owner, "eos_token_ids", None)) is not None:
+        return list(ids)
+    tokenizer = owner.processing_class if hasattr(owner, "processing_class") else owner.tokenizer
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of images holds one
+    return with_eos(owner.model.generation_config.eos_token_id, tokenizer)
+
+
+def with_eos(ids: int | Sequence[int] | None, tokenizer: Any) -> list[int]:
+    """EOS tokens as a `generation_config` has them, as a list, with the tokenizer's own, if it is another one, before them."""
+    ids = [ids] if isinstance(ids, int) else list(dict.fromkeys(ids or []))  # transformers' trainer may write one twice
+    own = tokenizer.eos_token_id
+    return ids if own is None or own in ids else [own, *ids]
+
+
+def _eos_of_files(source: str) -> list[int] | None:
+    # What the model's generation_config would say if it were loaded: where there is no such file, its config decides.
+    from transformers.utils import cached_file
+
+    for name in ("generation_config.json", "config.json"):
+        # None, or a damaged one, which says so when the model is loaded.
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+            content = json.loads(Path(str(cached_file(source, name))).read_text(encoding="utf-8"))
+            said = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
+            return [each for each in (said if isinstance(said, list) else [said]) if isinstance(each, int)]
+    return None
 
 
 def with_adapter(model: Any, adapter: str | Path) -> Any:
@@ -127,7 +205,11 @@ def put_on(model: Any, adapter: str | Path) -> None:
 
     folder = find_adapter(adapter)
     with reading(f"adapter {shown(folder)}"):
-        set_peft_model_state_dict(model, load_peft_weights(folder, device="cpu"))
+        left = set_peft_model_state_dict(model, load_peft_weights(folder, device="cpu"))
+    if unfit := [*left.unexpected_keys, *(key for key in left.missing_keys if "lora_" in key)]:
+        rule = "an adapter goes onto the model that it was trained for, and holds weights for each adapted layer"
+        remedy = "name the base model that adapter_config.json names as policy.name"
+        raise PolicyError(f"adapter {shown(folder)}: {unfit[0]} does not fit this model", rule=rule, remedy=remedy)
 
 
 @contextlib.contextmanager
@@ -141,9 +223,52 @@ def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Iterator[
         raise PolicyError(f"{what}: {type(error).__name__}: {str(error)[:400]}", rule=rule, remedy=remedy) from error
 
 
+def adapter_named(adapter: str | Path) -> str:
+    """A trained adapter as a record names it: its folder, and the first of its weights' SHA-256."""
+    _, sha256 = size_and_sum(Path(find_adapter(adapter)) / "adapter_model.safetensors")
+    return f"{shown(resolve(adapter))} ({sha256[:12]})"
+
+
+def fitted_to_adapter(recipe: Recipe) -> Recipe:
+    """The recipe, its `lora` that of the adapter which training goes on from; as it is where that is a new one.
+
+    PolicyError if the recipe asks for another shape, or the adapter is of a kind that is not made here.
+    """
+    if (adapter := recipe.policy.adapter) is None:
+        return recipe
+    shape = _adapter_shape(adapter)
+    for name in recipe.lora.model_fields_set:
+        value = getattr(recipe.lora, name)
+        if (sorted(value) if isinstance(value, list) else value) != getattr(shape, name):
+            rule = f"training goes on with the adapter as it was made: {name} = {getattr(shape, name)!r}"
+            raise PolicyError(f"lora.{name} = {value!r} with policy.adapter", rule=rule, remedy=f"leave out lora.{name}")
+    return recipe.model_copy(update={"lora": shape})
+
+
+def _adapter_shape(adapter: str | Path) -> LoraPart:
+    folder = find_adapter(adapter)
+    with reading(f"adapter {shown(folder)}"):
+        config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    unlike = [name for name, value in {"peft_type": "LORA", "bias": "none"}.items() if config.get(name) != value]
+    unlike += [name for name in _MORE_THAN_LORA if config.get(name)]
+    try:
+        shape = LoraPart.model_validate({name: config.get(name) for name in LoraPart.model_fields})
+    except ValidationError as error:
+        unlike.append(str(error.errors()[0]["loc"][0]))
+    if unlike:
+        value = f"adapter {shown(folder)}: {unlike[0]} = {config.get(unlike[0])!r}"
+        rule = "training goes on from a plain LoRA adapter, whose target_modules are a list of names"
+        remedy = "merge it into its base (PEFT's merge_and_unload), save that, and name the folder as policy.name"
+        raise PolicyError(value, rule=rule, remedy=remedy)
+    return shape.model_copy(update={"target_modules": sorted(shape.target_modules)})
+
+
 def linear4bit_layers(model: Any) -> list[Any]:
-    """The layers of a model that are `bitsandbytes.nn.Linear4bit`."""
-    import bitsandbytes
+    """The layers of a model that are `bitsandbytes.nn.Linear4bit`: none where bitsandbytes cannot be imported."""
+    try:
+        import bitsandbytes
+    except ImportError:
+        return []
 
     return [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
 
@@ -159,8 +284,10 @@ def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
         rule = f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one"
         remedy = "set load_in_4bit = False for a model this narrow"
         raise PolicyError(f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs", rule=rule, remedy=remedy)
-    already = f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"
-    return [already] if layers and not asked else []
+    if layers and not asked:
+        return [f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"]
+    stacked = sum(one.numel() for one in model.parameters() if one.dim() == 3) if layers else 0
+    return [f"load_in_4bit = True: {unquantised(stacked, measured(model)['parameters'])}"] if stacked else []
 
 
 def measured(model: Any) -> dict[str, Any]:
@@ -198,6 +325,14 @@ def bars_for(source: str) -> Iterator[None]:
     finally:
         if shown_before:
             transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def own_patterns() -> Iterator[None]:
+    """Without what PEFT warns of a pattern that it wrote itself, for stacked experts, and that is in force."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match")
+        yield
 
 
 @contextlib.contextmanager

@@ -5,9 +5,12 @@ It is slower on a GPU than Unsloth and patches nothing: it computes what the lib
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 from typing import Any
 
+from workbench.errors import PolicyError
 from workbench.recipe import LoraPart
 from workbench.training.loading import linear4bit_layers, quiet_imports, random_kept
 from workbench.training.precision import choose_dtype, native_bf16
@@ -17,7 +20,8 @@ def version() -> str:
     """What loads the model, with its version."""
     with quiet_imports():
         # Each of these imports others when it is first used, and they have much to say of one another.
-        import bitsandbytes  # noqa: F401
+        with contextlib.suppress(ImportError):  # 16-bit weights do not need it
+            import bitsandbytes  # noqa: F401
         import peft  # noqa: F401
         import transformers
 
@@ -36,6 +40,9 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
     more, safely = {}, {"trust_remote_code": False}  # None would ask, and run it after a "y"
     # A checkpoint that is quantised already says how; a second word on it would only draw a warning.
     if load_in_4bit and getattr(AutoConfig.from_pretrained(source, **safely), "quantization_config", None) is None:
+        if importlib.util.find_spec("bitsandbytes") is None:
+            rule, remedy = "4-bit weights are bitsandbytes'", "pip install bitsandbytes, or set policy.load_in_4bit: false"
+            raise PolicyError("load_in_4bit = True, and bitsandbytes is not installed here", rule=rule, remedy=remedy)
         nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
         more["quantization_config"] = BitsAndBytesConfig(**nf4, bnb_4bit_compute_dtype=compute)
     device = {"": int(os.environ.get("LOCAL_RANK", 0))} if torch.cuda.is_available() else "cpu"

@@ -50,7 +50,7 @@ class Policy:
     gradient_checkpointing: bool = False  # as it was loaded
     fast_inference: bool = False  # vLLM has been started with it, holds its frozen weights and generates
     notes: list[str] = field(default_factory=list)
-    trained_in: list[str] = field(default_factory=list)  # runs that have changed this adapter, in order
+    trained_in: list[str] = field(default_factory=list)  # what this adapter was before: a folder, and runs, in order
     base: Callable[[], dict[str, Any]] = dict  # what it was loaded from, as `loading.base_files` found it; waits for the sums
 
     def __str__(self) -> str:
@@ -117,7 +117,8 @@ def load_policy(
     Args:
         source: a plan; a recipe; or a name: "tiny" (the embedded policy), a hub name such as
             "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a folder.
-        adapter: folder of a trained adapter to put on instead of a new one (then not trainable).
+        adapter: folder of a trained adapter to measure or talk to, frozen. To train one further, `policy.adapter` in a recipe
+            names it: wb.Recipe(policy={"adapter": folder}).
         gradient_checkpointing: recompute activations in the backward pass: less memory, slower. A plan decides it itself.
         fields: for a name: what a recipe's `policy` says (`backend`, `load_in_4bit`, `max_seq_length`, `dtype`,
             `fast_inference`, `gpu_memory_utilization`), and `lora`, `chat_template_kwargs` and `seed`.
@@ -145,10 +146,12 @@ def load_policy(
     else:
         recipe, gradient_checkpointing = source.recipe, bool(source.settings["gradient_checkpointing"])
         fast_inference = bool(source.settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
+    trained = None if adapter is None else loading.find_adapter(adapter)
+    if trained is None:
+        recipe = loading.fitted_to_adapter(recipe)
     asked = recipe.policy
     name, loads = asked.name, _BACKENDS[asked.backend]
     source = loading.find_model(name)
-    trained = None if adapter is None else loading.find_adapter(adapter)
     # While libraries are imported, and the same files are read to load it.
     base = loading.base_summed(source) if trained is None else dict
     version = loads.version()  # imports what must come before trl, transformers and peft
@@ -170,14 +173,22 @@ def load_policy(
         words["remedy"] = "correct what it names, or set policy.fast_inference: false, which generates with the policy itself"
     with loading.reading(f"policy {name!r}{' with fast_inference' * starts_vllm}", **words), loading.bars_for(source):
         model, tokenizer, notes = loads.load_base(source, **how)
+    loading.check_tokenizer(tokenizer, name)
     if not Path(source).is_dir():  # Unsloth may have taken a 4-bit repository in the place of the one that was asked for
         base = loading.base_summed(getattr(model.config, "_name_or_path", "") or source)
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
     notes += loading.check_4bit(model, name, asked.load_in_4bit)
+    trained_in = []
     if trained is None:
-        model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
+        with loading.own_patterns():
+            model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
+        notes += loading.adapter_notes(model, recipe.lora.target_modules)
+        if asked.adapter is not None:
+            loading.put_on(model, asked.adapter)
+            trained_in = [loading.adapter_named(asked.adapter)]
     else:
         model = loading.with_adapter(model, trained)
+    tokenizer.eos_ids = loading.with_eos(model.generation_config.eos_token_id, tokenizer)
     generates = getattr(model, "vllm_engine", None) is not None
     if fast_inference and not generates:
         without = without or "Unsloth loads this model, or on this GPU, without it, and has said why above"
@@ -195,6 +206,7 @@ def load_policy(
         gradient_checkpointing=gradient_checkpointing,
         fast_inference=generates,
         notes=notes,
+        trained_in=trained_in,
         base=base,
     )
 
@@ -276,8 +288,12 @@ def _unsloth() -> Any:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         told = {"UNSLOTH_COMPILE_LOCATION": str(cache), "UNSLOTH_AUTO_INSTALL": "0", "TORCHAO_LOG_LEVEL": "ERROR"}
         os.environ.update({name: value for name, value in told.items() if name not in os.environ})
-        with loading.quiet_imports(), _without_noise():
-            import unsloth
+        try:
+            with loading.quiet_imports(), _without_noise():
+                import unsloth
+        except ModuleNotFoundError as error:
+            rule, remedy = "this backend trains with Unsloth", "pip install unsloth, or set policy.backend: transformers"
+            raise PolicyError(f"backend 'unsloth': {error}", rule=rule, remedy=remedy) from None
     import unsloth
 
     return unsloth

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
-from workbench.errors import DataError, PolicyError, RecipeError
+from workbench.data.difficulty import load_profile
+from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
@@ -25,7 +26,14 @@ from workbench.task import Task, load_task
 from workbench.training import held_out, warm_start
 from workbench.training import plan as settings_of
 from workbench.training.generation import expected, in_words
-from workbench.training.loading import find_model, load_tokenizer
+from workbench.training.loading import (
+    adapter_named,
+    check_tokenizer,
+    find_model,
+    fitted_to_adapter,
+    load_tokenizer,
+    shape_of_policy,
+)
 from workbench.training.plan.algorithms import ALGORITHMS
 from workbench.training.plan.device import Machine, asks_for_vllm
 from workbench.training.plan.in_force import Row
@@ -142,6 +150,8 @@ def prepare(
 
     recipe = Recipe.of(recipe)
     check_name(recipe.run_name)
+    if run is None:  # else it goes on from its own checkpoint
+        recipe = fitted_to_adapter(recipe)
     backend = policy.backend_name if policy else recipe.policy.backend
     processes.check(backend)
     if policy is None:
@@ -163,7 +173,10 @@ def prepare(
     else:
         name, kwargs, context = recipe.policy.name, recipe.chat_template_kwargs, recipe.policy.max_seq_length
         tokenizer, measured = asked(lambda: load_tokenizer(name, kwargs), "no prompt was measured with its tokenizer")
-        stages = stages if measured else [fit(stage, tokenizer, context) for stage in stages]
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, name)
+            stages = [fit(stage, tokenizer, context) for stage in stages]
+    shape, of_shape = shape_of_policy(recipe, policy)
     on, chosen, estimate = _memory(stages, machine, policy, run, memory)
     stages = [replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages]
     settings = dict(stages[0].settings)
@@ -178,6 +191,11 @@ def prepare(
         sets, by = settings_of.papers_fields(stages[0].recipe), f"{recipe.algorithm} ({ALGORITHMS[recipe.algorithm].source})"
         rows = [row._replace(by=by) if (row.name, row.in_force) in sets.items() else row for row in rows]
     warned = []
+    if run is None and recipe.policy.adapter is not None:
+        warned.append(
+            f"training goes on from the adapter {adapter_named(recipe.policy.adapter)}, in its shape (r {recipe.lora.r}); "
+            "the reference of KL, and `base` wherever a gain is measured, is the model without it"
+        )
     if task is not None and task.right_by is None:
         warned.append(
             f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
@@ -185,13 +203,18 @@ def prepare(
         )
     if task is not None and not len(task.held_out):
         warned.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
+    beside = Path(task.source).with_name("difficulty.jsonl") if task is not None and task.source else None
+    if beside is not None and beside.is_file():
+        with contextlib.suppress(DataError):  # it is something else of that name
+            profile = load_profile(beside)
+            measured.append(f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; "))
     measured += held_out.in_words(recipe, task, stages[0].planned.completions, settings["max_steps"])
     words, who = [], []
     for stage in stages:
         where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
         words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
-        who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda), stage.planned.num_generations))
-    notes += [*_of_stages(stages), *unread, *measured, *chosen, *warned, *heard, *one_gpu(backend, machine)]
+        who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations))
+    notes += [*_of_stages(stages), *unread, *measured, *of_shape, *chosen, *warned, *heard, *one_gpu(backend, machine)]
     return Plan(
         recipe=recipe,
         task=task,
@@ -242,7 +265,12 @@ def plan(
     recipe = settings_of.overridden(recipe, said, steps)
     memory = (memory or memory_on(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
-    made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)
+    try:
+        made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)
+    except WorkbenchError as error:
+        for note in notes:  # what was read otherwise than it stands in a script may be the cause
+            error.add_note(f"  note:   {printable(note)}")
+        raise
     if not named:
         notes = [*notes, "not estimated: memory, because no model name could be read from the script"]
     return replace(
@@ -259,8 +287,8 @@ def settled(made: Plan, policy: Policy) -> Plan:
     What the policy was loaded with decides on vLLM and gradient checkpointing; prompts are measured again. Raises as `prepare`.
     """
     stages, notes = _as_loaded([stage.fresh() for stage in made.stages], policy)
-    if policy.trained_in:
-        notes.append(f"this policy's adapter was already trained in {', '.join(policy.trained_in)}; this run goes on from there")
+    if before := policy.trained_in[made.recipe.policy.adapter is not None :]:  # beside what the recipe names
+        notes.append(f"this policy's adapter was already trained in {', '.join(before)}; this run goes on from there")
     notes = [*made.notes, *notes, *_of_stages(stages)]
     return replace(made, stages=tuple(stages), notes=tuple(dict.fromkeys(notes)))
 

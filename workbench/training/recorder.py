@@ -5,20 +5,24 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from workbench.health.summary import summarise
+from workbench.health import ALARM, WARNING, examine_run
+from workbench.health.diagnosis import LATEST
+from workbench.health.summary import summaries_of, summarise
 from workbench.printable import printable
 from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
+from workbench.run.held_out import reward_errors, standing
 from workbench.run.metrics import (
+    DEAD,
     GENERATE_S,
     HELD_OUT,
     KL,
@@ -39,15 +43,21 @@ _OVER = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
 _REQUIRED = ("begin", "update", "end")  # of a watcher
 
 
+def health_on_record(run: RunDirectory) -> dict[str, Any]:
+    """For the result of a run that was killed before it wrote one: what its last look would have found."""
+    wrong = [to_json(each) for each in examine_run(run, last=LATEST) if each.state in (ALARM, WARNING)]
+    return {"health": wrong, "reward_errors": reward_errors(run.events())}
+
+
 class Recorder:
     """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
 
     Parts are written on a thread of their own while the step goes on, and are there when it ends; another merges those of
-    older steps. `eos_token_id` is what a completion ends with when it was not cut.
+    older steps. `eos_ids`: the tokens with one of which a completion ends when it was not cut.
     """
 
-    def __init__(self, run: RunDirectory, eos_token_id: int | None, watchers: Sequence[Watcher] = ()) -> None:
-        self.run, self.eos_token_id, self.watchers = run, eos_token_id, list(watchers)
+    def __init__(self, run: RunDirectory, eos_ids: Collection[int], watchers: Sequence[Watcher] = ()) -> None:
+        self.run, self.eos_ids, self.watchers = run, eos_ids, list(watchers)
         self.state = RunState.of(run)  # what is in force: every event that is recorded here has been applied to it
         self.stage, self.measures_kl = "1", True
         self.seconds = 0.0  # spent in here, watchers included: the price of watching
@@ -58,7 +68,8 @@ class Recorder:
         self.reward_errors: Counter[str] = Counter()  # by function: completions that it gave no score because it failed
         self.watchdog: Any = None  # looks at the health of the stage that trains
         self._writer, self._merger = ThreadPoolExecutor(1, "rollouts"), ThreadPoolExecutor(1, "merged rollouts")
-        self._writing: Future | None = None
+        self._writing: tuple[int, Future] | None = None  # the latest step's part
+        self.lost: Callable[[int, Exception], None] | None = None  # told of a step's part that could not be written; None: raise
         self._merging: Future | None = None
         self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
@@ -67,13 +78,15 @@ class Recorder:
         self._held_out: dict[str, float] = {}  # measured since the latest row of metrics
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
-        self._scored, self._all_dead = 0, True
+        self._scored, self._right, self._all_dead = 0, 0, True
         self.on_record = {"metrics.jsonl": 0, "rollouts": 0}  # since the run began: rows, completions
 
     @property
     def verdict(self) -> str:
         """A few words on a run that cannot have learnt, and on scores that functions failed to give. Else empty."""
-        words = ": NOTHING LEARNT, the completions of every group scored the same in every step (look at the rewards in 02)"
+        start = "no completion was right: where `workbench probe` finds nothing wrong, begin with `warm_start: 32` in the recipe"
+        why = "look at the rewards in 02" if self._right or self.run.warm_start.is_file() else start
+        words = f": NOTHING LEARNT, the completions of every group scored the same in every step ({why})"
         found = words * bool(self._scored and self._all_dead)
         for name, count in self.reward_errors.items():
             found += f"; WARNING: {name} gave no score to {count} of {self._scored} completions"
@@ -88,11 +101,13 @@ class Recorder:
         """Record one generation batch: every completion of every group."""
         with self.timed("_recorded_s"), self.timed():
             self.finish()
-            scored = scored.as_trained(self.stage, self.eos_token_id)
+            scored = scored.as_trained(self.stage, self.eos_ids)
             if is_main():
+                self.run.lock.check()  # what somebody else owns by now is not written over
                 part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
-                self._writing = self._writer.submit(write_part, *part)
-                if (whole := (scored.step - 1) // MERGE) > self._merged:  # that of this step is still being written
+                self._writing = scored.step, self._writer.submit(write_part, *part)
+                whole = (scored.step - 1) // MERGE  # that of this step is still being written
+                if whole > self._merged and not self.run.kept_aside:
                     self._merged = whole
                     self._merging = self._merger.submit(merge, self.run.rollouts, whole * MERGE)
             # Now, because what is asked for at the end of the step is in force for the next one.
@@ -101,6 +116,7 @@ class Recorder:
             summary = summarise(scored)
             self._groups.append(summary.metrics)
             self._scored += summary.completions
+            self._right += summary.right
             self.on_record["rollouts"] += summary.completions
             self._all_dead = self._all_dead and summary.dead_count == summary.group_count
             self.reward_s.update(scored.seconds)
@@ -110,11 +126,37 @@ class Recorder:
         with self.timed("_recorded_s"):
             self.tell("batch", scored, summary)
 
+    def catch_up(self, on_record: dict[str, Any], step: int, begun: int) -> None:
+        """The run goes on after `step`, in a stage that began after step `begun`: what is counted, and what the watchdog knew.
+
+        `on_record` is as `recorded` says.
+        """
+        rows, events = self.run.metrics(), self.run.events()
+        self.on_record, self._scored, self.reward_errors = on_record, on_record["rollouts"], reward_errors(events)
+        self._all_dead = all(row.get(DEAD) == 1 for row in rows)
+        reloads = [event["step"] for event in self.state.changes if event["action"] == "reload"]  # what was before says nothing
+        events = [event for event in standing(events) if event["event"] == "health"]
+        told = {(event["name"], event["function"], event["state"]) for event in events}
+
+        def fill(dog: Any) -> None:
+            for summary in (own for own in summaries_of(self.run, LATEST) if max([begun, *reloads]) < own.step <= step):
+                dog.batch(summary)
+            for row in (own for own in rows if own["step"] > begun):
+                dog.row(row["step"], row)
+            dog.look()
+            dog.verdicts = [each for each in dog.verdicts if (*each.key, each.state) in told]
+
+        self.guarded(fill)
+
     def finish(self) -> None:
-        """Wait until the latest part is written; OSError, once, if it could not be."""
+        """Wait until the latest part is written; OSError, once, if it could not be (where `lost` is not told of it)."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.result()
+            step, part = writing
+            if (error := part.exception()) is not None and self.lost is not None:
+                self.lost(step, error)
+            else:
+                part.result()
 
     def close(self) -> None:
         """Wait until everything is written; OSError if the latest part could not be."""
@@ -170,11 +212,12 @@ class Recorder:
                 steps = max(1, step - self.steps_before)
                 spent = (self.generated_s / steps, self._rewarded_s / steps, self._recorded_s / steps)
                 values |= {GENERATE_S: spent[0], REWARD_S: spent[1], TRAIN_S: max(0.0, whole - sum(spent))}
+            self.run.lock.beat()
             self.run.log_metrics(step, values)
+            self.run.went_on()
             self.on_record["metrics.jsonl"] += 1
             self.steps_before = step
             self.generated_s = self._rewarded_s = self._recorded_s = 0.0
-            self.run.lock.beat()
             self.guarded(lambda dog: dog.row(step, values))
         if self.watchdog is not None and self.watchdog.due():
             self.look(step)

@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
 from workbench.training.plan.algorithms import asked_settings
-from workbench.workspace import find, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
+from workbench.workspace import find, read_lines, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
 STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the other files are those of an adapter
@@ -98,9 +99,10 @@ def not_numbers(run: RunDirectory, what: str) -> RunError:
     return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
 
 
-def check_room(run: RunDirectory, model: Any, kept: int = 0) -> None:
-    """RunError unless there is room for one more checkpoint than are `kept`, by the adapter's size and its optimiser's."""
-    needed = checkpoint_bytes(model) * (1 + max(0, kept))
+def check_room(run: RunDirectory, model: Any, args: Any = None, steps: int = 1) -> None:
+    """RunError unless there is room for a checkpoint; with the trainer's `args`, for all that it keeps of so many `steps`."""
+    more = min(max(steps, 0) // max(1, int(args.save_steps)), args.save_total_limit or 1) if args else 0
+    needed = checkpoint_bytes(model) * (1 + max(0, more - len(run.saved())))
     if (free := shutil.disk_usage(run.path).free) < needed:
         value = f"{shown(run.path)}: {free / 1e6:,.0f} MB are free"
         rule = f"checkpoints need about {needed / 1e6:,.0f} MB here"
@@ -381,6 +383,13 @@ def recorded(run: RunDirectory, step: int) -> dict[str, Any]:
     return {"metrics.jsonl": len(rows), "rollouts": completions, "events.jsonl": state.in_force}
 
 
+def doubled(run: RunDirectory) -> list[str]:
+    """Steps that have two rows of metrics, of which the later one is kept: a line, if there are any."""
+    rows = Counter(row.get("step") for row in read_lines(run.path / "metrics.jsonl"))
+    twice = [str(step) for step, count in rows.items() if count > 1]
+    return [f"metrics.jsonl has two rows for step {', '.join(twice[:8])}: the later one is kept"] if twice else []
+
+
 def lost_since(run: RunDirectory, point: Point) -> list[str]:
     """What a checkpoint knows of the run's record and is there no longer: one line each."""
     saved = _flat(point.state.get("recorded", {}))  # empty: by an earlier version
@@ -411,7 +420,7 @@ class Changed:
 
 def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point) -> Changed:
     """Recipe, rows, rewards, libraries and record of a run that goes on, against those that it was begun with and saved with."""
-    manifest, found = run.manifest(), Changed([], lost_since(run, point), [])
+    manifest, found = run.manifest(), Changed(doubled(run), lost_since(run, point), [])
     begun_as = manifest.get("recipe") or recipe  # none: by an earlier version; fields of a later one have their defaults
     begun, now = (_flat(_as_fields(Recipe.of(each, "manifest.json"))) for each in (begun_as, recipe))
     for name in sorted(begun.keys() | now.keys()):

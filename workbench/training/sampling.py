@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from workbench.audit.prompt_format import advice, grader_for
+from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
 from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
+from workbench.errors import DataError
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Row, Task
+from workbench.task import Row, Task, load_task
 from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
-from workbench.training.loading import load_tokenizer
+from workbench.training.loading import eos_ids, find_model, load_tokenizer
 from workbench.training.policy import Policy, load_policy
 from workbench.workspace import encodable
 
@@ -50,8 +54,8 @@ def sample(
     >>> len(group), group[0].text  # and .finished: it ended before the limit
     (4, '...')
 
-    Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do. Generated as in training with
-    `generation: auto`, whatever a recipe says of its training.
+    Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do, and it ends at the tokens that
+    end it in training. Generated as in training with `generation: auto`, whatever a recipe says of its training.
 
     Args:
         prompts: chat messages or text.
@@ -67,9 +71,9 @@ def sample(
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
     # What the model's own generation_config asks for besides is not what it is trained under.
     sampling |= {"min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-    tokenizer, eos = policy.tokenizer, policy.tokenizer.eos_token_id
+    tokenizer, ends = policy.tokenizer, eos_ids(policy)
     sampling |= {"num_return_sequences": num_generations, "max_new_tokens": max_completion_length}
-    sampling |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": eos}
+    sampling |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": ends or None}
     found: list[list[Completion]] = []
     cuda = policy.model.device.type == "cuda"
     why_not = UNSLOTH_ON_A_GPU if cuda and policy.backend_name == "unsloth" else None
@@ -84,13 +88,18 @@ def sample(
             inputs = _left_padded(tokenizer, prompts[start : start + per_batch]).to(model.device)
             output, completions = model.generate(**inputs, **sampling), []
             for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
-                if finished := eos in ids:
-                    ids = ids[: ids.index(eos) + 1]
+                ids, finished = until_eos(ids, ends)
                 completions.append(Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished))
             found += [completions[i : i + num_generations] for i in range(0, len(completions), num_generations)]
             if progress is not None:
                 progress(len(found), len(prompts))
     return found
+
+
+def until_eos(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
+    """What is left of a completion's ids up to the first token that ends it, that token included; and whether there is one."""
+    first = next((place for place, token in enumerate(ids) if token in ends), None)
+    return (ids, False) if first is None else (ids[: first + 1], True)
 
 
 def scored_groups(
@@ -104,10 +113,12 @@ def scored_groups(
     flat = [completion for group in sampled for completion in group]
     scores = suite.score([row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat])
     found = []
-    for completion, own, total in zip(flat, scores.tolist(), np.nansum(scores * suite.weights, axis=1).tolist(), strict=True):
+    right = task.is_right(scores[:, suite.names.index(task.right_function)]).tolist()
+    totals = np.nansum(scores * suite.weights, axis=1).tolist()
+    for completion, own, total, is_right in zip(flat, scores.tolist(), totals, right, strict=True):
         by = dict(zip(suite.names, own, strict=True))
         kept = {"completion": encodable(completion.text), "length_tokens": len(completion.ids), "finished": completion.finished}
-        kept |= {"total": total, "right": by[task.right_function] > 0, "format": task.format_by and by[task.format_by] > 0}
+        kept |= {"total": total, "right": is_right, "format": task.format_by and by[task.format_by] > 0}
         found.append(kept | {f"score.{name}": score for name, score in by.items()})
     return [found[start : start + samples] for start in range(0, len(found), samples)]
 
@@ -118,13 +129,33 @@ def _left_padded(tokenizer: Any, prompts: Sequence[Any]) -> Any:
     return tokenizer(texts, add_special_tokens=isinstance(prompts[0], str), **form)
 
 
-def logprobs_of(model: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float = 1.0) -> list[list[float]]:
-    """For each (ids of a prompt, ids of its completion): the natural log-probability of each token of the completion."""
+Pairs: TypeAlias = Sequence[tuple[Sequence[int], Sequence[int]]]  # (ids of a prompt, ids of its completion)
+
+
+def logprobs_of(model: Any, pairs: Pairs, temperature: float = 1.0) -> list[list[float]]:
+    """For each pair: the natural log-probability of each token of the completion."""
+    shares = ((own, (logits.float() / temperature).log_softmax(-1)) for own, logits in _logits_of(model, pairs))
+    return [found.gather(-1, own[:, None])[:, 0].tolist() for own, found in shares]
+
+
+def ties_of(model: Any, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]]]:
+    """For each pair: (place, token) of every token whose logit is the largest there, within the rounding of `dtype`."""
+    import torch
+
+    found = []
+    for _, logits in _logits_of(model, pairs):
+        rounding = max(torch.finfo(each).eps for each in (getattr(torch, dtype), logits.dtype))
+        top = logits.float().amax(-1, keepdim=True)
+        found.append([(place, token) for place, token in (logits.float() >= top - rounding * top.abs()).nonzero().tolist()])
+    return found
+
+
+def _logits_of(model: Any, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
+    # (ids of the completion [T], logits [T, V] from which each was drawn) of each pair.
     import torch
 
     longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
     together = max(1, min(TOGETHER, int(_LOGITS / (longest * model.config.vocab_size))))
-    found: list[list[float]] = []
     for start in range(0, len(pairs), together):
         some = [[*prompt, *completion] for prompt, completion in pairs[start : start + together]]
         width = max(map(len, some))
@@ -135,9 +166,7 @@ def logprobs_of(model: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
             logits = model(input_ids=ids, attention_mask=mask).logits
         for (prompt, completion), own, row in zip(pairs[start : start + together], ids, logits, strict=True):
             first, last = len(prompt), len(prompt) + len(completion)
-            shares = (row[first - 1 : last - 1].float() / temperature).log_softmax(-1)
-            found.append(shares.gather(-1, own[first:last, None])[:, 0].tolist())
-    return found
+            yield own[first:last], row[first - 1 : last - 1]
 
 
 def preview(
@@ -184,9 +213,17 @@ def prompt_lengths(
 
 
 def _tokenizer(policy: Any, chat_template_kwargs: dict[str, Any] | None) -> Any:
-    if isinstance(policy, (str, Path)):
-        return load_tokenizer(policy, chat_template_kwargs)
-    return getattr(policy, "tokenizer", policy)
+    if not isinstance(policy, (str, Path)):
+        return getattr(policy, "tokenizer", policy)
+    files = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in Path(find_model(policy)).glob("*.*")]
+    tokenizer = copy.copy(_kept_tokenizer(policy, *sorted(files)))
+    tokenizer.chat_template_kwargs = chat_template_kwargs or {}
+    return tokenizer
+
+
+@functools.lru_cache(maxsize=4)  # a real one takes seconds to load, and a person looks at one prompt after another
+def _kept_tokenizer(policy: str | Path, *files: tuple[str, int, int]) -> Any:
+    return load_tokenizer(policy)
 
 
 def profile_difficulty(
@@ -194,7 +231,7 @@ def profile_difficulty(
     rows: Sequence[Row],
     file: str | Path,
     *,
-    task: Task | None = None,
+    task: Task | str | Path | None = None,
     prompts: int | None = None,
     max_seq_length: int = 256,
     chat_template_kwargs: dict[str, Any] | None = None,
@@ -214,13 +251,14 @@ def profile_difficulty(
     Args:
         policy: measured as it stands, adapter included; or the name of one to load.
         file: `difficulty.jsonl` beside the dataset.
-        task: its `right_by` says which completions are right; None: what fits the rows and the format they ask for.
+        task: a `Task`, a task file or the name of a task that ships: its `right_by` says which completions are right. None:
+            what fits the rows and the format they ask for.
         prompts: how many to measure, spread over the rows; None: all; 0: none.
         max_seq_length, chat_template_kwargs: for a policy that is loaded here.
         batch: prompts at a time; `batch * num_generations` completions are generated together.
 
     Returns:
-        An empty profile if nothing was to be measured, or the rows have no answer to measure by.
+        An empty profile if nothing was to be measured, or nothing says which completions are right: a line says why.
 
     Raises:
         DataError: if `file` holds a profile of another policy, reward or way of sampling.
@@ -231,11 +269,16 @@ def profile_difficulty(
     if not chosen or (task is None and "answer" not in rows[0]):
         return Profile({}, {}, rows)
     if task is None:
-        grader = grader_for(rows[0])
+        try:
+            grader = grader_for(rows[0], has_constant(rows))
+        except DataError as error:
+            print(f"{error.value}; {error.remedy}")
+            return Profile({}, {}, rows)
         task = Task("difficulty", rows, [grader], right_by=grader.__name__)
+    task = load_task(task)
     if isinstance(policy, (str, Path)):
         policy = load_policy(policy, max_seq_length=max_seq_length, chat_template_kwargs=chat_template_kwargs, seed=seed)
-        print(policy, f"a completion is right where {task.right_function} pays", sep="\n")
+        print(policy, f"a completion is right where {task.right_words}", sep="\n")
     suite = RewardSuite(task, num_generations)
     column = suite.names.index(task.right_function)
     how = {"num_generations": num_generations, "max_completion_length": max_completion_length, "temperature": temperature}
@@ -246,8 +289,8 @@ def profile_difficulty(
         groups = sample(policy, [row["prompt"] for row in some], seed=own_seed, batch_size=batch * num_generations, **how)
         flat = [completion for group in groups for completion in group]
         repeated = [row for row in some for _ in range(num_generations)]
-        right = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])[:, column] > 0
-        counts = right.reshape(-1, num_generations).sum(axis=1).tolist()
+        scores = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])[:, column]
+        counts = task.is_right(scores).reshape(-1, num_generations).sum(axis=1).tolist()
         ended = [sum(completion.finished for completion in group) for group in groups]
         return [Solved(count, num_generations, finished) for count, finished in zip(counts, ended, strict=True)]
 
@@ -255,7 +298,7 @@ def profile_difficulty(
         "policy": policy.source if policy.name != "tiny" else "tiny",
         "precision": policy.precision,
         "trained_in": policy.trained_in,
-        "right_by": f"{task.right_function} {suite.hashes[task.right_function]}",
+        "right_by": f"{task.right_rule} {suite.hashes[task.right_function]}",
         **how,
         "seed": seed,
         **({"chat_template_kwargs": policy.chat_template_kwargs} if policy.chat_template_kwargs else {}),

@@ -1,7 +1,8 @@
 """A training script (TRL, with Unsloth or plain transformers) read into a recipe. The script is parsed and never run.
 
-Read are the keywords of GRPOConfig, of the model's loader and of the adapter, where their values are literals, or names bound
-once to literals. Everything else is left out with a note. Reward functions and data are code: they belong in a task file.
+Read are the keywords of GRPOConfig, of the model's loader and of the adapter, where their values are literals, or names that
+stand for one where they are used. Everything else is left out with a note. Reward functions and data are code: they belong in a
+task file.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import re
 import sys
 import textwrap
 import warnings
-from collections import Counter
 from typing import Any, NamedTuple
 
 from workbench.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import plan
-from workbench.training.plan.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, as_dtype, nearest
+from workbench.training.plan.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest
+from workbench.training.plan.values import lacks
 
 _LONGEST, _DEEPEST = 200_000, 40  # characters of a script; expressions in expressions
 _DOTS = r",\s*\.\.\.\s*(?=[,)])|(?<=\()\s*\.\.\.\s*,"  # `...` among arguments
@@ -40,6 +41,7 @@ _WHY = LEFT_OUT | {
     **dict.fromkeys(("load_in_8bit", "load_in_fp8"), "frozen weights have 4 or 16 bits (policy.load_in_4bit)"),
     "full_finetuning": "an adapter is trained (recipe field lora)",
     "eval_dataset": "a run only trains; notebook 04 evaluates",
+    **dict.fromkeys(TURNS, "completions of several turns are not recorded yet; this trains without, unlike the script"),
     "callbacks": "they are code; a run records, watches its health and saves without them",
 }
 # Values that ask for what is done anyway.
@@ -125,6 +127,70 @@ class Call(NamedTuple):
     bound_to: set[str]  # names that its result goes into
 
 
+class _Binding(NamedTuple):
+    """A name gets a value, in a block of statements: the indented ones that it stands in, outermost first."""
+
+    block: tuple[int, ...]
+    line: int
+    value: ast.expr | None  # None: not by a plain `=`
+
+
+class _Names:
+    """Which value a name stands for where it is used, as far as that is certain without running the script."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.scopes: dict[tuple[int, str], list[_Binding]] = {}  # (scope, name) -> its bindings, in order
+        self.places: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]] = {}  # id of a use -> scopes, block, line
+        self._visit(tree, (0,), ())
+
+    def _visit(self, node: ast.AST, scopes: tuple[int, ...], block: tuple[int, ...]) -> None:
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                self.places[id(node)] = scopes, block, node.lineno
+            case ast.Assign(targets=targets, value=value):
+                self._visit(value, scopes, block)
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        self._bind(target.id, target, scopes, block, value)
+                    else:
+                        self._visit(target, scopes, block)
+                return
+            case ast.Name(id=name) | ast.arg(arg=name):
+                self._bind(name, node, scopes, block, None)
+            case ast.alias(name=name, asname=other):
+                self._bind(other or name.split(".")[0], node, scopes, block, None)
+            case ast.Global(names=names):
+                for name in names:
+                    self._bind(name, node, (0,), (id(node),), None)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
+                scopes, block = (*scopes, id(node)), ()
+        inner = (*block, id(node)) if isinstance(node, (ast.For, ast.While, ast.Try, ast.With)) else block
+        for name, part in ast.iter_fields(node):
+            own = (*block, id(part)) if isinstance(node, ast.If) and name in ("body", "orelse") else inner
+            for each in part if isinstance(part, list) else [part]:
+                if isinstance(each, ast.AST):
+                    self._visit(each, scopes, own)
+
+    def _bind(self, name: str, node: Any, scopes: tuple[int, ...], block: tuple[int, ...], value: ast.expr | None) -> None:
+        self.scopes.setdefault((scopes[-1], name), []).append(_Binding(block, node.lineno, value))
+
+    def value(self, node: ast.Name) -> ast.expr | None:
+        """The expression that this use of a name stands for; None: only running the script would tell."""
+        scopes, block, line = self.places[id(node)]
+        scope = next((own for own in reversed(scopes) if (own, node.id) in self.scopes), None)
+        bindings = self.scopes.get((scope, node.id), [])
+        if len(bindings) > 1 and scope == scopes[-1]:
+            # Of several the last one before, if nothing but what also leads here decides whether it is reached.
+            before = [one for one in bindings if one.line < line]
+            bindings = [one for one in before[-1:] if one.block == block[: len(one.block)]]
+        return bindings[0].value if len(bindings) == 1 else None
+
+    def once(self) -> dict[str, ast.expr]:
+        """The module's own names that are bound once, to an expression."""
+        own = {name: bindings for (scope, name), bindings in self.scopes.items() if scope == 0}
+        return {name: one.value for name, [one, *more] in own.items() if one.value is not None and not more}
+
+
 class _Reader:
     """One pass over a script: what its calls ask for goes into `content`, what cannot be read into `notes`."""
 
@@ -137,8 +203,6 @@ class _Reader:
         self.used: set[str] = set()  # names that stand as values
         self.assigned: list[tuple[int, str]] = []  # (line, target) for attributes
         into: dict[int, set[str]] = {}  # id of a value -> its targets
-        values: dict[str, ast.expr] = {}
-        times: Counter[str] = Counter()  # how often a name is bound, by `=` or otherwise
         nodes = sorted(ast.walk(tree), key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)))
         for node in nodes:
             match node:
@@ -146,15 +210,13 @@ class _Reader:
                     module = f"{node.module}." if getattr(node, "module", None) else ""
                     self.modules |= {one.asname or one.name: module + one.name for one in names}
                 case ast.Assign(targets=targets, value=value):
-                    values |= {one.id: value for one in targets if isinstance(one, ast.Name)}
                     into[id(value)] = {ast.unparse(part) for one in targets for part in getattr(one, "elts", [one])}
                 case ast.Name(id=name, ctx=ast.Load()):
                     self.used.add(name)
-                case ast.Name(id=name) | ast.arg(arg=name):
-                    times[name] += 1
                 case ast.Attribute(ctx=ast.Store()):
                     self.assigned.append((node.lineno, ast.unparse(node)))
-        self.bound = {name: value for name, value in values.items() if times[name] == 1 and name not in self.modules}
+        self.names = _Names(tree)
+        self.bound = {name: value for name, value in self.names.once().items() if name not in self.modules}
         self.all_calls = [self._call(node, into.get(id(node), set())) for node in nodes if isinstance(node, ast.Call)]
         self.configs, self.trainers, self.loaders = map(self._calls, ("GRPOConfig", "GRPOTrainer", _LOADER))
         self.given = [pair for call in self.trainers for pair in call.keywords.items()]
@@ -191,8 +253,8 @@ class _Reader:
                 return {inner(key): inner(value) for key, value in zip(keys, values, strict=True)}
             case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words) if all(word.arg for word in words):
                 return {word.arg: inner(word.value) for word in words}
-            case ast.Name(id=name) if name in self.bound and depth < _DEEPEST:
-                return inner(self.bound[name])
+            case ast.Name() if depth < _DEEPEST and (value := self.names.value(node)) is not None:
+                return inner(value)
             case ast.Attribute(value=ast.Name(id="torch" | "TaskType"), attr=name):
                 return name
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -330,7 +392,11 @@ class _Reader:
                 f"(notebook 02 writes one), and name it in `task:`, now {self.content.get('task', Recipe().task)!r}"
             )
         for name in [*self.content["grpo"]]:
-            if name in ELSEWHERE or name not in {*fields, *ALIASES, *MOVED, *LEFT_OUT}:
+            if (library := lacks(ALIASES.get(name, name))) and self.content["grpo"][name]:
+                self.content["grpo"].pop(name)
+                line = self.stated[_today(f"grpo.{name}")][1]
+                self._note(line, f"{name} is left out: {library} is not installed here; where it is, put it back")
+            elif name in ELSEWHERE or name not in {*fields, *ALIASES, *MOVED, *LEFT_OUT}:
                 value, near = self.content["grpo"].pop(name), nearest(name, fields)
                 likely = f"; the nearest is {near!r}" if near else ""
                 why = ELSEWHERE.get(name, f"the installed GRPOConfig has no field of that name{likely}")

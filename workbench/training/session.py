@@ -9,10 +9,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import functools
 import math
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +32,7 @@ from workbench.training.control import RunControl, save_now
 from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
 from workbench.training.held_out import HeldOut
-from workbench.training.loading import random_states
+from workbench.training.loading import eos_ids, random_states
 from workbench.training.policy import Policy
 from workbench.training.prepare import Plan
 from workbench.training.recorder import Recorder
@@ -53,6 +55,8 @@ from workbench.training.stages import ONLY_STAGE, AdaptiveWeights, Stage
 from workbench.training.trackers import tracker_callbacks
 from workbench.training.watchers import Watchers, unasked
 from workbench.workspace import replace_folder
+
+_BATCH = "a batch of completions was not recorded"  # of the step in flight, which is not counted yet
 
 
 @dataclass(frozen=True)
@@ -86,16 +90,18 @@ class Session:
         self.run, self.trainer, self.stages, self.stage = run, trainer, stages, stages[0]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # a processor of images holds one
         shown_by = [make() for make in unasked] if watchers is None else watchers
-        self.recorder = Recorder(run, tokenizer.eos_token_id, shown_by if processes.is_main() else ())
+        ends = {*eos_ids(trainer), tokenizer.pad_token_id}  # TRL counts a completion whose last token is padding as ended, too
+        self.recorder = Recorder(run, ends, shown_by if processes.is_main() else ())
         self.control = RunControl(run, self.recorder, changes_of)
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
-        self.broken = False  # recording failed
+        self.lost: Counter[str] = Counter()  # of somebody's own trainer: what could not be recorded, and how often
+        self.recorder.lost = None if self.policy else functools.partial(self._lost, _BATCH)
         self.updating = False  # the weights are those of no step: the optimiser is at them
         self.at_end = contextlib.ExitStack()  # what puts everything back
         self._train = trainer.train
         self.replace("train", self.train)
-        process, unused = os.getpid(), run.release if self.point else run.discard
+        process, unused = os.getpid(), (lambda: (run.put_back(), run.release())) if self.point else run.discard
         # If the trainer is never asked to train: at the end of this process, not of a child's.
         forgotten = atexit.register(lambda: unused() if os.getpid() == process else None)
         self.at_end.callback(atexit.unregister, forgotten)
@@ -126,6 +132,7 @@ class Session:
                 weights = whole_weights(self.trainer)
                 if hasattr(model, "peft_config") and processes.is_main():
                     check_finite(model, self.run, state.global_step, weights)
+                    self.run.lock.check()
                     with replace_folder(self.run.final) as folder:
                         save_adapter(model, self.trainer.processing_class, folder, weights)
             return result
@@ -165,24 +172,30 @@ class Session:
 
     @contextlib.contextmanager
     def _spared(self, lost: str) -> Iterator[None]:
-        """Watching must not end somebody's own training: there, what fails is a warning."""
+        """Watching must not end somebody's own training: there, what fails is lost once, and said."""
         try:
             yield
         except Exception as error:
             if self.policy:
                 raise  # what a run's record lacks, it cannot go on from
-            self.broken = True
-            warnings.warn(f"{self.run.name}: {lost}: {type(error).__name__}: {error}", stacklevel=4)
+            self._lost(lost, self.trainer.state.global_step + (lost == _BATCH), error)
 
-    def safe(self, hook: Callable[..., Any]) -> Callable[..., None]:
-        """The hook, spared; when one has failed, it and the others are left out from then on."""
+    def safe(self, hook: Callable[..., Any], lost: str = _BATCH) -> Callable[..., None]:
+        """The hook, spared, each time anew."""
 
         def called(*args: Any, **kwargs: Any) -> None:
-            if not self.broken:
-                with self._spared("recording failed, training goes on without it"):
-                    hook(*args, **kwargs)
+            with self._spared(lost):
+                hook(*args, **kwargs)
 
         return called
+
+    def _lost(self, lost: str, step: int, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        self.lost[lost] += 1
+        if self.lost[lost] == 1:  # an event says it of each step
+            warnings.warn(f"{self.run.name}: step {step}: {lost}, training goes on: {reason}", stacklevel=4)
+        with contextlib.suppress(Exception):  # the disk may be what is full
+            self.recorder.event("not_recorded", step, what=lost, error=reason)
 
     def _begin(self, stage: Stage, adaptive: AdaptiveWeights | None = None) -> None:
         from transformers import TrainerCallback
@@ -197,7 +210,8 @@ class Session:
         if generate := getattr(trainer, "_generate", None):
             self.replace("_generate", recorder.timed("generated_s")(generate))
         self._watch_ratio()
-        hooks = {name: staticmethod(self.safe(getattr(self, name))) for name in dir(self) if name.startswith("on_")}
+        own = {name: self.safe(getattr(self, name), f"{name} failed") for name in dir(self) if name.startswith("on_")}
+        hooks = {name: staticmethod(hook) for name, hook in own.items()}
         callback = type("WorkbenchCallback", (TrainerCallback,), hooks)()
         trainer.add_callback(callback)
         self.at_end.callback(trainer.remove_callback, callback)
@@ -212,7 +226,7 @@ class Session:
         compute, logps_of, mask_of = (getattr(trainer, name) for name in names)
         batch: list[dict[str, Any]] = []  # of the latest loss
 
-        @self.safe
+        @functools.partial(self.safe, lost="a ratio was not recorded")
         def note(logps: Any) -> None:
             old, low, high = batch[0].get("old_per_token_logps"), 1.0, 1.0
             if old is not None:
@@ -238,7 +252,7 @@ class Session:
 
         def get_off_policy_mask(*args: Any, **more: Any) -> Any:
             kept = mask_of(*args, **more)
-            self.safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())))()
+            self.safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())), "a ratio was not recorded")()
             return kept
 
         for name, own in zip(names, (_compute_loss, logps, get_off_policy_mask), strict=True):
@@ -248,12 +262,20 @@ class Session:
         recorder, run = self.recorder, self.run
         with contextlib.suppress(OSError):  # the error that ended the run, if it was this one
             recorder.close()
+        if self.run.kept_aside:
+            self.run.put_back()
+            self.control.refuse_rest(step)
+            self.run.log_event("put_back", step, status=status, **details)
+            recorder.tell("end", ended := f"{status} before a new step; it is what it was: {run.result()['status']}")
+            print(f"{run.name}: {ended}", flush=True)
+            return
         recorder.look(step)
-        self.control.refuse_rest(step)
         paused_s, before = self.control.paused_s, run.manifest().get("before") or {}  # the result of the session before
         minutes = seconds / 60 + before.get("minutes", 0.0)
         held_out = self.held_out.result(60 * minutes) if self.held_out else {}
         ended = f"{status} after {step} steps{recorder.verdict}" + (f"; {told(held_out)}" if held_out else "")
+        if self.lost:
+            ended += "; WARNING: " + ", ".join(f"{lost} ({times} times)" for lost, times in self.lost.items())
         recorder.tell("end", ended)
         if step or self.warmed or self.point or status in ("finished", "stopped"):
             result = {
@@ -271,6 +293,7 @@ class Session:
             }
             result |= {"held_out": held_out} if held_out else {}
             run.update_manifest(result=result | ({"generation": self.generation.found()} if self.generation else {}))
+            self.control.refuse_rest(step)  # after the result: who asks later sees it
             run.log_event(status, step, **details)
             if not self.policy:
                 print(f"{run.name}: {ended}; to record another train(), attach again", flush=True)
@@ -293,12 +316,17 @@ class Session:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # A row for every step, however seldom the trainer logs: what it has noted of this step, averaged as it would.
-        self._row = (state.global_step, self._noted() | {LEARNING_RATE: self._learning_rate, "epoch": state.epoch})
-        if not control.should_log:
-            self._write_row({})
-        self.control.boundary(state.global_step, control)
+        try:
+            self._row = (state.global_step, self._noted() | {LEARNING_RATE: self._learning_rate, "epoch": state.epoch})
+            if not control.should_log:
+                self._write_row({})
+        finally:
+            self.control.boundary(state.global_step, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if evaluated := {key: value for key, value in (logs or {}).items() if key.startswith("eval_")}:
+            self.run.log_metrics(state.global_step, evaluated)  # of the trainer's own eval_dataset, after the step's row
+            return
         self._seen.clear()  # the trainer begins its averages anew
         if logs and "loss" in logs and self._row is not None:
             self._write_row({key: logs[key] for key in ("loss", "grad_norm") if key in logs})
@@ -394,8 +422,7 @@ class StagedSession(Session):
         self.fit = Fit(stage)
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
-        more = (max(stage.steps, 1) - (self.point.done if self.restored else 0)) // max(1, int(trainer.args.save_steps))
-        check_room(self.run, policy.model, min(more, trainer.args.save_total_limit or 1) - len(self.run.saved()))
+        check_room(self.run, policy.model, trainer.args, stage.steps - (self.point.done if self.restored else 0))
         self._begin(stage, adaptive)
         self.replace("_save_checkpoint", self._save_checkpoint)
         if rescue:
@@ -463,6 +490,7 @@ class StagedSession(Session):
         weights = whole_weights(trainer)
         if not processes.is_main():
             return
+        self.run.went_on()
         step, recorded, adaptive = self._before
         if step <= trainer.state.global_step:
             recorded, adaptive = self.recorder.on_record, self.control.adaptive.state
@@ -492,15 +520,16 @@ class StagedSession(Session):
             recorder.tell("begin", self.run, last.offset + last.steps if last.steps > 0 else state.max_steps, stage.settings)
             inexact = {"inexact": "; ".join(restored.inexact)} if restored and restored.inexact else {}
             how = self.generation.why_not or "the workbench's loop"
-            if self.point:
-                recorder.on_record = recorded(self.run, begun_at)
             recorder.event("continued" if self.point else "started", begun_at, generation=how, **inexact)
             if self.warmed:
                 recorder.event("warm_start", 0, **self.run.manifest()["warm_start"])
         if self.held_out and stage is self.stages[0]:
-            self.held_out.begin(self.warmed)
+            self.held_out.begin(self.warmed or self.made.plan.recipe.policy.adapter is not None)
         if restored:
             self.control.catch_up()
+        if self.point and stage is self.stages[0]:
+            recorder.catch_up(recorded(self.run, begun_at), begun_at, stage.offset)
+        if restored:
             return
         if stage.name != ONLY_STAGE:
             recorder.event(

@@ -18,7 +18,7 @@ from workbench.errors import RecipeError
 from workbench.recipe import AdaptivePart, Recipe, StagePart
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run.batch import ScoredBatch
+from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
 from workbench.training import plan, rescue
@@ -232,7 +232,7 @@ class AdaptiveWeights:
             success = mean / best if best > 0 else 0.0  # nothing was ever earned
             factor = part.up if success < part.below else part.down if success > part.above else 1.0
             low, high = sorted(bound * self.begun_with[name] for bound in (part.least, part.most))
-            weight = min(max(weights[name] * factor, low), high)
+            weight = min(max(weights[name] * factor, low, -LARGEST_WEIGHT), high, LARGEST_WEIGHT)
             if weight != weights[name]:
                 said = f"pays {success:.0%} of {best:g}" if best > 0 else "paid nothing"
                 edge = f"below {part.below:.0%}" if factor > 1 else f"above {part.above:.0%}"

@@ -14,13 +14,15 @@ from workbench import processes
 from workbench.errors import RecipeError, RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
-from workbench.task import Task
+from workbench.task import Row, Task
 from workbench.training import plan as settings_of
+from workbench.training import resuming
 from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
 from workbench.training.fitting import memory_on
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import Plan, prepare, settled, taken_together
+from workbench.training.recorder import health_on_record
 from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
 from workbench.training.session import Made
 from workbench.training.stages import Stage
@@ -114,8 +116,9 @@ def continue_run(
     >>> run = wb.continue_run("run", steps=2)
 
     Adapter, optimiser, schedule, random states, order of the prompts, and what was changed while it trained are those of
-    the checkpoint. What the record holds of later steps is taken out of it: they are trained again. A checkpoint that is not
-    whole is passed over, in words, and the one before it is taken.
+    the checkpoint. What the record holds of later steps is taken out of it when the first of them is trained again; until
+    then nothing is lost, whatever ends it. A checkpoint that is not whole is passed over, in words, and the one before it is
+    taken.
 
     Args:
         run: the run, or its name or path.
@@ -123,7 +126,7 @@ def continue_run(
         task: the task object, if the run was trained on one that is no file.
         watchers: as for `attach`.
         steps: train so many steps more than the recipe says.
-        checkpoint: go on from this one, `"checkpoint-20"`; None: the newest. Later ones are then deleted.
+        checkpoint: go on from this one, `"checkpoint-20"`; None: the newest. Later ones are deleted after the first new step.
         accept_changes: go on although the recipe, the rows or the rewards are not those that the run was begun with.
         take_over: the run was begun on another machine, which is gone: a Colab runtime that was lost.
 
@@ -133,6 +136,8 @@ def continue_run(
     """
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="begun" if take_over else "resting")
     run = processes.as_seen(run)
+    run.check_free(take_over)
+    processes.in_main(lambda: run.mend(take_over) and None)
     if run.manifest().get("attached"):
         value, rule = f"{run.name}: a trainer of your own trained it", "a run goes on from the recipe that it was begun with"
         remedy = "make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)"
@@ -159,7 +164,9 @@ def continue_run(
     changed = changed_since_begun(run, plan.recipe, left, point)
     if changed.held or (changed.refused and not accept_changes):
         raise _another_run(run, changed)
-    policy = policy or load_policy(plan)
+    if policy is None:  # the adapter that the run began from may be gone: the checkpoint has what became of it
+        anew = plan.recipe.policy.model_copy(update={"adapter": None})
+        policy = load_policy(replace(plan, recipe=plan.recipe.model_copy(update={"policy": anew})))
     changed_policy(run, policy, changed)
     if changed.refused and not accept_changes:
         raise _another_run(run, changed)
@@ -167,8 +174,9 @@ def continue_run(
     changed_settings(run, trainer, changed, left[0].number)
     load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
     before, reached = run.manifest(), run.result()["steps"]
-    processes.in_main(lambda: run.reopen(point.step, take_over))
+    resuming.check_room(run, policy.model, trainer.args, left[0].steps - (point.done if left[0].number == point.stage else 0))
     try:
+        processes.in_main(lambda: run.reopen(point.step, take_over))
         found = {}
         if changed.refused:  # what was accepted is what the run is from here on
             stages = [*plan.stages[: -len(left)], *vars(trainer)[Made.KEY].plan.stages]
@@ -192,7 +200,7 @@ def continue_run(
         if steps and processes.is_main():
             recipe.save(run.path / "recipe.yaml")
     except BaseException:
-        run.update_manifest(**before)
+        run.put_back()
         run.release()
         raise
     trainer.train()
@@ -220,7 +228,9 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     from datasets import Dataset
     from transformers import PrinterCallback
 
-    model, tokenizer, rows = policy.model, policy.tokenizer, Dataset.from_list(stage.rows)
+    model, tokenizer = policy.model, policy.tokenizer
+    kept, stage.suite.aside = _for_arrow(stage.rows)
+    rows = Dataset.from_list(kept)
     if "ref" in model.peft_config:  # of the stage before
         model.delete_adapter("ref")
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
@@ -239,6 +249,21 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     return trainer, heard
 
 
+def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
+    """(rows that come back from an Arrow table as they are; column -> its values, of which those rows hold the row's number).
+
+    Arrow gives every dict of a column the keys of all, and turns or refuses values of several types and large integers.
+    """
+    aside = {}
+    for name in dict.fromkeys(name for row in rows for name in row if name != "prompt"):
+        values = [row.get(name) for row in rows]
+        kinds = {type(value) for value in values} - {type(None)}
+        large = kinds == {int} and max(abs(value) for value in values if value is not None) >= 2**63
+        if large or len(kinds) > 1 or not kinds <= {str, int, float, bool}:
+            aside[name] = values
+    return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
+
+
 def _another_run(run: RunDirectory, changed: Changed) -> RunError:
     lines = [*changed.held, *changed.refused, *changed.shown]
     value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
@@ -254,15 +279,17 @@ def _another_run(run: RunDirectory, changed: Changed) -> RunError:
 
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
-    for what in lost_since(run, point):
+    for what in [*lost_since(run, point), *resuming.doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
     try:
-        with replace_folder(run.final) as folder:
+        with run.writing(), replace_folder(run.final) as folder:
             shutil.copytree(point.folder, folder, ignore=shutil.ignore_patterns(*STATE_FILES), dirs_exist_ok=True)
-        run.update_manifest(result={**run.result(), "status": "finished"})
+        run.update_manifest(result={**run.result(), **health_on_record(run), "status": "finished"})
         run.log_event("finished", point.step)
+        run.went_on()
     finally:
+        run.put_back()
         run.release()
     print(f"{run.name}: all {point.step} steps were trained; finished with the adapter of {point.folder.name}")
     return run

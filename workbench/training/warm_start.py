@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from workbench import processes
 from workbench.audit.completions import builders
-from workbench.data.template import prompt_text
+from workbench.data.template import prompt_text, turn_end
 from workbench.errors import RecipeError, RunError
 from workbench.progress import progress_line
 from workbench.recipe import WarmStartPart
@@ -75,7 +75,7 @@ def _rate(part: WarmStartPart, stage: Stage) -> float:
 def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[], bool]) -> tuple[list[Right], int] | None:
     """(right completions for a stage's prompts, how many were scored to find them); None if it was stopped.
 
-    Right: the task's `right_by` pays, the policy ended it by itself, and it is new for its prompt. RunError: too few are.
+    Right: by the task's `right_by`; the policy ended it by itself, and it is new for its prompt. RunError: too few are.
     """
     stage = stage.fresh()  # with separate functions, so that those of the run only ever see GRPO's completions
     task, suite, settings, rng = stage.task, stage.suite, stage.settings, random.Random(f"warm start {stage.recipe.seed}")
@@ -97,14 +97,15 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
                 prompts, seed = [row["prompt"] for row in some], rng.getrandbits(31)
                 groups = sample(policy, prompts, num_generations=size, seed=seed, batch_size=count * size, **how)
             else:
-                texts, eos = [each.reference for each in builders(task, some)], [policy.tokenizer.eos_token_id]
+                texts, end = [each.reference for each in builders(task, some)], turn_end(policy.tokenizer, some[0]["prompt"])
+                end = policy.tokenizer.eos_token_id if end is None else end
                 ids = policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
-                groups = [[Completion(text, own + eos, True)] for text, own in zip(texts, ids, strict=True)]
+                groups = [[Completion(text, [*own, end], True)] for text, own in zip(texts, ids, strict=True)]
             rows, flat = [row for row in some for _ in range(size)], [own for group in groups for own in group]
             scores = suite.score(rows, [own.text for own in flat], [own.ids for own in flat]).tolist()
             for row, own, scored in zip(rows, flat, scores, strict=True):
                 tries += 1
-                if scored[column] > 0 and own.finished and len(own.ids) <= how["max_completion_length"]:
+                if stage.task.is_right(scored[column]) and own.finished and len(own.ids) <= how["max_completion_length"]:
                     named = dict(zip(suite.names, scored, strict=True))
                     found.setdefault((row["prompt_id"], own.text), Right(row, own, named, tries))
             progress(len(found), part.samples)

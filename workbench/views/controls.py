@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import threading
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -18,6 +20,7 @@ from workbench.run.control_file import ACTIONS, RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.views.history import change_text
 from workbench.views.tables import BAD, GOOD, MUTED, coloured
+from workbench.workspace import workspace
 
 WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 BY = "panel"
@@ -200,7 +203,10 @@ class Controls:
             self._shown[what] = field.value = value
 
     def __repr__(self) -> str:
-        return f"{self.sentence} In a terminal: workbench control {self.run.name} stop, pause, weight FUNCTION VALUE, ..."
+        # A terminal that stands elsewhere knows no run of that name.
+        known = Path.cwd() != workspace() == self.run.path.parent.parent
+        run = self.run.name if known else shlex.quote(str(self.run.path))
+        return f"{self.sentence} In a terminal: workbench control {run} stop, pause, weight FUNCTION VALUE, ..."
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         bundle = {"text/plain": repr(self), "text/html": coloured(repr(self), MUTED)}

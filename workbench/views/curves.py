@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from workbench.run import metrics
+from workbench.run.rollouts import unstated_right
 from workbench.views.chart import MAX_POINTS, Chart, Line, round_up
 from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, as_text, bare_figure, drawn_png
 from workbench.views.history import ADAPTIVE, CHECKPOINT, KL_PER_COMPLETION, LENGTHS, History, Mark, weighted
@@ -24,10 +25,9 @@ _LEGEND_COLUMNS = 4
 # Pixels of the words over the charts at the top, under any chart, and left of the second and third column.
 _OVER, _UNDER, _BESIDE = 85, 34, (49, 60)
 NO_ENTROPY = "not logged by this trainer\n(Unsloth's GPU trainer never logs it)"
-KL_UNMEASURED = (
-    "KL is not measured: beta = 0,\nso there is no reference model.\n\n"
-    "To measure it, set beta in the recipe,\nfor example grpo.beta = 0.001."
-)
+_NO_KL = "KL is not measured: beta = 0,\nso there is no reference model.\n\nTo measure it, set beta in "
+KL_UNMEASURED = f"{_NO_KL}the recipe,\nfor example grpo.beta = 0.001."
+KL_UNMEASURED_ATTACHED = f"{_NO_KL}GRPOConfig,\nfor example beta=0.001."
 
 
 def _charts() -> dict[str, tuple[int, Any, dict[str, Any]]]:
@@ -85,6 +85,13 @@ class RunFigure:
         self._shown_frame: dict[str, Any] = {}  # what each chart of the kept frame was drawn for, and the frame
         self._frame: Any = None
         self._named: list[Any] = []  # what the legend says
+
+    def about(self, manifest: dict[str, Any]) -> None:
+        """Word the charts for the run with this manifest: who made its trainer, and whether anybody said what is right."""
+        self._unmeasured.set_text(KL_UNMEASURED_ATTACHED if manifest.get("attached") else KL_UNMEASURED)
+        groups, unstated = self.charts["groups"], unstated_right(manifest)
+        groups.title = as_text(f"groups; right: {cut(unstated, 30)}" if unstated else "groups")
+        groups.head(groups.legend_rows)
 
     def draw(
         self,

@@ -115,5 +115,14 @@ class Picture:
 
 def inline_image(figure: Any, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who cannot see it."""
-    data = base64.b64encode(png(figure)).decode("ascii")
-    return f"<img src='data:image/png;base64,{data}' alt='{html.escape(printable(text))}' style='max-width:100%'>"
+    return image_tag(base64.b64encode(png(figure)).decode("ascii"), text)
+
+
+# In a dark theme (JupyterLab's or VS Code's) a picture on white is turned dark, and its hues are kept.
+_DARK = "[data-jp-theme-light=false] img.chart,body.vscode-dark img.chart{filter:invert(.93) hue-rotate(180deg)}"
+
+
+def image_tag(data: str, text: str) -> str:
+    """The HTML of a picture, given as base64; the text is for readers who cannot see it."""
+    alt = html.escape(printable(text))
+    return f"<style>{_DARK}</style><img src='data:image/png;base64,{data}' class='chart' alt='{alt}' style='max-width:100%'>"

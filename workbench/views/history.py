@@ -48,6 +48,8 @@ class History:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one row of metrics. A run that was continued goes back to its checkpoint: what came after it is dropped."""
+        if all(name == "step" or name.startswith("eval_") for name in values):
+            return  # the trainer's own evaluation after a step is not drawn
         while self.step >= step and self.steps:
             for column in (self.steps, *self.columns.values()):
                 column.pop()

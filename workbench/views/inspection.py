@@ -16,26 +16,28 @@ from workbench.views.group_view import middle_cut
 from workbench.views.tables import BAD, GOOD, Html, Table, Verbatim, View, no_formulas, plain, pre
 
 _LONGEST = (600, 14)  # characters, lines of a text in a cell
-_SHARES = ("before", "after", "share", "first", "last", "share_right", "clipped")
+_SHARES = ("before", "after", "share", "first", "last", "clipped")
 _DIFF = {" ": "{}", "-": f"<del style='color:{BAD}'>{{}}</del>", "+": f"<ins style='color:{GOOD}'>{{}}</ins>"}
 
 
 def listing_table(found: Listing) -> Table:
-    """A `Listing`: its verdict, and some of its rows, texts as they are; beside two texts the words that changed."""
-    names, rows = list(found.frame.columns), []
+    """A `Listing`: its verdict, and some of its rows, texts as they are; of two texts the first, and what became of its words."""
+    differs = {"text_before", "text_after"} <= set(found.frame.columns)
+    names = [name for name in found.frame.columns if not (differs and name == "text_after")]
+    rows = []
     for row in found.some.to_dict("records"):
-        rows.append([_cell(name, value) for name, value in row.items()])
-        if {"text_before", "text_after"} <= row.keys():
+        rows.append([_cell(name, row[name]) for name in names])
+        if differs:
             texts = [middle_cut(row[name], *_LONGEST) for name in ("text_before", "text_after")]
             parts = "".join(_DIFF[mark].format(html.escape(plain(words))) for mark, words in word_diff(*texts))
             rows[-1].append(Html(parts, as_text(*texts)))
-    names += ["words that changed"] if rows and len(rows[0]) > len(names) else []
+    names += ["words that changed"] if differs else []
     left_out = f"\n{found.left_out}" if found.left_out else ""
     return Table([name.replace("_", " ") for name in names] if rows else [], rows, f"{found.verdict}{left_out}")
 
 
 def _cell(name: str, value: Any) -> Any:
-    if name in _SHARES and value == value:
+    if (name in _SHARES or name.startswith(("share_", "share of "))) and value == value:
         return f"{value:.0%}"
     if name == "change":
         return f"{100 * value:+.0f} points"

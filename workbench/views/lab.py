@@ -87,7 +87,7 @@ class Bench:
         texts = list(texts) or [""]  # nothing written yet
         scored = self.suite.score_each([row] * len(texts), texts, quiet=True)
         scores = np.array([scored[name].scores for name in self.suite.names], dtype=float).T
-        right = [score > 0 for score in scored[self.task.right_function].scores]
+        right = self.task.is_right(scored[self.task.right_function].scores)
         problems = [(index, f"{name} {what}") for name, each in scored.items() for index, what in each.errors.items()]
         found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
         return explain(found), sorted(problems, key=lambda each: each[0])
@@ -119,7 +119,7 @@ class Lab:
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.
-        completions: texts to begin with; None: a reference completion and three probes.
+        completions: texts to begin with; None: a reference completion and three probes, or nothing where that one was guessed.
         row: number of the prompt to begin with.
         scale_rewards: TRL's setting, for the advantages.
 
@@ -144,8 +144,8 @@ class Lab:
         self.number, self.problem = row, ""  # the problem: why the file as it is now cannot be used
         self.file = Path(self.bench.task.source) if self.bench.task.source else None
         self._stamp = self._saved()
-        starters = self.bench.starters(row)
-        first = [starters[name] for name in _STARTERS if name in starters][:4]
+        starters = {} if self.bench.writer(row).guessed else self.bench.starters(row)
+        first = [starters[name] for name in _STARTERS if name in starters][:4] or [""]
         self.texts = first if given is None else list(given)
         self._pending: Any = None
         self._watching: asyncio.Task | None = None

@@ -69,11 +69,15 @@ def card_view(card: Any) -> View:
         ["tokens", str(len(card.tokens))],
         ["special tokens", " ".join(dict.fromkeys(token.text for token in card.tokens if token.special)) or "none"],
         ["tags that survive decoding", (survive + (f"; LOST: {lost}" if lost else "")) or "none expected"],
-        ["EOS token", str(card.eos_token)],
-        ["the template ends the assistant's turn with it", words[card.ends_turns]],
-        ["tag opened by the template itself", f"<{card.prefilled}>" if card.prefilled else "none"],
+        ["tokens that end a completion", ", ".join(f"{text} ({id_})" for id_, text in card.eos_tokens.items()) or "none"],
+        ["the template ends the assistant's turn with one of them", words[card.ends_turns]],
+        ["tag opened by the template itself", f"<{card.prefilled}>{', and closed' * card.closed}" if card.prefilled else "none"],
         ["the system message is in the text", words[card.keeps_system]],
     ]
+    if card.thinks:
+        rows.append(["completions begin by themselves with", f"<{card.thinks}>"])
+    if card.adds:
+        rows.append(["the template adds words of its own", card.adds if len(card.adds) < 90 else f"{card.adds[:88]} …"])
     table = Table(["what a trainer makes of it", ""], rows)
     marks = {True: f"<span style='{_SPECIAL}'>{{}}</span>", False: "{}"}
     marked = "".join(marks[bool(token.special)].format(html.escape(plain(token.text))) for token in card.tokens)

@@ -63,7 +63,8 @@ class RunView:
         """Show this run. The steps that it will take and the beta that it begins with are its recipe's, unless given."""
         self.run, self.name, self.stages = run, run.name, len(run.recipe().stages) > 1
         self.total = planned_steps(run) if total is None else total
-        begun = RunState.begun(run.manifest())
+        begun = RunState.begun(manifest := run.manifest())
+        self.figure.about(manifest)
         self.state = begun if beta is None else replace(begun, beta=beta)
         self.history = History(self.state.weights)
         self.marks, self.held_out, self.verdicts, self.group = [], [], [], None

@@ -12,7 +12,8 @@ from workbench.printable import printable
 LONGEST_SHOWN = 2000
 _NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
-GOOD, BAD, WARNING, MUTED = "#1e8449", "#c0392b", "#b9770e", "#5d6d7e"  # of words
+GOOD, BAD, WARNING = "#1e8449", "#c0392b", "#b9770e"  # of words
+MUTED = "color-mix(in srgb, currentcolor 72%, transparent)"  # no one grey reads well on white and on a dark theme's ground
 _COLOURS = {"alarm": BAD, "error": BAD, "warning": WARNING, "note": MUTED}
 _COLOURS |= {"passed": GOOD, "FAILED": BAD, "cannot be told": WARNING, "measured": MUTED, "ticked": GOOD, "open": BAD}
 # JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.

@@ -15,6 +15,7 @@ from workbench.run.held_out import in_numbers
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.tables import number, plain
 
+_WIDE = 110  # columns that all of a run's line takes
 _NUMBERS = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead", DEAD, ".0%"))
 
 
@@ -37,8 +38,11 @@ class Bar(bars.Progress):
         console = Console(file=unguarded(sys.stderr), markup=False, emoji=False, highlight=False)
         name, what, numbers = (_Text(text, markup=False) for text in ("{task.description}", unit, "{task.fields[numbers]}"))
         times = [bars.TimeElapsedColumn(), bars.TimeRemainingColumn()] if remaining else []
-        bar = bars.BarColumn(bar_width=24)
-        super().__init__(name, bar, bars.MofNCompleteColumn(), what, numbers, *times, console=console)
+        # In a narrow terminal the bar goes first: its numbers say as much.
+        bar = [bars.BarColumn(bar_width=24)] if console.width >= _WIDE else []
+        # Where nothing can be drawn over, nothing is drawn: a file would keep an empty bar.
+        how = {"console": console, "disable": not console.is_terminal}
+        super().__init__(name, *bar, bars.MofNCompleteColumn(), what, numbers, *times, **how)
 
     def start(self) -> None:
         before = sys.stdout, sys.stderr
@@ -74,6 +78,7 @@ class TerminalProgress:
 
     def __init__(self, remaining: bool = True, every: int = 10) -> None:
         self.bar, self._every, self._step = Bar("steps", remaining), every, 0
+        self.ended = ""
         self._latest: dict[str, Any] = {}  # for steps that generate nothing, and so have no rewards
 
     def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None:
@@ -83,7 +88,9 @@ class TerminalProgress:
     def update(self, step: int, values: dict[str, Any], more: str = "") -> None:
         """Bring the bar to a step: its reward, within-group std, KL and share of dead groups, and what else is said."""
         self._latest |= {key: values[key] for _, key, _ in _NUMBERS if values.get(key) is not None}
-        text = "  ".join(f"{label} {number(self._latest.get(key), form)}" for label, key, form in _NUMBERS) + more
+        wide = self.bar.console.width >= _WIDE or not self.bar.console.is_terminal
+        numbers = [each for each in _NUMBERS if wide or each[1] in (REWARD, DEAD)]
+        text = "  ".join(f"{label} {number(self._latest.get(key), form)}" for label, key, form in numbers) + more
         self.bar.update(self.task, completed=step, numbers=text)
         if not self.bar.console.is_terminal and step != self._step and step % self._every == 0:
             print(f"step {step}: {text}", file=sys.stderr, flush=True)
@@ -99,5 +106,6 @@ class TerminalProgress:
         self.bar.console.print(plain(text), soft_wrap=True)
 
     def end(self, message: str) -> None:
+        """Keep what the run says at its end in `ended`: it is a result, and belongs on standard output."""
         self.bar.stop()
-        print(message, file=sys.stderr)
+        self.ended = message

@@ -200,8 +200,9 @@ def truncation(view: RunView) -> Verdict:
     if found.low <= 0.2:
         if share(unended - clipped, count).low <= 0.2:
             return view.verdict(OK, words, evidence)
-        words += f"; {percent((unended - clipped) / count)} end with another token than the tokenizer's eos token"
-        return view.verdict(NOTE, words, evidence, "", "check eos_token_id of tokenizer and model")
+        words += f"; {percent((unended - clipped) / count)} end below the limit, by no EOS token that the record knows"
+        remedy = "check eos_token_id in the model's generation_config and in its tokenizer; stop strings end completions, too"
+        return view.verdict(NOTE, words, evidence, "", remedy)
     words += (f" at {limit} tokens" if limit else "") + f"; of the cut ones {percent(clipped_right / clipped)} are right"
     words += f", of the others {percent(evidence['right_of_others'])}" if others else ""
     prompts = view.prompts(lambda group: group.clipped > recent[-1].group_size / 2)

@@ -33,7 +33,7 @@ def kl_not_measured(view: RunView) -> Verdict:
     if view.config.beta != 0:
         return missing(KL, "the metrics have no kl, though beta is not 0")
     line, evidence = "KL is not measured: beta = 0, so there is no reference model", {"beta": 0, "missing": KL}
-    cause, remedy = "beta = 0 is TRL's default", "set grpo.beta = 0.001 to measure it; it costs a forward pass per step"
+    cause, remedy = "beta = 0 is TRL's default", "beta = 0.001 (in a recipe grpo.beta) measures it, for a forward pass per step"
     return view.verdict(NOTE, line, evidence, cause, remedy, over=(rows[0].get("step"), rows[-1].get("step")))
 
 
@@ -122,7 +122,10 @@ def non_finite(view: RunView) -> Verdict:
     evidence |= {"last_good_step": good[-1] if good else None, "rows_since": after}
     cause = "a gradient or a weight has overflowed: a learning rate that is too high, 16-bit floats, or a broken kernel"
     remedy = "stop; load the policy in another precision (bfloat16 or float32), and lower the learning rate"
-    if good:
+    if strange:
+        cause = "a reward is NaN or infinite: a function's score, or its weight"
+        remedy = "stop; mend the function, or bound its score; a weight is a number such as 1.0"
+    elif good:
         remedy = f"stop; go on from a checkpoint of step {good[-1]} or before, with a lower learning rate or in bfloat16"
     state = WARNING if after >= 3 else ALARM
     # The scaler of 16-bit floats tries a scale, sees an infinite gradient, leaves that step out and takes a smaller one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from workbench.health import switches
 from workbench.health.switches import CLIPPED_LOSSES, ON_ITS_RATIO, Inert, more_updates, on_the_ratio, ratio_is_one, unread, value
 from workbench.health.verdicts import NOTE, OK, RunView, Verdict, missing, rule
-from workbench.run.metrics import CLIPPED, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED, RESCUE_FACTOR
+from workbench.run.metrics import CLIPPED, DEAD, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED, RESCUE_FACTOR
 
 _ROUNDING = 1e-3  # of a ratio whose two log-probabilities were computed apart
 
@@ -18,6 +18,9 @@ def inert_settings(view: RunView) -> Verdict:
         return missing("metrics.jsonl", "no step was logged")
     if "loss_type" not in settings:
         return missing("loss_type", "the record does not say which settings were in force")
+    dead = [share for _, share in view.numbers(DEAD)]
+    if dead and min(dead) == 1:
+        return missing("live groups", "every group was dead in every step, so no setting could do anything")
     idle, live = unread(settings, view.config.asked), {}
 
     def judge(name: str, struck: bool, how: str, why: str, remedy: str) -> None:
@@ -65,7 +68,8 @@ def inert_settings(view: RunView) -> Verdict:
         highest = max(norm for _, norm in norms)
         # torch's clip_grad_norm_ divides by the norm + 1e-6, and multiplies by 1 at most.
         over = [(step, float(norm + 1e-6 > most)) for step, norm in norms]
-        count("max_grad_norm", over, "reached", f"grad_norm {highest:.2g} at most", f"a value below {highest:.2g}")
+        if highest:  # else nothing was learnt from, and a lower bound would not change that
+            count("max_grad_norm", over, "reached", f"grad_norm {highest:.2g} at most", f"a value below {highest:.2g}")
     if settings.get("mask_truncated_completions") and (cut := view.numbers(CLIPPED)):
         how = f"took {sum(number for _, number in cut) / len(cut):.0%} of the completions out of the loss"
         judge("mask_truncated_completions", any(number for _, number in cut), how, "no completion was cut", "")

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.recipe import Recipe
+
+if TYPE_CHECKING:
+    from workbench.memory.shapes import ModelShape
 
 _LOGGER = logging.getLogger("transformers.generation.utils")
 SWITCHED_OFF = "generation: trl in the recipe"
@@ -25,9 +28,13 @@ _COVERED = {
 }  # fmt: skip
 
 
-def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None:
-    """Why TRL's own path will generate, as far as that can be told before a model is loaded; None: it will not."""
+def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool, shape: ModelShape | None = None) -> str | None:
+    """Why TRL's own path will generate, as far as that can be told before a model is loaded; None: it will not.
+
+    `shape`: of the policy; None: not known.
+    """
     dropout, cache = recipe.lora.lora_dropout, settings.get("cache_implementation")
+    others_kept = [name for name in shape.caches if name != "DynamicLayer"] if shape else []
     others = [name for name in settings.get("generation_kwargs") or {} if name not in _COVERED]
     reasons = {
         VLLM: settings.get("use_vllm"),
@@ -37,6 +44,8 @@ def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool) -> str | None
         f"lora_dropout = {dropout:g}: each completion is sampled under its own dropout mask, so a prompt cannot be read "
         "once for all of them": dropout,
         f"cache_implementation = {cache!r} is not covered by the workbench's loop": cache,
+        f"a cache of {''.join(others_kept[:1])}": others_kept,
+        "a mixture of experts on a GPU, for whose decoding transformers switches kernels": shape and shape.stacked and cuda,
         f"generation_kwargs.{''.join(others[:1])} is not covered by the workbench's loop": others,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

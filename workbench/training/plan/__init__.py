@@ -17,13 +17,13 @@ from workbench.training.plan.batches import Batch, batch, check_prompts, in_word
 from workbench.training.plan.combinations import advice
 from workbench.training.plan.device import Machine, asks_for_vllm, fitted
 from workbench.training.plan.in_force import asked_of, built, check_in_force, in_force_table
-from workbench.training.plan.names import overridden, renamed
+from workbench.training.plan.names import TURNS, check_turns, overridden, renamed
 from workbench.training.plan.values import DEFAULTS, check_values, field_kinds
 
 __all__ = [
-    "DEFAULTS", "Batch", "Machine", "asked_of", "batch", "built", "check_in_force", "check_lengths", "check_prompts",
-    "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised", "overridden", "papers_fields",
-    "renamed", "stages_decide",
+    "DEFAULTS", "TURNS", "Batch", "Machine", "asked_of", "batch", "built", "check_in_force", "check_lengths", "check_prompts",
+    "check_turns", "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised", "overridden",
+    "papers_fields", "renamed", "stages_decide",
 ]  # fmt: skip
 
 

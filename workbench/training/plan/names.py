@@ -7,12 +7,12 @@ config is built: it is right, or translated with a visible line, or an error tha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from workbench.errors import RecipeError
+from workbench.errors import RecipeError, WorkbenchError
 from workbench.recipe import Recipe
 
 # Name in older libraries, courses and blogs -> name in trl 1.14 / transformers 5.
@@ -82,6 +82,8 @@ ELSEWHERE = {
     "processing_class": "nowhere: the policy's own tokenizer is used",
     "peft_config": "recipe field lora",
 }
+
+TURNS = ("environment_factory", "rollout_func", "tools")  # arguments of GRPOTrainer that make a completion of several turns
 
 # Gone from transformers or TRL, with a value that cannot be carried over -> what to do.
 _PRECISION = ("fp16_opt_level", "fp16_backend", "half_precision_backend")
@@ -174,7 +176,16 @@ def as_dtype(value: Any) -> str | None:
     return {"half": "float16", "float": "float32", "auto": None, "None": None}.get(text, text)
 
 
+def check_turns(used: Mapping[str, Any], where: str, error: type[WorkbenchError]) -> None:
+    """Refuse what makes a completion of several turns, of a trainer's (value by name) or of a recipe's, as an `error`."""
+    if name := next((name for name in TURNS if used.get(name)), None):
+        rule = "turns are not recorded yet: what a tool or an environment says would stand on record as the policy's own words"
+        remedy = "for now, train without the workbench (TRL's log_completions shows the turns), or with completions of one turn"
+        raise error(f"{where}: {name}", rule=rule, remedy=remedy)
+
+
 def _check_known(asked: dict[str, Any], fields: set[str]) -> None:
+    check_turns(asked, "grpo", RecipeError)
     for name, value in asked.items():
         said, rule = f"grpo.{name} = {value!r}", "grpo holds fields of the installed trl.GRPOConfig"
         if name in ELSEWHERE:

@@ -68,10 +68,17 @@ _REFUSED = {
 # ... except where these settings are so.
 _ALLOWED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "eval_strategy": lambda asked: asked["eval_strategy"] == "no",
-    "use_liger_kernel": lambda asked: importlib.util.find_spec("liger_kernel"),
+    "use_liger_kernel": lambda asked: not lacks("use_liger_kernel"),
     "dataloader_persistent_workers": lambda asked: asked.get("dataloader_num_workers"),
 }
+_TAKES = {"use_liger_kernel": "liger_kernel"}  # a setting -> the optional library that it takes
 _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "empty"}
+
+
+def lacks(name: str) -> str:
+    """The optional library that a setting takes, if it is not installed here; else empty."""
+    library = _TAKES.get(name, "")
+    return library if library and importlib.util.find_spec(library) is None else ""
 
 
 def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
@@ -91,13 +98,13 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
         wanted = kinds.get(name)
         if wanted and not _fits(value, wanted):
             words = " or ".join(sorted(_KIND_WORDS[kind] for kind in wanted))
-            quoted = isinstance(value, str) and str not in wanted
+            quoted = isinstance(value, str) and _reads_as_number(value) and not wanted.isdisjoint((int, float))
             raise RecipeError(said, rule=f"{name} is {words}", remedy="write it without quotes" if quoted else f"give {words}")
         if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
             instead = "set the recipe's eval_every (25 steps, for example), which keeps the best adapter, too, and " * (
                 _REFUSED[name] is _NO_EVALUATION
             )
-            remedy = f"{instead}{'install it, or ' * ('liger' in name)}leave it out"
+            remedy = f"{instead}{'install it, or ' * bool(lacks(name))}leave it out"
             raise RecipeError(said, rule=_REFUSED[name], remedy=remedy)
         fine, words = RANGES.get(name, (lambda value: True, ""))
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not fine(value):
@@ -115,6 +122,14 @@ def check_trackers(report_to: Any) -> list[str]:
             remedy = nearest(str(name), [*KNOWN, "none", "all"], "choose one; the run's own files are written anyway")
             raise RecipeError(f"grpo.report_to = {name!r}", rule=rule, remedy=remedy)
     return [name for name in dict.fromkeys(asked) if name != "none"]
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _fits(value: Any, wanted: set[type]) -> bool:
