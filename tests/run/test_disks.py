@@ -1,0 +1,247 @@
+"""Disks that fail, refuse for a moment, or are written by two at once; text that no file can hold."""
+
+import errno
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench import cli, workspace
+from workbench.errors import DiskError, ExportError, RunError
+from workbench.recipe import Recipe
+from workbench.run.directory import RunDirectory
+from workbench.teaching import lessons
+from workbench.training.background import start
+from workbench.workspace import append_line, disk_error, read_lines, replace_file, replace_folder, to_json, write_json
+
+PASSING = ["EBUSY", "EAGAIN", "EINTR", "ETIMEDOUT", "ESTALE", "EIO"]
+STAYING = ["EXDEV", "ENOTEMPTY", "EACCES", "EROFS", "ENOSPC"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    waited = []
+    monkeypatch.setattr(workspace.time, "sleep", waited.append)
+    return waited
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Renames fail with an errno, so many times."""
+
+    def fail(name, times):
+        real, left = os.replace, [times]
+
+        def replace(source, target):
+            if left[0]:
+                left[0] -= 1
+                raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), str(source), None, str(target))
+            return real(source, target)
+
+        monkeypatch.setattr(os, "replace", replace)
+
+    return fail
+
+
+def write(path: Path, text: str) -> None:
+    with replace_file(path) as beside:
+        beside.write_text(text)
+
+
+def write_folder(path: Path, text: str) -> None:
+    with replace_folder(path) as beside:
+        (beside / "file").write_text(text)
+
+
+def content(path: Path) -> str:
+    return (path / "file" if path.is_dir() else path).read_text()
+
+
+# -- renames -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", PASSING)
+@pytest.mark.parametrize("written", [write, write_folder])
+def test_a_rename_that_fails_once_is_tried_again(tmp_path, clock, failing, name, written):
+    written(tmp_path / "a", "old")
+    failing(name, 1)
+    written(tmp_path / "a", "new")
+    assert content(tmp_path / "a") == "new"
+    assert clock == [0.1]
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("name", PASSING + STAYING)
+@pytest.mark.parametrize("written", [write, write_folder])
+def test_a_rename_that_goes_on_failing_is_said_and_the_old_one_stays(tmp_path, clock, failing, name, written):
+    written(tmp_path / "a", "old")
+    failing(name, 99)
+    with pytest.raises(DiskError, match=r"a cannot be written: [a-z][\s\S]*rule: [\s\S]*remedy: ") as error:
+        written(tmp_path / "a", "new")
+    assert error.value.errno == getattr(errno, name)
+    assert clock == ([0.1, 1.0, 5.0] if name in PASSING else [])
+    assert content(tmp_path / "a") == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_whose_second_rename_fails_is_put_back(tmp_path, clock, monkeypatch):
+    write_folder(tmp_path / "a", "old")
+    real = os.replace
+
+    def replace(source, target):
+        if Path(target).name == "a" and str(source).endswith(".part"):
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(source), None, str(target))
+        return real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(DiskError, match="a cannot be written: its folder lies on two drives"):
+        write_folder(tmp_path / "a", "new")
+    assert content(tmp_path / "a") == "old"
+
+
+@pytest.mark.parametrize("name", ["EBUSY", "EXDEV", "ETIMEDOUT"])
+def test_in_continue_a_rename_that_fails_is_said_and_the_run_is_as_it_was(home, clock, failing, name):
+    run = RunDirectory.create("r", Recipe(), {"result": {"status": "finished"}})
+    run.log_metrics(1, {"reward": 1.0})
+    run.release()
+    failing(name, 99)
+    with pytest.raises(RunError, match=r"runs/r/\S+ cannot be written: "):
+        run.reopen(1)
+    assert not run.live
+
+
+# -- two writers -------------------------------------------------------------------------------------------------------
+def _writes(file: str, letter: str) -> None:
+    for _ in range(300):
+        write_json(file, {"text": letter * 20_000})
+
+
+def test_two_writers_of_one_file_and_no_reader_sees_a_half(tmp_path):
+    file = tmp_path / "a.json"
+    write_json(file, {"text": ""})
+    writers = [multiprocessing.get_context("fork").Process(target=_writes, args=(str(file), letter)) for letter in "ab"]
+    for writer in writers:
+        writer.start()
+    texts = set()
+    while any(writer.is_alive() for writer in writers):
+        texts.add(json.loads(file.read_text())["text"][:1])
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert texts <= {"", "a", "b"}
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+
+
+def _updates(path: str, letter: str) -> None:
+    run = RunDirectory(Path(path))
+    for number in range(100):
+        run.update_manifest(**{f"{letter}{number}": number})
+
+
+def test_two_that_add_to_one_manifest_lose_nothing(home):
+    run = RunDirectory.create("r", Recipe(), {})
+    run.release()
+    writers = [multiprocessing.get_context("fork").Process(target=_updates, args=(str(run.path), letter)) for letter in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert set(run.manifest()) == {f"{letter}{number}" for letter in "ab" for number in range(100)}
+
+
+def test_what_a_killed_writer_left_is_removed_and_a_living_ones_stays(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for pid in (gone.pid, os.getpid()):
+        (tmp_path / f".a.{pid}-{workspace._HOST}00000000.part").write_text("half")
+        (tmp_path / f".b.{pid}-{workspace._HOST}00000000.before").mkdir()
+    (tmp_path / ".mine.1-2.part").write_text("somebody's own")
+    write(tmp_path / "c", "")
+    left = {each.name for each in tmp_path.iterdir()}
+    assert left == {
+        "c", ".mine.1-2.part", f".a.{os.getpid()}-{workspace._HOST}00000000.part",
+        f".b.{os.getpid()}-{workspace._HOST}00000000.before",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("work", ["eval", "export"])
+def test_another_adapter_is_chosen_when_nobody_measures_or_exports(home, work):
+    run = RunDirectory.create("r", Recipe(), {})
+    run.release()
+    with run.alone(work), pytest.raises(RunError, match=rf"r: another process is at its {work}[\s\S]*wait until"):
+        run.use_best(False)
+    with run.alone(work), pytest.raises(ExportError), run.alone(work, ExportError):
+        pass
+    assert not list(run.path.glob(".*.lock"))
+
+
+# -- full, and read-only -----------------------------------------------------------------------------------------------
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_line_on_a_full_disk_is_said(tmp_path):
+    (tmp_path / "lines").symlink_to("/dev/full")
+    with pytest.raises(DiskError, match="the disk is full"):
+        append_line(tmp_path / "lines", {"a": "b" * 100_000})
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda: RunDirectory.create("r", Recipe(), {}),
+        lambda: start(Recipe()),
+        lambda: lessons.copy_of("grpo_by_hand"),
+        lambda: lessons.done("lesson", "exercise"),
+        lambda: write(workspace.resolve("there/report.html"), ""),
+    ],
+    ids=["train", "start", "lesson", "progress", "report"],
+)
+def test_where_no_folder_can_be_made_it_is_said(home, monkeypatch, does, number):
+    def mkdir(self, *args, **kwargs):
+        if not self.is_dir():
+            raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(DiskError, match=r"cannot be written: [\s\S]*rule: [\s\S]*remedy: "):
+        does()
+
+
+def test_a_command_on_a_full_disk_ends_with_words(monkeypatch, capsys):
+    def app():
+        raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/x")
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "/somewhere/x cannot be written: the disk is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOENT, "no such file", "/elsewhere"), False),
+        (OSError(errno.ECONNREFUSED, "refused"), False),
+        (ValueError("no"), False),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), True),
+        (RuntimeError('IO Error: Could not write "x": No space left on device'), True),
+    ],
+)
+def test_only_what_is_about_the_disk_is_said_of_it(tmp_path, error, said):
+    assert (disk_error(error, tmp_path / "a") is not None) == said
+
+
+@pytest.mark.parametrize("link", ["nowhere", "r"], ids=["dangling", "loop"])
+def test_a_link_that_leads_nowhere_in_a_runs_place_is_said(home, link):
+    (home / "runs").mkdir(exist_ok=True)
+    (home / "runs" / "r").symlink_to(link)
+    with pytest.raises(DiskError, match="runs/r cannot be written"):
+        RunDirectory.create("r", Recipe(), {})
+
+
+# -- surrogates --------------------------------------------------------------------------------------------------------
+def test_a_lone_surrogate_is_written_as_its_escape(tmp_path):
+    assert to_json({"\ud800": ["a\udfffb", "ü", "😀"]}) == {"\\ud800": ["a\\udfffb", "ü", "😀"]}
+    append_line(tmp_path / "lines", {"\ud800": 1.0})
+    write_json(tmp_path / "file", {"said": "\ud800"})
+    assert list(read_lines(tmp_path / "lines")) == [{"\\ud800": 1.0}]
+    assert json.loads((tmp_path / "file").read_text()) == {"said": "\\ud800"}
