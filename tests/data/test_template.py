@@ -86,7 +86,7 @@ SPOILED = {
                             "system message has other white space"),
     "eats tags": (TURN.replace("m.content", "m.content | striptags") + END + "{% endif %}", "(without <reasoning> </reasoning>"),
     "escapes": (TURN.replace("m.content", "m.content | e") + END + "{% endif %}", "the system message is not in the text"),
-    "ends no turn": ((TURN + END + "{% endif %}").replace("{{ eos_token }}", "<|end|>"), "does not close the assistant's turn"),
+    "ends no turn": ((TURN + END + "{% endif %}").replace("{{ eos_token }}", "<|end|>"), "closes the assistant's turn with none"),
     "writes the date": ("{{ strftime_now('%d %b %Y') }} " + TURN + END + "{% endif %}", "writes today's date"),
     "writes the date in other words": ("{{ strftime_now(\"%Y-%m-%d\") }} " + TURN + END + "{% endif %}", "writes today's date"),
     "thinks first": (TURN.replace("}}{{", "}}{{ '<think>' if m.role == 'assistant' }}{{") + END + "<think>{% endif %}",

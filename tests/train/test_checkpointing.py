@@ -108,7 +108,8 @@ def test_before_the_card_come_the_recipe_what_the_run_began_with_and_a_given_pol
     recipe = Recipe(grpo={} if asked is None else {"gradient_checkpointing": asked})
     policy = SimpleNamespace(
         gradient_checkpointing=loaded_with, backend_name="unsloth", chat_template_kwargs={}, fast_inference=False,
-        tokenizer=load_tokenizer(), max_seq_length=256,
+        tokenizer=load_tokenizer(), max_seq_length=256, name="tiny",
+        model=SimpleNamespace(config=SimpleNamespace(to_dict=lambda: {"model_type": "of no known shape"})),
     )  # fmt: skip
     kept = {"settings": {"in_force": {"gradient_checkpointing": begun_with}}}
     run = None if begun_with is None else SimpleNamespace(manifest=lambda: kept, path=tmp_path)

@@ -189,7 +189,7 @@ def test_a_run_that_learns_nothing_says_so(score, advice, home, policy, capsys):
     train(recipe(delta=4.0), policy=policy, task=own_task(equal_reward), watchers=[watcher])
     assert "finished after 2 steps: NOTHING LEARNT" in watcher.message
     assert advice in watcher.message
-    assert "of the settings requested these did nothing: delta (`workbench watch" in watcher.message
+    assert "did nothing" not in watcher.message  # where every group was dead, no setting could do anything
     said = capsys.readouterr().out
     assert "WARNING: the task names no right_by" in said
     assert "WARNING: the task has no held_out prompts" in said
