@@ -754,6 +754,9 @@ def main() -> None:
         from workbench.workspace import disk_error
 
         error = met if isinstance(met, WorkbenchError) else disk_error(met)
+        if isinstance(met, MemoryError) or re.search("OutOfMemory|could not create a primitive", f"{type(met).__name__} {met}"):
+            remedy = "end other programs, or use smaller batches; what is on disk is whole, and `workbench continue` goes on"
+            error = WorkbenchError(f"{type(met).__name__}: {met}"[:500], rule="a command fits into memory", remedy=remedy)
         if error is None:
             raise
         lines = [f"{type(error).__name__}: {_flags(str(error))}", *getattr(met, "__notes__", ())]

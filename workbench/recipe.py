@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 from pathlib import Path
@@ -12,8 +13,10 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from workbench.errors import RecipeError, nearest
+from workbench.secret import is_secret, setting
 from workbench.workspace import find, replace_file
 
+_MOST_CHARACTERS, _MOST_VALUES, _MOST_LEVELS, _MOST_SHOWN = 2**20, 20_000, 40, 200
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 # What TRL says itself where it renders a prompt; a second word on it would end the run.
 _TRLS_OWN = {
@@ -40,7 +43,48 @@ def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict
         raise RecipeError(f"{said} = {value!r}", rule=rule, remedy=remedy)
     if own := sorted(_TRLS_OWN.intersection(value or {})):
         raise RecipeError(f"{said} = {value!r}", rule=f"TRL passes {own[0]!r} to the template itself", remedy="leave it out")
+    if secret := next((key for key, own in (value or {}).items() if is_secret(key, own)), None):
+        rule = "what a chat template is given stands in every prompt, in the exported template and in its passport"
+        raise RecipeError(f"{said}: {secret} holds a key or a password", rule=rule, remedy="leave it out")
     return dict(value or {})
+
+
+def read_yaml(text: str, source: str) -> Any:
+    """What a text in YAML holds, in bounded time and memory; RecipeError if it is none, or too large."""
+    if len(text) > _MOST_CHARACTERS:
+        value, rule = f"{source}: {len(text) / 1e6:.1f} MB", "a recipe is at most 1 MB of YAML"
+        raise RecipeError(value, rule=rule, remedy="rows belong into the task's files")
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0  # without C it takes a minute
+    try:
+        for number, event in enumerate(yaml.parse(text, loader)):  # the loader calls itself, and in C nothing stops it
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_LEVELS or number > 2 * _MOST_VALUES:
+                raise ValueError(f"over {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels")
+        return yaml.load(text, loader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise RecipeError(f"{source}: {error}", rule="a recipe is valid YAML", remedy="correct that line") from error
+
+
+def _check_size(content: Any, source: str) -> None:
+    # An alias in YAML repeats what it stands for, and may stand in itself.
+    level, values = [content], 0
+    for _ in range(_MOST_LEVELS):
+        items = (item for each in level if isinstance(each, (dict, list, tuple)) for item in (*each, *_values(each)))
+        if huge := next((each for each in level if isinstance(each, int) and each.bit_length() > 63), None):
+            value, rule = f"{source}: a number of {huge.bit_length()} bits", "a number in a recipe has at most 63 bits"
+            raise RecipeError(value, rule=rule, remedy="write a smaller one")
+        level = list(itertools.islice(items, _MOST_VALUES))
+        values += len(level)
+        if not level or values >= _MOST_VALUES:
+            break
+    if level:
+        value = f"{source}: over {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels"
+        rule = "a recipe is small, also with what its aliases (*name) stand for written out"
+        raise RecipeError(value, rule=rule, remedy="rows belong into the task's files; write out what an alias repeats")
+
+
+def _values(part: Any) -> Any:
+    return part.values() if isinstance(part, dict) else ()
 
 
 class _Part(BaseModel):
@@ -160,7 +204,7 @@ class Recipe(_Part):
     rewards: RewardsPart = RewardsPart()
     reward_weights: dict[str, float] = {}  # by reward function; others keep the task's
     adaptive_weights: dict[str, AdaptivePart] = {}  # by reward function
-    stages: list[StagePart] = []  # none: one stage of grpo.max_steps steps
+    stages: list[StagePart] = Field([], max_length=100)  # none: one stage of grpo.max_steps steps
     warm_start: Annotated[WarmStartPart | None, BeforeValidator(_counted)] = None  # before the first stage
     # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path.
     generation: Literal["auto", "trl"] = "auto"
@@ -170,7 +214,7 @@ class Recipe(_Part):
     eval_every: int | None = Field(None, ge=1, strict=True)
     eval_prompts: int = Field(32, ge=2)  # so many of them, the same ones each time, one completion each
     eval_temperature: float | None = Field(None, ge=0)  # None: that of training; 0: the likeliest token every time
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)  # as numpy takes it
 
     @field_validator("stages")
     @classmethod
@@ -193,9 +237,11 @@ class Recipe(_Part):
         if not path.is_file():
             remedy = "give the path of a recipe; `workbench demo` leaves one in runs/demo/recipe.yaml"
             raise RecipeError(f"{path}: no such file", rule="a recipe is one YAML file", remedy=remedy)
+        with path.open("rb") as file:
+            text = file.read(4 * _MOST_CHARACTERS)
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            content = read_yaml(text.decode("utf-8"), str(path))
+        except UnicodeDecodeError as error:
             raise RecipeError(f"{path}: {error}", rule="a recipe is valid YAML", remedy="correct that line") from error
         if not isinstance(content, dict):
             value = f"{path}: " + ("empty" if content is None else f"holds a {type(content).__name__}")
@@ -204,6 +250,7 @@ class Recipe(_Part):
         return cls.of(_beside(content, path.parent), source=str(path))
 
     def __init__(self, **fields: Any) -> None:
+        _check_size(fields, "recipe")
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -214,6 +261,7 @@ class Recipe(_Part):
     @classmethod
     def of(cls, content: dict[str, Any] | Recipe, source: str = "recipe") -> Recipe:
         """Build a recipe from a mapping, with an error that names the field and the nearest right one."""
+        _check_size(content, source)
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -258,4 +306,5 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
         fields = f"the fields are {', '.join(part.model_fields)}"
         fields += "; settings of trl.GRPOConfig go under `grpo:`" if part is Recipe else ""
         rule, remedy = "a recipe holds known fields only", nearest(str(first["loc"][-1]), part.model_fields, fields)
-    return RecipeError(f"{source}: {where} = {first['input']!r}", rule=rule, remedy=remedy)
+    said = setting(where, first["input"])
+    return RecipeError(f"{source}: {said[:_MOST_SHOWN]}{'…' * (len(said) > _MOST_SHOWN)}", rule=rule, remedy=remedy)

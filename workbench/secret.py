@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 # How one looks -> what it is called.
 KEYS = {
@@ -15,19 +16,34 @@ KEYS = {
 }
 LOOKS = re.compile("|".join([*KEYS, r"\b[0-9a-f]{40}\b"]))  # the last: of Weights & Biases, or a commit
 NAMED = re.compile(r"(token|api_?key|_key|secret|passw\w*|passphrase|_auth|credentials?|_pat)$", re.IGNORECASE)
-# Of a variable, whose name has words: anywhere in it. What is a number or a word is none, whatever it is called.
-_WORDS = (
-    r"(?:^|_)(?:(?:ACCESS|API)?KEYS?|TOKENS?|SECRETS?|PASS\w*|PWD|AUTH\w*|CREDENTIALS?|CREDS|PAT|COOKIES?|WEBHOOKS?|PROXY)(?:_|$)"
+# What is a number or a word is none, whatever its name.
+_PLAIN = re.compile(r"[+-]?\d{1,4}(\.\d*)?|true|false|yes|no|on|off|auto|none|", re.IGNORECASE)
+# Variables whose values are words or sizes that decide how is computed. Of any other only a flag or a small number is shown.
+_KNOWN = re.compile(
+    r"(PYTORCH_|PYTORCH_CUDA_|PYTORCH_HIP_)ALLOC_CONF|CUBLAS(LT)?_WORKSPACE_(CONFIG|SIZE)|PYTORCH_NVML_BASED_CUDA_CHECK"
+    r"|VLLM_(ATTENTION_BACKEND|LOGGING_LEVEL|MAX_NUM_BATCHED_TOKENS|USE_\w+|WORKER_MULTIPROC_METHOD|GPU_MEMORY_UTILIZATION)"
+    r"|UNSLOTH_(FORCE_CUSTOM_DTYPE|MIXED_PRECISION|COMPILE_\w+|(GDN|MOE|FSDP2)_BACKEND|EXPERTS_IMPLEMENTATION|PADDING_CHOICE"
+    r"|MOE_LORA_B_LAYOUT|GRPO_\w+|VLLM_MAMBA_SSM_CACHE_DTYPE|TOKEN_BUDGET|DEVICE_MAP|LOGGING_LEVEL)"
 )
-_VARIABLE = re.compile(_WORDS, re.IGNORECASE)
-_PLAIN = re.compile(r"[+-]?\d{1,9}(\.\d*)?|true|false|yes|no|on|off", re.IGNORECASE)
 _SHOWN = re.compile(r"(?!.*\beyJ)[\w .,:;+-]{0,200}")  # no path, address or assignment; nor a JWT
 
 
 def may_be_shown(name: str, value: str) -> bool:
-    """Whether a variable of the environment holds neither a secret nor a place, as far as its name and its looks tell."""
-    plain = _PLAIN.fullmatch(value) and not NAMED.search(name)
-    return bool(plain or (_SHOWN.fullmatch(value) and not (_VARIABLE.search(name) or NAMED.search(name) or LOOKS.search(value))))
+    """Whether a variable of the environment is known to decide how is computed, or is a flag; and no secret, no place."""
+    if _PLAIN.fullmatch(value):
+        return not NAMED.search(name)
+    return bool(_KNOWN.fullmatch(name) and _SHOWN.fullmatch(value) and not (NAMED.search(name) or LOOKS.search(value)))
+
+
+def is_secret(name: str, value: Any) -> bool:
+    """Whether a setting holds a key or a password: by its name, unless it is a tag such as an EOS token; or by its looks."""
+    named = NAMED.search(name) and len(str(value)) >= 8 and "<" not in str(value)
+    return isinstance(value, str) and bool(named or re.search("|".join(KEYS), value))
+
+
+def setting(name: str, value: Any) -> str:
+    """`name = value`, for messages; of a secret only that it is set."""
+    return f"{name} = {'(set, not shown)' if is_secret(name.rpartition('.')[2], value) else repr(value)}"
 
 
 def secret_variables() -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import DiskError
+from workbench.errors import DiskError, WorkbenchError
 
 # What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
 _WHY = {
@@ -67,7 +67,11 @@ def resolve(path: str | os.PathLike) -> Path:
 def find(path: str | os.PathLike) -> Path:
     """A file that is to be read: from the current folder if it is there, else from the workspace."""
     here = Path(path).expanduser()
-    return here.absolute() if here.exists() else resolve(path)
+    try:
+        return here.absolute() if here.exists() else resolve(path)
+    except OSError as error:
+        value, rule = f"{str(path)[:200]}: {error.strerror}", "a path is one that this system can have"
+        raise WorkbenchError(value, rule=rule, remedy="check the path") from error
 
 
 def looked_in() -> str:

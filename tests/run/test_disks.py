@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from workbench import cli, workspace
-from workbench.errors import DiskError, ExportError, RunError
+from workbench.errors import DiskError, ExportError, RunError, WorkbenchError
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory
+from workbench.run.directory import RunDirectory, open_run
 from workbench.teaching import lessons
 from workbench.training.background import start
+from workbench.training.loading import find_model
 from workbench.workspace import append_line, disk_error, read_lines, replace_file, replace_folder, to_json, write_json
 
 PASSING = ["EBUSY", "EAGAIN", "EINTR", "ETIMEDOUT", "ESTALE", "EIO"]
@@ -245,3 +246,35 @@ def test_a_lone_surrogate_is_written_as_its_escape(tmp_path):
     write_json(tmp_path / "file", {"said": "\ud800"})
     assert list(read_lines(tmp_path / "lines")) == [{"\\ud800": 1.0}]
     assert json.loads((tmp_path / "file").read_text()) == {"said": "\\ud800"}
+
+
+# -- names, and memory ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["x" * 300, "a\x00b", "\x1b[2J", "a/" + "b" * 300])
+def test_names_that_no_run_can_have_are_refused(home, name):
+    for refused in (lambda: RunDirectory.create(name, Recipe(), {}), lambda: open_run(name)):
+        with pytest.raises(RunError) as error:
+            refused()
+        assert len(str(error.value)) < 700
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "a/b@x", "a\x1b[2J/b", "a/" + "b" * 200, "x/" * 3_000])
+def test_policies_that_no_hub_has_are_refused(home, name):
+    with pytest.raises(WorkbenchError, match="rule: ") as error:
+        find_model(name, ask_hub=False)
+    assert "\x1b" not in str(error.value)
+
+
+def test_a_source_with_a_name_that_no_file_has_is_refused(home):
+    with pytest.raises(WorkbenchError, match="rule: "):
+        workspace.find("x" * 5_000)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("could not create a primitive")])
+def test_a_command_without_memory_ends_with_words(monkeypatch, capsys, error):
+    def app():
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "a command fits into memory" in capsys.readouterr().err

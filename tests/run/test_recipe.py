@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 
 from workbench.errors import RecipeError
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, template_kwargs
+from workbench.training.plan import overridden
 
 
 def test_round_trip(tmp_path):
@@ -27,6 +31,7 @@ def test_a_number_that_yaml_takes_for_text_is_a_number(tmp_path):
         ({"learning_rate": 1e-5}, "settings of trl.GRPOConfig go under `grpo:`"),
         ({"lora": {"r": 0}}, "lora.r = 0"),
         ({"seed": "one"}, "seed = 'one'"),
+        ({"seed": 2**32}, "seed = 4294967296"),
         ({"policy": {"max_seq_length": 8}}, "max_seq_length = 8"),
         ({"rewards": {"on_error": "ignore"}}, "rewards.on_error = 'ignore'.*'stop' or 'skip'"),
         ({"rewards": {"deadline_s": 0}}, "rewards.deadline_s = 0.*greater than 0"),
@@ -68,3 +73,56 @@ def test_files(tmp_path, text, said):
 def test_a_missing_file(tmp_path):
     with pytest.raises(RecipeError, match="no such file"):
         Recipe.load(tmp_path / "none.yaml")
+
+
+# -- bounds --------------------------------------------------------------------------------------------------------------
+def _bomb(levels: int) -> str:
+    lines = [f"a0: &a0 [{', '.join('x' * 9)}]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (_bomb(9), "aliases"),
+        ("grpo:\n  " + _bomb(8).replace("\n", "\n  "), "aliases"),
+        ("grpo: &all\n  a: *all\n", "aliases"),
+        ("run_name: " + "x" * 50_000_000, "at most 1 MB"),
+        ("grpo: " + "[" * 3_000 + "]" * 3_000, "valid YAML|aliases"),
+        ("grpo: " + "[" * 500_000, "valid YAML"),
+        ("seed: " + "9" * 100_000, "valid YAML"),
+        ("grpo: {max_steps: " + "9" * 4_000 + "}", "63 bits"),
+        ("grpo: {a: [" + "1, " * 300_000 + "1]}", "valid YAML"),
+        ("stages:\n" + "".join(f"- {{name: s{number}, steps: 1}}\n" for number in range(3_000)), "at most 100 items"),
+    ],
+    ids=["bomb", "bomb-in-grpo", "itself", "50-MB", "deep", "deeper", "huge", "large", "long", "stages"],
+)
+def test_a_recipe_without_bounds_is_refused_at_once(tmp_path, text, rule):
+    (tmp_path / "r.yaml").write_text(text)
+    began = time.process_time()
+    with pytest.raises(RecipeError) as error:
+        Recipe.load(tmp_path / "r.yaml")
+    assert time.process_time() - began < 4  # a second on an idle machine
+    assert re.search(rule, error.value.rule)
+    assert len(error.value.value) < 1000
+
+
+@pytest.mark.parametrize("text", ["grpo.beta=" + "[" * 3_000, "seed=" + "9" * 5_000, "grpo.max_steps=" + "9" * 4_000])
+def test_a_value_without_bounds_is_refused(text):
+    with pytest.raises(RecipeError):
+        overridden(Recipe(), [text])
+
+
+def test_aliases_that_repeat_a_little_are_taken(tmp_path):
+    lines = "stages:\n- {name: a, steps: 1, grpo: &own {beta: 0.1}}\n- {name: b, steps: 1, grpo: *own}\n"
+    (tmp_path / "r.yaml").write_text(lines)
+    assert [stage.grpo for stage in Recipe.load(tmp_path / "r.yaml").stages] == [{"beta": 0.1}] * 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("api_key", "0123456789"), ("persona", "hf_" + "a" * 20)])
+def test_a_template_is_given_no_key(name, value):
+    with pytest.raises(RecipeError, match="holds a key") as error:
+        template_kwargs({name: value})
+    assert value not in str(error.value)
+    assert template_kwargs({"bos_token": "<|begin_of_text|>", "enable_thinking": False})

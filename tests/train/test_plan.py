@@ -164,6 +164,25 @@ def test_what_the_workbench_does_itself_is_left_out_and_said():
     assert note == "output_dir = 'outputs/x' is left out: checkpoints lie in runs/<run_name>/checkpoints"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("resume_from_checkpoint", "last"), ("model_init_kwargs", {"dtype": "float16"}), ("ignore_data_skip", True),
+        ("hub_strategy", "end"), ("hub_token", "0123456789secret"), ("push_to_hub_token", "0123456789secret"),
+    ],
+)  # fmt: skip
+def test_what_would_do_nothing_is_left_out_and_said_without_its_secret(name, value):
+    plan = wb.plan(Recipe(grpo={name: value}))
+    assert [note for note in plan.notes if f"{name.removeprefix('push_to_')} = " in note and "is left out" in note]
+    assert "0123456789secret" not in str(plan)
+    assert "0123456789secret" not in str(plan.found())
+
+
+def test_a_secret_under_a_name_that_nothing_has_is_not_shown():
+    with pytest.raises(RecipeError, match=r"grpo.my_api_key = \(set, not shown\)"):
+        wb.plan(Recipe(grpo={"my_api_key": "0123456789secret"}))
+
+
 def test_done_twice_it_gives_the_same():
     asked = Recipe(grpo={"kl_coef": 0.05, "max_prompt_length": 64, "gradient_accumulation_steps": 3, "bf16": True, "seed": 3})
     first, values, notes = normalised(asked, FIELDS, CPU)

@@ -1,4 +1,4 @@
-"""What `plan` accepts, `train` trains, and both refuse in the same words: 42 recipes, most of them broken."""
+"""What `plan` accepts, `train` trains, and both refuse in the same words: 51 recipes, most of them broken."""
 
 from __future__ import annotations
 
@@ -89,6 +89,15 @@ BROKEN = {
     "the name of a run": (asked(run_name="a/b"), own(fine_reward)),
     "a seed in a stage": (staged(grpo={"seed": 1}), own(fine_reward)),
     "a stage without prompts": (staged(prompts={"answer": "none of them"}), own(fine_reward)),
+    "a rank that no model has": (asked(lora={"r": 10**9}), own(fine_reward)),
+    "an adapter on nothing": (asked(lora={"target_modules": []}), own(fine_reward)),
+    "an adapter on layers that are not there": (asked(lora={"target_modules": ["nope"]}), own(fine_reward)),
+    "betas of Adam": (asked({"adam_beta1": 2}), own(fine_reward)),
+    "strings that end a completion": (asked({"generation_kwargs": {"stop_strings": ["x"]}}), own(fine_reward)),
+    "code of a model's": (asked({"generation_kwargs": {"custom_generate": "me/code"}}), own(fine_reward)),
+    "a group without bounds": (asked({"num_generations": 10**9}), own(fine_reward)),
+    "a batch without bounds": (asked({"per_device_train_batch_size": 10**9}), own(fine_reward)),
+    "more workers than a machine has": (asked({"dataloader_num_workers": 300}), own(fine_reward)),
     "what GRPOConfig refuses in a stage": (staged(grpo={"optim": "adamw_nope"}), own(fine_reward)),
 }
 FINE = {

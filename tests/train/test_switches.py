@@ -235,6 +235,7 @@ def test_the_environment_without_secrets_and_paths(monkeypatch):
         "VLLM_C": "~/x",
         "VLLM_D": "eyJhbGciOi.eyJzdWIi.x",
     }
+    hidden |= {"UNSLOTH_LICENSE": "AB12CD34", "UNSLOTH_X": "SECRETpassword1", "PYTORCH_FOO": "bar", "TRL_PIN": "123456"}
     nothing = {"OTHER_SEQ": "1", "UNSLOTH_IS_PRESENT": "1"}
     for name, value in (own | hidden | nothing).items():
         monkeypatch.setenv(name, value)

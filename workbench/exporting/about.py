@@ -18,7 +18,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_batches
-from workbench.secret import LOOKS, NAMED, secret_variables
+from workbench.secret import LOOKS, NAMED, is_secret, secret_variables
 from workbench.task import EMBEDDED
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import base_files
@@ -65,8 +65,7 @@ def clean(value: Any) -> Any:
             return [cleaned(item) for item in value]
         if not isinstance(value, str):
             return value
-        secret = NAMED.search(str(name)) and len(value) >= 8 and "<" not in value  # eos_token is none
-        return "[removed]" if secret else text(value)
+        return "[removed]" if is_secret(str(name), value) and NAMED.search(str(name)) else text(value)
 
     return cleaned(value)
 

@@ -40,7 +40,7 @@ from workbench.workspace import (
     written,
 )
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST_BESIDE = 4  # other runs that are named
 _LIBRARIES = (
     "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes", "torch", "vllm", "ipykernel",
@@ -441,10 +441,11 @@ def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str
     if str(name) == "latest" and known:
         return _latest(known, latest).mend()
     for candidate in (resolve(name), folder / str(name)):
-        if str(name) != "latest" and (candidate / "recipe.yaml").is_file():
-            return RunDirectory(candidate).mend()
+        with contextlib.suppress(OSError, ValueError):  # a name that no file can have
+            if str(name) != "latest" and (candidate / "recipe.yaml").is_file():
+                return RunDirectory(candidate).mend()
     names = [run.name for run in known]
-    value = f"no run {str(name)!r} (runs in {shown(folder)}: {', '.join(names) or 'none'})"
+    value = f"no run {str(name)[:200]!r} (runs in {shown(folder)}: {', '.join(names) or 'none'})"
     otherwise = "train one with notebook 03 or `workbench train`, or make one with `workbench demo`"
     raise RunError(value, rule="a run is a folder with a recipe.yaml", remedy=nearest(str(name), names, otherwise))
 
@@ -495,9 +496,9 @@ def planned_steps(run: RunDirectory) -> int:
 def check_name(name: str) -> None:
     """Raises RunError unless a run's name is a plain folder name."""
     if not _NAME.fullmatch(name) or name in _RESERVED:
-        rule = "a run's name is a folder name: letters, digits, '.', '_', '-', beginning with a letter or digit"
+        rule = "a run's name is a folder name: up to 128 letters, digits, '.', '_', '-', a letter or digit first"
         rule = f"{' and '.join(_RESERVED)} mean something else" if name in _RESERVED else rule
-        raise RunError(f"run_name = {name!r}", rule=rule, remedy="choose another run_name")
+        raise RunError(f"run_name = {name[:200]!r}", rule=rule, remedy="choose another run_name")
 
 
 def now() -> str:

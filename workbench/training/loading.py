@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ NF4_BLOCK = 64
 _MORE_THAN_LORA = (
     "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "layers_to_transform",
 )  # fmt: skip
+_HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 SMALL_BYTES = 100 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in red, in every notebook, and at
 # whichever import of many comes first.
@@ -60,7 +62,7 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
             raise PolicyError(f"policy {text!r}: no tokenizer in {shown(folder)}", rule=rule, remedy=remedy)
         return str(folder)
     local = text.startswith((".", "/", "~")) or text.count("/") > 1
-    if local or "/" not in text:
+    if local or not _HUB_NAME.fullmatch(text):
         said, remedy = "unknown", 'write the hub name with its owner, or use "tiny"'
         if local:
             said, remedy = "no such folder", "check the path"

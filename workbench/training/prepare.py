@@ -163,6 +163,7 @@ def prepare(
         task, unread = asked(lambda: load_task(recipe.task), "its prompts were neither counted nor measured")
     config_class, _ = trainer_classes(backend)
     recipe, notes = settings_of.renamed(recipe, settings_of.field_names(config_class))
+    settings_of.check_lora(recipe.lora)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
     notes += settings_of.stages_decide(recipe)

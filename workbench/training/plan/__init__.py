@@ -18,12 +18,12 @@ from workbench.training.plan.combinations import advice
 from workbench.training.plan.device import Machine, asks_for_vllm, fitted
 from workbench.training.plan.in_force import asked_of, built, check_in_force, in_force_table
 from workbench.training.plan.names import TURNS, check_turns, overridden, renamed
-from workbench.training.plan.values import DEFAULTS, check_values, field_kinds
+from workbench.training.plan.values import DEFAULTS, check_lora, check_values, field_kinds
 
 __all__ = [
-    "DEFAULTS", "TURNS", "Batch", "Machine", "asked_of", "batch", "built", "check_in_force", "check_lengths", "check_prompts",
-    "check_turns", "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised", "overridden",
-    "papers_fields", "renamed", "stages_decide",
+    "DEFAULTS", "TURNS", "Batch", "Machine", "asked_of", "batch", "built", "check_in_force", "check_lengths", "check_lora",
+    "check_prompts", "check_turns", "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised",
+    "overridden", "papers_fields", "renamed", "stages_decide",
 ]  # fmt: skip
 
 

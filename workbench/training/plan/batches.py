@@ -15,6 +15,7 @@ from workbench import processes
 from workbench.errors import RecipeError
 
 _SUMMED = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
+MOST_COMPLETIONS = 65_536
 _OPTIONAL = ("steps_per_generation", "generation_batch_size")
 
 
@@ -45,6 +46,12 @@ def batch(settings: dict[str, Any]) -> Batch:
     factor = f"steps_per_generation {several}" if several else f"gradient_accumulation_steps {accumulated}"
     product = f"per_device_train_batch_size {per_device}{_processes(' x')} x {factor}"
     made_of = f"generation_batch_size {explicit}" if explicit else product
+    if completions > MOST_COMPLETIONS or count > MOST_COMPLETIONS:
+        value, rule = (
+            f"{max(completions, count):,} completions ({made_of})",
+            f"at most {MOST_COMPLETIONS:,} are generated at once",
+        )
+        raise RecipeError(value, rule=rule, remedy="lower num_generations or the sizes that it is made of")
     if count < 2:
         rule = "an advantage compares at least 2 completions of a prompt"
         raise RecipeError(f"grpo.num_generations = {count}", rule=rule, remedy="use 4 to try things out, 8 as a rule")

@@ -10,10 +10,9 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from workbench.errors import RecipeError, WorkbenchError
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, read_yaml
+from workbench.secret import setting
 
 # Name in older libraries, courses and blogs -> name in trl 1.14 / transformers 5.
 ALIASES = {
@@ -66,6 +65,13 @@ LEFT_OUT = {
     "num_completions_to_print": "the run's rollouts/ holds every completion",
     "log_completions_hub_repo": "nothing is uploaded while it trains; the run's rollouts/ holds every completion",
     "push_to_hub": "nothing is uploaded while it trains; notebook 05 exports what to upload",
+    **dict.fromkeys(
+        ("hub_strategy", "hub_model_id", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"),
+        "nothing is uploaded while it trains; `workbench export --push` uploads, with HF_TOKEN",
+    ),
+    "resume_from_checkpoint": "`workbench continue` goes on with a run, from its newest whole checkpoint",
+    "ignore_data_skip": "`workbench continue` goes on with the prompts that come next",
+    "model_init_kwargs": "the recipe's `policy` says how the model is loaded",
     "max_tool_calling_iterations": "a completion is one answer, without tools",
 }
 _OFF = ("log_completions", "log_completions_hub_repo", "num_completions_to_print", "push_to_hub")  # unless asked for
@@ -121,7 +127,7 @@ def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
     for name, value in _translated(recipe.grpo, fields, notes).items():
         where = "reward_weights" if name == "reward_weights" and isinstance(value, dict) else MOVED.get(name)
         if name in LEFT_OUT:
-            notes += [f"{name} = {value!r} is left out: {LEFT_OUT[name]}"] * bool(value or name not in _OFF)
+            notes += [f"{setting(name, value)} is left out: {LEFT_OUT[name]}"] * bool(value or name not in _OFF)
         elif not where:
             content["grpo"][name] = value
         elif value is None:
@@ -143,7 +149,7 @@ def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
             where = MOVED.get(name) or ELSEWHERE.get(name) or "or not at all"
             rule = "a stage changes settings of GRPOConfig; policy, adapter and seed are the whole run's"
             remedy = f"set it once, outside the stages ({where})"
-            raise RecipeError(f"{called}grpo.{name} = {stage['grpo'][name]!r}", rule=rule, remedy=remedy)
+            raise RecipeError(called + setting(f"grpo.{name}", stage["grpo"][name]), rule=rule, remedy=remedy)
         _check_known(stage["grpo"], fields)
         notes += [called + line for line in lines]
     # What was not asked stays so: a table tells "you" from "workbench default" by it.
@@ -159,11 +165,11 @@ def _translated(grpo: dict[str, Any], fields: set[str], notes: list[str]) -> dic
         # Unsloth's loader takes the word "unsloth" for its own way of checkpointing; GRPOConfig takes yes or no.
         value = bool(asked[old]) if old == "use_gradient_checkpointing" else asked[old]
         if new in asked and asked[new] != value:
-            said = f"grpo.{old} = {asked[old]!r} and grpo.{new} = {asked[new]!r}"
+            said = f"{setting(f'grpo.{old}', asked[old])} and {setting(f'grpo.{new}', asked[new])}"
             raise RecipeError(said, rule=f"{old} is the old name of {new}", remedy="keep one of them")
         del asked[old]
         asked[new] = value
-        notes.append(f"{old} is called {new} in this version: {new} = {value!r}")
+        notes.append(f"{old} is called {new} in this version: {setting(new, value)}")
     if asked.get("max_steps", 0) is None:
         asked["max_steps"] = -1
         notes.append("max_steps = None is written -1 in this version: train for num_train_epochs")
@@ -187,7 +193,7 @@ def check_turns(used: Mapping[str, Any], where: str, error: type[WorkbenchError]
 def _check_known(asked: dict[str, Any], fields: set[str]) -> None:
     check_turns(asked, "grpo", RecipeError)
     for name, value in asked.items():
-        said, rule = f"grpo.{name} = {value!r}", "grpo holds fields of the installed trl.GRPOConfig"
+        said, rule = setting(f"grpo.{name}", value), "grpo holds fields of the installed trl.GRPOConfig"
         if name in ELSEWHERE:
             raise RecipeError(said, rule=f"{name} is set elsewhere", remedy=ELSEWHERE[name])
         if name not in fields and name in _GONE:
@@ -232,8 +238,8 @@ def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = Non
                 for part in parts:
                     stages = isinstance(target, list) and {stage["name"]: stage for stage in target}
                     target = stages[part] if stages else target.setdefault(part, {})
-                target[leaf] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+                target[leaf] = read_yaml(value, "--set")
+        except RecipeError as error:
             raise refused("a value in YAML", "quote it: --set 'key=\"value\"'") from error
         except (TypeError, LookupError, AttributeError) as error:
             raise refused("a field of the recipe, or of a stage by its name", "see recipe.yaml") from error

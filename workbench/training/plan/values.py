@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.errors import RecipeError, nearest
-from workbench.recipe import template_kwargs
+from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, template_kwargs
 
 # Stated, not inherited: stock TRL and Unsloth's GPU class have different defaults for most of these.
 DEFAULTS: dict[str, Any] = {
@@ -39,12 +39,14 @@ DEFAULTS: dict[str, Any] = {
 # Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
 _POSITIVE = "num_train_epochs learning_rate temperature repetition_penalty epsilon epsilon_high logging_steps save_steps"
 _POSITIVE += " delta sapo_temperature_neg sapo_temperature_pos"
-_NOT_NEGATIVE = "top_k beta weight_decay warmup_steps max_grad_norm entropy_target"
+_NOT_NEGATIVE = "adam_epsilon top_k beta weight_decay warmup_steps max_grad_norm entropy_target"
 _NOT_NEGATIVE += " off_policy_mask_threshold vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
 _SHARES = "min_p entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta"
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_steps": (lambda value: value == -1 or value >= 1, "at least 1, or -1 to train for num_train_epochs"),
     **dict.fromkeys(("top_p", "top_entropy_quantile"), (lambda value: 0 < value <= 1, "above 0 and at most 1")),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), (lambda value: 0 <= value < 1, "from 0 to below 1")),
+    "dataloader_num_workers": (lambda value: 0 <= value <= 64, "from 0 to 64, each a process"),
     "num_iterations": (lambda value: value >= 1, "at least 1"),
     **dict.fromkeys(_POSITIVE.split(), (lambda value: value > 0, "above 0")),
     **dict.fromkeys(_SHARES.split(), (lambda value: 0 <= value <= 1, "from 0 to 1")),
@@ -72,6 +74,11 @@ _ALLOWED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dataloader_persistent_workers": lambda asked: asked.get("dataloader_num_workers"),
 }
 _TAKES = {"use_liger_kernel": "liger_kernel"}  # a setting -> the optional library that it takes
+_NOT_GENERATED = {
+    "stop_strings": "transformers stops at strings only if it is handed a tokenizer, and TRL hands it none",
+    "custom_generate": "code that comes with a model is never run",
+}
+MOST_R = 4096
 _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "empty"}
 
 
@@ -95,6 +102,9 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             continue
         if name == "chat_template_kwargs":
             template_kwargs(value)
+        if name == "generation_kwargs" and (other := next((each for each in _NOT_GENERATED if each in (value or ())), None)):
+            said = f"grpo.generation_kwargs.{other} = {value[other]!r}"
+            raise RecipeError(said, rule=_NOT_GENERATED[other], remedy="leave it out")
         wanted = kinds.get(name)
         if wanted and not _fits(value, wanted):
             words = " or ".join(sorted(_KIND_WORDS[kind] for kind in wanted))
@@ -109,6 +119,15 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
         fine, words = RANGES.get(name, (lambda value: True, ""))
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not fine(value):
             raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")
+
+
+def check_lora(lora: LoraPart) -> None:
+    """RecipeError for an adapter that no policy can have."""
+    if not lora.target_modules:
+        rule, remedy = "an adapter is put on named layers", f"for example {list(SEVEN_PROJECTIONS)}, the default"
+        raise RecipeError("lora.target_modules = []", rule=rule, remedy=remedy)
+    if lora.r > MOST_R:
+        raise RecipeError(f"lora.r = {lora.r}", rule=f"r is at most {MOST_R}", remedy="use 8 to 64; 16 is the default")
 
 
 def check_trackers(report_to: Any) -> list[str]:
