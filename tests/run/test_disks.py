@@ -12,6 +12,7 @@ import pytest
 
 from workbench import cli, workspace
 from workbench.errors import DiskError, ExportError, RunError, WorkbenchError
+from workbench.inspection.evaluation import evaluate
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.teaching import lessons
@@ -176,6 +177,13 @@ def test_another_adapter_is_chosen_when_nobody_measures_or_exports(home, work):
     assert not list(run.path.glob(".*.lock"))
 
 
+def test_two_do_not_measure_one_run_at_once(home):
+    run = RunDirectory.create("r", Recipe(), {})
+    run.release()
+    with run.alone("eval"), pytest.raises(RunError, match="r: another process is at its eval"):
+        evaluate(run)
+
+
 # -- full, and read-only -----------------------------------------------------------------------------------------------
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_line_on_a_full_disk_is_said(tmp_path):
@@ -246,6 +254,11 @@ def test_a_lone_surrogate_is_written_as_its_escape(tmp_path):
     write_json(tmp_path / "file", {"said": "\ud800"})
     assert list(read_lines(tmp_path / "lines")) == [{"\\ud800": 1.0}]
     assert json.loads((tmp_path / "file").read_text()) == {"said": "\\ud800"}
+
+
+def test_a_place_that_is_not_utf_8_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"w\\udcff: not in UTF-8[\s\S]*WORKBENCH_HOME"):
+        RunDirectory.create("r", Recipe(), {}, os.fsdecode(os.fsencode(tmp_path) + b"/w\xff"))
 
 
 # -- names, and memory ---------------------------------------------------------------------------------------------------

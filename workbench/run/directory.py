@@ -28,17 +28,8 @@ from workbench.run.lock import Lock, in_turn
 from workbench.run.parts import cut
 from workbench.secret import may_be_shown
 from workbench.workspace import (
-    append_line,
-    made,
-    read_lines,
-    renamed,
-    replace_file,
-    replace_folder,
-    resolve,
-    shown,
-    write_json,
-    written,
-)
+    append_line, encodable, made, read_lines, renamed, replace_file, replace_folder, resolve, shown, write_json, written,
+)  # fmt: skip
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST_BESIDE = 4  # other runs that are named
@@ -146,6 +137,9 @@ class RunDirectory:
         A folder that already holds a run is never written over: the new run is then called `name-2`, `name-3`, ….
         """
         check_name(name)
+        if encodable(place := str(resolve(root))) != place:
+            rule, remedy = "Parquet opens paths in UTF-8 only", "rename that folder, or set WORKBENCH_HOME to another"
+            raise RunError(f"{place}: not in UTF-8", rule=rule, remedy=remedy)
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         run = next(run for own in names if (run := cls(resolve(root) / own))._claim())
         run.requests_from, newest = 0, max((_modified(file) for file in run.path.parent.glob("*/recipe.yaml")), default=0.0)
