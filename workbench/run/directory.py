@@ -28,8 +28,18 @@ from workbench.run.lock import Lock, in_turn
 from workbench.run.parts import cut
 from workbench.secret import may_be_shown
 from workbench.workspace import (
-    append_line, encodable, made, read_lines, renamed, replace_file, replace_folder, resolve, shown, write_json, written,
-)  # fmt: skip
+    append_line,
+    encodable,
+    made,
+    read_lines,
+    renamed,
+    replace_file,
+    replace_folder,
+    resolve,
+    shown,
+    write_json,
+    written,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST_BESIDE = 4  # other runs that are named
