@@ -88,7 +88,7 @@ def _values(part: Any) -> Any:
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class PolicyPart(_Part):
@@ -134,7 +134,7 @@ class AdaptivePart(_Part):
     least: float = Field(0.25, gt=0, le=1)
     most: float = Field(4.0, ge=1, le=1000)
     every: int = Field(5, ge=1)  # steps over which success is taken, and between two changes
-    best_score: float | None = Field(None, gt=0, allow_inf_nan=False)  # None: what the function states, or the most seen
+    best_score: float | None = Field(None, gt=0)  # None: what the function states, or the most seen
 
 
 class RescuePart(_Part):

@@ -8,6 +8,7 @@ import functools
 import math
 import os
 import re
+import sys
 import threading
 import time
 from decimal import Decimal
@@ -15,6 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from driving import waited_for
 
 from workbench.errors import RecipeError, RewardError
 from workbench.rewards.execution import check_scores, plain_result
@@ -723,6 +725,131 @@ def test_a_coroutine_that_does_not_come_back_takes_no_other_along(suite, functio
         scores = made.score(ROWS, ["a"])[0]
         assert math.isnan(scores[0])
         assert scores[1] == 1.0
+
+
+def test_a_loop_that_was_stopped_goes_on_and_calls_leave_no_threads_behind(suite):
+    async def stops_reward(completions, **kwargs):
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+        return [1.0] * len(completions)
+
+    made = suite(awaited_reward, stops_reward)
+    made.score(ROWS, ["a"])
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        assert made.score(ROWS, ["a"]).tolist() == [[1.0, 1.0]]
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, files)
+    made.close()
+    waited_for(lambda: threading.active_count() == threads - 2)
+
+
+def test_an_object_draws_on_from_call_to_call(suite):
+    import random
+
+    import torch
+
+    class Draws:
+        def __call__(self, completions, **kwargs):
+            return [random.random() + np.random.rand() + torch.rand(1).item() for _ in completions]
+
+    before = state_of_the_process()
+    made = suite(Draws())
+    drawn = [made.score(ROWS, ["a"])[0, 0] for _ in range(5)]
+    assert len(set(drawn)) == 5
+    assert state_of_the_process() == before
+    assert [suite(Draws()).score(ROWS, ["a"])[0, 0]] == drawn[:1]  # the trainer's seed decides
+
+
+def test_what_an_object_replaces_is_put_back(suite):
+    import json
+
+    class Replaces:
+        def __call__(self, completions, **kwargs):
+            json.dumps = lambda *_, **__: "{}"
+            return [1.0] * len(completions)
+
+    suite(Replaces()).score(ROWS, ["a"])
+    assert json.dumps([1]) == "[1]"
+
+
+@pytest.mark.parametrize("kind", ["object", "coroutine"])
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_a_fork_beside_the_trainer_does_not_come_back_as_a_second_trainer(suite, tmp_path, kind, end):
+    def forks(completions):
+        if os.fork() == 0 and end == "raises":
+            sys.exit(2)
+        return [1.0] * len(completions)
+
+    class Forks:
+        def __call__(self, completions, **kwargs):
+            return forks(completions)
+
+    async def forks_awaited(completions, **kwargs):
+        return forks(completions)
+
+    made, own = suite(Forks() if kind == "object" else forks_awaited), os.getpid()
+    made.score(ROWS, ["a"])
+    (tmp_path / str(os.getpid())).touch()
+    if os.getpid() != own:
+        os._exit(0)
+    os.wait()
+    assert [file.name for file in tmp_path.iterdir()] == [str(own)]
+
+
+def sandbox_reward(completions, **kwargs):
+    scores = []
+    for completion in completions:
+        if (pid := os.fork()) == 0:
+            exec(text_of(completion))
+            os._exit(0)
+        scores.append(float(os.waitpid(pid, 0)[1] == 0))
+    return scores
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_code_that_fails_in_a_fork_is_not_paid(suite, on_error):
+    texts = ["x = 1", "1 / 0", "raise SystemExit(3)", "assert False", "pass"]
+    scores = suite(sandbox_reward, length_reward, on_error=on_error).score(ROWS * 5, texts)
+    assert scores.tolist() == [[1, 50], [0, 50], [0, 190], [0, 120], [1, 40]]
+
+
+@pytest.mark.parametrize("where", ["worker", "here"])
+@pytest.mark.parametrize("value", [None, [1.0, 2.0], {}, 1j])
+def test_what_is_logged_and_no_number_names_the_function(suite, value, where):
+    def spoiling_reward(completions, log_metric, **kwargs):
+        log_metric("mine", value)
+        return [1.0] * len(completions)
+
+    spoiling_reward.runs_in_process = where == "here"
+    logged = []
+    with pytest.raises(RewardError, match="spoiling_reward logs 'mine' = "):
+        suite(spoiling_reward).funcs[0](**trl_call(["a"], logged))
+    assert logged == []
+
+
+def test_columns_that_are_logged_come_as_lists(suite):
+    def columns_reward(completions, log_extra, **kwargs):
+        log_extra("array", np.array([1.5, 2.5]))
+        log_extra("generator", (each for each in "ab"))
+        log_extra("odd", [Decimal("0.5"), Scorer])
+        return [1.0] * len(completions)
+
+    logged = []
+    suite(columns_reward).funcs[0](**trl_call(["a", "b"], logged))
+    assert [entry[2] for entry in logged[:2]] == [[1.5, 2.5], ["a", "b"]]
+    assert logged[2][2][0] == 0.5
+    assert "Scorer" in logged[2][2][1]
+    assert type(logged[2][2][1]) is str
+
+
+def test_a_column_that_is_none_names_the_function(suite):
+    def column_reward(completions, log_extra, **kwargs):
+        log_extra("mine", 5)
+        return [1.0] * len(completions)
+
+    call = trl_call(["a"], []) | {"log_extra": lambda column, values: [].extend(values)}  # as TRL does
+    with pytest.raises(RewardError, match="column_reward raised TypeError"):
+        suite(column_reward).funcs[0](**call)
 
 
 def forking_reward(completions, **kwargs):

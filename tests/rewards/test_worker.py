@@ -309,6 +309,55 @@ def test_a_call_that_forks_gets_its_own_answer_and_so_do_those_after_it(how):
     worker.close()
 
 
+ENDS = {
+    "returns": (lambda: None, 0),
+    "sys.exit(0)": (lambda: sys.exit(0), 0),
+    "sys.exit(3)": (lambda: sys.exit(3), 3),
+    "sys.exit(text)": (lambda: sys.exit("failed"), 1),
+    "raises": (lambda: 1 / 0, 1),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_fork_ends_with_the_status_that_python_gives_it(end):
+    # Whoever runs generated code in a fork scores by that status.
+    def status():
+        if (pid := os.fork()) == 0:
+            ENDS[end][0]()
+            return None
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    worker = Worker(status)
+    assert worker(deadline_s=LONG_S) == ENDS[end][1]
+    worker.close()
+
+
+def test_the_end_of_the_process_is_seen_though_its_child_lives_on():
+    def leaves():
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(1)
+
+    worker = Worker(leaves)
+    with pytest.raises(WorkerDied, match="ended during the call"):
+        worker(deadline_s=LONG_S)
+    worker.close()
+
+
+def test_what_a_call_replaces_is_there_again_for_the_next_one():
+    import builtins
+    import json
+
+    def job(replaces):
+        if replaces:
+            builtins.len = json.dumps = re.search = lambda *_, **__: "mine"
+        return len("four"), json.dumps([1]), bool(re.search("b", "abc"))
+
+    worker = Worker(job)
+    assert [worker(number == 0, deadline_s=LONG_S) for number in range(3)][1:] == [(4, "[1]", True)] * 2
+    worker.close()
+
+
 def test_an_answer_that_was_sent_before_is_passed_over():
     def twice(number):
         frame = sys._getframe()

@@ -30,7 +30,7 @@ from workbench.errors import RewardError, fault_line
 from workbench.rewards.answers import completion_text
 from workbench.rewards.compare import watched
 from workbench.rewards.tracing import Trace, code_objects, traced
-from workbench.rewards.worker import DeadlineError, Foreign, RemoteError, Worker, WorkerDied, packed
+from workbench.rewards.worker import DeadlineError, Foreign, RemoteError, Worker, WorkerDied, ends_if_forked, names_kept, packed
 from workbench.run.metrics import is_own
 
 Call = dict[str, Any]
@@ -126,7 +126,9 @@ class RewardExecutor:
         prompts, completions, own = call["prompts"], call["completions"], _copies(_with_own_metrics(name, call))
         deadline_s, failure = self.deadline_s, None
         # A loop of its own: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
-        loop = self._loops.setdefault(name, _Loop())
+        if name not in self._loops:
+            self._loops[name] = _Loop()
+        loop = self._loops[name]
         with self._kept:
             task = loop.begin(_caught(self.functions[name], own))
             answer = asyncio.wrap_future(task)
@@ -164,14 +166,18 @@ class RewardExecutor:
                 in_time = not isinstance(error, DeadlineError)
                 raise RewardFailure(f"{_DID[type(error)]} {error}", in_time) from None
             for logger, args, kwargs in logged:
+                args = [
+                    [str(item) if isinstance(item, Foreign) else item for item in own] if isinstance(own, list) else own
+                    for own in args
+                ]
                 try:
                     call[logger](*args, **kwargs)
-                except RewardError as error:
+                except Exception as error:  # a column that is no list, too
                     raise _raised(error) from error
             return _unchanged(name, result, changed)
         own = self.places[name] == OWN
         silence = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
-        kept = contextlib.nullcontext() if own else self._kept
+        kept, process = contextlib.nullcontext() if own else self._kept, os.getpid()
         with silence, kept, watched(deadline_s) as late:
             try:
                 # Those of the workbench change nothing, and copies of a million completions take their time.
@@ -179,7 +185,9 @@ class RewardExecutor:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # SystemExit, too: it is the function's own end, not the run's
+                ends_if_forked(process, error)
                 raise _raised(error) from error
+            ends_if_forked(process)  # or two of them would train
         self._unjudged = late if own else set()
         return _unchanged(name, result, changed)
 
@@ -273,11 +281,15 @@ def _with_own_metrics(function: str, call: Call) -> Call:
         return call
 
     def logged(name: str, value: Any) -> None:
-        if is_own(str(name)) or isinstance(value, (str, bytes)):
+        try:
+            number = math.nan if isinstance(value, (str, bytes)) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = None
+        if is_own(str(name)) or isinstance(value, (str, bytes)) or number is None:
             rule = "a function logs numbers, under names that neither TRL nor the workbench uses"
             remedy = f"log a number, under another name: {function}/{str(name).rpartition('/')[2]}"
             raise RewardError(f"{function} logs {name!r} = {value!r:.80}", rule=rule, remedy=remedy)
-        if math.isfinite(float(value)):  # a mean of nothing is left out
+        if math.isfinite(number):  # a mean of nothing is left out
             call["log_metric"](name, value)
 
     return {**call, "log_metric": logged}
@@ -286,11 +298,14 @@ def _with_own_metrics(function: str, call: Call) -> Call:
 class _Kept:
     """While functions run beside the trainer: what they change of its process is put back when the last of them has ended.
 
-    That is the random numbers of Python, numpy and torch, the current folder, torch's default dtype and gradient mode.
+    That is the current folder, torch's default dtype and gradient mode, what they replace in `builtins`, `json`, `math` and
+    `re`, and the random numbers of Python, numpy and torch. Of those the functions have streams of their own, which begin as
+    the trainer's are at the first call and go on from call to call: put back alone, they would draw the same ones every time.
     """
 
     def __init__(self) -> None:
         self._inside, self._lock, self._states = 0, threading.Lock(), contextlib.ExitStack()
+        self._streams: list[tuple[Callable[[Any], Any], Any]] = []
 
     def __enter__(self) -> None:
         with self._lock:
@@ -302,31 +317,44 @@ class _Kept:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
+                self._streams = _random_streams()
                 self._states.close()
 
-    @staticmethod
-    def _keep(states: contextlib.ExitStack) -> None:
-        states.callback(random.setstate, random.getstate())
-        states.callback(np.random.set_state, np.random.get_state())
+    def _keep(self, states: contextlib.ExitStack) -> None:
+        states.enter_context(names_kept())
         with contextlib.suppress(OSError):  # a folder that is gone
             states.callback(os.chdir, os.getcwd())
         if (torch := sys.modules.get("torch")) is not None:
-            cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-            states.enter_context(torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []))
             states.callback(torch.set_grad_enabled, torch.is_grad_enabled())
             states.callback(torch.set_default_dtype, torch.get_default_dtype())
+        for put_back, state in _random_streams():
+            states.callback(put_back, state)
+        for put, state in self._streams:
+            put(state)
+
+
+def _random_streams() -> list[tuple[Callable[[Any], Any], Any]]:
+    # (What sets a stream, its state now). torch only where it is loaded: the policy has to bring it in first.
+    streams = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+    if (torch := sys.modules.get("torch")) is not None:
+        streams.append((torch.set_rng_state, torch.get_rng_state()))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            streams.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
+    return streams
 
 
 class _Loop:
     """An event loop in a thread, which goes on between calls: what a function keeps open belongs to it."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop, self._ended = asyncio.new_event_loop(), False
         threading.Thread(target=self._run, name="reward coroutine", daemon=True).start()
 
     def _run(self) -> None:
-        with contextlib.suppress(BaseException):
-            self.loop.run_forever()
+        while not self._ended:  # a function may stop it, or end it with a task that raises SystemExit
+            with contextlib.suppress(BaseException):
+                self.loop.run_forever()
+        self.loop.close()
 
     def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
@@ -346,14 +374,18 @@ class _Loop:
         return ""
 
     def end(self) -> None:
+        self._ended = True
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 async def _caught(function: Callable[..., Any], own: Call) -> tuple[Any, BaseException | None]:
+    process, result, failure = os.getpid(), None, None
     try:
-        return plain_result(await function(**own)), None
+        result = plain_result(await function(**own))
     except BaseException as error:  # SystemExit would end the loop in which it is awaited
-        return None, error
+        failure = error
+    ends_if_forked(process, failure)
+    return result, failure
 
 
 def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -369,7 +401,7 @@ def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, f
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, tuple, dict]] = []
     for key in call.keys() & {"log_extra", "log_metric"}:
-        call[key] = lambda *args, _key=key, **kwargs: logged.append((_key, args, kwargs))
+        call[key] = lambda *args, _key=key, **kwargs: logged.append((_key, [*map(plain_result, args)], kwargs))
     return *_run(functions[name], call, follow=follow), logged
 
 

@@ -6,13 +6,16 @@ forks the worker, each over a separate connection: the next one is there in mill
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import io
 import json
 import linecache
+import math
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -20,7 +23,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
@@ -291,28 +294,46 @@ def _work(link: Connection, target: bytes) -> None:
     try:
         call = pickle.loads(target)
     except BaseException as error:
-        _only(own)
+        ends_if_forked(own, error)
         link.send_bytes(_dumps((_told(error), None)))
         return
-    _only(own)
+    ends_if_forked(own)
+    # What the target forks must not hold the link open: its end is how the end of this process is seen.
+    os.register_at_fork(after_in_child=link.close)
     link.send_bytes(_dumps(("", own)))
     with contextlib.suppress(EOFError):
         while True:
             (number, args), printed = _loads(link.recv_bytes()), _Capped()
             try:
-                with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                with names_kept(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                     value = sendable(call(*args))
                 failure = ""
             except BaseException as error:
+                ends_if_forked(own, error)
                 failure, value = _told(error), None
-            _only(own)
+            ends_if_forked(own)
             link.send_bytes(_dumps((number, failure, value, printed.text())))
 
 
-def _only(own: int) -> None:
-    # What the target forked, and did not end, comes this way as well: a second answer would be taken for the next call's.
+def ends_if_forked(own: int, error: BaseException | None = None) -> None:
+    """End this process, with the status that Python would end it with, if it is not `own` but was forked by what was called.
+
+    A second answer would be taken for the next call's; and a function that runs code in a fork scores by that status.
+    """
     if os.getpid() != own:
-        os._exit(0)
+        code = (error.code or 0) if isinstance(error, SystemExit) else int(error is not None)
+        os._exit(code & 0xFF if isinstance(code, int) else 1)
+
+
+@contextlib.contextmanager
+def names_kept() -> Iterator[None]:
+    """What is replaced inside in the modules that everything uses (`json.dumps = ...`) is put back."""
+    before = [(vars(module), dict(vars(module))) for module in (builtins, json, math, re)]
+    try:
+        yield
+    finally:
+        for names, kept in before:
+            names.update(kept)
 
 
 def _told(error: BaseException) -> str:
