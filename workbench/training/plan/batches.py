@@ -15,7 +15,7 @@ from workbench import processes
 from workbench.errors import RecipeError
 
 _SUMMED = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
-MOST_COMPLETIONS = 65_536
+MOST_COMPLETIONS = 2**20
 _OPTIONAL = ("steps_per_generation", "generation_batch_size")
 
 
