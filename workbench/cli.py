@@ -265,7 +265,7 @@ def _trained(training: Callable[[], Any], terminal: Any) -> Result:
         print(terminal.ended, end="\n" if terminal.ended else "", file=sys.stderr)
         raise
     found = {"run": str(run.path), "adapter": str(run.adapter), "ended": terminal.ended, **run.result()}
-    text = f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: `workbench eval {run.name}`, or notebook 04 on it"
+    text = f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: `workbench eval {run.name}`, or notebook 04"
     return Result(found, "\n".join(filter(None, [terminal.ended, text])))
 
 

@@ -23,7 +23,7 @@ from workbench.data.difficulty import row_key
 from workbench.errors import DataError, RunError
 from workbench.inspection import statistics
 from workbench.inspection.reading import changed_since
-from workbench.inspection.statistics import paired_difference, share_interval
+from workbench.inspection.statistics import share_interval
 from workbench.progress import progress_line
 from workbench.rewards.answers import find_answer
 from workbench.rewards.suite import RewardSuite
