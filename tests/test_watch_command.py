@@ -224,7 +224,7 @@ def test_a_file_gets_no_bar(monkeypatch, capsys):
     terminal.end("finished after 20 steps")
     out, err = capsys.readouterr()
     assert out == ""
-    assert [line.split(":")[0] for line in err.splitlines()] == ["step 10", "step 20"]
+    assert [line.split(":")[0] for line in err.splitlines()] == ["step 1", "step 10", "step 20"]
     assert terminal.ended == "finished after 20 steps"
 
 

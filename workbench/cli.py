@@ -265,7 +265,7 @@ def _trained(training: Callable[[], Any], terminal: Any) -> Result:
         print(terminal.ended, end="\n" if terminal.ended else "", file=sys.stderr)
         raise
     found = {"run": str(run.path), "adapter": str(run.adapter), "ended": terminal.ended, **run.result()}
-    text = f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: notebook 04 on {shown(run.path)}"
+    text = f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: `workbench eval {run.name}`, or notebook 04"
     return Result(found, "\n".join(filter(None, [terminal.ended, text])))
 
 
@@ -453,7 +453,7 @@ def eval_(
     steps = checkpoints if checkpoints == "all" else [step for step in checkpoints.split(",") if step]
     how = {"held_out": held_out, "samples": samples, "seed": seed, "greedy": greedy, "checkpoints": steps}
     opened = _opened(run, "trained")
-    with progress("prompts") as bar:
+    with progress("prompts sampled", "eval") as bar:
         found = evaluate(opened, **how, progress=bar)
     return Result(found.found, found, int(not found.found["gain"]["low"] > 0))
 
@@ -579,6 +579,8 @@ def prove(
 
         def begun(name: str) -> Callable[[int, int], None]:
             row = bar.add_task(name, total=None, numbers="")
+            if not bar.console.is_terminal:
+                print(f"proving {name}", file=sys.stderr, flush=True)
             return lambda done, total: bar.update(row, completed=done, total=total or None)
 
         found = held_against(artefact, run=own, prompts=prompts, task=task and load_task(task), progress=begun)

@@ -81,7 +81,9 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     hacks = inspection.hacking(run, evaluation)
     if evaluation is None:
         remedy = f"`workbench eval {run.name}` measures what it gained"
-        remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it" if manifest.get("attached") else remedy
+        if manifest.get("attached"):
+            remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it"
+            remedy = remedy if run.has_adapter else "the run keeps no adapter; measure the model that your trainer saved yourself"
         yield (
             "In short",
             f"{run.describe(run.name)}\nnot evaluated yet: {remedy}\n" + "\n".join([*in_training, hacks.verdict]),

@@ -142,6 +142,15 @@ def test_the_best_adapter_is_of_its_own_step_and_a_warm_start_is_told():
     assert told in card_of(made_artefact(run)).text
 
 
+def test_a_format_that_was_not_measured_is_not_claimed():
+    run = made_run()
+    before, after = ({**EVALUATION[when], "format": None} for when in ("before", "after"))
+    run.write_json("evaluation.json", {**EVALUATION, "before": before, "after": after})
+    card = card_of(made_artefact(run))
+    assert "| correct | 30.1 % | 91.8 % |" in card.text
+    assert "strict format" not in str(card)
+
+
 def test_the_text_says_what_decides():
     run = made_run(recipe={"seed": 7, "lora": {"r": 8, "lora_alpha": 32}})
     run.write_json("evaluation.json", EVALUATION)

@@ -299,6 +299,7 @@ def test_the_command_proves_in_processes_of_its_own(run):
     found = json.loads(done.stdout)
     assert found["passed"] is True
     assert found["proofs"][0]["format"] == "merged_16bit"
+    assert "proving merged_16bit" in done.stderr  # into a file, too, where no bar is drawn
     put_tensors(run.export / "merged_16bit", tensors(MODEL_DIR))
     restamp(run.export / "merged_16bit", run)
     done = command(str(run.path))

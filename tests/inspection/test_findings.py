@@ -127,6 +127,19 @@ def test_the_cause_of_a_failure_is_read_off_its_text(text, finished, kept, why):
     assert cause(ROW, text, finished, kept, ROW["answer"]) == why
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("Positive: just fine", "right answer, among other words"),
+        ("It is unpositive.", "other"),
+        ("reserved or wasted", "other"),
+    ],
+)
+def test_an_answer_in_words_is_looked_for_as_words(text, why):
+    row = {"prompt": [{"role": "user", "content": "The soup left me smiling. One word: positive or negative?"}]}
+    assert cause(row, text, True, None, "positive") == why
+
+
 def test_two_checkpoints_of_an_evaluation_are_compared():
     made = evaluation(np.zeros((4, 2), bool), np.ones((4, 2), bool))
     between = measured(np.array([[True, True], [True, True], [False, False], [False, False]]))

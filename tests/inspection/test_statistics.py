@@ -162,6 +162,16 @@ def test_a_bootstrap_of_the_same_values_is_that_value():
     assert bootstrap_interval(np.array([0.5])) == (0.5, 0.5)
 
 
+@pytest.mark.parametrize(("after", "ends"), [(0.0, (0.0, -0.375, 0.375)), (1.0, (1.0, 0.625, 1.0))])
+def test_prompts_that_all_differ_alike_leave_3_in_p_open(after, ends):
+    assert statistics.share_gain(np.zeros((8, 2)), np.full((8, 2), after)) == pytest.approx(ends)
+
+
+def test_prompts_that_differ_keep_students_interval():
+    before, after = np.array([[0], [0], [0], [1]]), np.array([[1], [0], [1], [1]])
+    assert statistics.share_gain(before, after) == statistics.paired_difference(before, after)
+
+
 def test_the_bootstrap_is_bca():
     """Against the formula: percentiles moved by the bias and the acceleration, from the same resamples."""
     from scipy.stats import norm

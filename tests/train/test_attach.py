@@ -718,6 +718,16 @@ def test_the_column_of_the_answer_is_recognised_or_said(home, tmp_path, capsys):
         write_report(run, answer_column="target")
 
 
+def test_a_model_trained_whole_is_not_sent_from_the_report_to_evaluate(home, tmp_path):
+    run = attach(trainer := trl_text_two_functions(tmp_path), run_name="whole")
+    trainer.train()
+    page = write_report(run, markdown=True).read_text()
+    assert "not evaluated yet: the run keeps no adapter" in page
+    assert "wb.evaluate" not in page
+    with pytest.raises(RunError, match="trainer.save_model"):
+        evaluate(run)
+
+
 def test_a_report_without_a_known_answer_goes_without_its_causes(home, tmp_path):
     from datasets import Dataset
 

@@ -77,7 +77,7 @@ def test_the_cheats_under_the_honest_answer(sound):
     assert table.rows[0][:5] == ["(the reference completion)", 3.0, "100%", 2.0, 1.0]
     assert len(table.rows) == 4
     assert [row[1] for row in table.rows[1:]] == sorted((row[1] for row in table.rows[1:]), reverse=True)
-    assert f"({len(sound.probes) - 3} more earn less)" in table.caption
+    assert f"(the 3 that earn most, of {len(sound.probes)})" in table.caption
     assert "reasoning repeated (right, padded)" in [row[0] for row in table.rows]
 
 

@@ -60,11 +60,12 @@ def _metadata(artefact: Artefact, known: dict[str, Any]) -> Any:
     on: dict[str, Any] = {"task_type": "text-generation", "dataset_type": source or "custom", "dataset_split": "held_out"}
     on |= {"dataset_name": _one_line(source or _named(task))}
     if measured := known.get("evaluation"):
+        label = _counted(measured)
         gain, size = measured["gain"], {"prompts": measured["prompts"], "samples": measured["samples"]}
         for name, metric, value, more in (
-            ("correct, strict format", "accuracy", measured["after"]["correct"], {}),
+            (label, "accuracy", measured["after"]["correct"], {}),
             # A leaderboard would read an "accuracy" as this model's.
-            ("correct, strict format, before training", "accuracy_before", measured["before"]["correct"], {}),
+            (f"{label}, before training", "accuracy_before", measured["before"]["correct"], {}),
             ("gain, paired, with a 95 % interval", "accuracy_gain", gain["correct"], {"low": gain["low"], "high": gain["high"]}),
         ):
             results.append(EvalResult(**on, metric_type=metric, metric_name=name, metric_value=value, metric_args=size | more))
@@ -76,6 +77,10 @@ def _metadata(artefact: Artefact, known: dict[str, Any]) -> Any:
         tags=["grpo", "trl", *unsloth, "lora", "workbench"], datasets=[source] if source else None,
         model_name=_one_line(known.get("run") or artefact.format), eval_results=results or None,
     )  # fmt: skip
+
+
+def _counted(measured: dict[str, Any]) -> str:
+    return "correct" if measured["after"].get("format", 0) is None else "correct, strict format"
 
 
 def _named(task: dict[str, Any]) -> Any:
@@ -113,7 +118,7 @@ def _what(artefact: Artefact, known: dict[str, Any]) -> Iterable[str]:
         how = f"{measured['samples']} completions each, sampled at temperature {known['settings'].get('temperature') or 1.0:g}"
         size = f"{measured['prompts']} held-out prompts, the same before and after, {how}. It is the policy before the export"
         size += "; what these files do is under Proof." if artefact.format in QUANTISED else "."
-        yield f"{_table(['', 'before', 'after'], [['correct, strict format', *shares]])}\n\n{size}"
+        yield f"{_table(['', 'before', 'after'], [[_counted(measured), *shares]])}\n\n{size}"
 
 
 def _use(folder: Path, artefact: Artefact, known: dict[str, Any]) -> Iterable[str]:

@@ -52,7 +52,9 @@ def merge_risk(run: RunDirectory) -> MergeRisk:
     adapter = run.check_ended().adapter
     policy, base = run.manifest()["policy"], merging.base_of(run)
     if policy["precision"] != "nf4":
-        said = f"none: it was trained beside {policy['precision']} weights, which are the base's"
+        said = (
+            f"none: it was trained beside {policy['precision']} weights, which are the base's; `prove` measures what 16 bits keep"
+        )
         return MergeRisk(dict.fromkeys(merging.deltas(adapter), 0.0), said, "base")
     if merging.is_quantised(base):
         return MergeRisk({}, "not measured: the policy's folder holds 4-bit weights, and no 16-bit base is known", "dequantised")

@@ -150,7 +150,11 @@ def cause(row: dict[str, Any], text: str, finished: bool, kept: bool | None = No
         return wrong
     copied = said.strip() in plain and len(said) > 10 and find_answer(text.replace(said.strip(), "")) in (None, "")
     if given is None:
-        return "copied the question" if copied and not asked.answer_tag else "no answer in it"
+        if asked.answer_tag or copied or answer is None or _number(str(answer)) is not None:
+            return "copied the question" if copied and not asked.answer_tag else "no answer in it"
+        # An answer in words may stand anywhere; where it does not, no rule tells what was meant for one.
+        there = re.search(rf"(?<!\w){re.escape(str(answer).strip())}(?!\w)", plain, re.IGNORECASE)
+        return "right answer, among other words" if there else "other"
     wanted = (
         None if answer is None else find_answer(str(answer), "mark") or find_answer(str(answer), "boxed") or str(answer).strip()
     )

@@ -13,7 +13,7 @@ from workbench.errors import DataError
 from workbench.inspection.evaluation import Evaluation, Measured
 from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import needs, question
-from workbench.inspection.statistics import in_points, mcnemar, paired_difference
+from workbench.inspection.statistics import in_points, mcnemar, share_gain
 
 
 def word_diff(before: str, after: str) -> list[tuple[str, str]]:
@@ -72,7 +72,7 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, step
     numbers: dict[str, Any] = dict(zip(("fixed", "broken", "p"), mcnemar(first > 0.5, second > 0.5), strict=True))
     numbers["neither"] = len(change) - numbers["fixed"] - numbers["broken"]
     numbers["lost"] = int(((first > 0) & (second == 0)).sum())
-    numbers |= dict(zip(("change", "low", "high"), paired_difference(before.correct, after.correct), strict=True))
+    numbers |= dict(zip(("change", "low", "high"), share_gain(before.correct, after.correct), strict=True))
     order = np.lexsort((np.arange(len(change)), change, (first <= 0.5) | (second > 0.5)))
     rows = []
     for place in order:

@@ -23,7 +23,7 @@ from workbench.data.difficulty import row_key
 from workbench.errors import DataError, RunError
 from workbench.inspection import statistics
 from workbench.inspection.reading import changed_since
-from workbench.inspection.statistics import paired_difference, share_interval
+from workbench.inspection.statistics import share_interval
 from workbench.progress import progress_line
 from workbench.rewards.answers import find_answer
 from workbench.rewards.suite import RewardSuite
@@ -104,7 +104,7 @@ class Evaluation:
         both, (prompts, samples) = (self.before, self.after), self.before.correct.shape
         correct, ends = (self.before.correct, self.after.correct), ("correct", "low", "high")
         low, high = statistics.bootstrap_interval(correct[1].mean(axis=1) - correct[0].mean(axis=1))
-        found = {**_both(Measured.shares, *both), "gain": dict(zip(ends, paired_difference(*correct)))}
+        found = {**_both(Measured.shares, *both), "gain": dict(zip(ends, statistics.share_gain(*correct)))}
         found |= {"prompts": prompts, "samples": samples, "right_by": self.right_by}
         found |= {"bootstrap": {"low": float(low), "high": float(high)}, "needed": statistics.needed(*correct)}
         found |= {"detectable": statistics.detectable(prompts, samples), "majority": _both(Measured.majority, *both)}
@@ -147,7 +147,9 @@ class Evaluation:
             changed = "{fixed} prompts fixed, {broken} broken, exact McNemar p = {p:.2g}".format(**found["mcnemar"])
             lines.append(f"greedy {shares}: {changed}")
         lines += ["step {step}: {correct:.0%} ({low:.0%} to {high:.0%})".format(**point) for point in found["curve"]]
-        return "\n".join([*lines, f"the gain's interval by bootstrap over prompts (BCa): {bootstrap}"])
+        if found["bootstrap"]["low"] < found["bootstrap"]["high"]:  # else no prompt differs from another: nothing to draw from
+            lines.append(f"the gain's interval by bootstrap over prompts (BCa): {bootstrap}")
+        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -201,7 +203,7 @@ def _evaluated(
     checkpoints: Sequence[int | str] | str,
     progress: Callable[[int, int], None] | None,
 ) -> Evaluation:
-    if task is None and run.manifest().get("attached"):
+    if task is None and run.manifest().get("attached") and run.adapter:  # raises where nothing was kept that could be measured
         value = f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
         remedy = "hand one over: wb.evaluate(run, task=wb.Task(..., held_out=rows))"
         raise RunError(value, rule="held-out prompts are scored by a task's reward functions", remedy=remedy)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.health.trends import paired_difference, t_interval, t_value
+from workbench.health.trends import paired_difference, paired_gain, t_interval, t_value
 
 TRIES = 16  # completions a prompt below which "base never solves it" says little
 MARGIN = 0.1  # of pass@n: a difference surely below it is none
@@ -41,6 +41,15 @@ def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[Any, Any]:
         asked = {"vectorized": True, "n_resamples": 1999, "batch": max(1, 4_000_000 // values.size), "axis": -1}
         found = stats.bootstrap((values,), np.mean, rng=np.random.default_rng(seed), **asked).confidence_interval
     return tuple(np.where(np.isnan(end), mean, end) for end in found)
+
+
+def share_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
+    """`paired_difference` of shares; where every prompt differs alike, which has no spread, what P prompts leave open: 3 / P."""
+    mean, low, high = paired_difference(before, after)
+    if high - low > 1e-9:  # what rounding leaves
+        return mean, low, high
+    least = paired_gain(before, after)
+    return least.value, least.low, least.high
 
 
 def mcnemar(before: np.ndarray, after: np.ndarray) -> tuple[int, int, float]:

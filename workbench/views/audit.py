@@ -45,7 +45,9 @@ def probes_table(audit: RewardAudit, most: int = MOST_PROBES) -> Table:
         example = Verbatim(one_line(probe.example, 60))
         rows.append([Verbatim(name), probe.total, number(probe.share, ".0%"), *scores, example])
     more = len(audit.probes) - most
-    caption = "What reward hacks earn, against the reference completion" + (f" ({more} more earn less)" if more > 0 else "")
+    caption = "What reward hacks earn, against the reference completion" + (
+        f" (the {most} that earn most, of {len(audit.probes)})" if more > 0 else ""
+    )
     header = ["completion", "earns", "share", *map(short_name, reference), "for example"]
     return Table(header, rows if audit.probes else [], caption)
 

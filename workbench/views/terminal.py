@@ -72,8 +72,8 @@ def progress(unit: str, name: str = "") -> Iterator[Callable[..., None]]:
 class TerminalProgress:
     """A run on standard error: a bar with its numbers, and above it what happens to it.
 
-    Pass it to `train(..., watchers=[TerminalProgress()])`. Where there is no terminal to draw in, there is a line for each
-    step that is a multiple of `every`.
+    Pass it to `train(..., watchers=[TerminalProgress()])`. Where there is no terminal to draw in, there is a line for the
+    first step, and each that is a multiple of `every`.
     """
 
     def __init__(self, remaining: bool = True, every: int = 10) -> None:
@@ -92,7 +92,7 @@ class TerminalProgress:
         numbers = [each for each in _NUMBERS if wide or each[1] in (REWARD, DEAD)]
         text = "  ".join(f"{label} {number(self._latest.get(key), form)}" for label, key, form in numbers) + more
         self.bar.update(self.task, completed=step, numbers=text)
-        if not self.bar.console.is_terminal and step != self._step and step % self._every == 0:
+        if not self.bar.console.is_terminal and step != self._step and (step == 1 or step % self._every == 0):
             print(f"step {step}: {text}", file=sys.stderr, flush=True)
         self._step = step
 
