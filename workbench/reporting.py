@@ -115,7 +115,10 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     settings = clean(manifest.get("settings") or {})
     asked, in_force = settings.get("asked") or {}, settings.get("in_force") or {}
     rows = [[name, Verbatim(asked.get(name, "-")), Verbatim(value)] for name, value in sorted(in_force.items())]
-    yield "Settings", Table(["setting", "requested", "in force"], rows)
+    header = ["setting", "requested", "in force"]
+    if manifest.get("attached"):  # nobody asked the workbench for any of them
+        header, rows = ["setting", "in force"], [[name, value] for name, _, value in rows]
+    yield "Settings", Table(header, rows)
     found = clean({**(manifest.get("versions") or {}), **(manifest.get("policy") or {})})
     yield "Environment", Table(["", "found"], [[name, Verbatim(value)] for name, value in found.items() if name != "base"])
 

@@ -54,3 +54,10 @@ def test_several_proofs_end_with_a_line_that_counts():
     assert str(Proofs([GOOD, GOOD])).splitlines()[-1] == "2 artefacts: 2 passed (adapter, adapter)"
     assert str(Proofs([GOOD, BAD])).splitlines()[-1] == "1 of 2 FAILED: merged_16bit"
     assert str(Proofs([GOOD])) == str(GOOD)
+
+
+def test_an_artefact_that_keeps_little_of_the_run_is_named_in_the_last_line():
+    measured = {**MEASURED, "of_the_run": {"share": 0.29, "low": 0.2, "high": 0.38}}
+    little = Proof("runs/r/export/merged_16bit", "merged_16bit", (FILES, EOS), measured=measured)
+    last = str(Proofs([GOOD, little])).splitlines()[-1]
+    assert last.startswith("2 artefacts: 2 passed (adapter, merged_16bit); merged_16bit keeps only 29% of the run's change")

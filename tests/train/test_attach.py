@@ -728,6 +728,14 @@ def test_a_model_trained_whole_is_not_sent_from_the_report_to_evaluate(home, tmp
         evaluate(run)
 
 
+def test_a_report_on_somebodys_trainer_requests_nothing(home, tmp_path):
+    run = attach(trainer := trl_text_two_functions(tmp_path), run_name="theirs")
+    trainer.train()
+    settings = write_report(run, markdown=True).read_text().partition("## Settings")[2].partition("## ")[0]
+    assert "in force" in settings
+    assert "requested" not in settings
+
+
 def test_a_report_without_a_known_answer_goes_without_its_causes(home, tmp_path):
     from datasets import Dataset
 

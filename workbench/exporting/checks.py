@@ -125,6 +125,10 @@ class Proofs(list[Proof]):
     def __str__(self) -> str:
         count, failed = len(self), [proof.format for proof in self if not proof.passed]
         last = f"{count} artefacts: {count} passed ({', '.join(proof.format for proof in self)})"
+        for proof in self:
+            share = proof.measured.get("of_the_run") or {}
+            if proof.passed and share.get("high", 1.0) < 0.5:
+                last += f"; {proof.format} keeps only {share['share']:.0%} of the run's change: take the adapter"
         last = f"{len(failed)} of {count} FAILED: {', '.join(failed)}" if failed else last
         return "\n".join([*map(str, self), *[last] * (count > 1)])
 
