@@ -194,7 +194,7 @@ class Gguf:
         self.context = n_ctx
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // 2))
         options = {"n_ctx": n_ctx, "n_threads": threads, "n_threads_batch": threads, "logits_all": True, "verbose": False}
-        with _log(self._library) as lines:
+        with _log(self._library) as lines, _without_repacking(self._library):
             try:
                 self._llama = self._library.Llama(str(self._file), **options)
             except Exception as error:  # a broken file: of every kind
@@ -253,6 +253,23 @@ class Gguf:
             self.close()
             self._open(2 * tokens)
         self._llama.reset()
+
+
+@contextlib.contextmanager
+def _without_repacking(library: Any) -> Generator[None, None, None]:
+    # Weights repacked for AMX (Intel, since 2023) end the process where a matrix is small: a segmentation fault in 0.3.36.
+    module, own = library.llama_cpp, library.llama_cpp.llama_model_default_params
+
+    def params() -> Any:
+        chosen = own()
+        chosen.use_extra_bufts = False
+        return chosen
+
+    module.llama_model_default_params = params
+    try:
+        yield
+    finally:
+        module.llama_model_default_params = own
 
 
 def llama_cpp() -> Any:
