@@ -34,7 +34,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     # the task
     "answer_column": ("warning", "the answers were taken from the column {column!r}: no row has answer_column {named!r}",
         "Task(answer_column={column!r})"),
-    "answer_column.constant": ("warning", "every row has the same answer, which is none: the reference completion was guessed",
+    "answer_column.constant": ("warning", "every row has the same answer, which cannot be one: the reference was guessed",
         "Task(answer_column=...), or Task(ideal=lambda row: ...) for what a reference completion looks like"),
     "case": ("error", "regression case, {case}", "correct the function, or the case"),
     "case.fails": ("error", "{value}", "{remedy}"),
