@@ -329,7 +329,6 @@ def kinds():
         ({"learning_rate": math.inf}, "learning_rate = inf.*finite number.*1e-05 is the default"),
         ({"weight_decay": math.inf}, "weight_decay = inf.*finite number"),
         ({"max_grad_norm": math.nan}, "max_grad_norm = nan.*finite number"),
-        ({"vespo_k_pos": math.inf}, "vespo_k_pos = inf.*finite number"),
         ({"temperature": 0}, "temperature = 0.*above 0"),
         ({"beta": -1}, "beta = -1.*at least 0"),
         ({"loss_type": "foo"}, "loss_type = 'foo'.*one of grpo, bnpo"),
