@@ -53,7 +53,7 @@ def read_yaml(text: str, source: str) -> Any:
     """What a text in YAML holds, in bounded time and memory; RecipeError if it is none, or too large."""
     if len(text) > _MOST_CHARACTERS:
         value, rule = f"{source}: {len(text) / 1e6:.1f} MB", "a recipe is at most 1 MB of YAML"
-        raise RecipeError(value, rule=rule, remedy="rows belong into the task's files")
+        raise RecipeError(value, rule=rule, remedy="rows belong in the task's files")
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0  # without C it takes a minute
     try:
         for number, event in enumerate(yaml.parse(text, loader)):  # the loader calls itself, and in C nothing stops it
@@ -80,7 +80,7 @@ def _check_size(content: Any, source: str) -> None:
     if level:
         value = f"{source}: over {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels"
         rule = "a recipe is small, also with what its aliases (*name) stand for written out"
-        raise RecipeError(value, rule=rule, remedy="rows belong into the task's files; write out what an alias repeats")
+        raise RecipeError(value, rule=rule, remedy="rows belong in the task's files; write out what an alias repeats")
 
 
 def _values(part: Any) -> Any:

@@ -305,3 +305,18 @@ def test_a_tokenizer_is_read_once_for_many_prompts_and_anew_when_its_folder_chan
     assert wb.preview(PROMPT, folder, {"word": "one"}).text == "one"
     assert wb.preview(PROMPT, folder, {"word": "two"}).text == "two"
     assert wb.preview(PROMPT, folder).text == ""
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_half_of_a_surrogate_pair_in_a_prompt_is_refused_with_its_place(chat):
+    text = "What is\ud800 2 + 3?"
+    rows = [{"prompt": [{"role": "user", "content": text}] if chat else text, "answer": "5"}] * 8
+
+    def paid(completions, **kwargs):
+        return [0.0] * len(completions)
+
+    for refused in (lambda: wb.prompt_lengths(rows), lambda: wb.plan(wb.Recipe(), wb.Task("torn", rows, [paid]))):
+        with pytest.raises(DataError) as error:
+            refused()
+        assert r"is\\ud800 2" in error.value.value
+        assert "UTF-8" in error.value.remedy

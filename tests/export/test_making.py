@@ -140,7 +140,7 @@ def test_two_exports_at_once_are_one_too_many(home):
     assert other.take()
     half = run.export / ".adapter.part"
     half.mkdir()
-    with pytest.raises(ExportError, match="(?s)r: another process is at its export.*wait until"):
+    with pytest.raises(ExportError, match="(?s)r: another process is running export on it.*wait until"):
         export(run, ["adapter"])
     assert half.exists()  # it is the other's
     other.release()

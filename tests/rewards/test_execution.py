@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import math
 import os
 import re
@@ -727,20 +728,65 @@ def test_a_coroutine_that_does_not_come_back_takes_no_other_along(suite, functio
         assert scores[1] == 1.0
 
 
-def test_a_loop_that_was_stopped_goes_on_and_calls_leave_no_threads_behind(suite):
+def shares_a_limit(*names):
+    """Coroutine functions with one limit between them, as a task file has it at its head."""
+    text = "import asyncio\nlimit = asyncio.Semaphore(1)\nasync def once(text):\n    async with limit:\n"
+    text += "        await asyncio.sleep(0.001)\n        return 1.0\n"
+    for name in names:
+        text += f"async def {name}(completions, **kwargs):\n    return await asyncio.gather(*map(once, completions))\n"
+    exec(text, space := {})
+    return [space[name] for name in names]
+
+
+def test_a_limit_that_lives_in_a_task_is_used_by_all_that_score_with_it(suite):
+    functions = shares_a_limit("first_judge", "second_judge")
+    for _ in range(2):  # a plan, then the training
+        made = suite(*functions)
+        assert made.score(ROWS[:1] * 8, ["a"] * 8).tolist() == [[1.0, 1.0]] * 8
+
+        async def as_the_trainer_does(made=made):
+            call = {"prompts": ["a"] * 8, "completions": ["b"] * 8}
+            return await asyncio.gather(*(made.functions.ascore(name, call) for name in made.names))
+
+        assert [scored.scores for scored in asyncio.run(as_the_trainer_does())] == [[1.0] * 8] * 2
+        made.close()
+
+
+class Judge:
+    def __init__(self):
+        self.limit = asyncio.Semaphore(1)
+
+    async def judged(self, completions, **kwargs):
+        async def once(text):
+            async with self.limit:
+                await asyncio.sleep(0.001)
+                return 1.0
+
+        return await asyncio.gather(*map(once, completions))
+
+
+def test_a_method_keeps_the_loop_of_its_object(suite):
+    judge = Judge()
+    for _ in range(2):
+        assert suite(judge.judged).score(ROWS[:1] * 8, ["a"] * 8).tolist() == [[1.0]] * 8
+
+
+def test_a_loop_that_was_stopped_goes_on_and_calls_leave_no_threads_behind():
     async def stops_reward(completions, **kwargs):
         asyncio.get_running_loop().stop()
         await asyncio.sleep(0)
         return [1.0] * len(completions)
 
-    made = suite(awaited_reward, stops_reward)
+    made = RewardSuite(Task("t", rows=ROWS, reward_funcs=[awaited_reward, stops_reward]), 1)
     made.score(ROWS, ["a"])
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     for _ in range(10):
         assert made.score(ROWS, ["a"]).tolist() == [[1.0, 1.0]]
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, files)
     made.close()
-    waited_for(lambda: threading.active_count() == threads - 2)
+    del made, stops_reward  # a loop lives as long as its function
+    gc.collect()
+    waited_for(lambda: threading.active_count() == threads - 1)
 
 
 def test_an_object_draws_on_from_call_to_call(suite):

@@ -265,20 +265,23 @@ def test_nothing_that_comes_back_runs_anything_here(tmp_path):
     file = str(tmp_path / "ran")
 
     def sends(how):
-        if how == "forged":  # straight into the pipe, in the place of the answer
+        forged = {"forged": Runs(file), "a text": "", "too few": (), "no number": ("1", "", 1, ""), "no output": (1, "", 1, None)}
+        if how in forged:  # straight into the pipe, in the place of the answer
             import sys
 
             frame = sys._getframe()
             while "link" not in frame.f_locals:
                 frame = frame.f_back
-            frame.f_locals["link"].send_bytes(pickle.dumps((frame.f_locals["number"], "", Runs(file), "")))
+            answer = (frame.f_locals["number"], "", Runs(file), "") if how == "forged" else forged[how]
+            frame.f_locals["link"].send_bytes(pickle.dumps(answer))
         return [Runs(file)] if how == "returned" else Runs(file)
 
     worker = Worker(sends)
     assert repr(worker("returned")[0]).startswith("<")
     assert worker("alone").kind == "Runs"
-    with pytest.raises(WorkerDied, match="something other than its answer"):
-        worker("forged")
+    for how in ("forged", "a text", "too few", "no number", "no output"):
+        with pytest.raises(WorkerDied, match="something other than its answer"):
+            worker(how)
     assert worker("alone").kind == "Runs"
     assert not os.path.exists(file)
     worker.close()

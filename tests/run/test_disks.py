@@ -170,7 +170,7 @@ def test_what_a_killed_writer_left_is_removed_and_a_living_ones_stays(tmp_path):
 def test_another_adapter_is_chosen_when_nobody_measures_or_exports(home, work):
     run = RunDirectory.create("r", Recipe(), {})
     run.release()
-    with run.alone(work), pytest.raises(RunError, match=rf"r: another process is at its {work}[\s\S]*wait until"):
+    with run.alone(work), pytest.raises(RunError, match=rf"r: another process is running {work} on it[\s\S]*wait until"):
         run.use_best(False)
     with run.alone(work), pytest.raises(ExportError), run.alone(work, ExportError):
         pass
@@ -180,7 +180,7 @@ def test_another_adapter_is_chosen_when_nobody_measures_or_exports(home, work):
 def test_two_do_not_measure_one_run_at_once(home):
     run = RunDirectory.create("r", Recipe(), {})
     run.release()
-    with run.alone("eval"), pytest.raises(RunError, match="r: another process is at its eval"):
+    with run.alone("eval"), pytest.raises(RunError, match="r: another process is running eval on it"):
         evaluate(run)
 
 

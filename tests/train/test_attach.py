@@ -671,13 +671,13 @@ def parts_of(completions, **kwargs):
     return [min(1.0, len(text[0]["content"]) / 40) for text in completions]
 
 
-def partial(folder):
+def partial(folder, functions=None, steps=2):
     from datasets import Dataset
     from trl import GRPOTrainer
 
     solved = [{"prompt": row["prompt"], "solution": row["answer"], "target_words": 3} for row in rows()]
     return GRPOTrainer(
-        model=str(MODEL_DIR), reward_funcs=[has_tags, parts_of], args=config(folder, max_steps=2),
+        model=str(MODEL_DIR), reward_funcs=functions or [has_tags, parts_of], args=config(folder, max_steps=steps),
         train_dataset=Dataset.from_list(solved), peft_config=lora(),
     )  # fmt: skip
 
@@ -701,6 +701,21 @@ def test_what_is_right_can_be_said_with_a_threshold(home, tmp_path, capsys):
         assert "GRPOConfig" in FollowedRun(run).figure._unmeasured.get_text()
     with pytest.raises(TaskError, match="right_by = 'nothing'"):
         attach(partial(tmp_path), right_by="nothing")
+
+
+@pytest.mark.parametrize(("score", "right_by"), [(0.0, None), (0.0, "equal"), (1.0, None)])
+def test_a_run_of_theirs_that_learns_nothing_is_sent_to_no_recipe(home, tmp_path, capsys, score, right_by):
+    def equal(completions, **kwargs):
+        return [score] * len(completions)
+
+    run = attach(trainer := partial(tmp_path, [equal], steps=12), right_by=right_by)
+    trainer.train()
+    [ended] = [line for line in capsys.readouterr().out.splitlines() if "NOTHING LEARNT" in line]
+    assert ("no completion was right" in ended, "('right' here: equal > 0)" in ended) == (not score, not score and not right_by)
+    assert "workbench probe" in ended
+    said = [ended, *(each.remedy for each in examine_run(run) if each.remedy)]
+    assert "dead groups" in str(examine_run(run))
+    assert not [line for line in said if "warm_start" in line or "in 02" in line]
 
 
 def test_the_column_of_the_answer_is_recognised_or_said(home, tmp_path, capsys):

@@ -389,6 +389,8 @@ GRPOConfig(learning_rate=open({str(victim)!r}, "w").write("1") * 1e-6, beta=__im
         ("b = 0.1\nif x:\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
         ("if x:\n    b = 0.1\nelse:\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
         ("for i in x:\n    b = 0.1\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("match x:\n    case 1:\n        b = 0.1\n    case _:\n        b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
+        ("async def f():\n    c = 2\n    async for i in x:\n        c = 1\n    GRPOConfig(beta=c, top_k=5)", {"top_k": 5}),
         ("b = 0.1\ndef f():\n    global b\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
         ("b = 0.1\nb = 0.2\ndef f():\n    GRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
         ("b = 0.1\nb += 0.1\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),

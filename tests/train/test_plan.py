@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from pathlib import Path
 
@@ -325,6 +326,9 @@ def kinds():
         ({"max_steps": 0}, "max_steps = 0.*at least 1, or -1"),
         ({"learning_rate": "abc"}, "learning_rate = 'abc'.*is a number"),
         ({"learning_rate": -1}, "learning_rate = -1.*above 0.*1e-05 is the default"),
+        ({"learning_rate": math.inf}, "learning_rate = inf.*finite number.*1e-05 is the default"),
+        ({"weight_decay": math.inf}, "weight_decay = inf.*finite number"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm = nan.*finite number"),
         ({"temperature": 0}, "temperature = 0.*above 0"),
         ({"beta": -1}, "beta = -1.*at least 0"),
         ({"loss_type": "foo"}, "loss_type = 'foo'.*one of grpo, bnpo"),
@@ -342,7 +346,11 @@ def test_values_that_cannot_work_are_refused_before_anything_is_built(kinds, grp
 
 @pytest.mark.parametrize(
     "grpo",
-    [{}, {"learning_rate": 1, "max_steps": -1, "scale_rewards": False, "loss_type": "dr_grpo", "warmup_steps": 0.1}],
+    [
+        {},
+        {"max_grad_norm": math.inf},
+        {"learning_rate": 1, "max_steps": -1, "scale_rewards": False, "loss_type": "dr_grpo", "warmup_steps": 0.1},
+    ],
 )
 def test_values_that_work_pass(kinds, grpo):
     check_values(of(**grpo)[0], kinds)

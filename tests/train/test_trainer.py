@@ -474,6 +474,7 @@ AWKWARD = {
     "tuples": [(1, 2), (3,), (), (1, "x")],
     "words": ["a", "", None, "b"],
     "counts": [1, None, 3, 4],
+    "half_pairs": ["a\ud800", "\udfff", None, "b"],
 }
 
 

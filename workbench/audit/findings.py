@@ -34,7 +34,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     # the task
     "answer_column": ("warning", "the answers were taken from the column {column!r}: no row has answer_column {named!r}",
         "Task(answer_column={column!r})"),
-    "answer_column.constant": ("warning", "every row has the same answer, which is none: the reference completion was guessed",
+    "answer_column.constant": ("warning", "every row has the same answer, which cannot be one: the reference was guessed",
         "Task(answer_column=...), or Task(ideal=lambda row: ...) for what a reference completion looks like"),
     "case": ("error", "regression case, {case}", "correct the function, or the case"),
     "case.fails": ("error", "{value}", "{remedy}"),
@@ -101,7 +101,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "silence": ("warning", "an empty completion earns {empty:g} from it, the reference completion {reference:g}",
         "pay nothing for a completion without an answer, or weigh it far below the right answer"),
     "right_by": ("warning", "calls a wrong answer right: it earns {score:g}, and {counts} counts as right ({chosen})",
-        "name the function that judges the answer: right_by=NAME, or right_by=(NAME, LEAST) where it pays parts"),
+        "name the function that judges the answer: right_by=NAME, or right_by=(NAME, LEAST) where it gives partial credit"),
     "overlap": ("note", "ranks the probes much as {other} does (rank correlation {alike:.2f}): one thing is paid twice",
         "give one of the two less weight if that is not intended"),
     # how does it score?

@@ -202,7 +202,7 @@ def shown_json_reward(completions: Sequence[Any], prompts: Sequence[Any], answer
 def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., list[float]]:
     """The function that says whether a completion of this row is right, for the profile of 01; DataError if none can.
 
-    `constant`: every row has the same answer, which is none.
+    `constant`: every row has the same answer, so that it is none.
     """
     if "answer" not in row:
         remedy = "measure without one (profile_prompts = 0), or with a reward function of your own"

@@ -16,15 +16,22 @@ from typing import Any, NamedTuple
 
 from workbench.errors import DataError
 from workbench.task import Row
+from workbench.workspace import encodable
 
 _TAG = re.compile(r"<([A-Za-z_]\w*)>")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ROLES = {"system", "user", "assistant", "developer", "model"}
 _KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}  # tags that templates of reasoning models write by themselves
 
 
 def prompt_text(prompt: Any, tokenizer: Any) -> str:
-    """The exact text that the model will see for a prompt, generation prompt included."""
-    return prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
+    """The exact text that the model will see for a prompt, generation prompt included; DataError if it is no text."""
+    text = prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
+    if (found := _SURROGATE.search(text)) is not None:
+        value = f"the prompt {encodable(text[max(0, found.start() - 40) : found.end() + 40])!r}"
+        rule = "a tokenizer reads Unicode text, and half of a surrogate pair (\\ud800 to \\udfff) is none"
+        raise DataError(value, rule=rule, remedy="read the file as UTF-8, or leave that row out")
+    return text
 
 
 def render(messages: Any, tokenizer: Any, add_generation_prompt: bool, **more: Any) -> str:

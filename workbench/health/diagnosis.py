@@ -84,6 +84,7 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
         fp16=settings.get("fp16") is True,
         asked=tuple({**((run.manifest().get("settings") or {}).get("asked") or recipe.grpo), **own}),
         warm_start=run.warm_start.is_file(),
+        attached=bool(run.manifest().get("attached")),
     )
 
 

@@ -94,6 +94,7 @@ class RunConfig:
     settings: dict[str, Any] = field(default_factory=dict)  # all that are known to be in force
     asked: tuple[str, ...] = ()  # settings that the recipe names
     warm_start: bool = False  # it was fine-tuned on right completions before the first step
+    attached: bool = False  # somebody's own trainer trained it, so there is no recipe
 
     @classmethod
     def of(cls, settings: dict[str, Any], **more: Any) -> RunConfig:
@@ -167,7 +168,7 @@ class RunView:
     @property
     def helps_to_begin(self) -> str:
         """What helps a policy that is right in fewer than one of 50 completions, if the rewards can pay; empty for others."""
-        if 50 * self.total("right", self.batches) >= self.total("completions", self.batches):
+        if self.config.attached or 50 * self.total("right", self.batches) >= self.total("completions", self.batches):
             return ""
         if self.config.warm_start:
             return "; its warm start was too little: more samples, more epochs or a higher learning_rate there"

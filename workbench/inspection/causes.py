@@ -72,7 +72,8 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
         known = sorted(rows[0].keys() - {"prompt", "prompt_id"})
         column = answer_column or answer_of(known, manifest) or "answer"
         if known and not any(column in row for row in rows):
-            rule, remedy = "causes are read against the right answer", nearest(column, known, "answer_column=, one of them")
+            rule, choose = "causes are read against the right answer", "choose one of them (answer_column=, --answer-column)"
+            remedy = nearest(column, known, choose)
             raise RunError(f"no column {column!r}; there are {', '.join(known)}", rule=rule, remedy=remedy)
         for place in np.flatnonzero(~np.asarray(right)):
             form = None if kept is None else bool(kept[place])

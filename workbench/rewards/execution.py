@@ -16,13 +16,15 @@ import io
 import math
 import os
 import random
+import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -87,7 +89,7 @@ class RewardExecutor:
         self.functions, self.deadline_s, self.skip = functions, deadline_s, skip
         self._unjudged: set[int] = set()  # of the latest call: formulas that were not judged in time
         self.places = {name: _place(function, keep_state) for name, function in functions.items()}
-        self._kept, self._loops = _Kept(), {}  # the loop of each coroutine function
+        self._kept = _Kept()
         sent = {name: function for name, function in functions.items() if self.places[name] == "worker"}
         self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
 
@@ -95,11 +97,9 @@ class RewardExecutor:
         return self.functions[name]
 
     def close(self) -> None:
-        """End the worker process and the threads of coroutines, if there are any."""
+        """End the worker process, if there is one."""
         if self._worker is not None:
             self._worker.close()
-        while self._loops:
-            self._loops.popitem()[1].end()
 
     def score(self, name: str, call: Call, quiet: bool = False) -> Scored:
         """One function's scores of a batch. If it fails, it is asked again for each completion alone, to find the culprits.
@@ -126,9 +126,7 @@ class RewardExecutor:
         prompts, completions, own = call["prompts"], call["completions"], _copies(_with_own_metrics(name, call))
         deadline_s, failure = self.deadline_s, None
         # A loop of its own: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
-        if name not in self._loops:
-            self._loops[name] = _Loop()
-        loop = self._loops[name]
+        loop = _Loop.of(self.functions[name])
         with self._kept:
             task = loop.begin(_caught(self.functions[name], own))
             answer = asyncio.wrap_future(task)
@@ -141,7 +139,7 @@ class RewardExecutor:
                     if why := await asyncio.to_thread(loop.busy, _GRACE_S):
                         # Left behind, with its thread, for ever: what swallows its cancellation would swallow its deletion, too,
                         # and never come back from it.
-                        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loops.pop(name)))
+                        ctypes.pythonapi.Py_IncRef(ctypes.py_object(loop.left_behind()))
         if late:
             failure = RewardFailure(f"was not back after {deadline_s:g} s{why}", in_time=False)
         elif (result := task.result()) and isinstance(result[1], BaseException):
@@ -264,15 +262,25 @@ def _place(function: Callable[..., Any], keep_state: bool) -> str:
 
 def _model_in(function: Callable[..., Any]) -> str:
     # A model must not be copied to another process; one on a GPU cannot even be.
-    names = {name for code in code_objects(function) for name in code.co_names}  # of comprehensions and helpers, too
-    held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
-    with contextlib.suppress(ValueError):
-        held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    for value in held:
+    for value in _reached(function):
         of_library = type(value).__module__.partition(".")[0] in _MODELS
         if of_library and any(hasattr(value, part) for part in ("parameters", "device", "model", "vocab")):
             return f"a {type(value).__name__}"
     return ""
+
+
+def _reached(function: Callable[..., Any]) -> list[Any]:
+    # What a function holds by name; comprehensions and helpers, too.
+    names = {name for code in code_objects(function) for name in code.co_names}
+    held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
+    with contextlib.suppress(ValueError):
+        held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return held
+
+
+def _keeps_state(value: Any) -> bool:
+    plain = (str, bytes, int, float, complex, tuple, frozenset, re.Pattern, type(None))
+    return not isinstance(value, (*plain, type, ModuleType)) and not inspect.isroutine(value)
 
 
 def _with_own_metrics(function: str, call: Call) -> Call:
@@ -344,11 +352,49 @@ def _random_streams() -> list[tuple[Callable[[Any], Any], Any]]:
 
 
 class _Loop:
-    """An event loop in a thread, which goes on between calls: what a function keeps open belongs to it."""
+    """An event loop in a thread, for a coroutine function as long as that lives: a client or a limit that it keeps belongs to it.
+
+    What measures, plans and trains with one function uses the same loop, and so do functions that use the same object.
+    """
+
+    _all: ClassVar[list[_Loop]] = []
+    _lock = threading.RLock()  # a function may be collected while this is held
 
     def __init__(self) -> None:
         self.loop, self._ended = asyncio.new_event_loop(), False
+        self._users, self._used = 0, set[int]()  # functions that live; ids of those and of the objects that they use
         threading.Thread(target=self._run, name="reward coroutine", daemon=True).start()
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> _Loop:
+        """The loop of a coroutine function, which is begun with its first call."""
+        while isinstance(function, functools.partial) or hasattr(function, "beneath"):
+            function = function.func if isinstance(function, functools.partial) else function.beneath
+        owner = getattr(function, "__self__", function)  # of a method, which is another object each time
+        used = {id(owner), *map(id, filter(_keeps_state, [*_reached(function), *getattr(owner, "__dict__", {}).values()]))}
+        with cls._lock:
+            loop = next((each for each in cls._all if each._used & used), None)
+            if loop is None:
+                cls._all.append(loop := cls())
+            if id(owner) not in loop._used:
+                with contextlib.suppress(TypeError):  # it takes no weak references, and the loop stays
+                    loop._users += 1
+                    weakref.finalize(owner, loop._forget, id(owner)).atexit = False
+            loop._used |= used
+        return loop
+
+    def _forget(self, owner: int) -> None:
+        with self._lock:
+            self._used.discard(owner)
+            self._users -= 1
+            if not self._users:
+                self.left_behind().end()
+
+    def left_behind(self) -> _Loop:
+        """The loop itself, which no later call uses."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._all.remove(self)
+        return self
 
     def _run(self) -> None:
         while not self._ended:  # a function may stop it, or end it with a task that raises SystemExit
@@ -368,7 +414,7 @@ class _Loop:
         try:
             others = self.begin(rest()).result(within_s)
         except TimeoutError:
-            return ": it blocks instead of awaiting"
+            return ": it blocks instead of awaiting" if self._users < 2 else ": it, or one that uses the same objects, blocks"
         if others and self.begin(asyncio.wait(others, timeout=within_s)).result(2 * within_s)[1]:
             return ", and did not end when it was cancelled"
         return ""

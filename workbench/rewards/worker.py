@@ -95,7 +95,7 @@ class Worker:
                 while number < self._calls:  # an earlier call's, sent by a process that it left behind
                     if not link.poll(None if until is None else max(0.0, until - time.monotonic())):
                         raise DeadlineError
-                    number, failure, value, printed = _answer(link)
+                    number, failure, value, printed = _answer(link, (int, str, object, str))
             except BaseException as error:  # also when interrupted: its answer must not be taken for the next one's
                 self._kill()
                 if isinstance(error, DeadlineError):
@@ -137,7 +137,7 @@ class Worker:
             if not here.poll(START_S):
                 self._end()
                 raise WorkerDied(f"the process was not ready after {START_S:g} s")
-            failure, pid = _answer(here)
+            failure, pid = _answer(here, (str, object))
         except (EOFError, OSError, pickle.UnpicklingError):
             raise WorkerDied("the process ended before it was ready") from None
         if failure:
@@ -203,9 +203,12 @@ class _AsData(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no data")
 
 
-def _answer(link: Connection) -> Any:
+def _answer(link: Connection, kinds: tuple[type, ...]) -> Any:
     try:
-        return _AsData(io.BytesIO(link.recv_bytes())).load()
+        parts = _AsData(io.BytesIO(link.recv_bytes())).load()
+        if len(parts) != len(kinds) or not all(map(isinstance, parts, kinds)):
+            raise pickle.UnpicklingError("other parts than an answer has")
+        return parts
     except (EOFError, OSError, pickle.UnpicklingError):
         raise
     except Exception as error:  # bytes that are no pickle: of any kind

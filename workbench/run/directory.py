@@ -128,7 +128,7 @@ class RunDirectory:
         with self.writing():
             taken = lock.take()
         if not taken:
-            value, rule = f"{self.name}: another process is at its {work}", "one process at a time does that on a run"
+            value, rule = f"{self.name}: another process is running {work} on it", "one process at a time may do that"
             raise refused(value, rule=rule, remedy="wait until it has ended, and do it again: what it made is kept")
         try:
             yield lock

@@ -7,11 +7,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
+from workbench.errors import RunError
 from workbench.health import ALARM, WARNING, examine_run
 from workbench.health.diagnosis import LATEST
 from workbench.health.summary import summaries_of, summarise
@@ -35,7 +36,7 @@ from workbench.run.metrics import (
     weight_of,
 )
 from workbench.run.parts import MERGE, merge
-from workbench.run.rollouts import columns_of, write_part
+from workbench.run.rollouts import columns_of, qualified, unstated_right, write_part
 from workbench.training.watchers import Watcher
 from workbench.workspace import to_json
 
@@ -84,8 +85,14 @@ class Recorder:
     @property
     def verdict(self) -> str:
         """A few words on a run that cannot have learnt, and on scores that functions failed to give. Else empty."""
-        start = "no completion was right: where `workbench probe` finds nothing wrong, begin with `warm_start: 32` in the recipe"
-        why = "look at the rewards in 02" if self._right or self.run.warm_start.is_file() else start
+        about: dict[str, Any] = {}
+        with suppress(RunError):
+            about = self.run.manifest()
+        theirs, never = about.get("attached"), qualified("no completion was right", unstated_right(about))
+        why = "look at the rewards with `workbench probe`" if theirs else "look at the rewards in 02"
+        if not (self._right or self.run.warm_start.is_file()):
+            start = "take easier prompts, or more completions of each" if theirs else "begin with `warm_start: 32` in the recipe"
+            why = f"{never}: where `workbench probe` finds nothing wrong, {start}"
         words = f": NOTHING LEARNT, the completions of every group scored the same in every step ({why})"
         found = words * bool(self._scored and self._all_dead)
         for name, count in self.reward_errors.items():

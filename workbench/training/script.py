@@ -127,6 +127,10 @@ class Call(NamedTuple):
     bound_to: set[str]  # names that its result goes into
 
 
+# Whose statements may run never, or more than once.
+_BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.match_case)
+
+
 class _Binding(NamedTuple):
     """A name gets a value, in a block of statements: the indented ones that it stands in, outermost first."""
 
@@ -164,7 +168,7 @@ class _Names:
                     self._bind(name, node, (0,), (id(node),), None)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
                 scopes, block = (*scopes, id(node)), ()
-        inner = (*block, id(node)) if isinstance(node, (ast.For, ast.While, ast.Try, ast.With)) else block
+        inner = (*block, id(node)) if isinstance(node, _BLOCKS) else block
         for name, part in ast.iter_fields(node):
             own = (*block, id(part)) if isinstance(node, ast.If) and name in ("body", "orelse") else inner
             for each in part if isinstance(part, list) else [part]:

@@ -27,7 +27,7 @@ from workbench.training.resuming import STATE_FILES, Changed, Point, changed_sin
 from workbench.training.session import Made
 from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
-from workbench.workspace import replace_folder, shown
+from workbench.workspace import encodable, replace_folder, shown
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
@@ -252,14 +252,16 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
 def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
     """(rows that come back from an Arrow table as they are; column -> its values, of which those rows hold the row's number).
 
-    Arrow gives every dict of a column the keys of all, and turns or refuses values of several types and large integers.
+    Arrow gives every dict of a column the keys of all, and turns or refuses values of several types, large integers and texts
+    that are not UTF-8.
     """
     aside = {}
     for name in dict.fromkeys(name for row in rows for name in row if name != "prompt"):
         values = [row.get(name) for row in rows]
         kinds = {type(value) for value in values} - {type(None)}
         large = kinds == {int} and max(abs(value) for value in values if value is not None) >= 2**63
-        if large or len(kinds) > 1 or not kinds <= {str, int, float, bool}:
+        torn = kinds == {str} and any(value != encodable(value) for value in values if value)
+        if large or torn or len(kinds) > 1 or not kinds <= {str, int, float, bool}:
             aside[name] = values
     return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_SHARES.split(), (lambda value: 0 <= value <= 1, "from 0 to 1")),
     **dict.fromkeys(_NOT_NEGATIVE.split(), (lambda value: value >= 0, "at least 0")),
 }
+# Where an infinity means that nothing is bounded.
+_UNBOUNDED = ("max_grad_norm", "delta", "epsilon_high")
 CHOICES = {
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
     "scale_rewards": ("group", "batch", "none", True, False),
@@ -116,6 +119,8 @@ def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
             )
             remedy = f"{instead}{'install it, or ' * bool(lacks(name))}leave it out"
             raise RecipeError(said, rule=_REFUSED[name], remedy=remedy)
+        if isinstance(value, float) and not math.isfinite(value) and (math.isnan(value) or name not in _UNBOUNDED):
+            raise RecipeError(said, rule=f"{name} is a finite number", remedy=f"give a number{default}")
         fine, words = RANGES.get(name, (lambda value: True, ""))
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not fine(value):
             raise RecipeError(said, rule=f"{name} is {words}", remedy=f"give a number {words}{default}")
