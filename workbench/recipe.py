@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from workbench.errors import RecipeError, nearest
 from workbench.secret import is_secret, setting
-from workbench.workspace import find, replace_file
+from workbench.workspace import encodable, find, replace_file
 
 _MOST_CHARACTERS, _MOST_VALUES, _MOST_LEVELS, _MOST_SHOWN = 2**20, 20_000, 40, 200
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
@@ -36,11 +37,12 @@ def _settings(grpo: dict[str, Any]) -> dict[str, Any]:
 
 def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict[str, Any]:
     """Arguments for a chat template: a mapping, or one as JSON text, or None; RecipeError for others, and for TRL's own."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(value) if isinstance(value, str) else value
+    _check_size(value, said)
     if not (value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))):
         rule, remedy = "a chat template takes arguments by name", 'write a mapping, such as {"enable_thinking": false}'
-        raise RecipeError(f"{said} = {value!r}", rule=rule, remedy=remedy)
+        raise RecipeError(f"{said} = {repr(value)[:_MOST_SHOWN]}", rule=rule, remedy=remedy)
     if own := sorted(_TRLS_OWN.intersection(value or {})):
         raise RecipeError(f"{said} = {value!r}", rule=f"TRL passes {own[0]!r} to the template itself", remedy="leave it out")
     if secret := next((key for key, own in (value or {}).items() if is_secret(key, own)), None):
@@ -54,15 +56,49 @@ def read_yaml(text: str, source: str) -> Any:
     if len(text) > _MOST_CHARACTERS:
         value, rule = f"{source}: {len(text) / 1e6:.1f} MB", "a recipe is at most 1 MB of YAML"
         raise RecipeError(value, rule=rule, remedy="rows belong in the task's files")
-    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0  # without C it takes a minute
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without C it takes a minute
     try:
-        for number, event in enumerate(yaml.parse(text, loader)):  # the loader calls itself, and in C nothing stops it
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MOST_LEVELS or number > 2 * _MOST_VALUES:
-                raise ValueError(f"over {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels")
-        return yaml.load(text, loader)
+        # The loader calls itself, and in C nothing stops it.
+        content = yaml.load(text, loader) if (small := _is_small(yaml.parse(text, loader))) else None
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{source}: {error}", rule="a recipe is valid YAML", remedy="correct that line") from error
+    if not small:
+        raise _too_large(source)
+    return content
+
+
+def _is_small(events: Iterator[Any]) -> bool:
+    """Whether a text has few values, levels and characters, with what its aliases stand for written out."""
+    values = characters = 0
+    open_parts: list[tuple[str | None, int, int]] = []  # the anchor of each, and what came before it
+    sizes: dict[str | None, tuple[int, int]] = {}  # of what has an anchor
+    for event in events:
+        if getattr(event, "tag", None) not in (None, "!", "tag:yaml.org,2002:str"):
+            # The loader trips over `!!int x`.
+            raise ValueError(f"line {event.start_mark.line + 1}: the tag {event.tag}, and a recipe has none")
+        before = values, characters
+        if isinstance(event, yaml.AliasEvent):
+            more_values, more_characters = sizes.get(event.anchor, (1, 0))
+            values, characters = values + more_values, characters + more_characters
+        elif isinstance(event, yaml.ScalarEvent):
+            values, characters = values + 1, characters + len(event.value)
+            sizes[event.anchor] = 1, len(event.value)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            values += 1
+            open_parts.append((event.anchor, *before))
+            sizes[event.anchor] = _MOST_VALUES + 1, 0  # an alias within would have no end
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, values_before, characters_before = open_parts.pop()
+            sizes[anchor] = values - values_before, characters - characters_before
+        if values > _MOST_VALUES or characters > _MOST_CHARACTERS or len(open_parts) > _MOST_LEVELS:
+            return False
+    return True
+
+
+def _too_large(source: str) -> RecipeError:
+    value = f"{source}: over {_MOST_VALUES:,} values, {_MOST_LEVELS} levels, or 1 MB of text"
+    rule = "a recipe is small, also with what its aliases (*name) stand for written out"
+    return RecipeError(value, rule=rule, remedy="rows belong in the task's files; write out what an alias repeats")
 
 
 def _check_size(content: Any, source: str) -> None:
@@ -73,14 +109,15 @@ def _check_size(content: Any, source: str) -> None:
         if huge := next((each for each in level if isinstance(each, int) and each.bit_length() > 63), None):
             value, rule = f"{source}: a number of {huge.bit_length()} bits", "a number in a recipe has at most 63 bits"
             raise RecipeError(value, rule=rule, remedy="write a smaller one")
+        if half := next((each for each in level if isinstance(each, str) and encodable(each) != each), None):
+            value, rule = f"{source}: {half[:_MOST_SHOWN]!r}", "a recipe is text in UTF-8, which holds no lone surrogate"
+            raise RecipeError(value, rule=rule, remedy="leave it out")
         level = list(itertools.islice(items, _MOST_VALUES))
         values += len(level)
         if not level or values >= _MOST_VALUES:
             break
     if level:
-        value = f"{source}: over {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels"
-        rule = "a recipe is small, also with what its aliases (*name) stand for written out"
-        raise RecipeError(value, rule=rule, remedy="rows belong in the task's files; write out what an alias repeats")
+        raise _too_large(source)
 
 
 def _values(part: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import linecache
 import os
 import pickle
@@ -32,7 +33,7 @@ def odd_jobs(what, *details):
     if what == "raise":
         raise ValueError("no such number")
     if what == "print":
-        print("x" * details[0])
+        print("x" * details[0] if isinstance(details[0], int) else details[0])
     if what == "sleep":
         time.sleep(3600)
     if what == "tower":
@@ -89,6 +90,12 @@ def test_prints_are_passed_on_unless_quiet(shared, capsys):
     assert capsys.readouterr().out == "xxx\n"
     shared("print", 3, quiet=True)
     assert capsys.readouterr().out == ""
+
+
+def test_a_lone_surrogate_that_is_printed_ends_nothing(shared, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True))  # pytest's takes them
+    shared("print", "a\ud800b")
+    assert sys.stdout.buffer.getvalue() == b"a\\ud800b\n"
 
 
 def test_prints_are_capped(shared, capsys):

@@ -112,6 +112,8 @@ def test_in_continue_a_rename_that_fails_is_said_and_the_run_is_as_it_was(home, 
     with pytest.raises(RunError, match=r"runs/r/\S+ cannot be written: "):
         run.reopen(1)
     assert not run.live
+    assert run.manifest() == {"result": {"status": "finished"}}
+    assert run.metrics() == [{"step": 1, "reward": 1.0}]
 
 
 # -- two writers -------------------------------------------------------------------------------------------------------
@@ -182,6 +184,22 @@ def test_two_do_not_measure_one_run_at_once(home):
     run.release()
     with run.alone("eval"), pytest.raises(RunError, match="r: another process is running eval on it"):
         evaluate(run)
+
+
+def test_on_a_drive_that_can_only_be_read_nobody_is_sent_to_train(home, monkeypatch):
+    run = RunDirectory.create("r", Recipe(), {})
+    run.release()
+    real = os.open
+
+    def refuse(path, flags, *mode, **more):
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(DiskError, match="it can only be read") as error:
+        evaluate(run)
+    assert "train" not in error.value.remedy
 
 
 # -- full, and read-only -----------------------------------------------------------------------------------------------

@@ -81,6 +81,11 @@ def _bomb(levels: int) -> str:
     return "\n".join(lines)
 
 
+def _merges(levels: int) -> str:
+    lines = [f"  a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 10)}]}}" for level in range(1, levels)]
+    return "\n".join(["grpo:", "  a0: &a0 {x: 1}", *lines])
+
+
 @pytest.mark.timeout(100)  # without a bound some of these took longer than that; with it, a second
 @pytest.mark.parametrize(
     ("text", "rule"),
@@ -88,16 +93,22 @@ def _bomb(levels: int) -> str:
         (_bomb(9), "aliases"),
         ("grpo:\n  " + _bomb(8).replace("\n", "\n  "), "aliases"),
         ("grpo: &all\n  a: *all\n", "aliases"),
+        ("grpo: &all\n  a: {<<: *all}\n", "aliases"),
+        (_merges(8), "aliases"),
+        ("grpo:\n  a: &a " + "x" * 900_000 + "\n  b: [" + ", ".join(["*a"] * 9_000) + "]\n", "aliases"),
         ("run_name: " + "x" * 50_000_000, "at most 1 MB"),
-        ("grpo: " + "[" * 3_000 + "]" * 3_000, "valid YAML|aliases"),
-        ("grpo: " + "[" * 500_000, "valid YAML"),
+        ("grpo: " + "[" * 3_000 + "]" * 3_000, "aliases"),
+        ("grpo: " + "[" * 500_000, "aliases"),
         ("seed: " + "9" * 100_000, "valid YAML"),
         ("grpo: {max_steps: " + "9" * 4_000 + "}", "63 bits"),
-        ("grpo: {a: [" + "1, " * 300_000 + "1]}", "valid YAML"),
+        ("grpo: {a: [" + "1, " * 300_000 + "1]}", "aliases"),
         ("stages:\n" + "".join(f"- {{name: s{number}, steps: 1}}\n" for number in range(3_000)), "at most 100 items"),
     ],
-    ids=["bomb", "bomb-in-grpo", "itself", "50-MB", "deep", "deeper", "huge", "large", "long", "stages"],
-)
+    ids=[
+        "bomb", "bomb-in-grpo", "itself", "merges-itself", "merges", "text", "50-MB", "deep", "deeper", "huge", "huge-setting",
+        "long", "stages",
+    ],
+)  # fmt: skip
 def test_a_recipe_without_bounds_is_refused_at_once(tmp_path, text, rule):
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(RecipeError) as error:
@@ -112,8 +123,35 @@ def test_a_value_without_bounds_is_refused(text):
         overridden(Recipe(), [text])
 
 
+@pytest.mark.parametrize("text", ["!!int ''", "!!int _", "!!bool x", "!!float ''", "!!timestamp x", "!!set {a}", "!mine x"])
+def test_a_tag_is_refused_with_its_line(tmp_path, text):
+    (tmp_path / "r.yaml").write_text(f"run_name: !!str 1\nseed: {text}\n")
+    with pytest.raises(RecipeError, match=r"line 2: the tag [\s\S]*rule: [\s\S]*remedy: "):
+        Recipe.load(tmp_path / "r.yaml")
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, '{"a": ' + "[" * 100 + "]" * 100 + "}", '{"a": ' + "9" * 4_000 + "}"])
+def test_arguments_of_a_template_without_bounds_are_refused(value):
+    with pytest.raises(RecipeError) as error:
+        template_kwargs(value)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"run_name": "\ud800"},
+        {"grpo": {"run_name": "a\udfff"}},
+        {"stages": [{"name": "a", "steps": 1, "prompts": {"\ud800": 1}}]},
+    ],
+)
+def test_a_lone_surrogate_is_in_no_recipe(content):
+    with pytest.raises(RecipeError, match="UTF-8"):  # it could not be read again
+        Recipe.of(content)
+
+
 def test_aliases_that_repeat_a_little_are_taken(tmp_path):
-    lines = "stages:\n- {name: a, steps: 1, grpo: &own {beta: 0.1}}\n- {name: b, steps: 1, grpo: *own}\n"
+    lines = "stages:\n- {name: a, steps: 1, grpo: &own {beta: 0.1}}\n- {name: b, steps: 1, grpo: {<<: *own}}\n"
     (tmp_path / "r.yaml").write_text(lines)
     assert [stage.grpo for stage in Recipe.load(tmp_path / "r.yaml").stages] == [{"beta": 0.1}] * 2
 

@@ -32,6 +32,7 @@ from typing import Any
 from workbench.errors import fault_line
 from workbench.rewards.tracing import Trace
 from workbench.task import modules_of_tasks
+from workbench.workspace import encodable
 
 # Bound now: what a target puts in their place must not decide what is sent.
 _dumps, _loads = functools.partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL), pickle.loads
@@ -106,6 +107,7 @@ class Worker:
                     raise WorkerDied(f"the process sent something other than its answer ({error})") from None
                 raise
         if printed and not quiet:
+            printed = encodable(printed)
             print(printed, end="" if printed.endswith("\n") else "\n")
         if failure:
             raise RemoteError(failure)

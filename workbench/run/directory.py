@@ -125,7 +125,7 @@ class RunDirectory:
     def alone(self, work: str, refused: type[WorkbenchError] = RunError) -> Generator[Lock]:
         """Do `work` ("eval", "export") on the run in this process only; `refused` is raised if another one is at it."""
         lock = Lock(self.path, f".{work}.lock")
-        with self.writing():
+        with written(self.path):
             taken = lock.take()
         if not taken:
             value, rule = f"{self.name}: another process is running {work} on it", "one process at a time may do that"

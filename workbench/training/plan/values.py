@@ -38,9 +38,9 @@ DEFAULTS: dict[str, Any] = {
 }
 
 # Values that GRPOConfig takes without a word and that end in a traceback later, or in a run that cannot learn.
-_POSITIVE = "num_train_epochs learning_rate temperature repetition_penalty epsilon epsilon_high logging_steps save_steps"
-_POSITIVE += " delta sapo_temperature_neg sapo_temperature_pos"
-_NOT_NEGATIVE = "adam_epsilon top_k beta weight_decay warmup_steps max_grad_norm entropy_target"
+_FINITE = "learning_rate temperature repetition_penalty"  # an infinite clip range or norm means that nothing is clipped
+_POSITIVE = "num_train_epochs epsilon epsilon_high logging_steps save_steps delta sapo_temperature_neg sapo_temperature_pos"
+_NOT_NEGATIVE = "adam_epsilon top_k warmup_steps max_grad_norm entropy_target"
 _NOT_NEGATIVE += " off_policy_mask_threshold vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
 _SHARES = "min_p entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta"
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -50,6 +50,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dataloader_num_workers": (lambda value: 0 <= value <= 64, "from 0 to 64, each a process"),
     "num_iterations": (lambda value: value >= 1, "at least 1"),
     **dict.fromkeys(_POSITIVE.split(), (lambda value: value > 0, "above 0")),
+    **dict.fromkeys(_FINITE.split(), (lambda value: 0 < value < math.inf, "above 0, and finite")),
+    **dict.fromkeys(("beta", "weight_decay"), (lambda value: 0 <= value < math.inf, "at least 0, and finite")),
     **dict.fromkeys(_SHARES.split(), (lambda value: 0 <= value <= 1, "from 0 to 1")),
     **dict.fromkeys(_NOT_NEGATIVE.split(), (lambda value: value >= 0, "at least 0")),
 }
