@@ -54,7 +54,7 @@ def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict
 def read_yaml(text: str, source: str) -> Any:
     """What a text in YAML holds, in bounded time and memory; RecipeError if it is none, or too large."""
     if len(text) > _MOST_CHARACTERS:
-        value, rule = f"{source}: {len(text) / 1e6:.1f} MB", "a recipe is at most 1 MB of YAML"
+        value, rule = f"{source}: over 1 MB", "a recipe is at most 1 MB of YAML"  # of a file only its beginning was read
         raise RecipeError(value, rule=rule, remedy="rows belong in the task's files")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without C it takes a minute
     try:

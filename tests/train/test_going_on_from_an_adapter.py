@@ -50,13 +50,14 @@ def test_a_run_begins_with_it_and_continues_without_its_folder(home, adapter):
     backend, folder, _ = adapter
     if backend == "unsloth":
         pytest.skip("the recipe's way is the same for both")
-    recipe = Recipe(policy={**PLAIN, "adapter": str(folder)}, grpo=GRPO)
+    recipe = Recipe(policy={**PLAIN, "adapter": str(folder)}, grpo={**GRPO, "beta": 0.1})
     plan = prepare(recipe)
     assert (plan.recipe.lora.r, plan.recipe.lora.target_modules) == (4, ["q_proj", "v_proj"])
     assert any(adapter_named(folder) in note and "base" in note for note in plan.notes)
     run = train(recipe)
     assert run.manifest()["policy"]["trained_in"] == [adapter_named(folder)]
     assert run.recipe().lora.r == 4
+    assert run.metrics()[0]["kl"] > 0  # the reference is the base: against the adapter as it was it would be 0
     folder.rename(folder.with_name("elsewhere"))
     try:
         assert continue_run(run, steps=1).result()["steps"] == 3
@@ -104,3 +105,18 @@ def test_an_adapter_of_another_model_is_refused(adapter, tmp_path):
     )
     with pytest.raises(PolicyError, match=r"layers\.(77|0)\."):
         load_policy(Recipe(policy={"backend": backend, "load_in_4bit": False, "adapter": str(tmp_path)}))
+
+
+def test_an_adapter_whose_weights_are_no_numbers_is_refused(adapter, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    backend, folder, _ = adapter
+    (tmp_path / "adapter_config.json").write_bytes((folder / "adapter_config.json").read_bytes())
+    weights = load_file(folder / "adapter_model.safetensors")
+    spoiled = next(reversed(weights))
+    weights[spoiled].view(-1)[-1] = float("nan")
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(PolicyError) as raised:
+        load_policy(Recipe(policy={"backend": backend, "load_in_4bit": False, "adapter": str(tmp_path)}))
+    assert spoiled in raised.value.value
+    assert "lower learning rate" in raised.value.remedy

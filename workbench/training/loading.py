@@ -207,7 +207,15 @@ def put_on(model: Any, adapter: str | Path) -> None:
 
     folder = find_adapter(adapter)
     with reading(f"adapter {shown(folder)}"):
-        left = set_peft_model_state_dict(model, load_peft_weights(folder, device="cpu"))
+        weights = load_peft_weights(folder, device="cpu")
+        bad = next((name for name, weight in weights.items() if not weight.isfinite().all()), None)
+        left = None if bad else set_peft_model_state_dict(model, weights)
+    if left is None:
+        value, rule = (
+            f"adapter {shown(folder)}: {bad} holds NaN or infinity",
+            "a policy whose weights are not numbers writes nothing",
+        )
+        raise PolicyError(value, rule=rule, remedy="take an earlier checkpoint, or train it again at a lower learning rate")
     if unfit := [*left.unexpected_keys, *(key for key in left.missing_keys if "lora_" in key)]:
         rule = "an adapter goes onto the model that it was trained for, and holds weights for each adapted layer"
         remedy = "name the base model that adapter_config.json names as policy.name"
