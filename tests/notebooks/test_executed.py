@@ -234,7 +234,7 @@ def test_a_json_task_of_ones_own_is_measured_as_json_and_never_overwritten(home)
     asked |= {"max_seq_length": 512, "num_generations": 2, "max_completion_length": 8}
     execute(notebooks_folder() / "01_dataset.ipynb", home / "01.ipynb", asked)
     shown = (home / "01.ipynb").read_text()
-    assert "a completion is right where shown_json_reward pays" in shown
+    assert "a completion is right where shown_json_reward > 0" in shown
     assert "solved 100% never" in shown
     assert "last_line_reward" not in shown
     assert '"right_by": "shown_json_reward ' in (folder / "difficulty.jsonl").read_text()
