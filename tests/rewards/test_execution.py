@@ -779,14 +779,16 @@ def test_a_loop_that_was_stopped_goes_on_and_calls_leave_no_threads_behind():
 
     made = RewardSuite(Task("t", rows=ROWS, reward_funcs=[awaited_reward, stops_reward]), 1)
     made.score(ROWS, ["a"])
+    gc.collect()
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     for _ in range(10):
         assert made.score(ROWS, ["a"]).tolist() == [[1.0, 1.0]]
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, files)
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= files
     made.close()
     del made, stops_reward  # a loop lives as long as its function
     gc.collect()
-    waited_for(lambda: threading.active_count() == threads - 1)
+    waited_for(lambda: threading.active_count() < threads)  # those of earlier tests may end meanwhile, too
 
 
 def test_an_object_draws_on_from_call_to_call(suite):
