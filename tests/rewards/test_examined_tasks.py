@@ -169,4 +169,4 @@ class Hanging:
 def test_an_object_that_hangs_is_cut_too():
     said = found_in(table(TAGGED, ["42"], Hanging()), deadline_s=2)
     # How many of the others are late is the machine's doing.
-    assert re.search(r"\d+ of 36 completions were not scored in time \(2 s for all of them\)", said["late"][0])
+    assert re.search(r"[1-9]\d* of \d+ completions were not scored in time \(2 s for all of them\)", said["late"][0])
