@@ -36,7 +36,7 @@ from workbench.memory.parts import (
 )
 from workbench.memory.shapes import adapter_on, from_config, shape_of
 from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe, RescuePart
-from workbench.training.plan.values import DEFAULTS
+from workbench.training.settings.values import DEFAULTS
 
 TINY = shape_of("tiny")
 SMALL = {

@@ -17,10 +17,10 @@ from workbench.run.control_file import send
 from workbench.run.rollouts import query, read_batches
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
-from workbench.training.plan import Batch, overridden
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare
 from workbench.training.rescue import Rates, drawn, notes
+from workbench.training.settings import Batch, overridden
 from workbench.training.trainer import continue_run, train
 
 # One update of plain gradient descent: what the adapter moves by is the gradient itself.

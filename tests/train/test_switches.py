@@ -15,7 +15,7 @@ from workbench.health import NOTE, OK, SKIPPED, RunConfig, diagnose
 from workbench.health.switches import inert_in_plan, more_updates, ratio_is_one
 from workbench.recipe import Recipe
 from workbench.run.directory import environment
-from workbench.training import plan
+from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes
 from workbench.training.prepare import taken_together
 
@@ -23,7 +23,7 @@ NOTHING = "nothing here"
 
 
 def lines(**grpo: Any) -> list[str]:
-    return plan.normalised(Recipe.of({"grpo": grpo}), plan.field_names(trainer_classes()[0]))[2]
+    return settings_of.normalised(Recipe.of({"grpo": grpo}), settings_of.field_names(trainer_classes()[0]))[2]
 
 
 def judged(settings: dict[str, Any], asked: tuple[str, ...] = (), steps: int = 45, **row: Any):
@@ -194,14 +194,14 @@ def test_combinations(grpo, said):
 
 
 def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
-    from workbench.training.plan.combinations import COMBINATIONS
+    from workbench.training.settings.combinations import COMBINATIONS
 
     assert len(COMBINATIONS) >= 15
     assert all(callable(holds) and wrong and source and remedy for holds, wrong, source, remedy in COMBINATIONS)
 
 
 def test_with_vllm(monkeypatch):
-    from workbench.training.plan.combinations import advice
+    from workbench.training.settings.combinations import advice
 
     recipe, vllm = Recipe(grpo={}), {"use_vllm": True}
     assert any("trl#6789" in line for line in advice(recipe, {**vllm, "top_p": 0.9}))

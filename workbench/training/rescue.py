@@ -25,10 +25,10 @@ from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEFT_OUT_S, RESCUE_DEAD, RESCUE_FACTOR, RESCUE_TOKENS
 from workbench.run.rollouts import read_batches
 from workbench.task import Task
-from workbench.training.plan.batches import Batch
+from workbench.training.settings.batches import Batch
 
 if TYPE_CHECKING:
-    from workbench.training.stages import Stage
+    from workbench.training.plan import Stage
 
 # What TRL's `_compute_loss` divides by: these losses by tokens, the others by completions; dead groups count in both.
 BY_TOKENS = ("bnpo", "cispo", "dapo", "vespo")

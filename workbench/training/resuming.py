@@ -31,7 +31,7 @@ from workbench.run.directory import RunDirectory, versions
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
-from workbench.training.plan.algorithms import asked_settings
+from workbench.training.settings.algorithms import asked_settings
 from workbench.workspace import find, read_lines, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"

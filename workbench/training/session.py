@@ -33,8 +33,8 @@ from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
 from workbench.training.held_out import HeldOut
 from workbench.training.loading import eos_ids, random_states
+from workbench.training.plan import ONLY_STAGE, Plan, Stage
 from workbench.training.policy import Policy
-from workbench.training.prepare import Plan
 from workbench.training.recorder import Recorder
 from workbench.training.rescue import Rescue
 from workbench.training.resuming import (
@@ -51,7 +51,7 @@ from workbench.training.resuming import (
     save_checkpoint,
     whole_weights,
 )  # fmt: skip
-from workbench.training.stages import ONLY_STAGE, AdaptiveWeights, Stage
+from workbench.training.stages import AdaptiveWeights
 from workbench.training.trackers import tracker_callbacks
 from workbench.training.watchers import Watchers, unasked
 from workbench.workspace import replace_folder

@@ -15,17 +15,17 @@ from workbench.errors import RecipeError, RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Row, Task
-from workbench.training import plan as settings_of
 from workbench.training import resuming
+from workbench.training import settings as settings_of
 from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
 from workbench.training.fitting import memory_on
+from workbench.training.plan import Plan, Stage
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
-from workbench.training.prepare import Plan, prepare, settled, taken_together
+from workbench.training.prepare import prepare, settled, taken_together
 from workbench.training.recorder import health_on_record
 from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
 from workbench.training.session import Made
-from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
 from workbench.workspace import encodable, replace_folder, shown
 
