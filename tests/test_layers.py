@@ -138,16 +138,16 @@ def test_no_imports_go_in_a_circle_within_a_folder_or_between_folders():
 # What a newcomer reads to understand the workbench, and what is put on from outside.
 CORE = (
     "recipe", "task", "run.directory", "run.rollouts", "run.metrics", "run.control_file", "rewards.library",
-    "rewards.answers", "rewards.suite", "rewards.groups", "training.plan", "training.prepare", "training.policy", "training.trainer",
-    "training.stages",
+    "rewards.answers", "rewards.suite", "rewards.groups", "training.plan", "training.prepare", "training.policy",
+    "training.trainer", "training.stages",
 )  # fmt: skip
 INSTRUMENTS = ("audit", "replaying", "memory", "health", "views", "inspection", "exporting")
 
 
 # What stands around a run.
-FEATURES = ("trackers", "fitting", "held_out", "warm_start", "rescue", "generation")
+FEATURES = ("trackers", "fitting", "held_out", "warm_start", "generation")
 # Still reached from the core: to be lowered, never raised.
-CLOSURE_LINES = 18_830
+CLOSURE_LINES = 18_600
 REACHED_YET = {"audit", "health", "memory", *FEATURES}
 
 

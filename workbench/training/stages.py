@@ -21,7 +21,6 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
-from workbench.training import rescue
 from workbench.training import settings as settings_of
 from workbench.training.plan import ONLY_STAGE, Stage, suite_of
 from workbench.training.policy import Policy
@@ -59,7 +58,6 @@ def planned_stages(
         check_trackers(settings["report_to"])
         rows, suite = _rehearsed(own, part, own_task, settings, planned, adaptive) if own_task is not None else ([], None)
         source = (own_task.source if own_task else "") or (str(find(file)) if Path(file).suffix == ".py" else "")
-        notes += rescue.notes(own, settings, planned, rows)
         offset = stages[-1].offset + stages[-1].steps if stages else 0
         name = part.name if part else ONLY_STAGE
         stages.append(Stage(name, number, own, own_task, rows, settings, planned, suite, adaptive, notes, source, offset))
@@ -135,7 +133,6 @@ def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
         if longer:
             notes.append(f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(rows)} kept")
         settings_of.check_prompts(len(rows), stage.planned)
-        rescue.notes(stage.recipe, stage.settings, stage.planned, rows)  # it may draw more of them at once
     measured.check_budget(stage.settings["max_completion_length"], max_seq_length)
     left_out, notes = stage.left_out_too_long + len(longer), list(dict.fromkeys([*stage.notes, *notes]))
     return replace(stage, rows=rows, left_out_too_long=left_out, lengths_tokens=lengths, notes=notes)
