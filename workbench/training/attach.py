@@ -36,9 +36,10 @@ from workbench.training.loading import base_differs, base_summed, eos_ids, measu
 from workbench.training.plan import ONLY_STAGE, Plan, Stage
 from workbench.training.policy import Policy
 from workbench.training.resuming import Changed, Point, kept_task
-from workbench.training.session import Made, Session, StagedSession
+from workbench.training.session import Session
 from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import as_json, decides, settings_in_force
+from workbench.training.staged import Made, StagedSession
 from workbench.training.watchers import Watchers
 from workbench.workspace import shown, to_json
 
@@ -349,7 +350,7 @@ def _record_rewards(session: Session) -> None:
         right = suite.task.is_right(scores[:, suite.names.index(suite.task.right_function)])
         scored_by = (suite.names, suite.weights, scores, list(texts), right, *groups)
         batch = batch_of(*scored_by, reward_hash=suite.hash, columns=columns, **ids, **found)
-        session.recorder.batch(batch) if scored is None else scored.append(batch)
+        session.scored(batch) if scored is None else scored.append(batch)
 
     def generated(*args: Any, **named: Any) -> Any:
         nonlocal scored
@@ -365,7 +366,7 @@ def _record_rewards(session: Session) -> None:
     def compare(batches: list[ScoredBatch], made: Any) -> None:
         for batch in batches:
             batch, others = _as_trained_on(batch, made)
-            session.recorder.batch(batch)
+            session.scored(batch)
             if others:
                 why = "the trainer learns from other completions; the advantages on record are those of the scores"
                 if not said:
