@@ -17,7 +17,8 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Row, Task
 from workbench.training import around, resuming
 from workbench.training import settings as settings_of
-from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
+from workbench.training.attach import attach, go_on
+from workbench.training.manifest import changed_policy, changed_settings, environment_after, manifest_of
 from workbench.training.plan import Plan, Stage
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides

@@ -24,7 +24,7 @@ from workbench.workspace import to_json
 
 
 class HealthWatch(Feature):
-    """Keeps a `Watchdog` for the stage that trains. If it fails it is left out from then on, as every watcher is."""
+    """Keeps a `Watchdog` for the stage that trains. If it fails it is left out for the rest of the stage."""
 
     key = "watchdog"
     called, failed = "the health verdicts", "watchdog_failed"  # where it is left out
@@ -32,7 +32,13 @@ class HealthWatch(Feature):
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self.dog: Watchdog | None = None
-        session.recorder.watchers.insert(0, self)
+        self.watch()
+
+    def watch(self) -> None:
+        """Be told of everything before the other watchers."""
+        watchers = self.session.recorder.watchers
+        if self not in watchers:
+            watchers.insert(0, self)
 
     @classmethod
     def of(cls, session: Any) -> HealthWatch | None:
@@ -46,6 +52,7 @@ class HealthWatch(Feature):
 
     def begin_stage(self, stage: Stage) -> None:
         self.dog = Watchdog(self.config, self.session.measured)
+        self.watch()  # it may have been left out in the stage before
 
     def config(self) -> RunConfig:
         """What the stage is asked to do now."""
@@ -98,7 +105,8 @@ class HealthWatch(Feature):
 
     def resumed(self, step: int, begun: int) -> None:
         """Take in what the record holds of the stage, so that nothing is alarmed about twice."""
-        self.session.recorder.watching(self, lambda: self._fill(step, begun))
+        if self.works:
+            self.session.recorder.watching(self, lambda: self._fill(step, begun))
 
     def _fill(self, step: int, begun: int) -> None:
         run, dog = self.session.run, self.dog
