@@ -254,15 +254,6 @@ def test_dead_groups_by_kind(dead, right, state):
     assert found["collapse"].state == (ALARM if dead == {"identical texts": 7} and not right else OK)
 
 
-@pytest.mark.parametrize(("in_loss", "state"), [(0.1, OK), (0.4, ALARM)])
-def test_dead_groups_that_were_not_learnt_from_are_no_alarm(in_loss, state):
-    """6 of 8 groups are dead as they are generated; `rescue.oversample` chose so that of those learnt from few are."""
-    many = batches(20, dead={"all wrong": 6}, right=8)
-    found = verdicts(many, [row(own.step, **{"rescue/dead": in_loss}) for own in many])["dead_groups"]
-    assert found.state == state
-    assert ("of those that were learnt from 10 % are dead" in found.line) == (state == OK)
-
-
 def measurement(step: int, solved: int) -> dict:
     return {
         "step": step,

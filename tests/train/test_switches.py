@@ -15,7 +15,7 @@ from workbench.health import NOTE, OK, SKIPPED, RunConfig, diagnose
 from workbench.health.switches import inert_in_plan, more_updates, ratio_is_one
 from workbench.recipe import Recipe
 from workbench.run.directory import environment
-from workbench.training import plan
+from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes
 from workbench.training.prepare import taken_together
 
@@ -23,7 +23,7 @@ NOTHING = "nothing here"
 
 
 def lines(**grpo: Any) -> list[str]:
-    return plan.normalised(Recipe.of({"grpo": grpo}), plan.field_names(trainer_classes()[0]))[2]
+    return settings_of.normalised(Recipe.of({"grpo": grpo}), settings_of.field_names(trainer_classes()[0]))[2]
 
 
 def judged(settings: dict[str, Any], asked: tuple[str, ...] = (), steps: int = 45, **row: Any):
@@ -194,14 +194,14 @@ def test_combinations(grpo, said):
 
 
 def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
-    from workbench.training.plan.combinations import COMBINATIONS
+    from workbench.training.settings.combinations import COMBINATIONS
 
     assert len(COMBINATIONS) >= 15
     assert all(callable(holds) and wrong and source and remedy for holds, wrong, source, remedy in COMBINATIONS)
 
 
 def test_with_vllm(monkeypatch):
-    from workbench.training.plan.combinations import advice
+    from workbench.training.settings.combinations import advice
 
     recipe, vllm = Recipe(grpo={}), {"use_vllm": True}
     assert any("trl#6789" in line for line in advice(recipe, {**vllm, "top_p": 0.9}))
@@ -247,8 +247,7 @@ def test_the_environment_without_secrets_and_paths(monkeypatch):
 
 def recipe(name: str, **grpo: Any) -> dict[str, Any]:
     own = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "save_steps": 1, **grpo}
-    rescue = {part.partition(".")[2]: own.pop(part) for part in [*own] if part.startswith("rescue.")}
-    return {"run_name": name, "policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": own, "rescue": rescue}
+    return {"run_name": name, "policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": own}
 
 
 @pytest.mark.slow
@@ -316,13 +315,6 @@ CASES = {
     "mask, live": ({"max_completion_length": 12}, {"mask_truncated_completions": True}, False, False),
     "max_grad_norm, live": ({}, {"max_grad_norm": 1e-3}, False, False),
     "beta, live": ({}, {"beta": 0.5}, False, False),
-    "dead groups out, one group a batch": ({"num_generations": 8}, {"rescue.exclude_zero_variance": True}, True, False),
-    "dead groups out, live": (
-        {"num_generations": 2, "per_device_train_batch_size": 32},
-        {"rescue.exclude_zero_variance": True},
-        False,
-        False,
-    ),
 }
 _trained: dict[str, Any] = {}
 

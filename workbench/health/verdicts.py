@@ -14,7 +14,7 @@ from typing import Any
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
-from workbench.run.metrics import KL, RESCUE_DEAD
+from workbench.run.metrics import KL
 from workbench.run.rollouts import qualified
 
 ALARM, WARNING, NOTE, OK, SKIPPED = STATES = ("alarm", "warning", "note", "ok", "skipped")
@@ -173,12 +173,6 @@ class RunView:
         if self.config.warm_start:
             return "; its warm start was too little: more samples, more epochs or a higher learning_rate there"
         return "; if the rewards can pay, `warm_start: 32` in the recipe, which trains on rare right completions first"
-
-    @cached_property
-    def dead_in_loss(self) -> float | None:
-        """Share of dead groups among those that were learnt from lately; None: those are all (`rescue.oversample`)."""
-        kept = [value for _, value in self.numbers(RESCUE_DEAD)[-WINDOW:]]
-        return sum(kept) / len(kept) if kept else None
 
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
         """The first and the last batches of the stage, a quarter each, at least 3 and at most 10."""

@@ -41,9 +41,6 @@ def dead_groups(view: RunView) -> Verdict:
     found = share(sum(kinds.values()), groups)
     evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
     line = f"{percent(found.value)} of the latest {groups} groups are dead without being all right"
-    if view.dead_in_loss is not None and view.dead_in_loss <= 0.25:
-        line += f"; of those that were learnt from {percent(view.dead_in_loss)} are dead"
-        return view.verdict(OK, line, evidence)
     cancelled = Counter(group.cancels for batch in view.recent for group in batch.groups if group.cancels)
     if found.low > 0.25:
         worst = max(kinds, key=kinds.get)
@@ -72,7 +69,7 @@ def learnt_out(view: RunView) -> Verdict:
     learnt = share(int(done[-WINDOW:].sum()), groups)
     evidence = {"groups": groups, "all_right": learnt.value, "at_least": learnt.low}
     line = f"{percent(learnt.value)} of the latest {groups} groups are all right"
-    if learnt.low <= 0.5 or (view.dead_in_loss is not None and view.dead_in_loss <= 0.5):
+    if learnt.low <= 0.5:
         return view.verdict(OK, line, evidence)
     note = f"{line}: nothing left to learn there"
     prompts = view.prompts(lambda group: group.dead and group.right == size)

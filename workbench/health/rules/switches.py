@@ -5,7 +5,7 @@ from __future__ import annotations
 from workbench.health import switches
 from workbench.health.switches import CLIPPED_LOSSES, ON_ITS_RATIO, Inert, more_updates, on_the_ratio, ratio_is_one, unread, value
 from workbench.health.verdicts import NOTE, OK, RunView, Verdict, missing, rule
-from workbench.run.metrics import CLIPPED, DEAD, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED, RESCUE_FACTOR
+from workbench.run.metrics import CLIPPED, DEAD, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 
 _ROUNDING = 1e-3  # of a ratio whose two log-probabilities were computed apart
 
@@ -73,8 +73,6 @@ def inert_settings(view: RunView) -> Verdict:
     if settings.get("mask_truncated_completions") and (cut := view.numbers(CLIPPED)):
         how = f"took {sum(number for _, number in cut) / len(cut):.0%} of the completions out of the loss"
         judge("mask_truncated_completions", any(number for _, number in cut), how, "no completion was cut", "")
-    excluded = [(step, float(factor > 1)) for step, factor in view.numbers(RESCUE_FACTOR)]
-    count("rescue.exclude_zero_variance", excluded, "raised live groups", "no batch had dead and live groups", "")
     # Settings that were requested come first; those that are inert for the same reason share a line.
     asked = set(view.config.asked)
     causes: dict[tuple[str, str], list[str]] = {}

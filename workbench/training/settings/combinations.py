@@ -20,7 +20,7 @@ from workbench.health.switches import (
     value,
 )
 from workbench.recipe import PolicyPart, Recipe
-from workbench.training.plan.algorithms import asked_settings
+from workbench.training.settings.algorithms import asked_settings
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 MOST_FOR_SEQUENCES = 0.01  # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio
