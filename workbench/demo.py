@@ -43,52 +43,80 @@ def notebooks_to_edit() -> Path:
     return own
 
 
-def _parameters_cell(notebook: Any, name: str) -> Any:
+def _parameter_cells(notebook: Any, name: str) -> list[Any]:
     cells = [cell for cell in notebook.cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
-    if len(cells) != 1:
-        value = f"{name}: {len(cells)} cells tagged `parameters`"
-        raise RunError(value, rule="a notebook has exactly one", remedy="tag one cell")
-    return cells[0]
+    if not cells:
+        remedy = "tag the cell that assigns them"
+        raise RunError(f"{name}: 0 cells tagged `parameters`", rule="a notebook has one, or two", remedy=remedy)
+    return cells
+
+
+def _values(cell: Any) -> dict[str, ast.expr]:
+    """Parameter -> its value: of each assignment, and of each key of a dict that is assigned (`grpo`'s "max_steps")."""
+    values: dict[str, ast.expr] = {}
+    for node in ast.parse(cell.source).body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        values[node.targets[0].id] = node.value
+        if isinstance(node.value, ast.Dict):
+            for key, value in zip(node.value.keys, node.value.values):
+                if isinstance(key, ast.Constant):
+                    values.setdefault(str(key.value), value)
+    return values
 
 
 def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any:
-    """Write `parameters` into the notebook's cell tagged `parameters`, in place of the values that stand there.
+    """Write `parameters` into the notebook's cells tagged `parameters`, in place of the values that stand there.
 
-    A notebook without that cell, or a parameter that it does not assign, is a RunError.
+    A notebook without such a cell, or a parameter that none of them assigns, is a RunError.
     """
-    cell = _parameters_cell(notebook, name)
-    lines = cell.source.splitlines()
-    places = {line.split("=")[0].strip(): place for place, line in enumerate(lines) if "=" in line}
+    cells = _parameter_cells(notebook, name)
     for parameter, value in parameters.items():
-        if parameter not in places:
-            rule = f"the cell tagged `parameters` assigns {', '.join(places)}"
-            remedy = nearest(parameter, list(places), "choose one of those")
+        cell = next((each for each in cells if parameter in _values(each)), None)
+        if cell is None:
+            known = [each for own in cells for each in _values(own)]
+            rule = f"the cells tagged `parameters` assign {', '.join(known)}"
+            remedy = nearest(parameter, known, "choose one of those")
             raise RunError(f"{name}: no parameter {parameter!r}", rule=rule, remedy=remedy)
-        _, hash_, comment = lines[places[parameter]].partition("  # ")
-        lines[places[parameter]] = f"{parameter} = {value!r}{hash_}{comment}"
-    cell.source = "\n".join(lines)
+        _replace(cell, _values(cell)[parameter], repr(value))
     return notebook
 
 
+def _replace(cell: Any, node: ast.expr, text: str) -> None:
+    assert node.end_lineno is not None  # ast.parse always tells
+    assert node.end_col_offset is not None
+    lines = cell.source.encode().splitlines(keepends=True)  # columns count bytes
+    before = b"".join([*lines[: node.lineno - 1], lines[node.lineno - 1][: node.col_offset]])
+    after = b"".join([lines[node.end_lineno - 1][node.end_col_offset :], *lines[node.end_lineno :]])
+    cell.source = before.decode() + text + after.decode()
+
+
 def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, Any]:
-    """`["max_steps=5", "policy_name=tiny"]` as values by name: Python literals; where text stands now, text. Else RunError."""
-    standing, found = {}, {}
-    for node in ast.parse(_parameters_cell(notebook, name).source).body:
+    """`["max_steps=5", "policy_name=tiny"]` as values by name; RunError for what is not NAME=VALUE.
+
+    A value is a Python literal; where text stands in the notebook, it is text.
+    """
+    standing: dict[str, Any] = {}
+    for parameter, node in ((key, node) for cell in _parameter_cells(notebook, name) for key, node in _values(cell).items()):
         with contextlib.suppress(ValueError):
-            standing[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
+            standing[parameter] = ast.literal_eval(node)
+    values = {}
     for text in said:
-        parameter, equals, written = (part.strip() for part in text.partition("="))
-        now, value = standing.get(parameter), written
-        with contextlib.suppress(ValueError, SyntaxError):
+        parameter, _, written = (part.strip() for part in text.partition("="))
+        now = standing.get(parameter)
+        try:
             value = ast.literal_eval(written)
+        except (ValueError, SyntaxError):
+            value = written
         if isinstance(now, str) and value is not None and not isinstance(value, str):
             value = written
-        if not equals or not parameter or (value is written and now is not None and not isinstance(now, str)):
+        refused = value is written and now is not None and not isinstance(now, str)
+        if refused or not parameter or "=" not in text:
             rule = "a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1, 2], text"
             remedy = f"for example --set {parameter or 'seed'}={standing.get(parameter, 1)!r}"
             raise RunError(f"--set {text}", rule=rule, remedy=remedy)
-        found[parameter] = value
-    return found
+        values[parameter] = value
+    return values
 
 
 def find_notebook(name: str) -> Path:
