@@ -83,12 +83,11 @@ def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any
 
 
 def _replace(cell: Any, node: ast.expr, text: str) -> None:
-    assert node.end_lineno is not None  # ast.parse always tells
-    assert node.end_col_offset is not None
-    lines = cell.source.encode().splitlines(keepends=True)  # columns count bytes
-    before = b"".join([*lines[: node.lineno - 1], lines[node.lineno - 1][: node.col_offset]])
-    after = b"".join([lines[node.end_lineno - 1][node.end_col_offset :], *lines[node.end_lineno :]])
-    cell.source = before.decode() + text + after.decode()
+    source = cell.source.encode()  # columns count bytes
+    starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
+    start = starts[node.lineno - 1] + node.col_offset
+    end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+    cell.source = (source[:start] + text.encode() + source[end:]).decode()
 
 
 def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, Any]:
@@ -97,9 +96,10 @@ def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, 
     A value is a Python literal; where text stands in the notebook, it is text.
     """
     standing: dict[str, Any] = {}
-    for parameter, node in ((key, node) for cell in _parameter_cells(notebook, name) for key, node in _values(cell).items()):
-        with contextlib.suppress(ValueError):
-            standing[parameter] = ast.literal_eval(node)
+    for cell in _parameter_cells(notebook, name):
+        for parameter, node in _values(cell).items():
+            with contextlib.suppress(ValueError):
+                standing[parameter] = ast.literal_eval(node)
     values = {}
     for text in said:
         parameter, _, written = (part.strip() for part in text.partition("="))
@@ -203,7 +203,7 @@ def run_notebooks(
         name: of the run; `name-2` and so on if there is one of that name.
         parameters: more of them, by notebook ("03_train": {"max_steps": 3}).
         on_cell: called with (notebook, cells done, cells in all).
-        on_step: called with the steps that 03 has trained so far, every second, from another thread.
+        on_step: called with the steps that 03 has trained so far, every second from its first, from another thread.
 
     Returns what `workbench demo --json` prints: {"before", "after", "gain", "steps", "minutes", "run"}.
     """
@@ -211,21 +211,31 @@ def run_notebooks(
     check_name(name)
     folder = free(resolve("runs") / name)
     made(folder)
-    by_task, by_run = {"task_dir": f"runs/{folder.name}/task"}, {"run_name": f"runs/{folder.name}"}
-    train = {**by_task, "run_name": folder.name, "seed": seed}
-    shared = ({**by_task, "seed": seed}, by_task, train, {**by_run, "seed": seed}, by_run)
+    task, run_name = f"runs/{folder.name}/task", f"runs/{folder.name}"
+    shared = {
+        "01_dataset": {"task_dir": task, "seed": seed},
+        "02_rewards": {"task_dir": task},
+        "03_train": {"task_dir": task, "run_name": folder.name, "seed": seed},
+        "04_inspect": {"run_name": run_name, "seed": seed},
+        "05_export": {"run_name": run_name},
+    }
     minutes: dict[str, float] = {}
-    for stem, own in zip(NOTEBOOKS, shared, strict=True):
-        before, out = time.monotonic(), folder / "notebooks" / f"{stem}.ipynb"
-        wanted = {**own, **(parameters or {}).get(stem, {})}
-        with _following(folder / "metrics.jsonl", on_step) if stem == "03_train" else contextlib.nullcontext():
-            execute(notebooks_folder() / f"{stem}.ipynb", out, wanted, functools.partial(on_cell, stem))
-        minutes[stem] = (time.monotonic() - before) / 60
+    with _following(folder / "metrics.jsonl", on_step):
+        for stem in NOTEBOOKS:
+            before = time.monotonic()
+            source, out = (place / f"{stem}.ipynb" for place in (notebooks_folder(), folder / "notebooks"))
+            wanted = {**shared[stem], **(parameters or {}).get(stem, {})}
+            execute(source, out, wanted, functools.partial(on_cell, stem))
+            minutes[stem] = (time.monotonic() - before) / 60
     run = open_run(folder)
     measured = run.read_json("evaluation.json")
-    result = {when: {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")}
-    result |= {"gain": measured["gain"], "steps": run.result()["steps"]}
-    result |= {"minutes": (time.monotonic() - began) / 60, "run": str(run.path)}
+    result = {
+        **{when: {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")},
+        "gain": measured["gain"],
+        "steps": run.result()["steps"],
+        "minutes": (time.monotonic() - began) / 60,
+        "run": str(run.path),
+    }
     run.write_json("demo.json", {**result, "seed": seed, "minutes_by_notebook": minutes})
     return result
 
@@ -235,12 +245,21 @@ def result_table(result: dict[str, Any]) -> str:
     from workbench.inspection.evaluation import gain_in_words
     from workbench.views.tables import Table
 
-    run, gain = shown(result["run"]), gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
+    run = shown(result["run"])
+    gain = gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
     correct, strict = (f"{result['before'][key]:.0%} -> {result['after'][key]:.0%}" for key in ("correct", "format"))
-    rows = {"correct, in strict format": correct, "": gain.removeprefix("gain "), "strict format": strict}
-    rows |= {"steps": result["steps"], "minutes": f"{result['minutes']:.1f}", "run": run, "report": f"{run}/report.html"}
-    rows |= {"notebooks": f"{run}/notebooks/", "merged model": f"{run}/export/merged_16bit/"}
-    return str(Table(["held-out prompts", "before -> after training"], list(rows.items())))
+    rows = [
+        ("correct, in strict format", correct),
+        ("", gain.removeprefix("gain ")),
+        ("strict format", strict),
+        ("steps", result["steps"]),
+        ("minutes", f"{result['minutes']:.1f}"),
+        ("run", run),
+        ("report", f"{run}/report.html"),
+        ("notebooks", f"{run}/notebooks/"),
+        ("merged model", f"{run}/export/merged_16bit/"),
+    ]
+    return str(Table(["held-out prompts", "before -> after training"], rows))
 
 
 @contextlib.contextmanager
