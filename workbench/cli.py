@@ -155,7 +155,8 @@ def notebook(
 ) -> Result:
     """Run one notebook from a terminal, with your parameters, in a fresh kernel.
 
-    A parameter is a line of the notebook's first code cell; an unknown one is an error that names the nearest right one.
+    A parameter is assigned in the notebook's cell of parameters (or the folded one below it), or is an entry of a dict there,
+    as max_steps is of `grpo`; an unknown one is an error that names the nearest right one.
     Values are Python literals (5, 1e-4, True, None, [1, 2]), and text where text stands now. The notebook itself is not
     changed: the executed copy, with all its outputs, is written also when a cell fails. Exits with 2 if one does.
 
