@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 
 from workbench.health.trends import GAINED, paired_trend, percent, share, slope
-from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, WINDOW, RunView, Verdict, is_number, missing, rule
+from workbench.health.verdicts import (
+    ALARM,
+    MOST_PROMPTS,
+    NOTE,
+    OK,
+    WARNING,
+    WINDOW,
+    ExaminedRun,
+    Verdict,
+    is_finite,
+    not_examined,
+    rule,
+)
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, IDENTICAL, NOT_SCORED, SAME_SCORE, cancel_words
 from workbench.run.held_out import best_of, flags
 from workbench.run.metrics import STEP_S
@@ -34,7 +46,7 @@ _DEAD = {  # what most dead groups are -> (cause, remedy)
 
 
 @rule()
-def dead_groups(view: RunView) -> Verdict:
+def dead_groups(view: ExaminedRun) -> Verdict:
     """Groups that teach nothing, and not because they are all right."""
     groups, size, kinds = view.total("group_count"), view.recent[-1].group_size, view.dead_kinds()
     done = kinds.pop(ALL_RIGHT)
@@ -62,7 +74,7 @@ def dead_groups(view: RunView) -> Verdict:
 
 
 @rule()
-def learnt_out(view: RunView) -> Verdict:
+def learnt_out(view: ExaminedRun) -> Verdict:
     """Groups that are all right, batch after batch, and neither the reward nor held-out prompts that still gain.
 
     A warning once 20 batches bought nothing; where held-out prompts do not tell, with three in four groups all right.
@@ -119,7 +131,7 @@ def learnt_out(view: RunView) -> Verdict:
 
 
 @rule()
-def collapse(view: RunView) -> Verdict:
+def collapse(view: ExaminedRun) -> Verdict:
     """The policy writes one text over and over, within groups or over different prompts, and it is not the answer."""
     recent, temperature, groups = view.recent, view.config.temperature, view.total("group_count")
     same = share(sum(batch.dead[IDENTICAL] - batch.identical_right for batch in recent), groups)
@@ -150,7 +162,7 @@ def collapse(view: RunView) -> Verdict:
 
 
 @rule()
-def wasted(view: RunView) -> Verdict:
+def wasted(view: ExaminedRun) -> Verdict:
     """The share of the compute that went into dead groups, in minutes, and the prompts that are dead each time."""
     batches = view.everything
     groups, kinds = view.total("group_count", batches), view.dead_kinds(batches)
@@ -164,7 +176,7 @@ def wasted(view: RunView) -> Verdict:
     evidence: dict[str, Any] = {"groups": groups, "share": dead / groups, "by_kind": by_kind}
     evidence |= {"always_dead_prompts": len(always), "prompts_seen_again": len(again)}
     words = f"{percent(dead / groups)} of the completions were in dead groups"
-    if times := [float(row[STEP_S]) for row in view.all_rows if is_number(row.get(STEP_S))]:
+    if times := [float(row[STEP_S]) for row in view.all_rows if is_finite(row.get(STEP_S))]:
         minutes = statistics.fmean(times) * (batches[-1].step - batches[0].step + 1) / 60
         evidence["minutes"] = minutes * dead / groups
         evidence["minutes_by_kind"] = {kind: minutes * count / groups for kind, count in by_kind.items()}
@@ -184,7 +196,7 @@ def wasted(view: RunView) -> Verdict:
 
 
 @rule(groups=8, completions=48)
-def truncation(view: RunView) -> Verdict:
+def truncation(view: ExaminedRun) -> Verdict:
     """Completions cut at max_completion_length, before they could close their tags."""
     recent, limit, count = view.recent, view.config.max_completion_length, view.total("completions")
     # A batch that stays below the limit holds none that was cut, whatever its longest one ends with.
@@ -212,11 +224,11 @@ def truncation(view: RunView) -> Verdict:
 
 
 @rule(batches=10)
-def length_drift(view: RunView) -> Verdict:
+def length_drift(view: ExaminedRun) -> Verdict:
     """Completions that have become much longer or shorter, and no more often right."""
     before, after = (statistics.fmean(batch.length for batch in side) for side in view.ends())
     if not before and not after:
-        return missing("length_tokens", "the record does not say how long completions are")
+        return not_examined("length_tokens", "the record does not say how long completions are")
     moved, ratio = slope([batch.length for batch in view.batches]), after / before if before else float("inf")
     right_before, right_after, risen = view.rise("right")
     correlations = [batch.length_correlation for batch in view.recent if batch.length_correlation is not None]
@@ -239,15 +251,15 @@ def length_drift(view: RunView) -> Verdict:
 
 
 @rule(batches=0)
-def format_without_right(view: RunView) -> Verdict:
+def format_without_right(view: ExaminedRun) -> Verdict:
     """The format is learnt, and the answers in it are not."""
     right_by, format_by = view.config.right_by, view.config.format_by
     if not view.batches:
-        return missing("rollouts", "no batch was recorded")
+        return not_examined("rollouts", "no batch was recorded")
     if view.batches[-1].formatted is None:
-        return missing("format_by", "the task names no function that says whether the format is kept")
+        return not_examined("format_by", "the task names no function that says whether the format is kept")
     if format_by is not None and format_by == right_by:
-        return missing("right_by", f"{right_by} says both what is right and what is in the format")
+        return not_examined("right_by", f"{right_by} says both what is right and what is in the format")
     if waits := view.too_few(batches=8):
         return waits
     last = view.ends()[1]

@@ -6,7 +6,7 @@ import statistics
 
 from workbench.health.summary import FunctionSummary
 from workbench.health.trends import percent, share, steps_to_tell
-from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, WARNING, RunView, Verdict, counts, early, rule
+from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, WARNING, ExaminedRun, Verdict, counts, early, rule
 from workbench.rewards.groups import ALL_RIGHT
 from workbench.run.metrics import LEARNING_RATE
 
@@ -21,7 +21,7 @@ STILL = 1e-5
 
 
 @rule()
-def reward_cannot_pay(view: RunView) -> Verdict | list[Verdict]:
+def reward_cannot_pay(view: ExaminedRun) -> Verdict | list[Verdict]:
     """A function with a weight that has given every completion the same, although it has better to give."""
     found = [verdict for function in view.functions if (verdict := _constant(view, function)) is not None]
     count = view.total("completions", view.batches)
@@ -29,7 +29,7 @@ def reward_cannot_pay(view: RunView) -> Verdict | list[Verdict]:
     return found or view.verdict(OK, line, {"completions": count}, over=())
 
 
-def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
+def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     name, best = function.name, view.config.best.get(function.name)
     batches, history = zip(*view.history(name), strict=True)
     seen = view.total("completions", batches)
@@ -77,7 +77,7 @@ def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
 
 
 @rule()
-def one_function(view: RunView) -> Verdict:
+def one_function(view: ExaminedRun) -> Verdict:
     """One function that makes nearly all of the advantages, while others that have a weight differ too."""
     if len(view.functions) < 2:
         return view.verdict(OK, "one reward function has a weight, and decides", {}, over=())
@@ -108,7 +108,7 @@ def one_function(view: RunView) -> Verdict:
 
 
 @rule(batches=ENOUGH_TO_TELL)
-def slow_learning(view: RunView) -> Verdict:
+def slow_learning(view: ExaminedRun) -> Verdict:
     """A reward that does not rise beyond its noise, and whether that will change."""
     values, found, asked_rate = view.rewards, view.reward_slope, view.config.learning_rate
     count = len(values)
@@ -152,7 +152,7 @@ def slow_learning(view: RunView) -> Verdict:
     return verdict(NOTE, f"cannot be told from noise yet: {changes}{tell}")
 
 
-def _when_it_tells(view: RunView, rise: float) -> str:
+def _when_it_tells(view: ExaminedRun, rise: float) -> str:
     enough, count, steps = steps_to_tell(view.rewards, rise), len(view.rewards), view.config.total_steps
     if enough is None:
         return ""
@@ -162,7 +162,7 @@ def _when_it_tells(view: RunView, rise: float) -> str:
     return f"; a rise of {rise:.2g} in all {when}"
 
 
-def _left_to_gain(view: RunView) -> float | None:
+def _left_to_gain(view: ExaminedRun) -> float | None:
     # What a good completion could still earn: by what the functions declare, else by the best that was seen.
     best = 0.0
     for function in view.functions:
