@@ -17,7 +17,7 @@ PROTOCOLS = {
 # To be renamed by those who own the folders.
 PENDING = {
     "Mark", "answer", "as_text", "base_differs", "changed", "check", "clean", "convert", "cut", "evaluate", "examine", "explain",
-    "extract_answer", "in_words", "measure", "nearest", "plain", "renamed", "system_prompt", "tables",
+    "extract_answer", "in_words", "measure", "nearest", "plain", "renamed", "suite_of", "system_prompt", "tables",
 }  # fmt: skip
 
 

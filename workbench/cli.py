@@ -220,8 +220,8 @@ def train(
     """
     from workbench.recipe import Recipe
     from workbench.run.directory import open_run
-    from workbench.training.plan import overridden
     from workbench.training.presets import find_recipe
+    from workbench.training.settings import overridden
     from workbench.training.trainer import train
     from workbench.views.terminal import TerminalProgress
 

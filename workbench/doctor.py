@@ -73,7 +73,7 @@ def _bf16() -> Found:
 def _vllm() -> Found:
     import torch
 
-    from workbench.training.plan.device import PUBLISHED, missing
+    from workbench.training.settings.device import PUBLISHED, missing
 
     brings = f"policy.fast_inference: true generates with it; {PUBLISHED}"
     if why := missing(imports=True):

@@ -35,8 +35,8 @@ from workbench.memory.parts import (
     weight_bytes,
 )
 from workbench.memory.shapes import adapter_on, from_config, shape_of
-from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe, RescuePart
-from workbench.training.plan.values import DEFAULTS
+from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe
+from workbench.training.settings.values import DEFAULTS
 
 TINY = shape_of("tiny")
 SMALL = {
@@ -414,13 +414,6 @@ def test_trls_vllm_takes_its_share_of_the_card_and_keeps_the_keys_and_values():
     assert not [p for p in made(policy=plain, use_vllm=True, vllm_mode="server").parts if p.name == "vLLM"]
     with pytest.raises(RecipeError, match="the card is not known"):
         made(use_vllm=True, how={"vram_gb": None})
-
-
-def test_oversampling_generates_more_sequences_at_once():
-    settings = {**DEFAULTS, "max_completion_length": 512}
-    twice = recipe_of().model_copy(update={"rescue": RescuePart(oversample=2)})
-    one, two = (part(estimate(asked, settings), "keys and values").bytes for asked in (recipe_of(), twice))
-    assert two == 2 * one
 
 
 def test_unsloths_vllm_has_the_weights_in_its_share_and_they_are_counted_once():

@@ -10,11 +10,11 @@ import pytest
 from workbench.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, PolicyPart, Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.training import plan
-from workbench.training.plan.device import Machine
+from workbench.training import settings as settings_of
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.prepare import plan as wb_plan
 from workbench.training.script import read_script
+from workbench.training.settings.device import Machine
 from workbench.training.trainer import train
 
 CPU = Machine(cuda=False, bf16=False, vllm=False)
@@ -278,7 +278,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def fields():
-    return plan.field_names(trainer_classes()[0])
+    return settings_of.field_names(trainer_classes()[0])
 
 
 @pytest.fixture(scope="module")
@@ -299,9 +299,9 @@ def policy_of():
 def planned(script, fields):
     """(recipe, settings, all lines) of a script on a CPU without bfloat16."""
     pasted = read_script(script, fields=fields)
-    recipe, settings, notes = plan.normalised(pasted.recipe, fields, CPU)
-    plan.batch(settings)
-    plan.check_lengths(recipe, settings)
+    recipe, settings, notes = settings_of.normalised(pasted.recipe, fields, CPU)
+    settings_of.batch(settings)
+    settings_of.check_lengths(recipe, settings)
     return recipe, settings, [*pasted.notes, *notes]
 
 
@@ -339,7 +339,7 @@ def test_what_is_read_trains_a_step(home, fields, policy_of, name):
     assert run.manifest()["result"]["steps"] == 1
     in_force = run.manifest()["settings"]["in_force"]
     for key in ("learning_rate", "beta", "num_generations", "per_device_train_batch_size"):
-        assert in_force[key] == recipe.grpo.get(key, plan.DEFAULTS[key])
+        assert in_force[key] == recipe.grpo.get(key, settings_of.DEFAULTS[key])
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -15,17 +15,17 @@ from workbench.health import NOTE, OK, SKIPPED, RunConfig, diagnose
 from workbench.recipe import Recipe
 from workbench.run.directory import environment
 from workbench.run.inert import inert_in_plan, more_updates, ratio_is_one
-from workbench.training import plan
-from workbench.training.plan.combinations import completed
-from workbench.training.plan.in_force import defaults_of
+from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes
 from workbench.training.prepare import taken_together
+from workbench.training.settings.combinations import completed
+from workbench.training.settings.in_force import defaults_of
 
 NOTHING = "nothing here"
 
 
 def lines(**grpo: Any) -> list[str]:
-    return plan.normalised(Recipe.of({"grpo": grpo}), plan.field_names(trainer_classes()[0]))[2]
+    return settings_of.normalised(Recipe.of({"grpo": grpo}), settings_of.field_names(trainer_classes()[0]))[2]
 
 
 def every_field(settings: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +99,14 @@ def test_what_vllm_s_correction_computes_apart_is_one_but_for_rounding():
     found = judged({"use_vllm": True}, ("delta",), **near)
     assert "delta: inert (ratio 1 in 45 of 45 steps, and only rounding differs)" in found.line
     assert "inert (clipped in 0 of 45 steps" in judged({}, **near).line
+
+
+def test_a_record_that_lacks_a_setting_is_not_judged():
+    settings = every_field({"beta": 0.1})
+    del settings["use_bias_correction_kl"]
+    verdicts = diagnose([], [{"step": 1}], RunConfig.of(settings))
+    found = next(each for each in verdicts if each.name == "inert_settings")
+    assert (found.state, found.evidence["missing"]) == (SKIPPED, "use_bias_correction_kl")
 
 
 def test_norms_between_logged_steps_are_not_known():
@@ -201,14 +209,14 @@ def test_combinations(grpo, said):
 
 
 def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
-    from workbench.training.plan.combinations import COMBINATIONS
+    from workbench.training.settings.combinations import COMBINATIONS
 
     assert len(COMBINATIONS) >= 15
     assert all(callable(holds) and wrong and source and remedy for holds, wrong, source, remedy in COMBINATIONS)
 
 
 def test_with_vllm(monkeypatch):
-    from workbench.training.plan.combinations import advice
+    from workbench.training.settings.combinations import advice
 
     recipe, vllm = Recipe(grpo={}), {"use_vllm": True}
     assert any("trl#6789" in line for line in advice(recipe, {**vllm, "top_p": 0.9}))
@@ -254,8 +262,7 @@ def test_the_environment_without_secrets_and_paths(monkeypatch):
 
 def recipe(name: str, **grpo: Any) -> dict[str, Any]:
     own = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "save_steps": 1, **grpo}
-    rescue = {part.partition(".")[2]: own.pop(part) for part in [*own] if part.startswith("rescue.")}
-    return {"run_name": name, "policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": own, "rescue": rescue}
+    return {"run_name": name, "policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": own}
 
 
 @pytest.mark.slow
@@ -323,13 +330,6 @@ CASES = {
     "mask, live": ({"max_completion_length": 12}, {"mask_truncated_completions": True}, False, False),
     "max_grad_norm, live": ({}, {"max_grad_norm": 1e-3}, False, False),
     "beta, live": ({}, {"beta": 0.5}, False, False),
-    "dead groups out, one group a batch": ({"num_generations": 8}, {"rescue.exclude_zero_variance": True}, True, False),
-    "dead groups out, live": (
-        {"num_generations": 2, "per_device_train_batch_size": 32},
-        {"rescue.exclude_zero_variance": True},
-        False,
-        False,
-    ),
 }
 _trained: dict[str, Any] = {}
 

@@ -244,5 +244,7 @@ def format_advice(row: Mapping[str, Any]) -> str:
     if tags:
         fits.append("think_answer_format_reward" if tags == THINK_TAGS else f"make_tags_reward({tags})")
     others = f"these prompts ask for {expected}, and 02's reward functions look for <reasoning> and <answer>"
-    fit = f"{others}; what fits, in workbench.rewards: {', '.join(fits)}" + "; and one of your own for what is right" * own
+    fit = f"{others}; what fits, in workbench.rewards: {', '.join(fits)}"
+    if own:
+        fit += "; and one of your own for what is right"
     return "" if tags == TAGS and not own else fit

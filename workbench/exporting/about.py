@@ -27,7 +27,6 @@ from workbench.workspace import size_and_sum, sum_of, to_json
 SAMPLED = 8  # completions
 _CURVE = 8  # points
 _PARTIAL = re.compile(r"(^|/)\.[^/]*\.part(/|$)")  # what `replace_file` and `replace_folder` call what is not whole yet
-_LATER = ("ratio/", "rescue/", "held_out/")  # metrics that passports of before would not have
 # Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an address.
 _PATH = re.compile(r"(?<![\w.:/<])~?/[A-Za-z_.~][\w.@+~-]*(?:/[\w.@+~-]+)+/?|(?<!\w)[A-Za-z]:\\[\w.@+~-]+(?:\\[\w.@+~-]+)+\\?")
 
@@ -91,7 +90,7 @@ def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
 def steps_of(run: RunDirectory) -> dict[str, str]:
     """Step -> the sum (8 digits) of its row of metrics, without what the clock said."""
     rows = run.metrics()
-    kept = ({key: value for key, value in row.items() if "time" not in key and not key.startswith(_LATER)} for row in rows)
+    kept = ({key: value for key, value in row.items() if "time" not in key} for row in rows)
     texts = (json.dumps(row, sort_keys=True) for row in kept)
     return {str(row["step"]): hashlib.sha256(text.encode()).hexdigest()[:8] for row, text in zip(rows, texts, strict=True)}
 

@@ -14,12 +14,12 @@ from typing import Any
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
-from workbench.run.metrics import KL, RESCUE_DEAD
+from workbench.run.metrics import KL
 from workbench.run.rollouts import qualified
 
 ALARM, WARNING, NOTE, OK, SKIPPED = STATES = ("alarm", "warning", "note", "ok", "skipped")
 
-WINDOW = 20  # batches that say what a run is like now
+WINDOW = 20  # batches that describe the current state
 LONG_WINDOW = 100  # batches over which a trend is looked for
 MOST_PROMPTS = 8  # ids that a verdict names
 
@@ -135,8 +135,8 @@ class ExaminedRun:
     @cached_property
     def kl(self) -> list[tuple[int, float]]:
         """(step, KL) where it was measured: with beta = 0 a trainer may log a 0.0 that nobody measured."""
-        found = self.numbers(KL)
-        return found if self.config.beta != 0 or any(value for _, value in found) else []
+        values = self.numbers(KL)
+        return values if self.config.beta != 0 or any(value for _, value in values) else []
 
     @cached_property
     def functions(self) -> list[FunctionSummary]:
@@ -174,12 +174,6 @@ class ExaminedRun:
             return "; its warm start was too little: more samples, more epochs or a higher learning_rate there"
         return "; if the rewards can pay, `warm_start: 32` in the recipe, which trains on rare right completions first"
 
-    @cached_property
-    def dead_in_loss(self) -> float | None:
-        """Share of dead groups among those that were learnt from lately; None: those are all (`rescue.oversample`)."""
-        kept = [value for _, value in self.numbers(RESCUE_DEAD)[-WINDOW:]]
-        return sum(kept) / len(kept) if kept else None
-
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
         """The first and the last batches of the stage, a quarter each, at least 3 and at most 10."""
         count = min(10, max(3, len(self.batches) // 4))
@@ -207,8 +201,8 @@ class ExaminedRun:
     def prompts(self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None) -> tuple[str, ...]:
         """Ids of the prompts whose groups are `wanted`, latest first, each once, at most `MOST_PROMPTS`."""
         latest_first = reversed(self.recent if batches is None else batches)
-        found = (group.prompt_id for batch in latest_first for group in batch.groups if group.prompt_id and wanted(group))
-        return tuple(dict.fromkeys(found))[:MOST_PROMPTS]
+        ids = (group.prompt_id for batch in latest_first for group in batch.groups if group.prompt_id and wanted(group))
+        return tuple(dict.fromkeys(ids))[:MOST_PROMPTS]
 
     def verdict(
         self,
@@ -249,9 +243,10 @@ def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[.
     def made(looks: Callable[[ExaminedRun], Verdict | list[Verdict]]) -> Callable[[ExaminedRun], list[Verdict]]:
         @functools.wraps(looks)
         def examine(view: ExaminedRun) -> list[Verdict]:
-            found = (view.too_few(batches, groups, completions) if batches else None) or looks(view)
-            named = found if isinstance(found, list) else [found]
-            return [dataclasses.replace(each, name=looks.__name__) for each in named]
+            verdicts = (view.too_few(batches, groups, completions) if batches else None) or looks(view)
+            if not isinstance(verdicts, list):
+                verdicts = [verdicts]
+            return [dataclasses.replace(verdict, name=looks.__name__) for verdict in verdicts]
 
         return examine
 

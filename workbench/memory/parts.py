@@ -85,7 +85,7 @@ class Inputs:
         self.prompt: int = how["longest_prompt_tokens"] or min(recipe.max_prompt_length or room, room)
         self.completion: int = most
         # Generated at once: whole groups; of a forward pass.
-        self.sequences, self.rows = sequences * recipe.rescue.oversample, rows
+        self.sequences, self.rows = sequences, rows
         self.four_bit = policy.load_in_4bit or self.shape.quantised
         self.kernels = "unsloth" if policy.backend == "unsloth" and how["device"] == "cuda" else "torch"
         # Of a weight that is not quantised, and of an activation. On a CPU the plain backend's default is float32.

@@ -69,8 +69,8 @@ def in_numbers(measured: dict[str, Any]) -> str:
     if "gain" not in measured:
         return f"{said}, base"
     gain = (100 * measured[f"gain{end}"] for end in ("", "_low", "_high"))
-    warmed = ", after the warm start" * (measured["step"] == 0)
-    return "{}, {:+.0f} points over base ({:+.0f} to {:+.0f})".format(said, *gain) + warmed
+    line = "{}, {:+.0f} points over base ({:+.0f} to {:+.0f})".format(said, *gain)
+    return f"{line}, after the warm start" if measured["step"] == 0 else line
 
 
 def told(found: dict[str, Any]) -> str:

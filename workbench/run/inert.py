@@ -1,18 +1,19 @@
 """Settings that can do nothing: one table for the plan and for a run's health.
 
-The plan knows the other settings; a run's health also knows what was measured. What each setting does was
-read in the installed TRL: `GRPOTrainer._compute_loss`, `get_off_policy_mask`, `get_gamma_weights` and
-`_generate_and_score_completions`. Where every update is made by the policy that generated, the importance
-ratio compares a log-probability with itself: it is exactly 1, and what looks at it does nothing.
+The plan knows the other settings; a run's health also knows what was measured. What each setting does
+was read in the installed TRL: `GRPOTrainer._compute_loss`, `get_off_policy_mask`, `get_gamma_weights`
+and `_generate_and_score_completions`. Where every update is made by the policy that generated, the
+importance ratio compares a log-probability with itself: it is exactly 1, and does nothing.
 
-`Settings` hold every field of GRPOConfig by name: its defaults with a plan's settings over them, or a
-manifest's `settings.in_force`.
+`Settings` hold every field of GRPOConfig by name: its defaults with a plan's settings over them, or
+a manifest's `settings.in_force`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from workbench.run.metrics import (
@@ -22,7 +23,6 @@ from workbench.run.metrics import (
     RATIO_HIGH,
     RATIO_LOW,
     RATIO_MASKED,
-    RESCUE_FACTOR,
 )
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -38,6 +38,13 @@ class Inert(NamedTuple):
     names: tuple[str, ...]
     why: str
     remedy: str
+
+
+class Judged(NamedTuple):
+    """Settings that change nothing, and those that do -> how."""
+
+    inert: list[Inert]
+    live: dict[str, str]
 
 
 class Effect(NamedTuple):
@@ -125,13 +132,13 @@ class Switch(NamedTuple):
     """Settings that are inert together, by the others' values or by what was measured."""
 
     names: str  # with spaces between; * stands for any letters
-    reads: Condition = lambda own: True  # whether anything reads them
+    reads: Condition = lambda given: True  # whether anything reads them
     why: str = ""  # nothing does
     remedy: str = ""
     exact: Condition | None = None  # whether a ratio of 1 leaves nothing of them
     rounded: Condition | None = None  # whether it leaves only rounding
     apart: str = ""  # what that rounding tells them from
-    watched: Condition = lambda own: False  # judged after a run though nobody asked for it
+    watched: Condition = lambda given: False  # judged after a run though nobody asked for it
     measured: Of | None = None
 
     def of(self, names: Iterable[str]) -> list[str]:
@@ -174,7 +181,7 @@ def ratio_is_one(settings: Settings, times: int | None = None) -> bool:
     """Whether every update is made by the policy that generated, so that the ratio is 1.
 
     TRL then takes each update's own log-probabilities for the old ones; where it corrects vLLM's it
-    computes them apart, and rounding may leave the ratio a little off 1. `times`: instead of num_iterations.
+    computes them apart, and rounding may leave the ratio a little off 1. `times`: num_iterations.
     """
     accumulated = settings["gradient_accumulation_steps"]
     passes = settings["steps_per_generation"] or accumulated
@@ -188,11 +195,11 @@ def more_updates(settings: Settings) -> str:
 
 
 def _is(name: str, *wanted: Any) -> Condition:
-    return lambda own: own[name] in wanted
+    return lambda given: given[name] in wanted
 
 
 def _is_not(name: str, *unwanted: Any) -> Condition:
-    return lambda own: own[name] not in unwanted
+    return lambda given: given[name] not in unwanted
 
 
 clips = _is("loss_type", *CLIPPED_LOSSES)
@@ -200,35 +207,36 @@ by_sequence = _is("importance_sampling_level", "sequence")
 _caps = _is("loss_type", "cispo")
 
 
-def _cap_is_above(own: Settings) -> bool:
-    return _caps(own) and (own["epsilon_high"] or own["epsilon"]) >= 1
+def _cap_is_above(given: Settings) -> bool:
+    return _caps(given) and (given["epsilon_high"] or given["epsilon"]) >= 1
 
 
-def _level_is_same(own: Settings) -> bool:
+def _level_is_same(given: Settings) -> bool:
     # With a corrected KL, or some tokens masked, a sequence's gradient differs from its tokens'.
-    return not corrects_kl(own) and own["top_entropy_quantile"] == 1
+    return not corrects_kl(given) and given["top_entropy_quantile"] == 1
 
 
 _OTHER_LOSS = "loss_type = '{loss_type}' does not read it"
 _DAPO = "loss_type = 'dapo'"
 _VLLM = "use_vllm = true"
 SWITCHES = (
-    Switch("epsilon", lambda own: clips(own) or (_caps(own) and not own["epsilon_high"]),
+    Switch("epsilon", lambda given: clips(given) or (_caps(given) and not given["epsilon_high"]),
         _OTHER_LOSS, _DAPO, exact=clips, watched=clips,
         measured=lambda run: run.clipped("epsilon", "low")),
-    Switch("epsilon_high", lambda own: clips(own) or _caps(own), _OTHER_LOSS, _DAPO, exact=clips,
-        watched=clips,
+    Switch("epsilon_high", _is("loss_type", *CLIPPED_LOSSES, "cispo"), _OTHER_LOSS, _DAPO,
+        exact=clips, watched=clips,
         measured=lambda run: run.clipped("epsilon_high", "high")),
     # The cap of cispo, and a delta below 1, reach a ratio of 1.
     Switch("epsilon_high", exact=_cap_is_above,
-        watched=lambda own: _caps(own) and own["epsilon_high"] is not None,
+        watched=lambda given: _caps(given) and given["epsilon_high"] is not None,
         measured=lambda run: run.reached("epsilon_high")),
     Switch("delta", clips, _OTHER_LOSS, _DAPO,
-        exact=lambda own: clips(own) and (own["delta"] is None or own["delta"] >= 1),
+        exact=lambda given: clips(given) and (given["delta"] is None or given["delta"] >= 1),
         watched=clips,
         measured=lambda run: run.reached("delta")),
     Switch("off_policy_mask_threshold",
-        exact=lambda own: (own["off_policy_mask_threshold"] or 0) >= 0 and not own["use_vllm"],
+        exact=lambda given: (given["off_policy_mask_threshold"] or 0) >= 0
+        and not given["use_vllm"],
         watched=_is_not("off_policy_mask_threshold", None),
         measured=lambda run: run.steps("masked", RATIO_MASKED, run.reach, "a smaller threshold")),
     Switch("sapo_temperature_neg sapo_temperature_pos", _is("loss_type", "sapo"),
@@ -236,24 +244,21 @@ SWITCHES = (
     Switch("vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg", _is("loss_type", "vespo"),
         _OTHER_LOSS, "loss_type = 'vespo'", exact=_is("loss_type", "vespo")),
     Switch("importance_sampling_level",
-        lambda own: own["loss_type"] != "vespo" or corrects_kl(own),
+        lambda given: given["loss_type"] != "vespo" or corrects_kl(given),
         "loss_type = 'vespo' always weights whole sequences", "loss_type = 'grpo'",
-        exact=lambda own: _level_is_same(own) and (not by_sequence(own) or _caps(own)),
+        exact=lambda given: _level_is_same(given) and (not by_sequence(given) or _caps(given)),
         rounded=_level_is_same),
     Switch("loss_type", apart=" from loss_type = '{same}'",
-        rounded=lambda own: not by_sequence(own)
-        and (own["loss_type"] in ("vespo", "sapo") or _cap_is_above(own))),
-    Switch("num_iterations", watched=lambda own: own["num_iterations"] > 1,
+        rounded=lambda given: not by_sequence(given)
+        and (given["loss_type"] in ("vespo", "sapo") or _cap_is_above(given))),
+    Switch("num_iterations", watched=lambda given: given["num_iterations"] > 1,
         measured=MeasuredRun.left_one),
-    Switch("beta", watched=lambda own: own["beta"],
+    Switch("beta", watched=itemgetter("beta"),
         measured=lambda run: run.steps(
             "KL was above 0", KL, "the policy is still the reference", "more steps")),
-    Switch("max_grad_norm", watched=lambda own: own["max_grad_norm"], measured=MeasuredRun.shortened),
-    Switch("mask_truncated_completions", watched=lambda own: own["mask_truncated_completions"],
+    Switch("max_grad_norm", watched=itemgetter("max_grad_norm"), measured=MeasuredRun.shortened),
+    Switch("mask_truncated_completions", watched=itemgetter("mask_truncated_completions"),
         measured=MeasuredRun.cut),
-    Switch("rescue.exclude_zero_variance", watched=lambda own: True,
-        measured=lambda run: run.steps("raised live groups", RESCUE_FACTOR,
-            "no batch had dead and live groups", "", above=1)),
     Switch("scale_rewards", _is_not("multi_objective_aggregation", "normalize_then_sum"),
         "multi_objective_aggregation = 'normalize_then_sum' scales each function separately",
         "multi_objective_aggregation = 'sum_then_normalize'"),
@@ -263,14 +268,14 @@ SWITCHES = (
     Switch("lr_scheduler_kwargs", _is_not("lr_scheduler_type", "constant", "constant_with_warmup"),
         "a constant learning_rate takes no arguments",
         "a scheduler that takes them, such as lr_scheduler_type = 'cosine_with_min_lr'"),
-    Switch("adam_*", lambda own: "adam" in str(own["optim"]),
+    Switch("adam_*", lambda given: "adam" in str(given["optim"]),
         "optim is no Adam", "optim = 'adamw_torch'"),
     Switch("eval_steps eval_delay *_eval_batch_size num_generations_eval",
         _is_not("eval_strategy", "no"), "the trainer evaluates nothing",
         "eval_every in the recipe, which measures held-out prompts"),
     Switch("ref_model_*", _is("sync_ref_model", True),
         "sync_ref_model is off, as an adapter has no copy of the reference"),
-    Switch("use_bias_correction_kl", lambda own: own["beta"], "beta = 0", "beta = 0.001"),
+    Switch("use_bias_correction_kl", itemgetter("beta"), "beta = 0", "beta = 0.001"),
     Switch("entropy_target entropy_coef_*", _is("use_adaptive_entropy", True),
         "use_adaptive_entropy is off", "use_adaptive_entropy = true"),
     Switch("vllm_*_sampling_mode vllm_*_sampling_clip_* vllm_*_sampling_cap", corrects_vllm,
@@ -279,8 +284,8 @@ SWITCHES = (
 )  # fmt: skip
 
 
-def judge(run: MeasuredRun, requested: Iterable[str], watch: bool = True) -> tuple[list[Inert], dict[str, str]]:
-    """(settings that change nothing, those that do -> how); with `watch` defaults are judged, too."""
+def judge(run: MeasuredRun, requested: Iterable[str], watch: bool = True) -> Judged:
+    """What is inert and what is live; with `watch`, settings that nobody requested are judged, too."""
     causes: dict[tuple[str, str], list[str]] = {}
     live: dict[str, str] = {}
     left = sorted(set(requested))
@@ -295,9 +300,9 @@ def judge(run: MeasuredRun, requested: Iterable[str], watch: bool = True) -> tup
             live |= dict.fromkeys(names, effect.how)
         else:
             causes.setdefault((effect.why, effect.remedy), []).extend(names)
-    return [Inert(tuple(names), *cause) for cause, names in causes.items()], live
+    return Judged([Inert(tuple(names), *cause) for cause, names in causes.items()], live)
 
 
 def inert_in_plan(settings: Settings, requested: Iterable[str]) -> list[Inert]:
     """Requested settings that will do nothing, as far as that is known before the run."""
-    return judge(MeasuredRun(settings, lambda key: []), requested, watch=False)[0]
+    return judge(MeasuredRun(settings, lambda key: []), requested, watch=False).inert

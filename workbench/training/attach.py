@@ -31,16 +31,15 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.differences import NOT_SET, Differences
 from workbench.run.directory import RunDirectory, environment, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
-from workbench.training import plan as settings_of
+from workbench.training import settings as settings_of
 from workbench.training.background import announce
 from workbench.training.loading import base_differs, base_summed, eos_ids, measured, random_kept
-from workbench.training.plan.algorithms import asked_settings
-from workbench.training.plan.in_force import as_json, decides, settings_in_force
+from workbench.training.plan import ONLY_STAGE, Plan, Stage
 from workbench.training.policy import Policy
-from workbench.training.prepare import Plan
-from workbench.training.resuming import Point, kept_profile, kept_task
+from workbench.training.resuming import Point, kept_task
 from workbench.training.session import Made, Session, StagedSession
-from workbench.training.stages import ONLY_STAGE, Stage
+from workbench.training.settings.algorithms import asked_settings
+from workbench.training.settings.in_force import as_json, decides, settings_in_force
 from workbench.training.watchers import Watchers
 from workbench.workspace import shown, to_json
 
@@ -120,8 +119,6 @@ def attach(
                 if task is not None and task.source and processes.is_main():
                     (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
                     shutil.copyfile(task.source, kept)
-                    if recipe.rescue.curriculum and (profile := Path(task.source).parent / "difficulty.jsonl").is_file():
-                        shutil.copyfile(profile, kept_profile(run, number))
             StagedSession(run, trainer, watchers, changes_of=changes_of)
             announce(run)
         else:

@@ -12,10 +12,10 @@ from typing import Any
 from workbench import memory
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.run.directory import RunDirectory
-from workbench.training import plan
-from workbench.training.plan.device import Machine
+from workbench.training import settings as settings_of
+from workbench.training.plan import Memory, Part, Stage
 from workbench.training.policy import trainer_classes
-from workbench.training.stages import Memory, Part, Stage
+from workbench.training.settings.device import Machine
 
 
 def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory:
@@ -49,9 +49,9 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
 
 def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
     recipe, _, longest = part
-    fields = plan.field_names(trainer_classes(recipe.policy.backend)[0])
+    fields = settings_of.field_names(trainer_classes(recipe.policy.backend)[0])
     # How much vLLM takes is a share of the card, so without one it is left out.
-    return recipe, plan.normalised(recipe, fields, Machine(cuda=True, bf16=True, vllm=vllm))[1], longest
+    return recipe, settings_of.normalised(recipe, fields, Machine(cuda=True, bf16=True, vllm=vllm))[1], longest
 
 
 class Fit:

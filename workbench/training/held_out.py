@@ -16,7 +16,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench import processes
 from workbench.data.difficulty import row_key
@@ -28,13 +28,11 @@ from workbench.run.directory import RunDirectory
 from workbench.run.held_out import best_of, completion_rows, flags, held_out, write_completions
 from workbench.task import Row, Task
 from workbench.training.loading import random_kept
+from workbench.training.plan import Plan
 from workbench.training.policy import Policy
 from workbench.training.resuming import check_finite, save_adapter
 from workbench.training.sampling import scored_groups
 from workbench.workspace import replace_folder
-
-if TYPE_CHECKING:
-    from workbench.training.prepare import Plan
 
 FOLDER = "held_out"
 _LEAST = math.floor(3 / GAINED) + 1  # prompts: P of them leave 3 / P open, however alike they come out

@@ -32,7 +32,7 @@ from workbench.run.directory import RunDirectory, versions
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
-from workbench.training.plan.algorithms import asked_settings
+from workbench.training.settings.algorithms import asked_settings
 from workbench.workspace import find, read_lines, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
@@ -179,10 +179,6 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
 def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
     # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError says what is not.
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    if not state.keys() & {"files", "sha256"}:  # saved by an earlier version: no sums were kept
-        if not all((folder / name).is_file() for name in (_TENSORS, "adapter_config.json")):
-            raise ValueError("files are missing")
-        return state
     if state.pop("sha256") != _sum_of_state(state):
         raise ValueError(f"{_STATE} was changed")
     if state["run"] != run.identity:
@@ -333,11 +329,6 @@ def kept_task(run: RunDirectory, number: int | None) -> Path:
     return run.path / ("task.py" if number is None else f"tasks/stage-{number}.py")
 
 
-def kept_profile(run: RunDirectory, number: int | None) -> Path:
-    """The run's own copy of the difficulty.jsonl that lay beside that task file as it began, if one did."""
-    return kept_task(run, number).with_suffix(".difficulty.jsonl")
-
-
 def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> Task:
     """The task that a run, or its stage `number` (from 0), was begun with: its copy, executed in the place of the original file.
 
@@ -406,7 +397,7 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
     manifest = run.manifest()
     changed = Differences(doubled(run), lost_since(run, point))
     begun_as = manifest.get("recipe") or recipe  # none: by an earlier version; fields of a later one have their defaults
-    begun, fields = (flat(_as_fields(Recipe.of(each, "manifest.json"))) for each in (begun_as, recipe))
+    begun, fields = (flat(_as_fields(Recipe.of(each, "manifest.json", recorded=True))) for each in (begun_as, recipe))
     for name in [name for name in fields if name.endswith("task")]:
         if Path(str(begun.get(name))).name == Path(str(fields[name])).name:  # found from another folder
             begun[name] = fields[name]

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from workbench.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
-from workbench.training import plan
-from workbench.training.plan.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest
-from workbench.training.plan.values import lacks
+from workbench.training import settings as settings_of
+from workbench.training.settings.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest
+from workbench.training.settings.values import lacks
 
 _LONGEST, _DEEPEST = 200_000, 40  # characters of a script; expressions in expressions
 _DOTS = r",\s*\.\.\.\s*(?=[,)])|(?<=\()\s*\.\.\.\s*,"  # `...` among arguments
@@ -85,7 +85,7 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         from workbench.training.policy import trainer_classes
 
         # Only now: the backend is known, and importing Unsloth cannot be undone.
-        fields = plan.field_names(trainer_classes(reader.content["policy"].get("backend", "unsloth"))[0])
+        fields = settings_of.field_names(trainer_classes(reader.content["policy"].get("backend", "unsloth"))[0])
     reader.read_constants(fields)
     if not (reader.configs or reader.trainers or reader.loaders or {*reader.stated} - {"policy.backend"}):
         others = [f", line {one.line}: {one.full_name}" for one in reader.all_calls if "GRPO" in one.name]
@@ -93,7 +93,7 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         remedy = f"{_PASTE}; a task file is named in a recipe, as its `task:`"
         raise RecipeError("".join([source, *others[:1]]), rule=rule, remedy=remedy)
     reader.read_rest(fields)
-    recipe, renamed = plan.renamed(Recipe.of(reader.content, source), fields)
+    recipe, renamed = settings_of.renamed(Recipe.of(reader.content, source), fields)
     notes = [*reader.notes, *renamed, *reader.fill_in(recipe)]
     return Pasted(recipe, notes, "policy.name" in reader.stated, "task" in reader.content)
 
@@ -408,7 +408,7 @@ class _Reader:
 
     def fill_in(self, recipe: Recipe) -> list[str]:
         """Give the recipe a context that holds what is asked for; a line for that, and for each default that decides much."""
-        said, ours, notes = {*recipe.grpo, *self.unread}, plan.DEFAULTS, []
+        said, ours, notes = {*recipe.grpo, *self.unread}, settings_of.DEFAULTS, []
         if self.configs and "max_completion_length" not in said:
             recipe.grpo["max_completion_length"] = 512
             notes.append("max_completion_length is not in the script: 512, TRL's default")

@@ -50,17 +50,14 @@ def dead_groups(view: ExaminedRun) -> Verdict:
     """Groups that teach nothing, and not because they are all right."""
     groups, size, kinds = view.total("group_count"), view.recent[-1].group_size, view.dead_kinds()
     done = kinds.pop(ALL_RIGHT)
-    found = share(sum(kinds.values()), groups)
-    evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
-    line = f"{percent(found.value)} of the latest {groups} groups are dead without being all right"
-    if view.dead_in_loss is not None and view.dead_in_loss <= 0.25:
-        line += f"; of those that were learnt from {percent(view.dead_in_loss)} are dead"
-        return view.verdict(OK, line, evidence)
+    dead = share(sum(kinds.values()), groups)
+    evidence = {"groups": groups, "share": dead.value, "at_least": dead.low, ALL_RIGHT: done, **kinds}
+    line = f"{percent(dead.value)} of the latest {groups} groups are dead without being all right"
     cancelled = Counter(group.cancels for batch in view.recent for group in batch.groups if group.cancels)
-    if found.low > 0.25:
+    if dead.low > 0.25:
         worst = max(kinds, key=kinds.get)
         words = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
-        line = f"{percent(found.value)} of the latest {groups} groups teach nothing: {words}"
+        line = f"{percent(dead.value)} of the latest {groups} groups teach nothing: {words}"
         for commonest, _ in cancelled.most_common(1):
             evidence |= {"cancel": dict(commonest)}
             of_these = sum(count for each, count in cancelled.items() if dict(each).keys() == dict(commonest).keys())
@@ -68,8 +65,9 @@ def dead_groups(view: ExaminedRun) -> Verdict:
             line += f"; {cancel_words(commonest)} cancel in {of_these} of {seen} groups"
         prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
         cause, remedy = _DEAD[worst]
-        remedy += view.helps_to_begin * (worst == ALL_WRONG)
-        return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, cause, remedy, prompts=prompts)
+        if worst == ALL_WRONG:
+            remedy += view.helps_to_begin
+        return view.verdict(ALARM if dead.low > 0.5 else WARNING, line, evidence, cause, remedy, prompts=prompts)
     return view.verdict(OK, line, evidence)
 
 
@@ -77,14 +75,14 @@ def dead_groups(view: ExaminedRun) -> Verdict:
 def learnt_out(view: ExaminedRun) -> Verdict:
     """Groups that are all right, batch after batch, and neither the reward nor held-out prompts that still gain.
 
-    A warning once 20 batches bought nothing; where held-out prompts do not tell, with three in four groups all right.
+    A warning once 20 batches brought no improvement; where held-out prompts do not tell, with three in four groups all right.
     """
     groups, size, batches = view.total("group_count"), view.recent[-1].group_size, view.batches[-FAR:]
     done = np.array([view.dead_kinds([batch])[ALL_RIGHT] for batch in batches])
     learnt = share(int(done[-WINDOW:].sum()), groups)
     evidence = {"groups": groups, "all_right": learnt.value, "at_least": learnt.low}
     line = f"{percent(learnt.value)} of the latest {groups} groups are all right"
-    if learnt.low <= 0.5 or (view.dead_in_loss is not None and view.dead_in_loss <= 0.5):
+    if learnt.low <= 0.5:
         return view.verdict(OK, line, evidence)
     note = f"{line}: nothing left to learn there"
     prompts = view.prompts(lambda group: group.dead and group.right == size)
@@ -122,7 +120,7 @@ def learnt_out(view: ExaminedRun) -> Verdict:
     times = [seconds for step, seconds in view.numbers(STEP_S) if step >= since]
     minutes = count * statistics.fmean(times or [0.0]) / 60  # a row may be a mean over several steps
     evidence |= {"since": since, "steps": count, "minutes": minutes}
-    line = f"the last {count} steps ({minutes:.2g} minutes) bought nothing: {line}, and {told}"
+    line = f"the last {count} steps ({minutes:.2g} minutes) brought no improvement: {line}, and {told}"
     if best := best_of(view.held_out):
         evidence["best_step"] = best["step"]
         remedy = f"{remedy}; the best adapter by the held-out prompts is that of step {best['step']}"
@@ -180,7 +178,7 @@ def wasted(view: ExaminedRun) -> Verdict:
         minutes = statistics.fmean(times) * (batches[-1].step - batches[0].step + 1) / 60
         evidence["minutes"] = minutes * dead / groups
         evidence["minutes_by_kind"] = {kind: minutes * count / groups for kind, count in by_kind.items()}
-        words += f": {evidence['minutes']:.2g} of {minutes:.2g} minutes bought no gradient"
+        words += f": {evidence['minutes']:.2g} of {minutes:.2g} minutes produced no gradient"
     else:
         evidence["missing"] = STEP_S
         words += f" (minutes unknown: the metrics have no {STEP_S})"
@@ -203,13 +201,13 @@ def truncation(view: ExaminedRun) -> Verdict:
     full = [batch for batch in recent if limit is None or batch.longest >= limit]
     clipped, clipped_right = view.total("clipped", full), view.total("clipped_right", full)
     unended, others = view.total("unended"), count - clipped
-    found = share(clipped, count)
-    evidence = {"completions": count, "share": found.value, "at_least": found.low, "unended": unended / count}
+    cut = share(clipped, count)
+    evidence = {"completions": count, "share": cut.value, "at_least": cut.low, "unended": unended / count}
     evidence |= {"longest": max(batch.longest for batch in recent), "max_completion_length": limit}
     evidence["right_of_cut"] = clipped_right / clipped if clipped else None
     evidence["right_of_others"] = (view.total("right") - clipped_right) / others if others else None
-    words = f"{percent(found.value)} of the latest {count} completions were cut"
-    if found.low <= 0.2:
+    words = f"{percent(cut.value)} of the latest {count} completions were cut"
+    if cut.low <= 0.2:
         if share(unended - clipped, count).low <= 0.2:
             return view.verdict(OK, words, evidence)
         words += f"; {percent((unended - clipped) / count)} end below the limit, by no EOS token that the record knows"
@@ -220,7 +218,7 @@ def truncation(view: ExaminedRun) -> Verdict:
     prompts = view.prompts(lambda group: group.clipped > recent[-1].group_size / 2)
     cause = "the limit is shorter than what the policy writes, or the policy does not end its turn"
     remedy = "raise max_completion_length (notebook 01 measures what the policy needs), or reward shorter completions"
-    return view.verdict(ALARM if found.low > 0.5 else WARNING, words, evidence, cause, remedy, prompts=prompts)
+    return view.verdict(ALARM if cut.low > 0.5 else WARNING, words, evidence, cause, remedy, prompts=prompts)
 
 
 @rule(batches=10)

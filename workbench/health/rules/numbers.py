@@ -74,7 +74,7 @@ def kl_runaway(view: ExaminedRun) -> Verdict:
 
 @rule(batches=12)
 def entropy_collapse(view: ExaminedRun) -> Verdict:
-    """A policy that has become far surer of its words, and is no more often right."""
+    """Entropy fell without better accuracy."""
     batches = view.batches[-len(view.rewards) :]
     values = [value for step, value in view.numbers(ENTROPY) if step >= batches[0].step]
     if not values:

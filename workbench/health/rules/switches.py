@@ -13,13 +13,14 @@ def inert_settings(view: ExaminedRun) -> Verdict:
     settings, rows = view.config.settings, view.rows
     if not rows:
         return not_examined("metrics.jsonl", "no step was logged")
-    if "loss_type" not in settings:
-        return not_examined("loss_type", "the record does not say which settings were in force")
     dead = [share for _, share in view.numbers(DEAD)]
     if dead and min(dead) == 1:
         why = "every group was dead in every step, so no setting could do anything"
         return not_examined("live groups", why)
-    inert, live = judge(MeasuredRun(settings, view.numbers), view.config.asked)
+    try:
+        inert, live = judge(MeasuredRun(settings, view.numbers), view.config.asked)
+    except KeyError as error:  # a record that was made elsewhere, or with another TRL
+        return not_examined(error.args[0], "the record does not say which settings were effective")
     requested = set(view.config.asked)
     inert.sort(key=lambda each: requested.isdisjoint(each.names))
     lines = [f"{', '.join(each.names)}: inert ({each.why})" for each in inert]

@@ -12,8 +12,8 @@ from workbench import processes
 from workbench.errors import RecipeError
 from workbench.recipe import PolicyPart, Recipe
 from workbench.run.inert import Settings, by_sequence, clips, corrects_kl, corrects_vllm, inert_in_plan, ratio_is_one
-from workbench.training.plan.algorithms import asked_settings
-from workbench.training.plan.in_force import defaults_of
+from workbench.training.settings.algorithms import asked_settings
+from workbench.training.settings.in_force import defaults_of
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 MOST_FOR_SEQUENCES = 0.01  # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio

@@ -13,7 +13,7 @@ import re
 from typing import Any, NamedTuple
 
 from workbench.recipe import Recipe
-from workbench.training.plan.values import DEFAULTS as OWN
+from workbench.training.settings.values import DEFAULTS as OWN
 
 SHOWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
