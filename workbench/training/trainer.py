@@ -13,6 +13,7 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RecipeError, RunError
 from workbench.recipe import REMOVED, Recipe
+from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Row, Task
 from workbench.training import resuming
@@ -24,7 +25,7 @@ from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import prepare, settled, taken_together
 from workbench.training.recorder import health_on_record
-from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
+from workbench.training.resuming import STATE_FILES, Point, changed_since_begun, latest_point, load_adapter, lost_since
 from workbench.training.session import Made
 from workbench.training.watchers import Watchers
 from workbench.workspace import encodable, replace_folder, shown
@@ -270,7 +271,7 @@ def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
     return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
 
 
-def _another_run(run: RunDirectory, changed: Changed) -> RunError:
+def _another_run(run: RunDirectory, changed: Differences) -> RunError:
     lines = [*changed.held, *changed.refused, *changed.shown]
     value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
     recipe = shown(run.path / "recipe.yaml")
