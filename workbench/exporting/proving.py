@@ -90,7 +90,7 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
         checks += [Check(**each) for each in found["checks"]]
         if kept and (written := found["written"]) is not None:
             # None has failed; a step that is lost in rounding could not pass.
-            vouched = all(each.passed or "times" in each.numbers for each in checks if each.level == "weights")
+            vouched = all(each.passed or each.rounding for each in checks if each.level == "weights")
             more, measured = check_behaviour(artefact, written, kept, suite, vouched)
             checks += more
     if all(check.passed is not False for check in checks if check.level != "behaviour"):
