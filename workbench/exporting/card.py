@@ -32,8 +32,8 @@ _IS |= {"merged_4bit": _MERGED + "then quantised to 4 bits (NF4)"}
 _DEQUANTISED = " It was merged into the 4-bit weights that it was trained beside, written in 16 bits, not into the 16-bit base."
 _VERIFY = """## Verify it
 
-`workbench verify .` in this folder holds every file against `passport.json`, which also has the whole recipe, some completions
-and the sums of what it was made from. With `--rerun` it trains the run again and compares."""
+`workbench verify .` in this folder compares every file with `passport.json`, which also has the whole recipe, some completions
+and the sums of what it was made from."""
 
 
 def write_card(
