@@ -33,7 +33,7 @@ from workbench.workspace import shown
 _NO_MEMORY = re.compile(r"out of memory|MemoryError|allocate memory", re.IGNORECASE)
 _ENGINES = "the kernels of vLLM, and of other software on a GPU: they round in their own ways, and were not run here"
 _ON_16_BITS = "the adapter on the 16-bit base, which is how vLLM loads it: `merged_16bit`, made with `--into base`, is that sum"
-_OLLAMA = "Ollama's template (Go), in the Modelfile: Ollama was not run here"
+_OLLAMA = "Ollama's template, which it takes from the file if it knows it: Ollama was not run here"
 
 
 def prove(
