@@ -130,6 +130,7 @@ def about(artefact: Artefact) -> dict[str, Any]:
         "template": manifest.get("template"), "settings": (manifest.get("settings") or {}).get("in_force") or {},
         "environment": environment, "attached": bool(manifest.get("attached")),
         "trained_before": policy.get("trained_in") or [], "precision": policy.get("precision"),
+        "backend_name": policy.get("backend_name"),
         "changes": RunState.of(run).changes,
         "curve": [{name: row.get(name) for name in ("step", REWARD, GROUP_STD, KL)} for row in rows if row["step"] in points],
         "evaluation": last_measured(run), "warm_start": manifest.get("warm_start"),

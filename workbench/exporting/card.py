@@ -69,12 +69,12 @@ def _metadata(artefact: Artefact, known: dict[str, Any]) -> Any:
             ("gain, paired, with a 95 % interval", "accuracy_gain", gain["correct"], {"low": gain["low"], "high": gain["high"]}),
         ):
             results.append(EvalResult(**on, metric_type=metric, metric_name=name, metric_value=value, metric_args=size | more))
-    unsloth = ["unsloth"] * ("Unsloth" in str((known.get("environment") or {}).get("backend")))
+    trained_by = ["unsloth"] if known.get("backend_name") == "unsloth" else []
     relation = "adapter" if kind == "adapter" else "quantized" if artefact.format in QUANTISED else "finetune"
     return ModelCardData(
         base_model=known["base"], base_model_relation=relation, license=_license(artefact.base),
         library_name={"adapter": "peft", "merged": "transformers", "gguf": "gguf"}[kind], pipeline_tag="text-generation",
-        tags=["grpo", "trl", *unsloth, "lora", "workbench"], datasets=[source] if source else None,
+        tags=["grpo", "trl", *trained_by, "lora", "workbench"], datasets=[source] if source else None,
         model_name=_one_line(known.get("run") or artefact.format), eval_results=results or None,
     )  # fmt: skip
 
