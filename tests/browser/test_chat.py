@@ -58,7 +58,8 @@ def test_ask_see_both_answers_and_interrupt(jupyterlab, page):
     box.fill(hostile)
     page.get_by_role("button", name="Send").click()
     page.get_by_text("Writing …: interrupt the kernel to stop.").first.wait_for()
-    page.locator("[data-command='notebook:interrupt-kernel'], [title^='Interrupt the kernel']").first.click()
+    page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    page.get_by_role("menuitem", name="Interrupt Kernel").click()
     page.get_by_text(re.compile("^0 tokens, stopped")).wait_for()
     ends = [text for text in shown.first.locator("td div").all_inner_texts() if "stopped" in text]
     assert len(ends) == 1, "the base was not begun"

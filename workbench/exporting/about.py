@@ -21,7 +21,7 @@ from workbench.run.rollouts import read_batches
 from workbench.secret import LOOKS, NAMED, is_secret, secret_variables
 from workbench.task import EMBEDDED
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import base_files
+from workbench.training.loading import adapter_sum, base_files
 from workbench.workspace import size_and_sum, sum_of, to_json
 
 SAMPLED = 8  # completions
@@ -106,7 +106,7 @@ def recipe_sum(run: RunDirectory) -> str:
 
 def adapter_of(run: RunDirectory) -> dict[str, Any]:
     """Where a run's adapter is, and the sum of its weights."""
-    return {"from": run.adapter.name, "sha256": sum_of(run.adapter / "adapter_model.safetensors")}
+    return {"from": run.adapter.name, "sha256": adapter_sum(run.adapter)}
 
 
 def about(artefact: Artefact) -> dict[str, Any]:
