@@ -206,7 +206,6 @@ def plan(
 def train(
     recipe: Annotated[str, arg("Recipe file (YAML) or a preset's name; workbench/tiny/recipe.yaml is one to start from.")],
     run_name: Annotated[str | None, opt("Name of the run, instead of the recipe's.")] = None,
-    changes_of: Annotated[str | None, opt("A recorded run, whose changes are made again after the same steps.")] = None,
     runs: Annotated[str, opt("Folder for the run's folder.")] = "runs",
     steps: Steps = None,
     said: Set = None,
@@ -220,7 +219,6 @@ def train(
     `workbench train recipe.yaml --set algorithm=dr_grpo` (or grpo, dapo, gspo, gdpo, cispo: the settings of that paper).
     """
     from workbench.recipe import Recipe
-    from workbench.run.directory import open_run
     from workbench.training.presets import find_recipe
     from workbench.training.settings import overridden
     from workbench.training.trainer import train
@@ -228,9 +226,8 @@ def train(
 
     asked = overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
     asked.run_name = run_name or asked.run_name
-    again = open_run(changes_of, runs) if changes_of else None
     terminal = TerminalProgress()
-    return _trained(lambda: train(asked, watchers=[terminal], runs=runs, changes_of=again), terminal)
+    return _trained(lambda: train(asked, watchers=[terminal], runs=runs), terminal)
 
 
 @command("continue")
@@ -614,23 +611,18 @@ def ask(
 @command()
 def verify(
     path: Annotated[str, arg("An artefact's folder, its passport.json; or a run by name or path: all its artefacts.")],
-    rerun: Annotated[bool, opt("Train the run again, on the CPU, and compare to the bit.", "--rerun")] = False,
-    task: Annotated[str | None, opt("With --rerun: the run's task file, where its run is not at hand.")] = None,
 ) -> Result:
     """Is an artefact still what was exported? Every byte of its files against its passport; the run, if it is at hand.
 
-    With --rerun the run is trained again from its passport: adapter, metrics and completions are to be the same to the bit on
-    the same kind of CPU, with the same libraries and as many threads; what is other is named. Exits with 1 if something differs.
+    Exits with 1 if something differs.
 
-    Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit --rerun`.
+    Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit`.
     """
-    from workbench.exporting.verifying import verify as held_against
-    from workbench.views.terminal import progress
+    from workbench.exporting.verifying import verify as compared
 
-    with progress("steps", "trained again") if rerun else contextlib.nullcontext(lambda *_: None) as bar:
-        found = held_against(path, rerun, task, bar)
-    passed = all(each.passed for each in found)
-    return Result({"passed": passed, "artefacts": found}, "\n".join(map(str, found)), int(not passed))
+    artefacts = compared(path)
+    passed = all(each.passed for each in artefacts)
+    return Result({"passed": passed, "artefacts": artefacts}, "\n".join(map(str, artefacts)), int(not passed))
 
 
 @app.command()

@@ -140,7 +140,7 @@ def test_where_unsloth_has_replaced_the_trainer_the_plain_backend_asks_for_a_res
 
 
 def policy_of(backend: str, compute_dtype: str) -> Policy:
-    return Policy("tiny", "", None, None, 256, "", backend, "nf4", compute_dtype, 1, 1, 1, 0.0)
+    return Policy("tiny", "", None, None, 256, "", backend, backend, "nf4", compute_dtype, 1, 1, 1, 0.0)
 
 
 CPU = {"use_cpu": True, "dataloader_pin_memory": False}

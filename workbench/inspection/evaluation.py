@@ -31,7 +31,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.held_out import completion_rows, write_completions
 from workbench.run.lock import Lock
 from workbench.task import Row, Task, load_task
-from workbench.training.loading import base_differs, base_summed, put_on
+from workbench.training.loading import adapter_sum, base_differs, base_summed, put_on
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import scored_groups
 from workbench.workspace import renamed, shown
@@ -237,7 +237,7 @@ def _evaluated(
     settings["base"] = base()
     kept = _Kept.open(run, settings)
     kept.make_room()
-    adapters = {who: _sum(folder) for who, folder in folders.items()}
+    adapters = {who: adapter_sum(folder) if folder else "" for who, folder in folders.items()}
     kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}
     passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation, prompts answered")
     for number, (who, how) in enumerate(passes, 1):
@@ -280,7 +280,7 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
     """
     kept = _Kept.open(run)
     evaluation = kept.evaluation()
-    if (adapter := run._saved_adapter()) and kept.asked["adapters"]["trained"] != _sum(adapter):
+    if (adapter := run._saved_adapter()) and kept.asked["adapters"]["trained"] != adapter_sum(adapter):
         value, rule = f"{shown(run.path / FILE)}: measured on an older adapter", "a gain is that of the run's adapter as it is"
         raise RunError(value, rule=rule, remedy=f"`workbench eval {run.name}` measures the one that is there now")
     return evaluation
@@ -291,13 +291,8 @@ def last_measured(run: RunDirectory) -> dict[str, Any] | None:
     if not (run.path / "evaluation.json").is_file():
         return None
     asked, adapter = _Kept.open(run).asked, run._saved_adapter()
-    older = asked and adapter and asked["adapters"]["trained"] != _sum(adapter)
+    older = asked and adapter and asked["adapters"]["trained"] != adapter_sum(adapter)
     return None if older else run.read_json("evaluation.json")
-
-
-def _sum(adapter: Path | None) -> str:
-    weights = adapter.glob("adapter_model.safetensors") if adapter else ()
-    return hashlib.sha256(b"".join(each.read_bytes() for each in weights)).hexdigest()[:16]
 
 
 @dataclass

@@ -74,7 +74,6 @@ def train(
     task: Task | None = None,
     watchers: Watchers = None,
     runs: str | Path = "runs",
-    changes_of: RunDirectory | None = None,
 ) -> RunDirectory:
     """Train a policy as the recipe says, and leave the run directory.
 
@@ -89,14 +88,14 @@ def train(
     Args:
         policy: a loaded policy; None: the recipe's is loaded.
         task: a task object; None: the recipe's is loaded.
-        watchers, runs, changes_of: as for `attach`.
+        watchers, runs: as for `attach`.
 
     Raises:
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
     """
     plan = prepare(recipe, task, policy=policy, memory=memory_on(estimates=False))
     trainer = make_trainer(plan, policy or load_policy(plan))
-    run = attach(trainer, plan, watchers=watchers, runs=runs, changes_of=changes_of)
+    run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()
     return run
 
