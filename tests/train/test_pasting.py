@@ -476,6 +476,8 @@ LEFT_OUT = [
     ("GRPOConfig(use_liger_kernel=True)", "use_liger_kernel is left out: liger_kernel is not installed here"),
     ("GRPOConfig(use_liger_loss=True)", "use_liger_loss is left out: liger_kernel is not installed here"),
     ("GRPOConfig(max_steps=args.steps)", "max_steps could not be read: 100"),
+    ("NUM_GENERATIONS = 4 * 2\nGRPOConfig()", "NUM_GENERATIONS = 4 \\* 2 is left out: not read"),
+    ("m = 'a/b'\nm = 'c/d'\nGRPOTrainer(model=m)", "line 3: model = m is left out: not read"),
 ]  # fmt: skip
 
 
@@ -505,6 +507,8 @@ PLAIN_MODEL = "model = AutoModelForCausalLM.from_pretrained('a/b')\n"
          ("a/b", "transformers", True)),
         ("GRPOTrainer(model='a/b')\nAutoModelForCausalLM.from_pretrained('me/trained')", ("a/b", "transformers", True)),
         ("from trl import GRPOTrainer\nGRPOTrainer(model=parsed.path)", ("tiny", "transformers", False)),
+        ("import trl\nm = 'a/b'\nm = 'c/d'\njudge = AutoModelForCausalLM.from_pretrained('e/f')\nGRPOTrainer(model=m)",
+         ("tiny", "transformers", False)),
         ("import unsloth\nfrom trl import GRPOTrainer\nGRPOTrainer(model=parsed.path)", ("tiny", "unsloth", False)),
         ("GRPOConfig()", ("tiny", "unsloth", False)),
     ],

@@ -177,6 +177,7 @@ class _Reader:
         self.unread: set[str] = set()  # settings of GRPOConfig whose values cannot be read
         self.modules: dict[str, str] = {}  # imported name -> its full name
         self.assigned: list[tuple[int, str]] = []  # (line, target) for attributes
+        self.texts: set[str] = set()  # names that stand for a text somewhere
         into: dict[int, set[str]] = {}  # id of a value -> its targets
         nodes = sorted(ast.walk(tree), key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)))
         for node in nodes:
@@ -186,6 +187,8 @@ class _Reader:
                     self.modules |= {one.asname or one.name: module + one.name for one in names}
                 case ast.Assign(targets=targets, value=value):
                     into[id(value)] = {ast.unparse(part) for one in targets for part in getattr(one, "elts", [one])}
+                    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                        self.texts |= into[id(value)]
                 case ast.Attribute(ctx=ast.Store()):
                     self.assigned.append((node.lineno, ast.unparse(node)))
         self.names = _Names(tree, nodes)
@@ -214,7 +217,7 @@ class _Reader:
         models = [node for name, node in self.given if name == "model"]
         for call in self._chosen(self.configs, self.configs[::-1], [node for _, node in self.given]):
             self._read(call, "output_dir")
-        by_name = any(isinstance(self.names.value(node), str) for node in models)
+        by_name = any(isinstance(self.names.value(node), str) or ast.unparse(node) in self.texts for node in models)
         last = max((call.line for call in self.trainers), default=sys.maxsize)
         before = [] if by_name else [call for call in self.loaders if call.line <= last] or self.loaders
         for call in self._chosen(self.loaders, before, models):
@@ -267,7 +270,7 @@ class _Reader:
             case str() as model:
                 self._put("policy.name", model, call.line)
                 self._put("policy.backend", "transformers", call.line)
-            case ast.Attribute() as model:
+            case (ast.Attribute() | ast.Name()) as model if isinstance(model, ast.Attribute) or model.id in self.texts:
                 self._left_out(call.line, "model", model)
         if "peft_config" in call.keywords and self.content["policy"].get("backend") == "unsloth":
             self._note(call.line, "peft_config is left out: Unsloth makes the adapter when the policy is loaded")
@@ -312,7 +315,12 @@ class _Reader:
         for name, node in self.names.once.items():
             where = "policy.name" if name.lower() in _MODEL_WORDS else f"grpo.{name.lower()}"
             constant = name.isupper() and len(name) > 1 and not self.names.uses[name] and name.lower() in settings
-            if constant and _today(where) not in self.stated and not isinstance(value := self.names.value(node), ast.AST):
+            if not constant or _today(where) in self.stated:
+                continue
+            value = self.names.value(node)
+            if isinstance(value, ast.AST):
+                self._left_out(node.lineno, name, value)
+            else:
                 self._note(node.lineno, f"{name} is taken as {where} = {value!r}")
                 self._put(where, value, node.lineno)
 
