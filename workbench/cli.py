@@ -196,9 +196,11 @@ def plan(
         found.recipe.save(out)
     if found.memory is None or found.memory.fits is not False:
         return Result(found.found(), found)
-    from workbench.memory import cheapest
+    from workbench.memory import hints
 
-    text = "\n  - ".join([f"{found}\n\nto make it fit, cheapest first (estimates):", *cheapest(found.memory)])
+    inputs = found.memory.inputs
+    helps = hints(inputs.recipe, inputs.settings)
+    text = "\n  - ".join([f"{found}\n\nto make it fit, one or more of these, cheapest first:", *helps])
     return Result(found.found(), text, 1)
 
 
