@@ -101,7 +101,7 @@ def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell, 
     assert picture.shown[-1]["text/plain"] == "r: picture of step 10 of 40"
     assert "step 10, group 3 of 4" in below.html
     assert "all &lt;b&gt;dead&lt;/b&gt;" in below.html
-    assert controls.buttons["stop"].disabled
+    assert controls.parts["stop"].disabled
     size = sum(len(str(place.shown[-1])) for place in (status, picture, below))
     assert size < 300_000
 
@@ -262,10 +262,10 @@ def test_changes_are_marked_and_a_pause_is_said_at_once(running, cell, buttons):
     plot.event({**change, "id": "2", "action": "pause"})
     assert [mark.text for mark in plot.view.marks] == ["beta 0.01 → 0.1"]
     assert "paused after step 1 of 40" in cell[0].html
-    assert plot.controls.buttons["pause"].description == "Resume"
+    assert plot.controls.parts["pause"].description == "Resume"
     plot.event({**change, "id": "3", "action": "resume"})
     assert "paused" not in cell[0].html
-    assert "refused" not in plot.controls._answers_widget.value
+    assert "refused" not in plot.controls.parts["answers"].value
 
 
 def test_a_pause_is_no_time_that_drawing_has_a_share_of(running, cell, monkeypatch):

@@ -68,7 +68,7 @@ class RunView:
         self.state = begun if beta is None else replace(begun, beta=beta)
         self.history = History(self.state.weights)
         self.marks, self.held_out, self.verdicts, self.group = [], [], [], None
-        self.figure.name, self.figure.total = run.name, self.total
+        self.figure.name = run.name
 
     def row(self, step: int, values: Mapping[str, Any]) -> None:
         """Take note of one row of metrics."""
@@ -238,7 +238,6 @@ class RunCurves:
 
     def __init__(self, run: RunDirectory) -> None:
         self.view = FollowedRun(run)
-        self.view.figure.total = self.view.history.step
 
     def __repr__(self) -> str:
         return f"{self.view.name}: {len(self.view.history)} steps"
