@@ -20,9 +20,10 @@ from workbench.health import ALARM, Verdict, examine_run, summary
 from workbench.run.control_file import send
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views import live
-from workbench.views.controls import WIDGETS, Controls, buttons_work
+from workbench.views.controls import Controls, buttons_work
 from workbench.views.live import RunPanel
 from workbench.views.run_view import FollowedRun
+from workbench.views.widgets import WIDGETS
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_words_and_group_move_with_each_look_and_a_picture_that_is_old_is_drawn_
     panel = RunPanel("r", every_s=0.0)
     places = shown(panel)
     draws = panel.draws
-    panel._cost_s = 1000.0  # no share pays for another picture
+    panel.cost_s = 1000.0  # no share pays for another picture
     running.step()
     panel.look()
     assert panel.draws == draws
@@ -144,7 +145,7 @@ def test_an_alarm_of_the_trainer_is_shown_at_once(running, shown, monkeypatch):
     panel = RunPanel("r")
     places = shown(panel)
     monkeypatch.setattr("workbench.health.examine_run", lambda *_, **__: [Verdict("non_finite", ALARM, "it is ill")])
-    panel.view._health_cost_s = panel._cost_s = 1000.0
+    panel.view.health_cost_s = panel.cost_s = 1000.0
     running.step()
     panel.look()
     assert "it is ill" not in places["below"].html
@@ -221,14 +222,14 @@ def test_a_run_that_is_being_started(home, shown):
     places = shown(panel)
     assert "loading the policy ... 0:0" in places["status"].html
     assert "quantising &lt;b&gt;" in places["status"].html
-    assert panel._box is not None
+    assert panel.box is not None
     assert panel.controls is None
     running = Running("r", 40)
     started.run = running.run
     panel.look()
     panel.look()
     assert "waiting for the first step" in places["status"].html
-    assert panel._box.children == (panel.controls.widget,)
+    assert panel.box.children == (panel.controls.widget,)
     running.step()
     panel.look()
     assert "step 1 of 40" in places["status"].html

@@ -6,7 +6,6 @@ Nothing here touches a figure or a model: a click may arrive on another thread t
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import threading
 from collections import deque
@@ -20,9 +19,9 @@ from workbench.run.control_file import ACTIONS, RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.views.history import change_text
 from workbench.views.tables import BAD, GOOD, MUTED, coloured
+from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import workspace
 
-WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 BY = "panel"
 MOST_ANSWERS = 6  # that are shown, the newest first
 _LONGEST_ANSWER = 400  # characters
@@ -36,15 +35,12 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
 
     It depends on the front end, the kernel, and on whether the run trains in a cell of this kernel, which is busy then.
     """
-    if os.environ.get(WIDGETS) == "0":
-        return False, f"There are no buttons ({WIDGETS}=0)."
-    try:
-        import ipykernel
-        import ipywidgets  # noqa: F401
-    except ImportError:
-        return False, "There are no buttons: ipywidgets is not installed."
+    if reason := no_widgets():
+        return False, f"There are no buttons{' ' if reason.startswith('(') else ''}{reason}."
     if not in_cell:
         return True, "The run has its own process, so buttons work in every front end while this kernel is idle."
+    import ipykernel
+
     kernel = Version(ipykernel.__version__).release[:2]
     # Kaggle's image is Colab's, variables included.
     colab = "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ
@@ -57,12 +53,6 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
         "once stops after the step and saves, twice aborts. For everything else, run `workbench control` in a terminal, or train "
         "in a separate process: wb.RunPanel(wb.start(recipe))."
     )
-
-
-def widget_view(widget: Any) -> dict[str, Any]:
-    """A widget as a mime bundle. ipywidgets 8 makes it itself, 7 (Colab's) only displays."""
-    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-    return {"application/vnd.jupyter.widget-view+json": view}
 
 
 class Controls:
@@ -78,7 +68,7 @@ class Controls:
         self.state = RunState.of(run) if state is None else state
         self.requests: dict[str, str] = {}  # by id, those without an answer, in words
         self.answers: deque[str] = deque(maxlen=MOST_ANSWERS)
-        self.parts: dict[str, Any] = {}
+        self.parts = Parts()
         self._lock = threading.Lock()
         self._functions: list[str] = []  # that have a row
         self._shown: dict[str, Any] = {}  # what this class wrote into each field
@@ -97,26 +87,21 @@ class Controls:
         for action in _NUMBERS:
             # A text, so that 1e-5 can be typed, and what is no number is answered and not swallowed.
             look = {"style": {"description_width": "initial"}, "layout": {"width": "190px"}}
-            fields.append(self._part(action, kit.Text(description=action, continuous_update=False, **look)))
+            fields.append(self.parts.add(action, kit.Text(description=action, continuous_update=False, **look)))
             fields.append(self._button(f"apply {action}", "Apply", margin="2px 16px 2px 2px"))
         self._rows = kit.VBox([])
-        answers = self._part("answers", kit.HTML())
-        sentence = self._part("sentence", kit.HTML(coloured(self.sentence, MUTED)))
+        answers = self.parts.add("answers", kit.HTML())
+        sentence = self.parts.add("sentence", kit.HTML(coloured(self.sentence, MUTED)))
         self._show_state()
         lines = [kit.HBox(buttons, layout=wrapped), self._rows, kit.HBox(fields, layout=wrapped)]
         return kit.VBox([*lines, answers, sentence])
-
-    def _part(self, name: str, widget: Any) -> Any:
-        widget.add_class("workbench-" + re.sub(r"[^\w-]", "-", name))
-        self.parts[name] = widget
-        return widget
 
     def _button(self, name: str, label: str, tooltip: str = "", **layout: str) -> Any:
         import ipywidgets as kit
 
         button = kit.Button(description=label, tooltip=tooltip, layout={"width": "auto", "min_width": "84px", **layout})
         button.on_click(lambda _: self._clicked(name))
-        return self._part(name, button)
+        return self.parts.add(name, button)
 
     def _clicked(self, name: str) -> None:
         action, _, function = name.removeprefix("apply ").partition(" ")
@@ -135,9 +120,9 @@ class Controls:
         rows = [kit.HTML(coloured("Weight of each reward function; a muted one is still scored and plotted.", MUTED))]
         for name in self._functions:
             label = kit.HTML(coloured(name), layout={"width": "240px", "overflow": "hidden"})
-            weight = self._part(f"weight {name}", kit.FloatText(step=0.1, layout={"width": "100px"}))
+            weight = self.parts.add(f"weight {name}", kit.FloatText(step=0.1, layout={"width": "100px"}))
             apply = self._button(f"apply weight {name}", "Apply", min_width="auto")
-            mute = self._part(f"mute {name}", kit.Checkbox(description="mute", indent=False, layout={"width": "90px"}))
+            mute = self.parts.add(f"mute {name}", kit.Checkbox(description="mute", indent=False, layout={"width": "90px"}))
             mute.observe(lambda box, name=name: self._quiet or self.ask(_MUTE[box["new"]], function=name), "value")
             rows.append(kit.HBox([label, weight, apply, mute]))
         self._rows.children = rows
