@@ -61,7 +61,6 @@ class Plan:
     stages: tuple[Stage, ...]  # checked, with the prompts that fit
     settings: dict[str, Any]  # what GRPOConfig is built from, in the first stage
     notes: tuple[str, ...]  # whatever is not exactly as it was asked, and what could not be checked
-    words: str  # the batch arithmetic
     generation: str  # who generates, as far as that can be told
     rows: tuple[Row, ...]  # requested, default, effective, and set by whom
     memory: Any = None  # an estimate, if one was asked for
@@ -74,6 +73,15 @@ class Plan:
     def batch(self) -> settings_of.Batch:
         """The generation batch, in the first stage."""
         return self.stages[0].planned
+
+    @property
+    def words(self) -> str:
+        """The batch arithmetic of each stage, with the steps that it has by now: `continue --steps` adds to them."""
+        told = []
+        for stage in self.stages:
+            where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
+            told.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
+        return ". ".join(told)
 
     @property
     def prompts(self) -> int | None:
@@ -210,10 +218,8 @@ def prepare(
             profile = load_profile(beside)
             measured.append(f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; "))
     measured += held_out.in_words(recipe, task, stages[0].planned.completions, settings["max_steps"])
-    words, who = [], []
+    who = []
     for stage in stages:
-        where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
-        words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
         who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations))
     notes += [*_of_stages(stages), *unread, *measured, *of_shape, *chosen, *warned, *heard, *one_gpu(backend, machine)]
     return Plan(
@@ -223,7 +229,6 @@ def prepare(
         stages=tuple(stages),
         settings=settings,
         notes=(*notes, *settings_of.check_in_force(given, built)),
-        words=". ".join(words),
         generation=". ".join(dict.fromkeys(who)),
         rows=tuple(row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row for row in rows),
         memory=estimate,
