@@ -34,7 +34,7 @@ from workbench.training.loading import (
     load_tokenizer,
     shape_of_policy,
 )
-from workbench.training.plan import ONLY_STAGE, Memory, Plan, Stage
+from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import trainer_classes
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.presets import read_source
@@ -141,10 +141,8 @@ def prepare(
             profile = load_profile(beside)
             measured.append(f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; "))
     measured += held_out.in_words(recipe, task, stages[0].planned.completions, settings["max_steps"])
-    words, who = [], []
+    who = []
     for stage in stages:
-        where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
-        words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
         who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations))
     notes += [*_of_stages(stages), *unread, *measured, *of_shape, *chosen, *warned, *heard, *one_gpu(backend, machine)]
     return Plan(
@@ -154,7 +152,6 @@ def prepare(
         stages=tuple(stages),
         settings=settings,
         notes=(*notes, *settings_of.check_in_force(given, built)),
-        words=". ".join(words),
         generation=". ".join(dict.fromkeys(who)),
         rows=tuple(row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row for row in rows),
         memory=estimate,
