@@ -324,7 +324,7 @@ def test_it_is_steered_and_stopped_like_any_run(home, trainer):
     refused = [event["action"] for event in run.events() if event["event"] == "control" and not event["applied"]]
     assert refused == ["reload", "sample"]
     assert "stopped after 2 steps" in asks.message
-    assert FollowedRun(run).message() == "stopped after 2 steps; only its own trainer's resume_from_checkpoint can go on with it"
+    assert FollowedRun(run).message() == "stopped after 2 steps; only its own trainer's resume_from_checkpoint can resume it"
 
 
 def test_a_record_that_cannot_be_written_does_not_end_their_training(home, trainer, monkeypatch):
@@ -698,7 +698,7 @@ def test_what_is_right_can_be_said_with_a_threshold(home, tmp_path, capsys):
         assert FollowedRun(run).figure.charts["groups"].title == ("groups" if asked else "groups; right: has_tags > 0")
         spoken = [each.line for each in examine_run(run) if re.search(r"\b(right|wrong)\b", each.line)]
         assert all(("'right' here" in line) == (asked is None) for line in spoken)
-        assert "GRPOConfig" in FollowedRun(run).figure._unmeasured.get_text()
+        assert "GRPOConfig" in FollowedRun(run).figure._unmeasured
     with pytest.raises(TaskError, match="right_by = 'nothing'"):
         attach(partial(tmp_path), right_by="nothing")
 

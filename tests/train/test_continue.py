@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -188,13 +189,18 @@ def test_what_was_changed_before_the_stop_is_in_force_after_it(home):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_over_takes_more_steps_if_asked(home):
+def test_a_run_that_is_over_takes_more_steps_if_asked(home, capsys):
     run = train(recipe(grpo={"max_steps": 2, "lr_scheduler_type": "constant"}), policy=fresh(), task=task())
     with pytest.raises(RunError, match="all 2 steps are trained") as refused:
         continue_run(run, policy=fresh(), task=task())
     assert "--steps" in refused.value.remedy
     assert run.result()["status"] == "finished"
+    capsys.readouterr()
     continue_run(run, policy=fresh(), task=task(), steps=2)
+    told = capsys.readouterr().out
+    assert "to step 4" in told
+    assert re.search(r"^4 steps; each learns from 8 completions", told, re.M)
+    assert "2 steps" not in told
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
     assert run.recipe().grpo["max_steps"] == 4
 

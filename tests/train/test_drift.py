@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import inspect
 
 import pytest
 
-from workbench.health.switches import _READ, TRLS
+from workbench.run.inert import SWITCHES
 from workbench.run.metrics import ENTROPY, REWARD, REWARD_STD, ZERO_STD, per_function
 from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes
@@ -51,13 +50,9 @@ def test_the_manifest_keeps_every_field_but_paths_and_secrets(classes, tmp_path)
     assert "hf_secret" not in str(kept)
 
 
-def test_what_counts_as_trl_s_default_is(classes):
-    from trl import GRPOConfig
-
-    defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
-    for name, value in TRLS.items():
-        assert getattr(defaults[name], "value", defaults[name]) == value, name
-    assert [name for names, *_ in _READ for name in names if not fnmatch.filter(defaults, name)] == []
+def test_every_name_of_the_table_of_inert_settings_is_a_setting(classes):
+    fields = settings_of.field_names(classes[0])
+    assert [name for switch in SWITCHES for name in switch.names.split() if not fnmatch.filter(fields, name)] == []
 
 
 def test_the_trainer_still_logs_these_metrics(classes):

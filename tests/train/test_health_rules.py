@@ -77,7 +77,7 @@ def batches(count: int, **changes) -> list[StepSummary]:
 
 def test_a_healthy_record_is_all_well():
     found = verdicts(batches(30, functions=lambda n: (function("right", 1 + 0.02 * n), function("format", 0.5, high=1.0))))
-    assert found.pop("inert_settings").evidence == {"missing": "loss_type"}  # test_switches.py
+    assert found.pop("inert_settings").evidence == {"missing": "use_vllm"}  # test_switches.py
     assert {name: each.state for name, each in found.items() if each.state != OK} == {}
 
 
@@ -280,7 +280,7 @@ def test_a_run_that_is_learnt_out_is_told_when_it_became_so():
     assert (found.state, found.last_step) == (WARNING, 60)
     assert (found.evidence["since"], found.evidence["steps"]) == (14, 47)
     assert found.evidence["minutes"] == pytest.approx(47 * 6 / 60)
-    assert "bought nothing" in found.line
+    assert "brought no improvement" in found.line
     assert "as far as training prompts tell" in found.line
     assert found.remedy.startswith("stop here")
 

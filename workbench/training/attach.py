@@ -39,7 +39,6 @@ def attach(
     run_name: str | None = None,
     watchers: Watchers = None,
     runs: str | Path = "runs",
-    changes_of: RunDirectory | None = None,
     right_by: str | tuple[str, float] | None = None,
     answer_column: str | None = None,
 ) -> RunDirectory:
@@ -66,7 +65,6 @@ def attach(
         run_name: None: the recipe's, or the trainer's own `args.run_name` or output folder.
         watchers: what shows the run; None: the live plot in a notebook, nothing elsewhere.
         runs: folder for the run directory.
-        changes_of: a recorded run: what was changed while it trained is changed again after the same steps.
         right_by: which of your functions says that a completion is right, as of a `Task`. None: nobody says, and wherever the run
             speaks of right completions it names the first function. A trainer of `make_trainer` has its task's.
         answer_column: the column of your dataset with the right answer; None: recognised by its name where that leaves no doubt.
@@ -98,7 +96,7 @@ def attach(
                 if task is not None and task.source and processes.is_main():
                     (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
                     shutil.copyfile(task.source, kept)
-            StagedSession(run, trainer, watchers, changes_of=changes_of)
+            StagedSession(run, trainer, watchers)
             announce(run)
         else:
             record_rewards(Session(run, trainer, stages, watchers))

@@ -11,7 +11,7 @@ from workbench.recipe import AdaptivePart, Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row as TaskRow
 from workbench.task import Task
-from workbench.training.settings import Batch
+from workbench.training.settings import Batch, in_words
 from workbench.training.settings.device import Machine
 from workbench.training.settings.in_force import Row
 from workbench.workspace import to_json
@@ -69,7 +69,6 @@ class Plan:
     stages: tuple[Stage, ...]  # checked, with the prompts that fit
     settings: dict[str, Any]  # what GRPOConfig is built from, in the first stage
     notes: tuple[str, ...]  # whatever is not exactly as it was asked, and what could not be checked
-    words: str  # the batch arithmetic
     generation: str  # who generates, as far as that can be told
     rows: tuple[Row, ...]  # requested, default, effective, and set by whom
     memory: Any = None  # an estimate, if one was asked for
@@ -82,6 +81,15 @@ class Plan:
     def batch(self) -> Batch:
         """The generation batch, in the first stage."""
         return self.stages[0].planned
+
+    @property
+    def words(self) -> str:
+        """The batch arithmetic of each stage, with its current number of steps: `continue --steps` adds to them."""
+        sentences = []
+        for stage in self.stages:
+            where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
+            sentences.append(where + in_words(stage.planned, stage.settings, len(stage.rows) or None))
+        return ". ".join(sentences)
 
     @property
     def prompts(self) -> int | None:

@@ -34,7 +34,7 @@ from workbench.training.loading import (
     load_tokenizer,
     shape_of_policy,
 )
-from workbench.training.plan import ONLY_STAGE, Memory, Plan, Stage
+from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import trainer_classes
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.presets import read_source
@@ -106,7 +106,6 @@ def prepare(
         stages=tuple(stages),
         settings=settings,
         notes=(*notes, *settings_of.check_in_force(given, built)),
-        words=". ".join(map(_arithmetic, stages)),
         generation=". ".join(dict.fromkeys(generates)),
         rows=_rows(recipe, stages, given, built),
         memory=estimate,
@@ -168,11 +167,6 @@ def _warned(recipe: Recipe, task: Task | None, run: RunDirectory | None) -> list
     if task is not None and not len(task.held_out):
         lines.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
     return lines
-
-
-def _arithmetic(stage: Stage) -> str:
-    where = "" if stage.name == ONLY_STAGE else f"stage {stage.name!r}: "
-    return where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None)
 
 
 def _built_whole(

@@ -39,7 +39,7 @@ _BATCH = "a batch of completions was not recorded"  # of the step in flight, whi
 class Session:
     """Trains with a trainer as it is, once, through the trainer's `train`, and closes the record, however that ends.
 
-    `watchers` show the run (None: what is shown unasked); `changes_of` is as for `RunControl`.
+    `watchers` show the run (None: what is shown unasked).
     """
 
     policy: Policy | None = None  # None: a trainer of the user's own
@@ -48,15 +48,13 @@ class Session:
     trained_before = False  # before the first step, and that is saved: the run is kept, whatever becomes of that step
     measured: Sequence[dict[str, Any]] = ()  # of held-out prompts, so far
 
-    def __init__(
-        self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers, changes_of: RunDirectory | None = None
-    ) -> None:
+    def __init__(self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers) -> None:
         self.run, self.trainer, self.stages, self.stage = run, trainer, stages, stages[0]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # a processor of images holds one
         shown_by = [make() for make in unasked] if watchers is None else watchers
         ends = {*eos_ids(trainer), tokenizer.pad_token_id}  # TRL counts a completion whose last token is padding as ended, too
         self.recorder = Recorder(run, ends, shown_by if processes.is_main() else ())
-        self.control = RunControl(run, self.recorder, changes_of)
+        self.control = RunControl(run, self.recorder)
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
         self.lost: Counter[str] = Counter()  # of somebody's own trainer: what could not be recorded, and how often

@@ -212,7 +212,7 @@ def _policy_of(trainer: Any) -> Policy:
     longest = getattr(model, "max_seq_length", None) or getattr(base.config, "max_position_embeddings", None) or 0
     return Policy(
         name=name, source=name, model=model, tokenizer=tokenizer, max_seq_length=max(16, int(longest)),
-        device=str(model.device), backend=f"{backend} (your own trainer)", load_s=0.0, **measured(model),
+        device=str(model.device), backend=f"{backend} (your own trainer)", backend_name=backend, load_s=0.0, **measured(model),
         base=base_summed(name),
     )  # fmt: skip
 

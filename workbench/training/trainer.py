@@ -13,6 +13,7 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RecipeError, RunError
 from workbench.recipe import REMOVED, Recipe
+from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Row, Task
 from workbench.training import around, resuming
@@ -23,7 +24,7 @@ from workbench.training.plan import Plan, Stage
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import prepare, settled, taken_together
-from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
+from workbench.training.resuming import STATE_FILES, Point, changed_since_begun, latest_point, load_adapter, lost_since
 from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
 from workbench.workspace import encodable, replace_folder, shown
@@ -72,7 +73,6 @@ def train(
     task: Task | None = None,
     watchers: Watchers = None,
     runs: str | Path = "runs",
-    changes_of: RunDirectory | None = None,
 ) -> RunDirectory:
     """Train a policy as the recipe says, and leave the run directory.
 
@@ -87,14 +87,14 @@ def train(
     Args:
         policy: a loaded policy; None: the recipe's is loaded.
         task: a task object; None: the recipe's is loaded.
-        watchers, runs, changes_of: as for `attach`.
+        watchers, runs: as for `attach`.
 
     Raises:
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
     """
     plan = prepare(recipe, task, policy=policy, memory=around.memory_on(estimates=False))
     trainer = make_trainer(plan, policy or load_policy(plan))
-    run = attach(trainer, plan, watchers=watchers, runs=runs, changes_of=changes_of)
+    run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()
     return run
 
@@ -267,7 +267,7 @@ def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
     return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
 
 
-def _another_run(run: RunDirectory, changed: Changed) -> RunError:
+def _another_run(run: RunDirectory, changed: Differences) -> RunError:
     lines = [*changed.held, *changed.refused, *changed.shown]
     value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
     recipe = shown(run.path / "recipe.yaml")

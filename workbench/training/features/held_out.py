@@ -23,14 +23,14 @@ from workbench.errors import RecipeError
 from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
-from workbench.run.held_out import best_of, flags, held_out, told
+from workbench.run.held_out import best_of, completion_rows, flags, held_out, told, write_completions
 from workbench.run.metrics import HELD_OUT
 from workbench.task import Row, Task
 from workbench.training.feature import Asked, Feature
 from workbench.training.loading import random_kept
 from workbench.training.resuming import check_finite, save_adapter
 from workbench.training.sampling import scored_groups
-from workbench.workspace import replace_file, replace_folder, to_json
+from workbench.workspace import replace_folder
 
 FOLDER = "held_out"
 _LEAST = math.floor(3 / GAINED) + 1  # prompts: P of them leave 3 / P open, however alike they come out
@@ -169,7 +169,10 @@ class HeldOut(Feature):
         finally:
             tokenizer.chat_template_kwargs = rendered
         own = [group[0] for group in groups]
-        self._write(f"step-{step:07d}-{not (step or base):02d}.parquet", step, own)
+        kept: list[dict[str, Any]] = []
+        for place, (row, group) in enumerate(zip(self.rows, groups, strict=True)):
+            kept += completion_rows(row, group, step=step, group=place)
+        write_completions(self.run.path / FOLDER / f"step-{step:07d}-{not (step or base):02d}.parquet", kept)
         correct = [each["right"] and each["format"] is not False for each in own]
         count, of = sum(correct), len(correct)
         reward = sum(each["total"] for each in own) / of
@@ -179,19 +182,6 @@ class HeldOut(Feature):
             gain = paired_gain(flags(self.measurements[0]), flags(numbers))
             numbers |= {"base": self.measurements[0]["correct"]} | dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True))
         return numbers
-
-    def _write(self, name: str, step: int, completions: list[dict[str, Any]]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        rows = []
-        for place, (row, own) in enumerate(zip(self.rows, completions, strict=True)):
-            columns = {name: value for name, value in row.items() if name not in ("prompt", "prompt_id")}
-            asked = {"prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
-            rows.append({"step": step, "group": place, "generation": 0, "prompt_id": row["prompt_id"], **asked, **own})
-        (self.run.path / FOLDER).mkdir(exist_ok=True)
-        with replace_file(self.run.path / FOLDER / name) as beside:
-            pq.write_table(pa.Table.from_pylist(rows), beside, compression="zstd")
 
     def _keep(self, step: int) -> None:
         check_finite(self.policy.model, self.run, step)

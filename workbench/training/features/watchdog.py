@@ -77,8 +77,9 @@ class HealthWatch(Feature):
         """Nothing: a stage has begun already."""
 
     def batch(self, scored: Any, summary: Any) -> None:
-        """Take in a batch."""
-        self.dog.batch(summary)
+        """Take in a batch; one that is scored before training begins is nobody's."""
+        if self.dog is not None:
+            self.dog.batch(summary)
 
     def update(self, step: int, values: dict[str, Any]) -> None:
         """Take in a row of metrics, and look where it is time to."""
