@@ -25,7 +25,7 @@ from workbench.audit.examination import audit_rewards
 from workbench.audit.prompt_format import parse_format
 from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.inspection.reading import question
-from workbench.rewards.groups import SCALES, ExplainedGroup, batch_of, explain
+from workbench.rewards.groups import SCALES, ExplainedGroup, batch_of, explain_in
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.views.audit import audit_view
@@ -90,7 +90,7 @@ class Bench:
         right = self.task.is_right(scored[self.task.right_function].scores)
         problems = [(index, f"{name} {what}") for name, each in scored.items() for index, what in each.errors.items()]
         found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
-        return explain(found), sorted(problems, key=lambda each: each[0])
+        return explain_in(found), sorted(problems, key=lambda each: each[0])
 
     def matched(self, row: Row, text: str, function: str) -> set[tuple[int, int]]:
         """(start, end) of what a function took out of a completion."""
