@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.data.answer_column import answer_within
+from workbench.data.answer_column import extract_answer
 from workbench.data.checks import Checked
 from workbench.errors import DataError
 
@@ -115,7 +115,7 @@ def read(home, text):
         (f"from datasets import Dataset\n{KNOWLEDGE_BASE}\ndataset = load_custom_knowledge_base('kb.csv')",
          "'CUSTOM_SYSTEM_PROMPT' is not defined.*define it"),
         (f"{ROWS}train_dataset = raw\n{FORMAT_FOR_GRPO}", "'format_prompt' is not defined.*define it"),
-        (f"{ROWS}train_dataset = raw\n{FORMAT_MATH}", "'extract_number' is not defined.*import answer_within as extract_number"),
+        (f"{ROWS}train_dataset = raw\n{FORMAT_MATH}", "'extract_number' is not defined.*import extract_answer as extract_number"),
         ("dataset = load_dataset('gsm8k', 'main')", "'load_dataset' is not defined.*from datasets import load_dataset"),
         ("from datasets import load_dataset\ndataset = load_dataset('no-such/your_dataset', split='train')",
          "your_dataset.*the hub cannot be reached"),
@@ -175,4 +175,4 @@ def test_a_whole_rationale_as_ground_truth_is_parsed(home):
     ],
 )
 def test_extract_answer(text, found):
-    assert answer_within(text) == found
+    assert extract_answer(text) == found

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from workbench.data.answer_column import answer_within as after_mark
+from workbench.data.answer_column import extract_answer as after_mark
 from workbench.data.answer_column import is_number
 from workbench.errors import RewardError
 from workbench.rewards import library

@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.data import answer_column as columns
 from workbench.data import prompts, reasons
-from workbench.data.answer_column import LAST_TURN, MARK, PLACEHOLDERS, answer_as_text, answer_within, is_number, says
+from workbench.data.answer_column import LAST_TURN, MARK, PLACEHOLDERS, answer_as_text, extract_answer, is_number, says
 from workbench.data.prompts import comparable, last_turn
 from workbench.data.reasons import LeftOut, Reason, Report
 from workbench.data.sources import Unreadable, open_source
@@ -226,7 +226,7 @@ class Checked:
         if value is None and self.last_turn:
             raise LeftOut(reasons.NO_TURN)
         if self.mark is not None:
-            given = answer_within(value, self.mark) if isinstance(value, str) else None
+            given = extract_answer(value, self.mark) if isinstance(value, str) else None
             if given is None:
                 raise LeftOut(reasons.unmarked(self.mark) if value not in (None, "") else reasons.NO_ANSWER)
             row[self.names[""]] = prompts.whole(value, self._found)
@@ -281,7 +281,7 @@ def _numeric(answers: list[Any], mark: str | None) -> bool:
     texts = []
     for answer in answers:
         with contextlib.suppress(LeftOut):
-            texts.append(answer_within(answer, mark) if mark else answer_as_text(answer, []))
+            texts.append(extract_answer(answer, mark) if mark else answer_as_text(answer, []))
     texts = [text for text in texts if text and text.casefold() not in PLACEHOLDERS]
     numbers = sum(is_number(text) or columns.unit_of(text) is not None for text in texts)
     return len(texts) >= 10 and numbers >= 0.9 * len(texts)

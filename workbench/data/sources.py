@@ -37,7 +37,7 @@ BINDINGS = ("get_dataset", "dataset", "train_dataset", "rows")
 # Helpers that snippets call and never define -> what does their job here.
 HELPERS = {
     "extract_answer": "from workbench.data.answer_column import extract_answer",
-    "extract_number": "from workbench.data.answer_column import answer_within as extract_number",
+    "extract_number": "from workbench.data.answer_column import extract_answer as extract_number",
     "extract_final_answer": "from workbench.rewards.answers import extract_answer as extract_final_answer",
     "format_prompt": "define it: format_prompt = '{}'.format, or whatever text the question should stand in",
     "SYSTEM_PROMPT": "from workbench.data.prompts import SYSTEM_PROMPT",

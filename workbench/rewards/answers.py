@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from workbench.data.answer_column import answer_within as after_mark
+from workbench.data.answer_column import extract_answer as after_mark
 from workbench.data.answer_column import is_number, unit_of
 from workbench.errors import RewardError
 from workbench.rewards.compare import is_sentence, quick_same
