@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import made_records
@@ -45,6 +46,7 @@ def record(points: list[int], merged: bool) -> list[dict[str, Any]]:
     from workbench.run.directory import RunDirectory
     from workbench.run.rollouts import read_batches
     from workbench.training import recorder as module
+    from workbench.training.features.watchdog import HealthWatch
     from workbench.views.live import LivePlot
 
     pool = made_records.make(POOL * made_records.GENERATIONS, made_records.GENERATIONS)
@@ -62,7 +64,7 @@ def record(points: list[int], merged: bool) -> list[dict[str, Any]]:
     merge, module.merge = module.merge, timed_merge
     run, plot, chance = RunDirectory.create(NAME, Recipe(), pool.manifest()), LivePlot(), random.Random(0)
     recorder = module.Recorder(run, 0, [plot])
-    recorder.watchdog = Watchdog(RunConfig)
+    HealthWatch(SimpleNamespace(recorder=recorder)).dog = Watchdog(RunConfig)
     recorder.tell("begin", run, points[-1], {"beta": 0.0})
     plot.places = {name: _Place() for name in ("status", "picture", "below")}
     found, step = [], 0

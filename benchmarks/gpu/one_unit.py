@@ -177,7 +177,7 @@ def _train(setting: Setting, unit: Unit, policy: Any, step_s: float | None, foun
 
 def _known(setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """What is known of a unit before its first step."""
-    from workbench.training.generation import expected
+    from workbench.training.features.generation import expected
 
     manifest = run.manifest()
     why = expected(recipe, settings, setting.cuda)

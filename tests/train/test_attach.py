@@ -30,11 +30,11 @@ from workbench.task import prompt_key
 from workbench.teaching.glossary import explain
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.training.attach import _in_words as in_words
-from workbench.training.attach import _row_key as row_key
 from workbench.training.attach import attach
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.prepare import prepare
+from workbench.training.theirs import _in_words as in_words
+from workbench.training.theirs import _row_key as row_key
 from workbench.training.trainer import continue_run, make_trainer
 from workbench.views.live import LivePlot
 from workbench.views.run_view import FollowedRun
@@ -288,7 +288,7 @@ def test_a_session_that_cannot_begin_leaves_the_trainer_as_it_was(home, monkeypa
     plan = prepare(recipe, arithmetic(16, 2))
     trainer = make_trainer(plan, load_policy("tiny", load_in_4bit=False))
     with monkeypatch.context() as broken:
-        broken.setattr("workbench.training.session.tracker_callbacks", unwritable)
+        broken.setattr("workbench.training.features.trackers.tracker_callbacks", unwritable)
         with pytest.raises(OSError, match="disk full"):
             attach(trainer)
     assert not any((home / "runs").iterdir())

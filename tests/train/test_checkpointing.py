@@ -10,7 +10,7 @@ import workbench as wb
 from workbench.memory import Trained, choose_checkpointing, estimate, idle_checkpointing
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.training.fitting import memory_on
+from workbench.training.features.fitting import memory_on
 from workbench.training.loading import load_tokenizer
 from workbench.training.prepare import prepare
 from workbench.training.settings.device import Machine

@@ -17,8 +17,8 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.metrics import CLIPPED
 from workbench.run.rollouts import query
 from workbench.task import Task
-from workbench.training import warm_start
 from workbench.training.attach import attach
+from workbench.training.features import warm_start
 from workbench.training.loading import eos_ids, load_tokenizer
 from workbench.training.policy import load_policy
 from workbench.training.prepare import plan

@@ -12,7 +12,7 @@ from workbench.memory import OutOfMemory
 from workbench.recipe import PolicyPart, Recipe
 from workbench.run.directory import open_run
 from workbench.tiny.task import task as arithmetic
-from workbench.training.fitting import Fit
+from workbench.training.features.fitting import Fit
 from workbench.training.policy import load_policy
 from workbench.training.settings.values import DEFAULTS
 from workbench.training.trainer import train

@@ -25,9 +25,9 @@ from workbench.memory.shapes import from_config
 from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
-from workbench.training import generation as hook
-from workbench.training.generation import Generation, adapters, decoding, expected, in_words
-from workbench.training.generation.decoding import ALL, NotNumbers, Optimizations, Unsupported, decoder
+from workbench.training.features import generation as hook
+from workbench.training.features.generation import Generation, adapters, decoding, expected, in_words
+from workbench.training.features.generation.decoding import ALL, NotNumbers, Optimizations, Unsupported, decoder
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.sampling import sample
 from workbench.training.trainer import train

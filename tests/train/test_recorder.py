@@ -18,6 +18,7 @@ from workbench.run.metrics import KL
 from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.training import recorder as recorder_module
+from workbench.training.features.watchdog import words_of
 from workbench.training.recorder import Recorder
 
 
@@ -38,9 +39,8 @@ def test_the_end_line_names_the_functions(home):
     kinds = [("reward_cannot_pay", "tag"), ("reward_cannot_pay", "right"), ("kl_runaway", ""), ("length_drift", "")]
     states = ["warning", "warning", "warning", "ok"]
     watchdog.verdicts = [Verdict(name, state, "", function=own) for (name, own), state in zip(kinds, states, strict=True)]
-    recorder = Recorder(RunDirectory.create("r", Recipe(), {}), eos_ids=[2])
-    recorder.watchdog = watchdog
-    assert recorder.verdict.startswith("; warning: rewards that never fire (tag, right), warning: runaway KL (`workbench watch")
+    words = words_of(watchdog, "r")
+    assert words.startswith("; warning: rewards that never fire (tag, right), warning: runaway KL (`workbench watch")
 
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "prompt_id": f"p{n}"} for n in range(4)]

@@ -14,8 +14,8 @@ from workbench.run.metrics import weight_of
 from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
+from workbench.training.features.adaptive import AdaptiveWeights
 from workbench.training.policy import load_policy
-from workbench.training.stages import AdaptiveWeights
 from workbench.training.trainer import train
 
 GRPO = {

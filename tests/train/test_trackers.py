@@ -10,10 +10,10 @@ import time
 import pytest
 
 from workbench.errors import RecipeError
-from workbench.training import trackers
+from workbench.training.features import trackers
+from workbench.training.features.trackers import planned_trackers, tracker_callbacks
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.precision import config_overrides
-from workbench.training.trackers import planned_trackers, tracker_callbacks
 
 TRACKERS = [name for name in ("tensorboard", "trackio", "wandb") if importlib.util.find_spec(name)]
 VARIABLES = (
@@ -339,7 +339,7 @@ def test_of_several_processes_one_reports(monkeypatch, fake, tmp_path):
 
 @pytest.mark.parametrize(("key", "mode"), [("", "offline"), ("0" * 40, None)])
 def test_wandb_is_offline_unless_there_is_a_key(monkeypatch, key, mode, tmp_path):
-    from workbench.training.trackers import _environment
+    from workbench.training.features.trackers import _environment
 
     monkeypatch.setenv("WANDB_API_KEY", key)
     assert _environment("wandb", tmp_path / "wandb")[0].get("WANDB_MODE") == mode

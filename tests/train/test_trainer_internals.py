@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import workbench.training
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
+from workbench.training.around import REPLACED, kinds
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare
 from workbench.training.trainer import make_trainer
@@ -66,6 +68,37 @@ def test_every_name_that_is_used_is_there(trainer, source):
 @pytest.mark.parametrize("called", ["self._generate(", "self._get_train_sampler", "self.create_scheduler(", "self._step "])
 def test_what_is_replaced_on_the_trainer_is_looked_up_there(source, called):
     assert called in source
+
+
+def replaced_in_the_sources() -> set[str]:
+    """Methods that anything in workbench/training puts in the place of a trainer's: by `replace`, by assignment, by `around`."""
+    names = set()
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "replace":
+                of_session = ast.unparse(node.func.value) in ("self", "session")
+                names |= {node.args[0].value} if of_session and isinstance(node.args[0], ast.Constant) else set()
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+                names |= {to.attr for to in node.targets if isinstance(to, ast.Attribute) and _is_trainer(to.value)}
+    return names
+
+
+def test_all_methods_that_are_replaced_are_in_one_list(trainer):
+    by_features = {name for kind in kinds() for name in kind.around(_Bare(), trainer)}
+    # If less is found than is known to be replaced, it is the search that is broken.
+    assert {"_compute_loss", "get_off_policy_mask"} <= by_features
+    assert {"train", "_save_checkpoint", "create_scheduler", "_calculate_rewards"} <= replaced_in_the_sources()
+    assert replaced_in_the_sources() | by_features == set(REPLACED)
+    assert [name for name in REPLACED if not callable(getattr(trainer, name, None))] == []
+
+
+class _Bare:
+    """A feature before a run: what `around` reads of it, and a trainer is not touched."""
+
+    noted: dict = {}  # noqa: RUF012
+    callbacks = ()
+    session = SimpleNamespace(safe=lambda hook, lost="": hook)
 
 
 def test_prompts_are_padded_on_the_left(source):

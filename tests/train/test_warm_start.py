@@ -25,8 +25,8 @@ from workbench.run.held_out import held_out
 from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
-from workbench.training import warm_start
 from workbench.training.attach import attach
+from workbench.training.features import warm_start
 from workbench.training.policy import load_policy
 from workbench.training.prepare import plan
 from workbench.training.resuming import latest_point
@@ -243,7 +243,7 @@ def test_a_run_that_ends_after_it_goes_on_to_the_last_bit(home, whole, monkeypat
         raise RunError("no room", rule="a checkpoint fits", remedy="make room")
 
     with monkeypatch.context() as patched:  # going on fails before a step: what there is stays
-        patched.setattr("workbench.training.session.check_room", no_room)
+        patched.setattr("workbench.training.staged.check_room", no_room)
         with pytest.raises(RunError, match="no room"):
             continue_run(run, policy=fresh(), task=task())
     assert latest_point(run).state["warm_started"] is True
@@ -281,7 +281,7 @@ def test_a_stop_in_it_leaves_the_base_and_it_begins_anew(home, whole, capsys):
     assert all(not weight.any() for name, weight in weights.items() if "lora_B" in name)
     assert "stopped in the warm start; `workbench continue t` begins it anew" in capsys.readouterr().out
     continue_run(run, policy=fresh(), task=task())
-    assert "its warm start was not over and begins anew" in capsys.readouterr().out
+    assert "its warm start was not over and starts over" in capsys.readouterr().out
     assert same(run, whole)
 
 

@@ -16,21 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RequestError, WorkbenchError
-from workbench.health import RunConfig
 from workbench.processes import gathered, is_main
 from workbench.rewards.execution import AWAITED
-from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import CHANGES, ControlReader, Request, RunState, check_request, write_request
 from workbench.run.directory import RunDirectory
 from workbench.task import load_task
+from workbench.training.around import Around, kinds
 from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
-from workbench.training.sampling import sample
-from workbench.training.settings.algorithms import asked_settings
-from workbench.training.settings.in_force import settings_in_force
-from workbench.training.stages import AdaptiveWeights
 from workbench.workspace import append_line, resolve, shown
 
 POLL_S = 0.1
@@ -50,8 +45,9 @@ class RunControl:
         self.run, self.recorder, self.requests = run, recorder, ControlReader(run)
         self.replayed_from = (changes_of or run).path  # it holds the reward files that were reloaded
         changes = RunState.of(changes_of).changes if changes_of else []
-        # Adaptive weights change, and reloads are carried into the next stage, by themselves again.
-        self.replayed = [event for event in changes if event.get("by") not in ("adaptive", CARRIED)]
+        # What features ask for, and reloads that are carried into the next stage, come by themselves again.
+        by_themselves = {CARRIED, *(kind.key for kind in kinds())}
+        self.replayed = [event for event in changes if event.get("by") not in by_themselves]
         self.paused_s, self.stopped_by = 0.0, None
         self._interrupted_by, self._interrupted_at = "", 0.0
         self._held: list[Request] = []  # for the next boundary
@@ -88,25 +84,14 @@ class RunControl:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def steer(self, trainer: Any, policy: Policy | None, stage: Stage, adaptive: AdaptiveWeights | None) -> None:
+    def steer(self, trainer: Any, policy: Policy | None, stage: Stage, around: Around) -> None:
         """This is what requests change from here on; `policy`: None for a trainer of the user's own."""
-        self.trainer, self.policy, self.stage, self.adaptive = trainer, policy, stage, adaptive
+        self.trainer, self.policy, self.stage, self.around = trainer, policy, stage, around
         self.task, self.suite = stage.task, stage.suite
 
     @property
     def weights(self) -> dict[str, float]:
         return dict(zip(self.suite.names, self.suite.weights, strict=True))
-
-    def config(self) -> RunConfig:
-        """What the stage is asked to do now, for the verdicts."""
-        task, steps = self.task, self.stage.steps
-        best = dict(zip(self.suite.names, map(max_score_of, task.reward_funcs), strict=True))
-        more = {"best": best, "right_by": task.right_function, "format_by": task.format_by}
-        more["unstated_right"] = "" if task.right_by else task.right_words
-        more["fp16"] = self.trainer.args.fp16  # whoever chose that; it comes with a gradient scaler
-        more |= {"asked": tuple(asked_settings(self.stage.recipe)), "warm_start": self.run.warm_start.is_file()}
-        more["total_steps"] = steps if steps > 0 else None
-        return RunConfig.of(self.stage.settings | settings_in_force(self.trainer.args), **more)
 
     def begin_stage(self, step: int, flags: Any) -> None:
         """A stage begins: what was asked for at the end of the one before is applied to it.
@@ -134,11 +119,11 @@ class RunControl:
                     file = self.replayed_from / event["file"] if event["action"] == "reload" else None
                     self._one(Request(event["action"], f"replay of {event.get('by', '?')}", "", _named(event)), file)
                 self.replayed = [event for event in self.replayed if event["step"] > step]
-            if not ends and not begins and self.adaptive is not None:
+            if not ends and not begins:
                 # Written as a request like any other, so that the record has it; and read back at once.
-                for change in self.adaptive.due(self.weights):
+                for by, change in self.around.changes(self.weights):
                     if is_main():
-                        write_request(self.run, "weight", "adaptive", change)
+                        write_request(self.run, "weight", by, change)
                 asked += self._taken()
             if self._handle(asked):
                 self._wait()
@@ -311,9 +296,7 @@ class RunControl:
         trainer.reward_processing_classes = [None] * len(suite.names)
         self.task, self.suite, self._reloaded[self.stage.source] = task, suite, kept
         self._set_weights(self.weights)
-        self.recorder.guarded(lambda dog: dog.forget())  # what was seen says nothing about these functions
-        if self.adaptive is not None:
-            self.adaptive.reloaded(dict(zip(suite.names, task.reward_funcs, strict=True)))
+        self.around.each("reloaded", suite)
         old.close()
         found = {"before": before, "after": self.weights, "hash_before": old.hash, "hash_after": suite.hash}
         same = f"the reward functions in {shown(source)} are already in effect: nothing changed"
@@ -348,6 +331,8 @@ class RunControl:
         if self.policy is None:
             value, rule = "sample: this trainer was not made from a recipe", "the workbench samples from policies that it loaded"
             raise RequestError(value, rule=rule, remedy="train with wb.train(recipe), or wb.make_trainer(plan, policy)")
+        from workbench.training.sampling import sample
+
         task, held_out = self.task, bool(len(self.task.held_out))
         rows = list((task.with_ids(task.held_out) if held_out else self.stage.rows)[:SAMPLED_PROMPTS])
         options = {name: self.stage.settings[name] for name in ("max_completion_length", "temperature")}

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
-from workbench.memory.shapes import ModelShape, adapter_on, from_config, shape_of, unmatched, unquantised
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum
@@ -137,8 +136,10 @@ def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
         raise PolicyError(value, rule=rule, remedy=remedy)
 
 
-def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[ModelShape | None, list[str]]:
+def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]:
     """(the shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a loaded one has itself)."""
+    from workbench.memory.shapes import adapter_on, from_config, shape_of, unquantised
+
     try:
         if policy is not None:
             return from_config(policy.model.config.to_dict(), policy.name), []
@@ -152,6 +153,8 @@ def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[ModelShape | No
 
 def adapter_notes(model: Any, target_modules: Sequence[str]) -> list[str]:
     """What a model's new adapter is not on, though it was asked for."""
+    from workbench.memory.shapes import unmatched
+
     return _no_layer(unmatched(model, target_modules))
 
 
@@ -297,7 +300,11 @@ def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
     if layers and not asked:
         return [f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"]
     stacked = sum(one.numel() for one in model.parameters() if one.dim() == 3) if layers else 0
-    return [f"load_in_4bit = True: {unquantised(stacked, measured(model)['parameters'])}"] if stacked else []
+    if not stacked:
+        return []
+    from workbench.memory.shapes import unquantised
+
+    return [f"load_in_4bit = True: {unquantised(stacked, measured(model)['parameters'])}"]
 
 
 def measured(model: Any) -> dict[str, Any]:

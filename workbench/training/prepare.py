@@ -23,9 +23,9 @@ from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
-from workbench.training import held_out, warm_start
+from workbench.training import around
 from workbench.training import settings as settings_of
-from workbench.training.generation import expected, in_words
+from workbench.training.feature import Asked
 from workbench.training.loading import (
     adapter_named,
     check_tokenizer,
@@ -41,6 +41,7 @@ from workbench.training.presets import read_source
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
+from workbench.training.settings.in_force import Row
 from workbench.training.stages import fit, planned_stages, settled_vllm
 
 if TYPE_CHECKING:
@@ -71,82 +72,33 @@ def prepare(
         with_task: False: the recipe's task only stands in for one that is not known, so no prompt is looked at.
     """
 
-    def asked(call: Callable[[], Any], missed: str) -> tuple[Any, list[str]]:
-        try:
-            return call(), []
-        except (DataError, PolicyError) as error:
-            if not (error.network and offline):
-                raise
-            return None, [f"not checked: {error.value}; so {missed}"]
-
     recipe = Recipe.of(recipe)
     check_name(recipe.run_name)
-    if run is None:  # else it goes on from its own checkpoint
+    if run is None:  # else it is resumed from its own checkpoint
         recipe = fitted_to_adapter(recipe)
     backend = policy.backend_name if policy else recipe.policy.backend
     processes.check(backend)
     if policy is None:
         find_model(recipe.policy.name, ask_hub=False)  # a slip in a path is found before torch and Unsloth are imported
     unread: list[str] = []
-    if task is None and run is not None:
-        task = begun_task(run, recipe)
-    elif task is None and with_task:
-        task, unread = asked(lambda: load_task(recipe.task), "its prompts were neither counted nor measured")
+    if task is None and (run is not None or with_task):
+        task, unread = _task_of(recipe, run, offline)
     config_class, _ = trainer_classes(backend)
     recipe, notes = settings_of.renamed(recipe, settings_of.field_names(config_class))
     settings_of.check_lora(recipe.lora)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
-    notes += settings_of.stages_decide(recipe)
-    if recipe.warm_start is not None and not (run and run.warm_start.is_file()):
-        notes += warm_start.checked(recipe.warm_start, stages[0])
-    if policy is not None:
-        stages, measured = _as_loaded(stages, policy)
-    else:
-        name, kwargs, context = recipe.policy.name, recipe.chat_template_kwargs, recipe.policy.max_seq_length
-        tokenizer, measured = asked(lambda: load_tokenizer(name, kwargs), "no prompt was measured with its tokenizer")
-        if tokenizer is not None:
-            check_tokenizer(tokenizer, name)
-            stages = [fit(stage, tokenizer, context) for stage in stages]
+    stages, measured = _measured(recipe, stages, policy, offline)
     shape, of_shape = shape_of_policy(recipe, policy)
     on, chosen, estimate = _memory(stages, machine, policy, run, memory)
     stages = [replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages]
-    settings = dict(stages[0].settings)
-    if recipe.stages:
-        settings["max_steps"] = sum(stage.steps for stage in recipe.stages)
-    of_stages = [_built(config_class, stage.recipe, stage.settings, machine, policy)[2] for stage in stages if recipe.stages]
-    given, built, heard = _built(config_class, recipe, settings, machine, policy)
-    heard = [*dict.fromkeys(line for lines in (heard, *of_stages) for line in lines)]
-    said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
-    rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
-    if recipe.algorithm:
-        sets, by = settings_of.papers_fields(stages[0].recipe), f"{recipe.algorithm} ({ALGORITHMS[recipe.algorithm].source})"
-        rows = [row._replace(by=by) if (row.name, row.in_force) in sets.items() else row for row in rows]
-    warned = []
-    if run is None and recipe.policy.adapter is not None:
-        warned.append(
-            f"training goes on from the adapter {adapter_named(recipe.policy.adapter)}, in its shape (r {recipe.lora.r}); "
-            "the reference of KL, and `base` wherever a gain is measured, is the model without it"
-        )
-    if task is not None and task.right_by is None:
-        warned.append(
-            f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
-            "(the first function); this decides nothing but the groups panel and the measurement in 04"
-        )
-    if task is not None and not len(task.held_out):
-        warned.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
-    beside = Path(task.source).with_name("difficulty.jsonl") if task is not None and task.source else None
-    if beside is not None and beside.is_file():
-        with contextlib.suppress(DataError):  # it is something else of that name
-            profile = load_profile(beside)
-            measured.append(f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; "))
-    measured += held_out.in_words(recipe, task, stages[0].planned.completions, settings["max_steps"])
-    words, who = [], []
-    for stage in stages:
-        where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
-        words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
-        who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations))
-    notes += [*_of_stages(stages), *unread, *measured, *of_shape, *chosen, *warned, *heard, *one_gpu(backend, machine)]
+    steps = sum(stage.steps for stage in stages) if recipe.stages else stages[0].steps
+    settings = {**stages[0].settings, "max_steps": steps}
+    given, built, heard = _built_whole(config_class, recipe, stages, settings, machine, policy)
+    of_features = around.lines("plan", Asked(recipe, task, stages, steps, run))
+    notes += [*settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured, *_measured_in_01(task), *of_features]
+    notes += [*of_shape, *chosen, *_warned(recipe, task, run), *heard, *one_gpu(backend, machine)]
+    generates = [line for stage in stages for line in around.asked("generates", stage, machine, shape)]
     return Plan(
         recipe=recipe,
         task=task,
@@ -154,11 +106,97 @@ def prepare(
         stages=tuple(stages),
         settings=settings,
         notes=(*notes, *settings_of.check_in_force(given, built)),
-        words=". ".join(words),
-        generation=". ".join(dict.fromkeys(who)),
-        rows=tuple(row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row for row in rows),
+        words=". ".join(map(_arithmetic, stages)),
+        generation=". ".join(dict.fromkeys(generates)),
+        rows=_rows(recipe, stages, given, built),
         memory=estimate,
     )
+
+
+def _reached(call: Callable[[], Any], missed: str, offline: bool) -> tuple[Any, list[str]]:
+    # (what it returns, None: the hub cannot be reached; a line on what is `missed` then).
+    try:
+        return call(), []
+    except (DataError, PolicyError) as error:
+        if not (error.network and offline):
+            raise
+        return None, [f"not checked: {error.value}; so {missed}"]
+
+
+def _task_of(recipe: Recipe, run: RunDirectory | None, offline: bool) -> tuple[Task | None, list[str]]:
+    if run is not None:
+        return begun_task(run, recipe), []
+    return _reached(lambda: load_task(recipe.task), "its prompts were neither counted nor measured", offline)
+
+
+def _measured(recipe: Recipe, stages: Sequence[Stage], policy: Policy | None, offline: bool) -> tuple[list[Stage], list[str]]:
+    # (the stages with the prompts that fit; lines), measured with the policy's tokenizer.
+    if policy is not None:
+        return _as_loaded(stages, policy)
+    name = recipe.policy.name
+    missed = "no prompt was measured with its tokenizer"
+    tokenizer, notes = _reached(lambda: load_tokenizer(name, recipe.chat_template_kwargs), missed, offline)
+    if tokenizer is None:
+        return list(stages), notes
+    check_tokenizer(tokenizer, name)
+    return [fit(stage, tokenizer, recipe.policy.max_seq_length) for stage in stages], notes
+
+
+def _measured_in_01(task: Task | None) -> list[str]:
+    beside = Path(task.source).with_name("difficulty.jsonl") if task is not None and task.source else None
+    if beside is None or not beside.is_file():
+        return []
+    try:
+        profile = load_profile(beside)
+    except DataError:  # it is something else of that name
+        return []
+    return [f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; ")]
+
+
+def _warned(recipe: Recipe, task: Task | None, run: RunDirectory | None) -> list[str]:
+    lines = []
+    if run is None and recipe.policy.adapter is not None:
+        lines.append(
+            f"training goes on from the adapter {adapter_named(recipe.policy.adapter)}, in its shape (r {recipe.lora.r}); "
+            "the reference of KL, and `base` wherever a gain is measured, is the model without it"
+        )
+    if task is not None and task.right_by is None:
+        lines.append(
+            f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
+            "(the first function); this decides nothing but the groups panel and the measurement in 04"
+        )
+    if task is not None and not len(task.held_out):
+        lines.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
+    return lines
+
+
+def _arithmetic(stage: Stage) -> str:
+    where = "" if stage.name == ONLY_STAGE else f"stage {stage.name!r}: "
+    return where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None)
+
+
+def _built_whole(
+    config_class: type,
+    recipe: Recipe,
+    stages: Sequence[Stage],
+    settings: dict[str, Any],
+    machine: Machine,
+    policy: Policy | None,
+) -> tuple[dict[str, Any], Any, list[str]]:
+    # As `_built`, for the run; each stage's config is built, too, for what the libraries warn of.
+    of_stages = [_built(config_class, stage.recipe, stage.settings, machine, policy)[2] for stage in stages if recipe.stages]
+    given, built, heard = _built(config_class, recipe, settings, machine, policy)
+    return given, built, [*dict.fromkeys(line for lines in (heard, *of_stages) for line in lines)]
+
+
+def _rows(recipe: Recipe, stages: Sequence[Stage], given: dict[str, Any], built: Any) -> tuple[Row, ...]:
+    said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
+    rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
+    if recipe.algorithm:
+        papers = settings_of.papers_fields(stages[0].recipe).items()
+        source = f"{recipe.algorithm} ({ALGORITHMS[recipe.algorithm].source})"
+        rows = [row._replace(by=source) if (row.name, row.in_force) in papers else row for row in rows]
+    return tuple(row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row for row in rows)
 
 
 def plan(
@@ -191,11 +229,9 @@ def plan(
         RecipeError, TaskError, DataError, PolicyError, RewardError: what would stop the training, with the remedy. A hub
             that cannot be reached is a note, and so is memory that cannot be estimated.
     """
-    from workbench.training.fitting import memory_on
-
     called, recipe, notes, named, tasked = read_source(source)
     recipe = settings_of.overridden(recipe, said, steps)
-    memory = (memory or memory_on(vram_gb)) if named else None
+    memory = (memory or around.memory_on(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
     try:
         made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)

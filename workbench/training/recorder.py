@@ -7,47 +7,31 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from workbench.errors import RunError
-from workbench.health import ALARM, WARNING, examine_run
-from workbench.health.diagnosis import LATEST
-from workbench.health.summary import summaries_of, summarise
 from workbench.printable import printable
 from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
-from workbench.run.held_out import reward_errors, standing
+from workbench.run.held_out import reward_errors
 from workbench.run.metrics import (
     DEAD,
     GENERATE_S,
-    HELD_OUT,
     KL,
-    RATIO_HIGH,
-    RATIO_LOW,
-    RATIO_MASKED,
     REWARD_S,
     STEP_S,
     TRAIN_S,
     weight_of,
 )
 from workbench.run.parts import MERGE, merge
-from workbench.run.rollouts import columns_of, qualified, unstated_right, write_part
+from workbench.run.rollouts import columns_of, write_part
 from workbench.training.watchers import Watcher
-from workbench.workspace import to_json
 
-_OVER = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
 _REQUIRED = ("begin", "update", "end")  # of a watcher
-
-
-def health_on_record(run: RunDirectory) -> dict[str, Any]:
-    """For the result of a run that was killed before it wrote one: what its last look would have found."""
-    wrong = [to_json(each) for each in examine_run(run, last=LATEST) if each.state in (ALARM, WARNING)]
-    return {"health": wrong, "reward_errors": reward_errors(run.events())}
 
 
 class Recorder:
@@ -61,51 +45,30 @@ class Recorder:
         self.run, self.eos_ids, self.watchers = run, eos_ids, list(watchers)
         self.state = RunState.of(run)  # what is in force: every event that is recorded here has been applied to it
         self.stage, self.measures_kl = "1", True
+        self._timing: set[str] = set()  # what is being timed
         self.seconds = 0.0  # spent in here, watchers included: the price of watching
         self.generated_s = 0.0  # that sampling took since the latest row of metrics
         self._splits = False  # a step's time is split: sampling was timed
         self.steps_before = 0  # the next row is about the steps after this one
         self.reward_s: Counter[str] = Counter()  # by function
         self.reward_errors: Counter[str] = Counter()  # by function: completions that it gave no score because it failed
-        self.watchdog: Any = None  # looks at the health of the stage that trains
+        self.rows: Callable[[], dict[str, float]] = dict  # more numbers for the row that is being written
         self._writer, self._merger = ThreadPoolExecutor(1, "rollouts"), ThreadPoolExecutor(1, "merged rollouts")
         self._writing: tuple[int, Future] | None = None  # the latest step's part
         self.lost: Callable[[int, Exception], None] | None = None  # told of a step's part that could not be written; None: raise
         self._merging: Future | None = None
         self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
-        self.ratios: dict[str, list[float]] = {RATIO_LOW: [], RATIO_HIGH: [], RATIO_MASKED: []}  # likewise, of each loss
         self._weights: dict[str, float] = {}
-        self._held_out: dict[str, float] = {}  # measured since the latest row of metrics
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
-        self._scored, self._right, self._all_dead = 0, 0, True
+        self.scored, self.right, self.all_dead = 0, 0, True
         self.on_record = {"metrics.jsonl": 0, "rollouts": 0}  # since the run began: rows, completions
-
-    @property
-    def verdict(self) -> str:
-        """A few words on a run that cannot have learnt, and on scores that functions failed to give. Else empty."""
-        about: dict[str, Any] = {}
-        with suppress(RunError):
-            about = self.run.manifest()
-        theirs, never = about.get("attached"), qualified("no completion was right", unstated_right(about))
-        why = "look at the rewards with `workbench probe`" if theirs else "look at the rewards in 02"
-        if not (self._right or self.run.warm_start.is_file()):
-            start = "take easier prompts, or more completions of each" if theirs else "begin with `warm_start: 32` in the recipe"
-            why = f"{never}: where `workbench probe` finds nothing wrong, {start}"
-        words = f": NOTHING LEARNT, the completions of every group scored the same in every step ({why})"
-        found = words * bool(self._scored and self._all_dead)
-        for name, count in self.reward_errors.items():
-            found += f"; WARNING: {name} gave no score to {count} of {self._scored} completions"
-        if self.watchdog is not None:
-            idle = [name for each in self.watchdog.verdicts for name in each.evidence.get("inert_requested", ())]
-            words = [self.watchdog.words, f"of the settings requested these did nothing: {', '.join(idle)}" if idle else ""]
-            if told := "; ".join(filter(None, words)):
-                found += f"; {told} (`workbench watch {self.run.name} --once` says more)"
-        return found
 
     def batch(self, scored: ScoredBatch) -> None:
         """Record one generation batch: every completion of every group."""
+        from workbench.health.summary import summarise
+
         with self.timed("_recorded_s"), self.timed():
             self.finish()
             scored = scored.as_trained(self.stage, self.eos_ids)
@@ -122,38 +85,20 @@ class Recorder:
             self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}
             summary = summarise(scored)
             self._groups.append(summary.metrics)
-            self._scored += summary.completions
-            self._right += summary.right
+            self.scored += summary.completions
+            self.right += summary.right
             self.on_record["rollouts"] += summary.completions
-            self._all_dead = self._all_dead and summary.dead_count == summary.group_count
+            self.all_dead = self.all_dead and summary.dead_count == summary.group_count
             self.reward_s.update(scored.seconds)
             self._rewarded_s += sum(scored.seconds.values())
             self._note_errors(scored)
-            self.guarded(lambda dog: dog.batch(summary))
         with self.timed("_recorded_s"):
             self.tell("batch", scored, summary)
 
-    def catch_up(self, on_record: dict[str, Any], step: int, begun: int) -> None:
-        """The run goes on after `step`, in a stage that began after step `begun`: what is counted, and what the watchdog knew.
-
-        `on_record` is as `recorded` says.
-        """
-        rows, events = self.run.metrics(), self.run.events()
-        self.on_record, self._scored, self.reward_errors = on_record, on_record["rollouts"], reward_errors(events)
-        self._all_dead = all(row.get(DEAD) == 1 for row in rows)
-        reloads = [event["step"] for event in self.state.changes if event["action"] == "reload"]  # what was before says nothing
-        events = [event for event in standing(events) if event["event"] == "health"]
-        told = {(event["name"], event["function"], event["state"]) for event in events}
-
-        def fill(dog: Any) -> None:
-            for summary in (own for own in summaries_of(self.run, LATEST) if max([begun, *reloads]) < own.step <= step):
-                dog.batch(summary)
-            for row in (own for own in rows if own["step"] > begun):
-                dog.row(row["step"], row)
-            dog.look()
-            dog.verdicts = [each for each in dog.verdicts if (*each.key, each.state) in told]
-
-        self.guarded(fill)
+    def catch_up(self, on_record: dict[str, Any]) -> None:
+        """The run is resumed: what is counted; `on_record` is as `recorded` says."""
+        self.on_record, self.scored, self.reward_errors = on_record, on_record["rollouts"], reward_errors(self.run.events())
+        self.all_dead = all(row.get(DEAD) == 1 for row in self.run.metrics())
 
     def finish(self) -> None:
         """Wait until the latest part is written; OSError, once, if it could not be (where `lost` is not told of it)."""
@@ -180,12 +125,6 @@ class Recorder:
         self.state.apply(event)
         self.tell("event", event)
 
-    def held_out(self, kind: str, step: int, **details: Any) -> None:
-        """Record a measurement of held-out prompts: an event, and a number in the step's row of metrics, for trackers, too."""
-        if step and "correct" in details:
-            self._held_out = {HELD_OUT: details["correct"]}
-        self.event(kind, step, **details)
-
     def _note_errors(self, scored: ScoredBatch) -> None:
         for name, errors in scored.errors.items():
             first = min(errors)
@@ -208,11 +147,7 @@ class Recorder:
             if self._groups:
                 values |= {name: float(np.mean([each[name] for each in self._groups])) for name in self._groups[0]}
                 self._groups.clear()
-            values |= {name: _OVER[name](own) for name, own in self.ratios.items() if own}
-            for own in self.ratios.values():
-                own.clear()
-            values |= self._weights | self._held_out
-            self._held_out = {}
+            values |= self._weights | self.rows()
             self._splits |= self.generated_s > 0  # not in every step, where one learns from what an earlier one generated
             if self._splits and (whole := values.get(STEP_S)) is not None:
                 # Means over the steps that this row is about, as TRL's step_time is.
@@ -225,50 +160,34 @@ class Recorder:
             self.on_record["metrics.jsonl"] += 1
             self.steps_before = step
             self.generated_s = self._rewarded_s = self._recorded_s = 0.0
-            self.guarded(lambda dog: dog.row(step, values))
-        if self.watchdog is not None and self.watchdog.due():
-            self.look(step)
         self.tell("update", step, values)
         return values
 
-    def look(self, step: int) -> None:
-        """Look at the run's health; what is newly wrong is an event, and an alarm is printed, too."""
-        with self.timed():
-            for verdict in self.guarded(lambda dog: dog.look()) or []:
-                self.event("health", step, **to_json(verdict))
-                print(printable(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"), flush=True)
-        if self.watchdog is not None:
-            self.tell("verdicts", self.watchdog.verdicts)
-
     def tell(self, what: str, *details: Any) -> None:
-        """Call a method of every watcher. One that fails is left out from then on: watching must not end a run."""
+        """Call a method of every watcher."""
+        for watcher in list(self.watchers):
+            if what in _REQUIRED or hasattr(watcher, what):
+                self.watching(watcher, lambda called=watcher: getattr(called, what)(*details))
+
+    def watching(self, watcher: Watcher, call: Callable[[], Any]) -> None:
+        """Let a watcher do something. One that fails is left out from then on: watching must not end a run."""
         with self.timed():
-            for watcher in list(self.watchers):
-                try:
-                    if what in _REQUIRED or hasattr(watcher, what):
-                        getattr(watcher, what)(*details)
-                except Exception as error:
-                    self.watchers.remove(watcher)
-                    self._left_out("watcher_failed", type(watcher).__name__, error, watcher=type(watcher).__name__)
-
-    def guarded(self, ask: Callable[[Any], Any]) -> Any:
-        """Ask the watchdog something; if it fails it is left out from then on."""
-        try:
-            return None if self.watchdog is None else ask(self.watchdog)
-        except Exception as error:
-            self.watchdog = None
-            self._left_out("watchdog_failed", "the health verdicts", error)
-
-    def _left_out(self, kind: str, what: str, error: Exception, **more: Any) -> None:
-        reason = f"{type(error).__name__}: {error}"
-        self.run.log_event(kind, **more, error=reason)
-        warnings.warn(f"{what} failed and is left out, training goes on: {reason}", stacklevel=3)
+            try:
+                call()
+            except Exception as error:
+                self.watchers.remove(watcher)
+                reason, name = f"{type(error).__name__}: {error}", getattr(watcher, "called", type(watcher).__name__)
+                self.run.log_event(getattr(watcher, "failed", "watcher_failed"), watcher=name, error=reason)
+                warnings.warn(f"{name} failed and is left out, training goes on: {reason}", stacklevel=3)
 
     @contextmanager
     def timed(self, what: str = "seconds") -> Iterator[None]:
-        """Add what the block, or the function, takes to one of the attributes in seconds."""
-        started = time.perf_counter()
+        """Add what the block, or the function, takes to one of the attributes in seconds; what is inside another counts once."""
+        started, inside = time.perf_counter(), what in self._timing
+        self._timing.add(what)
         try:
             yield
         finally:
-            setattr(self, what, getattr(self, what) + time.perf_counter() - started)
+            if not inside:
+                self._timing.discard(what)
+                setattr(self, what, getattr(self, what) + time.perf_counter() - started)

@@ -19,7 +19,6 @@ from workbench.errors import DataError
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
-from workbench.training.generation import UNSLOTH_ON_A_GPU, Generation
 from workbench.training.loading import eos_ids, find_model, load_tokenizer
 from workbench.training.policy import Policy, load_policy
 from workbench.workspace import encodable
@@ -74,6 +73,9 @@ def sample(
     tokenizer, ends = policy.tokenizer, eos_ids(policy)
     sampling |= {"num_return_sequences": num_generations, "max_new_tokens": max_completion_length}
     sampling |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": ends or None}
+    # Features stand on this module.
+    from workbench.training.features.generation import UNSLOTH_ON_A_GPU, Generation
+
     found: list[list[Completion]] = []
     cuda = policy.model.device.type == "cuda"
     why_not = UNSLOTH_ON_A_GPU if cuda and policy.backend_name == "unsloth" else None

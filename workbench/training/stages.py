@@ -1,7 +1,7 @@
 """The stages of a run: what is trained, on which prompts, under which rewards and settings, for how many steps.
 
 A recipe without stages has one. Each stage is checked before anything is loaded, so that the third one's mistake is not
-found when the second has trained. Within a stage, adaptive weights change by themselves.
+found when the second has trained.
 """
 
 from __future__ import annotations
@@ -11,22 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from workbench.data.template import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
-from workbench.recipe import AdaptivePart, Recipe, StagePart
-from workbench.rewards.library import max_score_of
+from workbench.recipe import Recipe, StagePart
 from workbench.rewards.suite import RewardSuite
-from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
 from workbench.training import settings as settings_of
+from workbench.training.around import asked
 from workbench.training.plan import ONLY_STAGE, Stage, suite_of
 from workbench.training.policy import Policy
 from workbench.training.resuming import begun_task
 from workbench.training.settings.device import COST, NOT_IN_FORCE, Machine
-from workbench.training.settings.values import check_trackers
 from workbench.workspace import find
 
 # What is decided when the policy is loaded, or is counted over the whole run.
@@ -55,12 +51,18 @@ def planned_stages(
         planned = settings_of.batch(settings)
         settings_of.check_values(settings, settings_of.field_kinds(config_class))
         settings_of.check_lengths(own, settings)
-        check_trackers(settings["report_to"])
-        rows, suite = _rehearsed(own, part, own_task, settings, planned, adaptive) if own_task is not None else ([], None)
+        rows, suite = _prompts(own, part, own_task, settings, planned) if own_task is not None else ([], None)
         source = (own_task.source if own_task else "") or (str(find(file)) if Path(file).suffix == ".py" else "")
         offset = stages[-1].offset + stages[-1].steps if stages else 0
         name = part.name if part else ONLY_STAGE
-        stages.append(Stage(name, number, own, own_task, rows, settings, planned, suite, adaptive, notes, source, offset))
+        stage = Stage(name, number, own, own_task, rows, settings, planned, suite, adaptive, notes, source, offset)
+        asked("check", stage, f"stage {part.name!r}: " if part else "")
+        if suite is not None:
+            try:
+                suite.rehearse(rows)
+            finally:
+                suite.close()
+        stages.append(stage)
     return stages
 
 
@@ -80,15 +82,10 @@ def _for_stage(recipe: Recipe, part: StagePart, task: Task | None) -> Recipe:
     return recipe.model_copy(update={**own, "stages": []})
 
 
-def _rehearsed(
-    recipe: Recipe,
-    part: StagePart | None,
-    task: Task,
-    settings: dict[str, Any],
-    planned: settings_of.Batch,
-    adaptive: dict[str, Any],
+def _prompts(
+    recipe: Recipe, part: StagePart | None, task: Task, settings: dict[str, Any], planned: settings_of.Batch
 ) -> tuple[list[Row], RewardSuite]:
-    """The stage's rows, and its reward functions after they were tried on some."""
+    """The stage's rows, and its reward functions."""
     where = f"stage {part.name!r}: " if part else ""
     if not len(task.rows):
         raise RecipeError(f"{where}task {task.name!r}: 0 prompts", rule="training needs prompts", remedy="give the task rows")
@@ -103,16 +100,7 @@ def _rehearsed(
             raise RecipeError(f"{where}prompts: no row has {column} = {values!r}", rule="a stage needs prompts", remedy=remedy)
         rows = kept
     settings_of.check_prompts(len(rows), planned)
-    suite = suite_of(task, recipe, settings)
-    if unknown := sorted(set(adaptive) - set(suite.names)):
-        rule, remedy = "an adaptive weight names one of the task's reward functions", f"choose from {', '.join(suite.names)}"
-        raise RecipeError(f"{where}adaptive_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
-    AdaptiveWeights(adaptive, suite)  # says what cannot adapt
-    try:
-        suite.rehearse(rows)
-    finally:
-        suite.close()
-    return rows, suite
+    return rows, suite_of(task, recipe, settings)
 
 
 def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
@@ -144,71 +132,11 @@ def settled_vllm(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], 
     Unsloth's trainer generates with the engine that came with the model. Told to use vLLM without one it would start a
     second, which cannot be given a 4-bit policy's weights.
     """
-    asked = {bool(stage.settings.get("use_vllm")) for stage in stages}
-    if policy.backend_name != "unsloth" or asked == {policy.fast_inference}:
+    requested = {bool(stage.settings.get("use_vllm")) for stage in stages}
+    if policy.backend_name != "unsloth" or requested == {policy.fast_inference}:
         return list(stages), []
     settled = [replace(stage, settings={**stage.settings, "use_vllm": policy.fast_inference}) for stage in stages]
     if policy.fast_inference:
         return settled, ["use_vllm becomes True: the policy was loaded with vLLM (fast_inference), which generates"]
     said = [note for note in policy.notes if note.startswith(NOT_IN_FORCE)]
     return settled, said or [f"use_vllm = True becomes False: the policy was loaded without vLLM; {COST}"]
-
-
-class AdaptiveWeights:
-    """Follows the success of the functions that a recipe names, and says when a weight should change.
-
-    A function that succeeds too seldom weighs more, one that nearly always does weighs less; success is the share of its
-    best score that it pays on average. Only the ratio between several functions' weights matters: `scale_rewards: group`
-    divides advantages by their own spread. The bounds are taken from the weights that the suite has at first; RecipeError
-    for a weight of 0, which no factor changes. `state`, for JSON, holds by function the mean `scores` of the batches and the
-    `steps` since the last decision, and `most_seen`.
-    """
-
-    def __init__(self, parts: dict[str, AdaptivePart], suite: RewardSuite) -> None:
-        weights = dict(zip(suite.names, suite.weights, strict=True))
-        self.parts, self.begun_with = parts, {name: weights[name] for name in parts}
-        for name in [name for name in parts if not weights[name]]:
-            remedy = f"give {name} a weight, or leave it out of adaptive_weights"
-            raise RecipeError(f"adaptive_weights: {name} has the weight 0", rule="a factor changes it", remedy=remedy)
-        self._best: dict[str, float | None] = {}
-        self.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
-        self.state: dict[str, dict[str, Any]] = {"most_seen": dict.fromkeys(parts, 0.0), "steps": dict.fromkeys(parts, 0)}
-        self.state["scores"] = {name: [] for name in parts}
-
-    def note(self, scored: ScoredBatch) -> None:
-        """Take in one scored batch."""
-        for name in self.parts.keys() & set(scored.names):
-            column = scored.scores[:, scored.names.index(name)]
-            if not np.isnan(column).all():
-                self.state["scores"][name].append(float(np.nanmean(column)))
-                self.state["most_seen"][name] = max(self.state["most_seen"][name], float(np.nanmax(column)))
-
-    def due(self, weights: dict[str, float]) -> list[dict[str, Any]]:
-        """Called once a step: the `function`s that should change now (no muted one), the `value` of their weight, and `why`."""
-        changes, steps = [], self.state["steps"]
-        for name, part in self.parts.items():
-            steps[name] += 1
-            scores = self.state["scores"][name]
-            if steps[name] < part.every or not scores or not weights.get(name):
-                continue
-            best, mean = self._best[name] or self.state["most_seen"][name], float(np.mean(scores))
-            steps[name], self.state["scores"][name] = 0, []
-            success = mean / best if best > 0 else 0.0  # nothing was ever earned
-            factor = part.up if success < part.below else part.down if success > part.above else 1.0
-            low, high = sorted(bound * self.begun_with[name] for bound in (part.least, part.most))
-            weight = min(max(weights[name] * factor, low, -LARGEST_WEIGHT), high, LARGEST_WEIGHT)
-            if weight != weights[name]:
-                said = f"pays {success:.0%} of {best:g}" if best > 0 else "paid nothing"
-                edge = f"below {part.below:.0%}" if factor > 1 else f"above {part.above:.0%}"
-                changes.append({"function": name, "value": weight, "why": f"{said} over {part.every} steps, {edge}"})
-        return changes
-
-    def reloaded(self, reward_funcs: dict[str, Any]) -> None:
-        """Functions were loaded: what they state as their maximum may be another number."""
-        for name in self.parts.keys() & reward_funcs.keys():
-            self._best[name] = self.parts[name].best_score or max_score_of(reward_funcs[name])
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` said."""
-        for key, by_function in self.state.items():
-            by_function.update(state.get(key, {}))

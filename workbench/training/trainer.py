@@ -16,17 +16,16 @@ from workbench.recipe import REMOVED, Recipe
 from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Row, Task
-from workbench.training import resuming
+from workbench.training import around, resuming
 from workbench.training import settings as settings_of
-from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
-from workbench.training.fitting import memory_on
+from workbench.training.attach import attach, go_on
+from workbench.training.manifest import changed_policy, changed_settings, environment_after, manifest_of
 from workbench.training.plan import Plan, Stage
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import prepare, settled, taken_together
-from workbench.training.recorder import health_on_record
 from workbench.training.resuming import STATE_FILES, Point, changed_since_begun, latest_point, load_adapter, lost_since
-from workbench.training.session import Made
+from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
 from workbench.workspace import encodable, replace_folder, shown
 
@@ -94,7 +93,7 @@ def train(
     Raises:
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
     """
-    plan = prepare(recipe, task, policy=policy, memory=memory_on(estimates=False))
+    plan = prepare(recipe, task, policy=policy, memory=around.memory_on(estimates=False))
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs, changes_of=changes_of)
     trainer.train()
@@ -150,7 +149,7 @@ def continue_run(
     recipe, point = run.recipe(), latest_point(run, checkpoint)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
         return processes.in_main(lambda: _finished(run, point, take_over))  # whatever became of the task since
-    plan = prepare(recipe, task, policy=policy, run=run, memory=memory_on(estimates=False))
+    plan = prepare(recipe, task, policy=policy, run=run, memory=around.memory_on(estimates=False))
     if steps:
         last = plan.stages[-1]
         if last.steps < 0:
@@ -195,10 +194,8 @@ def continue_run(
         news += [f"not as when {run.name} was begun, and accepted: {what}" for what in changed.refused]
         news.append(f"{run.name} goes on after step {point.step}, from {point.folder.name}")
         news[-1] += f", to step {left[-1].offset + left[-1].steps}" if left[-1].steps > 0 else ""
-        news[-1] += "; its warm start was not over and begins anew" * (not point.state.get("warm_started", True))
         news[-1] += f"; steps {point.step + 1} to {reached} are trained again" if reached > point.step else ""
-        if recipe.warm_start is not None and point.step and "warm_start" not in before:
-            news.append("warm_start changes nothing here: it comes before the first step")
+        news += around.lines("resumes", recipe, point, before)
         go_on(run, trainer, point, watchers, news)
         if changed.shown or changed.refused or point.passed_over:
             run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)
@@ -213,7 +210,7 @@ def continue_run(
 
 
 def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:
-    """The stage's GRPOConfig, for the policy's backend, or a RecipeError. `trackers.py` guards trackers, not this."""
+    """The stage's GRPOConfig, for the policy's backend, or a RecipeError. `features/trackers.py` guards trackers, not this."""
     import torch
 
     settings = {**stage.settings, "report_to": "none"}
@@ -289,10 +286,11 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     for what in [*lost_since(run, point), *resuming.doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
+    late = {name: value for answer in around.asked("late_result", run) for name, value in answer.items()}
     try:
         with run.writing(), replace_folder(run.final) as folder:
             shutil.copytree(point.folder, folder, ignore=shutil.ignore_patterns(*STATE_FILES), dirs_exist_ok=True)
-        run.update_manifest(result={**run.result(), **health_on_record(run), "status": "finished"})
+        run.update_manifest(result={**run.result(), **late, "status": "finished"})
         run.log_event("finished", point.step)
         run.went_on()
     finally:

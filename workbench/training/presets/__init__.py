@@ -9,7 +9,6 @@ from pathlib import Path
 
 from workbench.errors import RecipeError, nearest
 from workbench.recipe import Recipe
-from workbench.training.script import read_script
 from workbench.workspace import find, shown, workspace
 
 FOLDER = Path(__file__).parent
@@ -43,6 +42,8 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
     """What a recipe file, a preset's name, a script or a recipe asks for: (what to call it, the recipe, lines about what a
     script had otherwise, whether policy.name was asked for, and a task).
     """
+    from workbench.training.script import read_script
+
     if not isinstance(source, (str, Path)):
         return "recipe", Recipe.of(source), [], True, True
     if isinstance(source, str) and "\n" in source:

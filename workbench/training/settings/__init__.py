@@ -14,7 +14,6 @@ from workbench.errors import RecipeError
 from workbench.recipe import Recipe
 from workbench.training.settings.algorithms import papers_fields, papers_notes
 from workbench.training.settings.batches import Batch, batch, check_prompts, in_words, whole_groups
-from workbench.training.settings.combinations import advice
 from workbench.training.settings.device import Machine, asks_for_vllm, fitted
 from workbench.training.settings.in_force import asked_of, built, check_in_force, in_force_table
 from workbench.training.settings.names import TURNS, check_turns, overridden, renamed
@@ -34,6 +33,8 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
     `fields` are `field_names(config_class)`. RecipeError for a name that is not among them, with the nearest; for names that
     disagree.
     """
+    from workbench.training.settings.combinations import advice
+
     recipe, notes = renamed(recipe, fields)
     asked = recipe.grpo
     found = {**DEFAULTS, **asked}

@@ -12,6 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from workbench.recipe import Recipe
+from workbench.training.feature import Feature
+from workbench.training.plan import Stage
+from workbench.training.resuming import not_numbers
+from workbench.training.settings.device import Machine
 
 if TYPE_CHECKING:
     from workbench.memory.shapes import ModelShape
@@ -57,6 +61,53 @@ def in_words(why_not: str | None, num_generations: int) -> str:
     if why_not is None:
         return f"The workbench's own loop generates: {once} (`generation: trl` turns it off)"
     return why_not if why_not in (VLLM, CONTINUOUS) else f"TRL's own path generates: {why_not}"
+
+
+class DecodingLoop(Feature):
+    """The loop, while a stage of a recipe's run trains."""
+
+    key = "generation"
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self.loop = Generation(session.policy.model)
+
+    @classmethod
+    def of(cls, session: Any) -> DecodingLoop | None:
+        return cls(session) if session.policy else None
+
+    @classmethod
+    def generates(cls, stage: Stage, machine: Machine, shape: ModelShape | None) -> str | None:
+        return in_words(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations)
+
+    def begin_stage(self, stage: Stage) -> None:
+        model = self.session.policy.model
+        why_not = expected(stage.recipe, stage.settings, model.device.type == "cuda")
+        self.loop = Generation(model, why_not, self._changed, before=self.loop)
+
+    def _changed(self, why_not: str | None) -> None:
+        session = self.session
+        step = session.trainer.state.global_step + 1
+        by = {"by": "trl", "why": why_not} if why_not else {"by": "workbench"}
+        session.recorder.event("generation", step, **by)
+        if why_not:
+            print(f"from step {step} on TRL's own path generates: {why_not}", flush=True)
+
+    def training(self) -> Generation:
+        return self.loop
+
+    def started(self) -> dict[str, Any]:
+        return {"generation": self.loop.why_not or "the workbench's loop"}
+
+    def explained(self, error: Exception) -> Exception:
+        from workbench.training.features.generation.decoding import NotNumbers  # imports transformers
+
+        if not isinstance(error, NotNumbers):
+            return error
+        return not_numbers(self.session.run, f"in step {self.session.trainer.state.global_step + 1} {error}")
+
+    def result(self, seconds: float) -> dict[str, Any]:
+        return {"generation": self.loop.found()}
 
 
 class Generation:
@@ -121,7 +172,7 @@ class Generation:
         import torch
         from transformers import GenerationConfig
 
-        from workbench.training.generation.decoding import NotNumbers, Unsupported, decoder
+        from workbench.training.features.generation.decoding import NotNumbers, Unsupported, decoder
         from workbench.training.loading import put_back, random_states
 
         states, reason, found = random_states(), None, None

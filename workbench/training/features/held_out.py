@@ -15,7 +15,6 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Callable
 from typing import Any
 
 from workbench import processes
@@ -24,12 +23,11 @@ from workbench.errors import RecipeError
 from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
-from workbench.run.directory import RunDirectory
-from workbench.run.held_out import best_of, completion_rows, flags, held_out, write_completions
+from workbench.run.held_out import best_of, completion_rows, flags, held_out, told, write_completions
+from workbench.run.metrics import HELD_OUT
 from workbench.task import Row, Task
+from workbench.training.feature import Asked, Feature
 from workbench.training.loading import random_kept
-from workbench.training.plan import Plan
-from workbench.training.policy import Policy
 from workbench.training.resuming import check_finite, save_adapter
 from workbench.training.sampling import scored_groups
 from workbench.workspace import replace_folder
@@ -72,17 +70,17 @@ def in_words(recipe: Recipe, task: Task | None, completions: int, steps: int) ->
     return [line + f"; too few to tell that a run is learnt out, which takes {_LEAST}" * (count < _LEAST)]
 
 
-class HeldOut:
-    """Measures a run's held-out prompts and keeps the best adapter.
+class HeldOut(Feature):
+    """Measures a run's held-out prompts and keeps the best adapter."""
 
-    Args:
-        record: writes an event: (kind, step, its details).
-        begun_at: the step of the checkpoint that the run goes on from.
-    """
+    key = "held_out"
 
-    def __init__(self, run: RunDirectory, plan: Plan, policy: Policy, record: Callable[..., None], begun_at: int) -> None:
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        run, plan, begun_at = session.run, session.made.plan, session.begun_at
         recipe, task = plan.recipe, plan.task
-        self.run, self.policy, self.task, self.record = run, policy, task, record
+        self.run, self.policy, self.task = run, session.policy, task
+        self._correct: dict[str, float] = {}  # measured since the latest row of metrics
         self.every, self.rows, self.template = recipe.eval_every, chosen(recipe, task), recipe.chat_template_kwargs
         weights = {name: value for name, value in recipe.reward_weights.items() if name in task.function_names}
         # Separate functions: those used in training may keep state, and may be edited while the run trains.
@@ -90,27 +88,50 @@ class HeldOut:
         self.how = {name: plan.settings[name] for name in ("max_completion_length", "temperature")}
         if recipe.eval_temperature is not None:
             self.how["temperature"] = recipe.eval_temperature
-        told = [*map(row_key, self.rows), self.suite.hash, self.template, *self.how.values()]
+        asked_for = [*map(row_key, self.rows), self.suite.hash, self.template, *self.how.values()]
         self.how |= {"samples": 1, "seed": recipe.seed, "batch_size": plan.batch.completions}  # as training generates at a time
-        self.key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        self.key = hashlib.sha256(json.dumps(asked_for, sort_keys=True).encode()).hexdigest()[:16]
         self._before = [event for event in run.events() if event.get("event") == "held_out" and event["key"] == self.key]
         counted = held_out([*run.events(), {"event": "continued", "step": begun_at}])
-        self.found = counted if counted and counted[-1]["key"] == self.key else []
+        self.measurements = counted if counted and counted[-1]["key"] == self.key else []
         self.seconds = ((run.manifest().get("before") or {}).get("held_out") or {}).get("seconds", 0.0)  # with its minutes
         self.failed = False
+        session.measured = self.measurements  # the verdicts on the run's health look at it
 
-    def begin(self, warmed: bool) -> None:
-        """Measure the base, and the policy if it was `warmed`, as far as that was not done before the run was stopped."""
-        if not self.found:
+    @classmethod
+    def of(cls, session: Any) -> HeldOut | None:
+        return cls(session) if session.policy and session.made.plan.recipe.eval_every else None
+
+    @classmethod
+    def plan(cls, asked: Asked) -> list[str]:
+        return in_words(asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Measure the base, and the policy if it is not the base, as far as that was not done before the run was stopped."""
+        session = self.session
+        if session.stage is not session.stages[0]:
+            return
+        if not self.measurements:
             self._measure(0, base=True)
-        if warmed and len(self.found) == 1 and not self.failed:
+        trained = session.trained_before or session.made.plan.recipe.policy.adapter is not None
+        if trained and len(self.measurements) == 1 and not self.failed:
             self._measure(0)
 
-    def after(self, step: int, ends: bool) -> None:
-        """Measure the adapter as it is after this step, if it is time to, or the run `ends` with it."""
-        due = (step % self.every == 0 or ends) and not any(own["step"] == step for own in self.found)
-        if due and self.found and not self.failed:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Measure the adapter as it is after this step, if it is time to, or the run ends with it."""
+        step = state.global_step
+        ends = step >= state.max_steps and self.session.stage is self.session.stages[-1]
+        due = (step % self.every == 0 or ends) and not any(own["step"] == step for own in self.measurements)
+        if due and self.measurements and not self.failed:
             self._measure(step)
+
+    def row(self) -> dict[str, float]:
+        """What was measured since the latest row; trackers have it from there, too."""
+        values, self._correct = self._correct, {}
+        return values
+
+    def close(self) -> None:
+        self.suite.close()
 
     def _measure(self, step: int, base: bool = False) -> None:
         started = time.perf_counter()
@@ -121,20 +142,23 @@ class HeldOut:
                 same = [own for own in self._before if (own["step"], own["adapter"]) == (step, adapter)]
                 numbers = {**same[-1], "seconds": 0.0} if same else self._numbers(step, base)
                 event = {**numbers, "event": "held_out", "step": step, "key": self.key, "adapter": adapter}
-                found = [*self.found, event]
+                found = [*self.measurements, event]
                 if best_of(found) is event:
                     self._keep(step)
         except Exception as error:  # measuring is no reason to lose a run
             self.failed = True
             said = f"{type(error).__name__}: {error}"
-            self.record("held_out_failed", step, error=said)
+            self.session.recorder.event("held_out_failed", step, error=said)
             print(f"step {step}: held-out prompts are measured no more, training goes on: {said}", flush=True)
             return
         if not same:
             event["seconds"] = time.perf_counter() - started
         self.seconds += event["seconds"]
-        self.found[:] = found  # in place: the verdicts on the run's health look at it
-        self.record("held_out", step, **{name: event[name] for name in event if name not in ("event", "step", "time")})
+        self.measurements[:] = found  # in place: the verdicts on the run's health look at it
+        if step:
+            self._correct = {HELD_OUT: event["correct"]}
+        details = {name: event[name] for name in event if name not in ("event", "step", "time")}
+        self.session.recorder.event("held_out", step, **details)
         self._forget()
 
     def _numbers(self, step: int, base: bool) -> dict[str, Any]:
@@ -154,9 +178,9 @@ class HeldOut:
         reward = sum(each["total"] for each in own) / of
         numbers = {"prompts": of, "right": "".join("01"[each] for each in correct), "reward": reward}
         numbers |= dict(zip(("correct", "low", "high"), share(count, of, Z_95), strict=True))
-        if self.found:
-            gain = paired_gain(flags(self.found[0]), flags(numbers))
-            numbers |= {"base": self.found[0]["correct"]} | dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True))
+        if self.measurements:
+            gain = paired_gain(flags(self.measurements[0]), flags(numbers))
+            numbers |= {"base": self.measurements[0]["correct"]} | dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True))
         return numbers
 
     def _keep(self, step: int) -> None:
@@ -167,20 +191,35 @@ class HeldOut:
     def _forget(self) -> None:
         # The best one, and those that were the best at the checkpoints that a run can go on from.
         ends = [float("inf"), *(int(folder.name[11:]) for folder in self.run.saved())]
-        bests = [best_of([own for own in self.found if own["step"] <= end]) for end in ends]
+        bests = [best_of([own for own in self.measurements if own["step"] <= end]) for end in ends]
         kept = {f"best-{own['step']}" for own in bests if own}
         for folder in self.run.checkpoints.glob("best-*"):
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def words(self) -> str:
+        """The best adapter, and what was measured last."""
+        report = self._report(0.0)
+        return f"; {told(report)}" if report else ""
+
     def result(self, seconds: float) -> dict[str, Any]:
-        """For the manifest; `seconds`: of the whole run."""
-        if not (best := best_of(self.found)):
+        report = self._report(seconds)
+        return {"held_out": report} if report else {}
+
+    def _report(self, seconds: float) -> dict[str, Any]:
+        if not (best := best_of(self.measurements)):
             return {}
-        names, last = ("step", "correct", "low", "high", "gain", "gain_low", "gain_high"), self.found[-1]
-        found = {"prompts": last["prompts"], "base": self.found[0]["correct"], "last": {name: last[name] for name in names}}
-        found |= {"best": {name: best[name] for name in names} | {"adapter": f"checkpoints/best-{best['step']}"}}
-        return found | {"measurements": len(self.found), "seconds": self.seconds, "share": self.seconds / max(1e-9, seconds)}
+        names = ("step", "correct", "low", "high", "gain", "gain_low", "gain_high")
+        last = self.measurements[-1]
+        return {
+            "prompts": last["prompts"],
+            "base": self.measurements[0]["correct"],
+            "last": {name: last[name] for name in names},
+            "best": {name: best[name] for name in names} | {"adapter": f"checkpoints/best-{best['step']}"},
+            "measurements": len(self.measurements),
+            "seconds": self.seconds,
+            "share": self.seconds / max(1e-9, seconds),
+        }
 
 
 def _sum(model: Any) -> str:

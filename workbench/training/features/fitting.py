@@ -13,9 +13,35 @@ from workbench import memory
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.run.directory import RunDirectory
 from workbench.training import settings as settings_of
+from workbench.training.feature import Feature
 from workbench.training.plan import Memory, Part, Stage
 from workbench.training.policy import trainer_classes
 from workbench.training.settings.device import Machine
+
+
+class MemoryFit(Feature):
+    """What a stage should need of a GPU, and did need; it decides on memory where a plan is made."""
+
+    key = "memory"
+
+    @classmethod
+    def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
+        return memory_on(vram_gb, estimates=estimates)
+
+    @classmethod
+    def of(cls, session: Any) -> MemoryFit | None:
+        return cls(session) if session.policy else None
+
+    def begin_stage(self, stage: Stage) -> None:
+        self.fit = Fit(stage)
+        if self.fit.estimate and self.fit.estimate.verdict:
+            print(self.fit.estimate.verdict)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.fit.first_step_done(self.session.run)
+
+    def explained(self, error: Exception) -> Exception:
+        return self.fit.explained(error)
 
 
 def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory:

@@ -18,12 +18,14 @@ from workbench.audit.completions import builders
 from workbench.data.template import prompt_text, turn_end
 from workbench.errors import RecipeError, RunError
 from workbench.progress import progress_line
-from workbench.recipe import WarmStartPart
+from workbench.recipe import Recipe, WarmStartPart
 from workbench.task import Row
+from workbench.training.feature import Asked, Feature
 from workbench.training.loading import random_kept
 from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.precision import adapter_in_float32
+from workbench.training.resuming import Point, load_adapter
 from workbench.training.sampling import Completion, sample
 from workbench.workspace import encodable, replace_file
 
@@ -44,6 +46,59 @@ class Right(NamedTuple):
     completion: Completion
     scores: dict[str, float]  # by reward function
     number: int
+
+
+class WarmStart(Feature):
+    """The warm start of a recipe that asks for one, before the first step.
+
+    It is saved before and after, so that a run that is killed in it starts it over, and one that is killed later has it.
+    """
+
+    key = "warm_start"
+
+    @classmethod
+    def of(cls, session: Any) -> WarmStart | None:
+        return cls(session) if session.policy else None
+
+    @classmethod
+    def plan(cls, asked: Asked) -> list[str]:
+        part = asked.recipe.warm_start
+        if part is None or (asked.run is not None and asked.run.warm_start.is_file()):
+            return []
+        return checked(part, asked.stages[0])
+
+    @classmethod
+    def resumes(cls, recipe: Recipe, point: Point, manifest: dict[str, Any]) -> list[str]:
+        if not point.state.get("warm_started", True):
+            return ["its warm start was not over and starts over"]
+        if recipe.warm_start is not None and point.step and "warm_start" not in manifest:
+            return ["warm_start changes nothing here: it comes before the first step"]
+        return []
+
+    def before_first(self, stage: Stage) -> bool:
+        """Whether training may begin: there is no warm start, or it is over."""
+        from transformers import set_seed
+
+        session = self.session
+        if stage.number or session.begun_at or stage.recipe.warm_start is None:
+            return True
+        if session.point is None or not session.point.state["warm_started"]:
+            session.save_before_first(warm_started=False)
+            report = run(session)
+            if report is None:
+                load_adapter(session.policy.model, session.run.checkpoints / "checkpoint-0")
+                print(f"stopped in the warm start; `workbench continue {session.run.name}` starts it over", flush=True)
+                return False
+            session.run.update_manifest(warm_start=report)
+            session.save_before_first(warm_started=True)
+        session.trained_before = True
+        set_seed(session.trainer.args.seed)  # the same from here on, whether or not it is resumed from that checkpoint
+        return True
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        session = self.session
+        if session.trained_before and session.stage is session.stages[0]:
+            session.recorder.event("warm_start", 0, **session.run.manifest()["warm_start"])
 
 
 def checked(part: WarmStartPart, stage: Stage) -> list[str]:

@@ -22,6 +22,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from workbench import processes
+from workbench.training.feature import Feature
+from workbench.training.plan import Stage
 from workbench.training.settings.values import check_trackers
 from workbench.workspace import shown
 
@@ -30,6 +33,43 @@ DEADLINE_S = 60.0  # for one event of one tracker; a tracker that works takes mi
 _PACKAGES = {"comet_ml": "comet-ml", "azure_ml": "azureml-core", "flyte": "flytekit"}  # where pip's name is another
 _MODULES = {"tensorboard": ("tensorboard", "tensorboardX"), "azure_ml": ("azureml",), "flyte": ("flytekit",), "kubeflow": ()}
 OnFailure = Callable[[str, str], None]
+
+
+class Trackers(Feature):
+    """The trackers of a run's `report_to`; the main process reports."""
+
+    key = "trackers"
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        run = session.run
+        wanted = session.stages[0].settings["report_to"] if processes.is_main() else "none"
+
+        def failed(name: str, error: str) -> None:
+            run.log_event("tracker_failed", tracker=name, error=error)
+            print(f"{name} failed and is left out, training goes on: {error}", flush=True)
+
+        self.callbacks, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
+        for line in lines:
+            print(line)
+
+    @classmethod
+    def of(cls, session: Any) -> Trackers | None:
+        return cls(session) if session.policy else None
+
+    @classmethod
+    def check(cls, stage: Stage, where: str) -> None:
+        check_trackers(stage.settings["report_to"])
+
+    def around(self, trainer: Any) -> dict[str, Callable[..., Any]]:
+        """Nothing is replaced; they come after the spine's own events, and so log what the record holds."""
+        for tracker in self.callbacks:
+            trainer.add_callback(tracker)
+        return {}
+
+    def close(self) -> None:
+        for tracker in self.callbacks:
+            tracker.close()
 
 
 def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], list[str]]:

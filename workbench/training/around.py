@@ -1,0 +1,89 @@
+"""The features of a run, called in their order. This is the one place that knows that there are any."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from workbench.training.feature import Feature
+from workbench.training.plan import Memory
+
+# Every method of a trainer that is replaced, and by whom; each is put back when the session is over, but for those that
+# decide where a resumed run begins.
+REPLACED = {
+    "train": "session",
+    "_generate": "session",
+    "_save_checkpoint": "session",
+    "_generate_and_score_completions": "theirs",
+    "_calculate_rewards": "theirs",
+    "_compute_loss": "ratios",
+    "_get_per_token_logps_and_entropies": "ratios",
+    "get_off_policy_mask": "ratios",
+    "create_scheduler": "resuming",
+    "_get_train_sampler": "resuming",
+    "create_model_card": "trainer",
+}
+
+
+def kinds() -> tuple[type[Feature], ...]:
+    """All features, in their order."""
+    from workbench.training.features import FEATURES
+
+    return FEATURES
+
+
+def asked(hook: str, *details: Any) -> list[Any]:
+    """What each feature's class answers, before there is a run: those that answer nothing (None) are left out."""
+    answers = [getattr(kind, hook)(*details) for kind in kinds()]
+    return [answer for answer in answers if answer is not None]
+
+
+def lines(hook: str, *details: Any) -> list[str]:
+    """The lines of all features, one after another."""
+    return [line for answer in asked(hook, *details) for line in answer]
+
+
+def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory | None:
+    """For `prepare(memory=...)`: the first feature's that decides on memory."""
+    return next(iter(asked("memory", vram_gb, estimates)), None)
+
+
+class Around:
+    """The features of one session, in their order."""
+
+    def __init__(self, session: Any) -> None:
+        self.features: list[Feature] = []
+        for kind in kinds():
+            feature = kind.of(session)
+            if feature is not None:
+                self.features.append(feature)
+                session.at_end.callback(feature.close)
+
+    def each(self, hook: str, *details: Any) -> list[Any]:
+        """Call one hook of all of them, and return what they answer."""
+        return [getattr(feature, hook)(*details) for feature in self.features]
+
+    def merged(self, hook: str, *details: Any) -> dict[str, Any]:
+        """One dict of all that they answer."""
+        return {name: value for answer in self.each(hook, *details) for name, value in answer.items()}
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Entered while a stage's trainer trains."""
+        with contextlib.ExitStack() as entered:
+            for feature in self.features:
+                entered.enter_context(feature.training())
+            yield
+
+    def changes(self, weights: dict[str, float]) -> list[tuple[str, dict[str, Any]]]:
+        """(who asks, a request for `weight`) for each weight that should change after this step."""
+        return [(feature.key, change) for feature in self.features for change in feature.changes(weights)]
+
+    def explained(self, error: Exception) -> Exception:
+        """The error to raise for one that ended the training."""
+        for feature in self.features:
+            explained = feature.explained(error)
+            if explained is not error:
+                return explained
+        return error

@@ -1,0 +1,145 @@
+"""What may stand around a run: a `Feature`, one file in `features/`. The spine calls its hooks and knows none by name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from workbench.recipe import Recipe
+from workbench.rewards.suite import RewardSuite
+from workbench.run.batch import ScoredBatch
+from workbench.run.directory import RunDirectory
+from workbench.task import Task
+from workbench.training.plan import Memory, Stage
+from workbench.training.settings.device import Machine
+
+if TYPE_CHECKING:
+    from workbench.training.resuming import Point
+
+
+class Asked(NamedTuple):
+    """What is known of a run before its policy is loaded."""
+
+    recipe: Recipe  # of the whole run
+    task: Task | None  # the recipe's
+    stages: Sequence[Stage]
+    steps: int  # of the whole run; below 1 where epochs decide
+    run: RunDirectory | None  # the one that is resumed
+
+
+class Feature:
+    """Something that stands around a run; every hook is optional.
+
+    The class is asked before there is a run; an object is made for each run when its trainer is attached. It may also have
+    the events of transformers' `TrainerCallback`, such as `on_step_end(args, state, control, **more)`: they come after the
+    spine's own and before requests are answered. `key`: its name in the record.
+    """
+
+    key = ""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+
+    def events(self, names: Sequence[str]) -> list[tuple[str, Callable[..., None]]]:
+        """Those of the events of these names that it has: (name, what is called)."""
+        return [(name, getattr(self, name)) for name in names if hasattr(self, name)]
+
+    # -- before a run ----------------------------------------------------------------------------------------------------
+    @classmethod
+    def check(cls, stage: Stage, where: str) -> None:
+        """RecipeError for what a stage cannot be asked, before its rewards are tried; `where` begins the error's value."""
+
+    @classmethod
+    def plan(cls, asked: Asked) -> list[str]:
+        """Lines for the plan; RecipeError for what cannot be."""
+        return []
+
+    @classmethod
+    def generates(cls, stage: Stage, machine: Machine, shape: Any) -> str | None:
+        """Who samples a stage's completions, in a line for the plan; None: nothing to say. `shape`: None where not known."""
+        return None
+
+    @classmethod
+    def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
+        """What decides on memory, for `prepare(memory=...)`; None: not this one's job."""
+        return None
+
+    @classmethod
+    def resumes(cls, recipe: Recipe, point: Point, manifest: dict[str, Any]) -> list[str]:
+        """Lines to print where a run is resumed from `point`."""
+        return []
+
+    @classmethod
+    def late_result(cls, run: RunDirectory) -> dict[str, Any]:
+        """As `result`, from the record of a run that was killed before it wrote one."""
+        return {}
+
+    @classmethod
+    def of(cls, session: Any) -> Feature | None:
+        """For the run of this session; None: it asks for nothing of this. The trainer is not touched yet."""
+        return cls(session)
+
+    # -- while it trains -------------------------------------------------------------------------------------------------
+    def begin_stage(self, stage: Stage) -> None:
+        """The trainer of this stage is made (`session.trainer`), and nothing is put on it yet."""
+
+    def around(self, trainer: Any) -> dict[str, Callable[..., Any]]:
+        """By name, the trainer's methods to replace; they are put back at the end. `around.REPLACED` lists them all."""
+        return {}
+
+    def before_first(self, stage: Stage) -> bool:
+        """Before the stage's trainer trains: whether it may."""
+        return True
+
+    def training(self) -> AbstractContextManager[Any]:
+        """Entered while the stage's trainer trains."""
+        return contextlib.nullcontext()
+
+    def started(self) -> dict[str, Any]:
+        """Details for the event that training has begun, or was resumed."""
+        return {}
+
+    def on_batch(self, scored: ScoredBatch) -> None:
+        """A generation batch was scored; it is not recorded yet."""
+
+    def row(self) -> dict[str, float]:
+        """Numbers for the row of metrics that is being written, by name."""
+        return {}
+
+    def changes(self, weights: dict[str, float]) -> list[dict[str, Any]]:
+        """Once a step: weights to change, each as a request for `weight` (`function`, `value`, `why`)."""
+        return []
+
+    def reloaded(self, suite: RewardSuite) -> None:
+        """The reward functions were loaded again, as `suite`."""
+
+    def explained(self, error: Exception) -> Exception:
+        """The error to raise where training failed with `error`: one that says more, or the same."""
+        return error
+
+    # -- over a resume, and at the end -----------------------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint's state.json, as JSON, under names of its own."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """A checkpoint's whole state.json, when training is resumed from it."""
+
+    def resumed(self, step: int, begun: int) -> None:
+        """The run was resumed after `step`, in a stage that began after step `begun`; its record is read."""
+
+    def closing(self, step: int) -> None:
+        """The run is over after `step` steps; its last line and its result come next."""
+
+    def words(self) -> str:
+        """For the line that a run ends with, from its first punctuation on; empty: nothing."""
+        return ""
+
+    def result(self, seconds: float) -> dict[str, Any]:
+        """For the `result` in the manifest; `seconds`: of the whole run."""
+        return {}
+
+    def close(self) -> None:
+        """The run is over, whatever ended it."""

@@ -1,0 +1,22 @@
+"""What stands around a run, a file each. The order is that in which their hooks are called."""
+
+from workbench.training.feature import Feature
+from workbench.training.features.adaptive import Adaptive
+from workbench.training.features.fitting import MemoryFit
+from workbench.training.features.generation import DecodingLoop
+from workbench.training.features.held_out import HeldOut
+from workbench.training.features.ratios import RatioWatch
+from workbench.training.features.trackers import Trackers
+from workbench.training.features.warm_start import WarmStart
+from workbench.training.features.watchdog import HealthWatch
+
+FEATURES: tuple[type[Feature], ...] = (
+    HealthWatch,
+    Adaptive,
+    RatioWatch,
+    MemoryFit,
+    DecodingLoop,
+    WarmStart,
+    HeldOut,
+    Trackers,
+)

@@ -1,0 +1,75 @@
+"""How far the importance ratio goes, of which TRL logs only what was clipped.
+
+Unsloth's GPU trainer computes its loss elsewhere: there nothing is noted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from workbench.run.metrics import RATIO_HIGH, RATIO_LOW, RATIO_MASKED
+from workbench.training.feature import Feature
+
+_OVER = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
+
+
+class RatioWatch(Feature):
+    """Notes the lowest and the highest ratio of every loss, and how much an off-policy mask takes out."""
+
+    key = "ratio"
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self.noted: dict[str, list[float]] = {name: [] for name in _OVER}  # since the latest row of metrics, of each loss
+
+    def row(self) -> dict[str, float]:
+        """The numbers of the losses since the latest row."""
+        values = {name: _OVER[name](noted) for name, noted in self.noted.items() if noted}
+        for noted in self.noted.values():
+            noted.clear()
+        return values
+
+    def around(self, trainer: Any) -> dict[str, Callable[..., Any]]:
+        """What computes the loss, the log-probabilities, and the mask."""
+        names = ("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask")
+        if not all(hasattr(trainer, name) for name in names):
+            return {}
+        compute, logps_of, mask_of = (getattr(trainer, name) for name in names)
+        ratios = self.noted
+        batch: list[dict[str, Any]] = []  # of the latest loss
+        safe = functools.partial(self.session.safe, lost="a ratio was not recorded")
+
+        @safe
+        def note(logps: Any) -> None:
+            old, low, high = batch[0].get("old_per_token_logps"), 1.0, 1.0
+            if old is not None:
+                mask = batch[0]["completion_mask"] * batch[0].get("tool_mask", 1)
+                away, kept = (logps.detach() - old) * mask, mask.bool()
+                if trainer.importance_sampling_level == "sequence":
+                    away, kept = away.sum(-1) / mask.sum(-1).clamp(min=1), mask.sum(-1) > 0
+                if not kept.any():
+                    return
+                low, high = (float(end) for end in away[kept].exp().aminmax())
+            ratios[RATIO_LOW].append(low)
+            ratios[RATIO_HIGH].append(high)
+
+        def _compute_loss(model: Any, inputs: Any) -> Any:
+            batch[:] = [inputs]
+            return compute(model, inputs)
+
+        def logps(*args: Any, **more: Any) -> Any:
+            computed = logps_of(*args, **more)
+            if batch and computed[0].requires_grad:  # not those of the old policy or the reference
+                note(computed[0])
+            return computed
+
+        def get_off_policy_mask(*args: Any, **more: Any) -> Any:
+            kept = mask_of(*args, **more)
+            safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())))()
+            return kept
+
+        return dict(zip(names, (_compute_loss, logps, get_off_policy_mask), strict=True))

@@ -1,0 +1,171 @@
+"""The run's health, looked at while it trains: a watcher of the recorder like the live plot, and told first."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from workbench.errors import RunError
+from workbench.health import ALARM, WARNING, RunConfig, Watchdog, examine_run
+from workbench.health.diagnosis import LATEST
+from workbench.health.summary import summaries_of
+from workbench.printable import printable
+from workbench.processes import is_main
+from workbench.rewards.library import max_score_of
+from workbench.rewards.suite import RewardSuite
+from workbench.run.directory import RunDirectory
+from workbench.run.held_out import reward_errors, standing
+from workbench.run.rollouts import qualified, unstated_right
+from workbench.training.feature import Feature
+from workbench.training.plan import Stage
+from workbench.training.settings.algorithms import asked_settings
+from workbench.training.settings.in_force import settings_in_force
+from workbench.workspace import to_json
+
+
+class HealthWatch(Feature):
+    """Keeps a `Watchdog` for the stage that trains. If it fails it is left out for the rest of the stage."""
+
+    key = "watchdog"
+    called, failed = "the health verdicts", "watchdog_failed"  # where it is left out
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self.dog: Watchdog | None = None
+        self.watch()
+
+    def watch(self) -> None:
+        """Be told of everything before the other watchers."""
+        watchers = self.session.recorder.watchers
+        if self not in watchers:
+            watchers.insert(0, self)
+
+    @classmethod
+    def of(cls, session: Any) -> HealthWatch | None:
+        return cls(session) if is_main() else None
+
+    @classmethod
+    def late_result(cls, run: RunDirectory) -> dict[str, Any]:
+        """What the last look at a run would have found that was killed before it wrote its result."""
+        wrong = [to_json(each) for each in examine_run(run, last=LATEST) if each.state in (ALARM, WARNING)]
+        return {"health": wrong, "reward_errors": reward_errors(run.events())}
+
+    def begin_stage(self, stage: Stage) -> None:
+        self.dog = Watchdog(self.config, self.session.measured)
+        self.watch()  # it may have been left out in the stage before
+
+    def config(self) -> RunConfig:
+        """What the stage is asked to do now."""
+        control = self.session.control
+        task, stage, suite = control.task, control.stage, control.suite
+        best = dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True))
+        in_force = settings_in_force(self.session.trainer.args)
+        return RunConfig.of(
+            stage.settings | in_force,
+            best=best,
+            right_by=task.right_function,
+            format_by=task.format_by,
+            unstated_right="" if task.right_by else task.right_words,
+            fp16=self.session.trainer.args.fp16,  # whoever chose that; it comes with a gradient scaler
+            asked=tuple(asked_settings(stage.recipe)),
+            warm_start=self.session.run.warm_start.is_file(),
+            total_steps=stage.steps if stage.steps > 0 else None,
+        )
+
+    # -- as a watcher ----------------------------------------------------------------------------------------------------
+    def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None:
+        """Nothing: a stage has begun already."""
+
+    def batch(self, scored: Any, summary: Any) -> None:
+        """Take in a batch."""
+        self.dog.batch(summary)
+
+    def update(self, step: int, values: dict[str, Any]) -> None:
+        """Take in a row of metrics, and look where it is time to."""
+        self.dog.row(step, values)
+        if self.dog.due():
+            self.look(step)
+
+    def end(self, message: str) -> None:
+        """Nothing: the last look was `closing`'s."""
+
+    def look(self, step: int) -> None:
+        """Look at the run's health; what is newly wrong is an event, and an alarm is printed, too."""
+        recorder = self.session.recorder
+        for verdict in self.dog.look():
+            recorder.event("health", step, **to_json(verdict))
+            print(printable(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"), flush=True)
+        recorder.tell("verdicts", self.dog.verdicts)
+
+    # -- as a feature ----------------------------------------------------------------------------------------------------
+    def reloaded(self, suite: RewardSuite) -> None:
+        """What was seen says nothing about other functions."""
+        if self.dog is not None:
+            self.dog.forget()
+
+    def resumed(self, step: int, begun: int) -> None:
+        """Take in what the record holds of the stage, so that nothing is alarmed about twice."""
+        if self.works:
+            self.session.recorder.watching(self, lambda: self._fill(step, begun))
+
+    def _fill(self, step: int, begun: int) -> None:
+        run, dog = self.session.run, self.dog
+        changes = self.session.recorder.state.changes
+        since = max([begun, *(event["step"] for event in changes if event["action"] == "reload")])  # what was before says nothing
+        events = [event for event in standing(run.events()) if event["event"] == "health"]
+        told = {(event["name"], event["function"], event["state"]) for event in events}
+        for summary in summaries_of(run, LATEST):
+            if since < summary.step <= step:
+                dog.batch(summary)
+        for row in run.metrics():
+            if row["step"] > begun:
+                dog.row(row["step"], row)
+        dog.look()
+        dog.verdicts = [each for each in dog.verdicts if (*each.key, each.state) in told]
+
+    def closing(self, step: int) -> None:
+        """The last look."""
+        if self.works:
+            self.session.recorder.watching(self, lambda: self.look(step))
+
+    @property
+    def works(self) -> bool:
+        """Whether it looks: it was not left out."""
+        return self.dog is not None and self in self.session.recorder.watchers
+
+    def result(self, seconds: float) -> dict[str, Any]:
+        """The alarms and warnings of the last look."""
+        return {"health": self.dog.found() if self.works else []}
+
+    def words(self) -> str:
+        """On a run that cannot have learnt, on scores that functions failed to give, and on what the verdicts found."""
+        text = nothing_learnt(self.session.recorder)
+        if self.works:
+            text += words_of(self.dog, self.session.run.name)
+        return text
+
+
+def nothing_learnt(recorder: Any) -> str:
+    """A few words where every group of a run was dead, or functions gave no score; else empty."""
+    about: dict[str, Any] = {}
+    with contextlib.suppress(RunError):
+        about = recorder.run.manifest()
+    theirs, never = about.get("attached"), qualified("no completion was right", unstated_right(about))
+    why = "look at the rewards with `workbench probe`" if theirs else "look at the rewards in 02"
+    if not (recorder.right or recorder.run.warm_start.is_file()):
+        start = "take easier prompts, or more completions of each" if theirs else "begin with `warm_start: 32` in the recipe"
+        why = f"{never}: where `workbench probe` finds nothing wrong, {start}"
+    text = ""
+    if recorder.scored and recorder.all_dead:
+        text = f": NOTHING LEARNT, the completions of every group scored the same in every step ({why})"
+    for name, count in recorder.reward_errors.items():
+        text += f"; WARNING: {name} gave no score to {count} of {recorder.scored} completions"
+    return text
+
+
+def words_of(dog: Watchdog, name: str) -> str:
+    """The verdicts in a line, and which requested settings did nothing; `name`: the run's."""
+    idle = [setting for each in dog.verdicts for setting in each.evidence.get("inert_requested", ())]
+    words = [dog.words, f"of the settings requested these did nothing: {', '.join(idle)}" if idle else ""]
+    told = "; ".join(filter(None, words))
+    return f"; {told} (`workbench watch {name} --once` says more)" if told else ""
