@@ -9,7 +9,7 @@ from hostile import HOSTILE
 from running import TASK, Running
 
 from workbench.recipe import Recipe
-from workbench.rewards.groups import batch_of, explain
+from workbench.rewards.groups import batch_of, explain_in
 
 FORMULAS = "costs $5 and then $6, \\(x\\), $$y$$"
 EVIL = f"{FORMULAS} </pre><script>window.hacked=1</script><img src=x onerror=window.hacked=1> {HOSTILE}\ud800"
@@ -89,7 +89,7 @@ def evaluation():
 def recorded_group():
     from workbench.inspection.reading import RecordedGroup
 
-    return RecordedGroup(3, EVIL, EVIL, explain(scored()))
+    return RecordedGroup(3, EVIL, EVIL, explain_in(scored()))
 
 
 def listing():
@@ -179,7 +179,7 @@ SAMPLES = {
     "workbench.data.template.PromptLengths": lengths,
     "workbench.data.difficulty.Profile": profile,
     "workbench.memory.estimate.MemoryEstimate": memory,
-    "workbench.rewards.groups.ExplainedGroup": lambda: explain(scored()),
+    "workbench.rewards.groups.ExplainedGroup": lambda: explain_in(scored()),
     "workbench.run.batch.ScoredBatch": scored,
     "workbench.run.directory.RunDirectory": run,
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.data.checks import Checked, Report
-from workbench.data.prompts import system_prompt
+from workbench.data.prompts import prompt_for_system
 from workbench.data.sources import open_source, save_rows
 from workbench.data.template import PromptLengths, stream_lengths
 from workbench.errors import DataError
@@ -74,7 +74,7 @@ def check_source(
     target = Path.cwd() / out if out is not None else None
     if target is not None:
         _make_room(target, source, other)
-    checked = Checked(opened, system=system_prompt(system), other=other or (), progress=progress, **options)
+    checked = Checked(opened, system=prompt_for_system(system), other=other or (), progress=progress, **options)
 
     def measured() -> Iterator[Row]:
         for row, length in stream_lengths(checked, tokenizer):

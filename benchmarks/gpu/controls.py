@@ -106,7 +106,7 @@ class Asks:
 
 def _steering(setting: Setting, checks: Checks) -> dict[str, Any]:
     """Weight, beta and learning rate changed, a pause, a stop: each answered, and seen in the steps that follow."""
-    from workbench.run.control_file import answer
+    from workbench.run.control_file import answer_to
     from workbench.run.metrics import weight_of
 
     asked = [
@@ -122,7 +122,7 @@ def _steering(setting: Setting, checks: Checks) -> dict[str, Any]:
     rows = {row["step"]: row for row in run.metrics()}
     found: dict[str, Any] = {"answers": {}, "result": run.result()}
     for action, identity in asks.ids.items():
-        event = answer(run, identity) or {}
+        event = answer_to(run, identity) or {}
         found["answers"][action] = {key: event.get(key) for key in ("applied", "step", "from_step", "before", "after", "why")}
         checks.note(f"{action}: asked for and done", event.get("applied") is True, event.get("why"))
 

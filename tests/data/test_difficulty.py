@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from workbench.data.difficulty import Profile, Solved, dead_share, load_profile, measure, pick, row_key
+from workbench.data.difficulty import Profile, Solved, dead_share, load_profile, measure_difficulty, pick, row_key
 from workbench.errors import DataError
 
 ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(20)]
@@ -47,10 +47,12 @@ def test_a_profile_is_kept_and_not_measured_twice(home):
         return by_number(rows)
 
     told = []
-    first = measure(ROWS[:10], attempt, "difficulty.jsonl", {"policy": "a"}, batch=4, progress=lambda *p: told.append(p))
+    first = measure_difficulty(
+        ROWS[:10], attempt, "difficulty.jsonl", {"policy": "a"}, batch=4, progress=lambda *p: told.append(p)
+    )
     assert calls == [4, 4, 2]
     assert told == [(4, 10), (8, 10), (10, 10)]
-    again = measure(ROWS, attempt, "difficulty.jsonl", {"policy": "a"}, batch=16)
+    again = measure_difficulty(ROWS, attempt, "difficulty.jsonl", {"policy": "a"}, batch=16)
     assert calls == [4, 4, 2, 10]
     assert {**first.solved} == {key: again.solved[key] for key in first.solved}
     assert load_profile("difficulty.jsonl").solved == again.solved
@@ -62,31 +64,31 @@ def test_an_interrupt_keeps_what_was_measured_and_the_next_call_goes_on(home, ca
             raise KeyboardInterrupt
         return by_number(rows)
 
-    part = measure(ROWS, interrupted, "d.jsonl", {"policy": "a"}, batch=4)
+    part = measure_difficulty(ROWS, interrupted, "d.jsonl", {"policy": "a"}, batch=4)
     assert len(part.solved) == 8
     assert "8 of 20 prompts are measured and kept in d.jsonl" in capsys.readouterr().out
-    whole = measure(ROWS, by_number, "d.jsonl", {"policy": "a"}, batch=4)
-    assert whole.solved == measure(ROWS, by_number, "other.jsonl", {"policy": "a"}, batch=4).solved
+    whole = measure_difficulty(ROWS, by_number, "d.jsonl", {"policy": "a"}, batch=4)
+    assert whole.solved == measure_difficulty(ROWS, by_number, "other.jsonl", {"policy": "a"}, batch=4).solved
 
 
 def test_a_corrected_answer_is_measured_anew(home):
-    measure([{"prompt": "p", "answer": "0"}], by_number, "d.jsonl", {})
-    [solved] = measure([{"prompt": "p", "answer": "19"}], by_number, "d.jsonl", {}).solved.values()
+    measure_difficulty([{"prompt": "p", "answer": "0"}], by_number, "d.jsonl", {})
+    [solved] = measure_difficulty([{"prompt": "p", "answer": "19"}], by_number, "d.jsonl", {}).solved.values()
     assert solved.rate == 1
 
 
 def test_a_torn_line_is_measured_again(home):
-    measure(ROWS[:4], by_number, "d.jsonl", {}, batch=2)
+    measure_difficulty(ROWS[:4], by_number, "d.jsonl", {}, batch=2)
     text = (home / "d.jsonl").read_text()
     (home / "d.jsonl").write_text(text[:-20])
     with pytest.warns(UserWarning, match="torn"):
-        assert len(measure(ROWS[:4], by_number, "d.jsonl", {}, batch=2).solved) == 4
+        assert len(measure_difficulty(ROWS[:4], by_number, "d.jsonl", {}, batch=2).solved) == 4
 
 
 def test_another_policys_profile_is_refused_by_name(home):
-    measure(ROWS[:2], by_number, "d.jsonl", {"policy": "a", "seed": 0})
+    measure_difficulty(ROWS[:2], by_number, "d.jsonl", {"policy": "a", "seed": 0})
     with pytest.raises(DataError, match="d.jsonl: measured with another policy"):
-        measure(ROWS[:2], by_number, "d.jsonl", {"policy": "b", "seed": 0})
+        measure_difficulty(ROWS[:2], by_number, "d.jsonl", {"policy": "b", "seed": 0})
     (home / "x.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n")
     with pytest.raises(DataError, match="no difficulty profile"):
         load_profile("x.jsonl")

@@ -309,7 +309,7 @@ def _scaler() -> Any:
 @scenario
 def steering() -> Any:
     """Every kind of request, and what the trainer worked with at each step."""
-    from workbench.run.control_file import answer
+    from workbench.run.control_file import answer_to
 
     asks = Asks(
         {
@@ -320,7 +320,7 @@ def steering() -> Any:
     )
     run = trained("steered", untrained(), [asks], max_steps=6)
     return {
-        "answers": {action: answer(run, identity) for action, identity in asks.ids.items()},
+        "answers": {action: answer_to(run, identity) for action, identity in asks.ids.items()},
         "generated": [{key: batch[key] for key in ("step", "weights")} for batch in SEEN.generated],
         "trained": [{key: batch[key] for key in ("step", "beta", "learning_rate")} for batch in SEEN.trained],
         "rows": list(run.metrics()),

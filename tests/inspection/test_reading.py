@@ -19,7 +19,7 @@ from workbench.inspection.reading import (
     question,
 )
 from workbench.recipe import Recipe
-from workbench.rewards.groups import batch_of, explain
+from workbench.rewards.groups import batch_of, explain_in
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import write_part
@@ -81,7 +81,7 @@ def test_what_a_prompt_asks(prompt, said):
 
 def test_best_first_moves_every_part_of_a_group():
     # Totals 1, 3, 2 of one function: mean 2, std 1, so the order is 1, 2, 0.
-    found = best_first(explain(batch_of(["a"], [1.0], [[1.0], [3.0], [2.0]], ["b", "c", "d"], [False] * 3, 3)))
+    found = best_first(explain_in(batch_of(["a"], [1.0], [[1.0], [3.0], [2.0]], ["b", "c", "d"], [False] * 3, 3)))
     assert found.texts == ["c", "d", "b"]
     assert found.totals.tolist() == found.scores[:, 0].tolist() == [3.0, 2.0, 1.0]
     assert found.advantages == pytest.approx([1, 0, -1], abs=1e-3)

@@ -24,7 +24,7 @@ from workbench.rewards.answers import (
 )
 from workbench.rewards.compare import quick_same, same_answer
 from workbench.rewards.library import THINK_TAGS, format_share, number_of, repetition_reward, think_answer_format_reward
-from workbench.rewards.verifiers import evaluate, json_of, numbers_used_reward, solves
+from workbench.rewards.verifiers import evaluate_expression, json_of, numbers_used_reward, solves
 from workbench.tiny.task import REWARD_FUNCS
 
 PIECES = [
@@ -96,7 +96,7 @@ PARSERS = {
     "incremental_format_reward": lambda text: library.incremental_format_reward([text]),
     "length_reward": lambda text: library.length_reward([text]),
     "style_reward": lambda text: library.style_reward([text]),
-    "evaluate": evaluate,
+    "evaluate": evaluate_expression,
     "solves": lambda text: solves(text, [1, 2], 3),
     "numbers_used_reward": lambda text: numbers_used_reward([text], [[1, 2]]),
     "json_of": json_of,

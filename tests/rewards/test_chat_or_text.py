@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from workbench.rewards.chat_or_text import convert, positional_reward, responses_parameter
+from workbench.rewards.chat_or_text import convert_call, positional_reward, responses_parameter
 from workbench.rewards.library import correctness_reward
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
@@ -105,9 +105,9 @@ def test_a_coroutine_is_not_called_to_find_out():
 
 def test_converted_there_and_back():
     call = {"prompts": [CHAT[0]["prompt"]], "completions": ["42"], "answer": ["42"]}
-    chat = convert(call, to_chat=True)
+    chat = convert_call(call, to_chat=True)
     assert chat["completions"] == [[{"role": "assistant", "content": "42"}]]
-    assert convert(chat, to_chat=False) == {"prompts": [QUESTION], "completions": ["42"], "answer": ["42"]}
+    assert convert_call(chat, to_chat=False) == {"prompts": [QUESTION], "completions": ["42"], "answer": ["42"]}
     assert call["completions"] == ["42"]
 
 

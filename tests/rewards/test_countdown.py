@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.rewards.verifiers import countdown_reward, evaluate, numbers_used_reward, solves
+from workbench.rewards.verifiers import countdown_reward, evaluate_expression, numbers_used_reward, solves
 
 expressions = st.recursive(
     st.integers(0, 99).map(str),
@@ -34,9 +34,9 @@ def test_it_reads_what_python_reads(text):
     try:
         expected = reference(text)
     except ZeroDivisionError:
-        assert evaluate(text) is None
+        assert evaluate_expression(text) is None
     else:
-        assert evaluate(text)[0] == expected
+        assert evaluate_expression(text)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_it_reads_what_python_reads(text):
      "__import__('os')", "(" * 500 + "1" + ")" * 500, "1" * 300, "9" * 10, "1 + + 2", "٤ + 2"],
 )  # fmt: skip
 def test_what_is_no_expression(text):
-    assert evaluate(text) is None
+    assert evaluate_expression(text) is None
 
 
 @pytest.mark.timing
 def test_a_hostile_text_costs_nothing():
     started = time.perf_counter()
     for text in ("(" * 1_000_000, "1+" * 1_000_000, "*".join(["999999999"] * 20)):
-        evaluate(text)
+        evaluate_expression(text)
     assert time.perf_counter() - started < 0.2
 
 

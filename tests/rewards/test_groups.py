@@ -13,9 +13,9 @@ from workbench.rewards.groups import (
     batch_of,
     cancel_words,
     cancelling,
-    dead_groups,
+    dead_flags,
     dead_kinds,
-    explain,
+    explain_in,
 )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_bad_settings_are_named(bad):
 
 def test_dead_groups():
     scores = np.array([0, 0, 1, 1, 0, 1, 3, 1], dtype=float)[:, None]  # groups 00 11 01 31
-    assert dead_groups(batched(scores, [1.0], 2)).tolist() == [True, True, False, False]
+    assert dead_flags(batched(scores, [1.0], 2)).tolist() == [True, True, False, False]
     right = [False, False, True, True, False, True, True, True]
     shares = batch_of(["a"], [1.0], scores, ["text"] * 8, right, 2).shares
     assert shares == {"mixed": 0.25, "all right": 0.5, "all wrong": 0.25, "dead": 0.5}
@@ -175,9 +175,9 @@ def test_functions_that_cancel_are_named_with_what_they_give_and_take():
     batch = batch_of(names, weights, scores, list("abcdefgh"), [True] * 8, 4)
     assert dead_kinds(batch) == ["functions cancel", None]
     assert cancelling(batch, 0) == (("format_reward", 2.0), ("length_reward", -2.0))
-    found = explain(batch, 0)
+    found = explain_in(batch, 0)
     assert found.verdict == "dead: format_reward +2 and length_reward -2 cancel, so nothing is learnt from this group"
-    assert (explain(batch, 1).cancels, explain(batch, 1).decider) == ((), "format_reward")
+    assert (explain_in(batch, 1).cancels, explain_in(batch, 1).decider) == ((), "format_reward")
     # One function alone cannot, whatever its weight; nor can one that gave no score; three can.
     alone = batch_of(names, [0.0, 2.0, 0.0], np.array([[2, 1, 0], [0, 1, 1.0]]), ["x", "y"], [True, True], 2)
     assert dead_kinds(alone) == ["all right"]
@@ -188,9 +188,9 @@ def test_functions_that_cancel_are_named_with_what_they_give_and_take():
 
 def test_equal_totals_can_hide_unequal_advantages_where_functions_are_normalised_first():
     scores = np.array([[0.0, 2.0], [1.0, 0.0]])  # totals 2 2; z-scores -+0.7 and +-0.7, of which the first counts twice
-    assert dead_groups(batched(scores, [2.0, 1.0], 2)).tolist() == [True]
+    assert dead_flags(batched(scores, [2.0, 1.0], 2)).tolist() == [True]
     normalised = batched(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum")
-    assert dead_groups(normalised).tolist() == [False]
+    assert dead_flags(normalised).tolist() == [False]
     assert attribution(normalised).deciders.tolist() == [0]
 
 
@@ -198,14 +198,14 @@ def test_explain_says_who_decided():
     names = ["right_reward", "length_reward"]
     scores = np.array([[1, 0], [1, 0], [1, 0.5], [1, 0.0]])
     batch = batch_of(names, [2.0, 1.0], scores, list("abcd"), [True] * 4, 2)
-    found = explain(batch, 1)
+    found = explain_in(batch, 1)
     assert (found.decider, found.dead) == ("length_reward", None)
     assert found.verdict == "length_reward decided this group: 100% of the advantages' variance"
     assert found.totals.tolist() == [2.5, 2.0]
     assert found.contributions.sum(axis=1) == pytest.approx(found.advantages)
     assert list(found.by_scale) == ["group", "batch", "none"]
     assert found.by_scale["batch"][0] == pytest.approx(0.25 / (0.25 + 1e-4))
-    dead = explain(batch)
+    dead = explain_in(batch)
     assert dead.verdict == "dead (all right): nothing is learnt from this group"
     with pytest.raises(IndexError):
-        explain(batch, 2)
+        explain_in(batch, 2)

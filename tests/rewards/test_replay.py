@@ -13,7 +13,7 @@ from recording import record
 
 from workbench.errors import RecipeError, RunError, TaskError
 from workbench.replaying import DEAD, MEANING, replay
-from workbench.rewards.groups import explain
+from workbench.rewards.groups import explain_in
 from workbench.run.rollouts import batch_and_place, parts, prompt_of
 from workbench.task import Task
 from workbench.views.replay import replay_tables
@@ -317,12 +317,12 @@ def test_examples_are_the_largest_changes_one_a_group_and_cut(home):
 def test_a_recorded_group_is_explained_as_it_was_trained_on(home, settings):
     run = record(edited(right_reward, short_reward), [GROUPS, GROUPS], **settings)
     recorded = pq.read_table(parts(run.rollouts)[1]).to_pandas()
-    found = explain(*batch_and_place(run, 2, 1))
+    found = explain_in(*batch_and_place(run, 2, 1))
     assert found.texts == GROUPS[1][1]
     assert found.advantages == pytest.approx(recorded["advantage"][4:].to_numpy())
     assert found.contributions.sum(axis=1) == pytest.approx(found.advantages, abs=1e-9)
     assert found.decider == "short_reward"
-    assert explain(*batch_and_place(run, 1, 0)).decider == "right_reward"
+    assert explain_in(*batch_and_place(run, 1, 0)).decider == "right_reward"
     for step, index in ((2, 2), (2, -1), (9, 0)):
         with pytest.raises(RunError, match=f"step {step}, group {index}"):
             batch_and_place(run, step, index)

@@ -9,7 +9,7 @@ import pytest
 from workbench.errors import RequestError
 from workbench.recipe import Recipe
 from workbench.run import control_file
-from workbench.run.control_file import ACTIONS, ControlReader, RunState, answer, check_request, send, write_request
+from workbench.run.control_file import ACTIONS, ControlReader, RunState, answer_to, check_request, send, write_request
 from workbench.run.directory import RunDirectory
 from workbench.workspace import append_line
 
@@ -95,7 +95,7 @@ def test_a_request_that_comes_after_the_last_look_at_them_is_refused(run, monkey
 
     monkeypatch.setattr(control_file, "write_request", written_late)
     if answered:
-        assert answer(run, send(run, "stop"))["why"] == "the run is over"
+        assert answer_to(run, send(run, "stop"))["why"] == "the run is over"
     else:
         with pytest.raises(RequestError, match="stop: r ended before it read this"):
             send(run, "stop")
@@ -129,9 +129,9 @@ def test_a_run_that_does_not_train_cannot_be_asked(run):
 
 def test_the_answer_is_found_by_the_requests_id(run):
     identity = send(run, "stop")
-    assert answer(run, identity) is None
+    assert answer_to(run, identity) is None
     run.log_event("control", 3, id=identity, action="stop", applied=True)
-    assert answer(run, identity)["step"] == 3
+    assert answer_to(run, identity)["step"] == 3
 
 
 def test_what_is_in_force_follows_the_events(run):

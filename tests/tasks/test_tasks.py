@@ -12,7 +12,7 @@ from workbench.data.prompts import (
     SYSTEM_PROMPT,
     SYSTEM_PROMPTS,
     examples_for,
-    system_prompt,
+    prompt_for_system,
     to_messages,
 )
 from workbench.errors import DataError
@@ -95,7 +95,7 @@ def judged(row, text):
     ],
 )
 def test_difficulty_is_judged_by_the_format_that_was_asked_for(system, right, wrong):
-    row = {"prompt": to_messages("What is 40 + 2?", system_prompt(system)), "answer": "42"}
+    row = {"prompt": to_messages("What is 40 + 2?", prompt_for_system(system)), "answer": "42"}
     assert judged(row, right)
     assert not judged(row, wrong)
     assert (format_advice(row) == "") == (system == "tags")
@@ -147,11 +147,11 @@ def test_examples_as_text_and_as_turns():
 
 
 def test_system_prompts_by_name_and_a_slip_is_an_error():
-    assert system_prompt("tags") == SYSTEM_PROMPT
-    assert system_prompt("none") == system_prompt(None) == ""
-    assert system_prompt("Answer with one word.") == "Answer with one word."
+    assert prompt_for_system("tags") == SYSTEM_PROMPT
+    assert prompt_for_system("none") == prompt_for_system(None) == ""
+    assert prompt_for_system("Answer with one word.") == "Answer with one word."
     with pytest.raises(DataError, match="system_prompt = 'tag'"):
-        system_prompt("tag")
+        prompt_for_system("tag")
     assert set(EXAMPLES) == set(SYSTEM_PROMPTS) - {"none"}
 
 

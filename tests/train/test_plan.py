@@ -858,14 +858,14 @@ def test_what_cannot_be_set_is_refused(said, message):
     [(0, "solved 100% never, 0% sometimes, 0% always; .*begin with `warm_start: 32`"), (2, "solved 0% never, 100% sometimes")],
 )
 def test_a_plan_says_what_01_measured_beside_the_task(right, said, home):
-    from workbench.data.difficulty import Solved, measure
+    from workbench.data.difficulty import Solved, measure_difficulty
 
     rows = task(8, 2).rows
     (home / "task.py").write_text("from workbench.tiny.task import task as made\n\ntask = made(64, 8)\n")
     asked = Recipe(task=str(home / "task.py"), grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8})
     assert not [note for note in wb.plan(asked).notes if "measured in 01" in note]
     settings = {"policy": "mine", "max_completion_length": 96}
-    measure(rows, lambda some: [Solved(right, 4, 3)] * len(some), home / "difficulty.jsonl", settings)
+    measure_difficulty(rows, lambda some: [Solved(right, 4, 3)] * len(some), home / "difficulty.jsonl", settings)
     [note] = [note for note in wb.plan(asked).notes if "measured in 01 with mine" in note]
     assert re.search(rf"8 prompts, 4 completions each: {said}", note)
     assert "\n" not in note

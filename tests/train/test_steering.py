@@ -13,7 +13,7 @@ from driving import waited_for
 
 from workbench.errors import RequestError
 from workbench.recipe import Recipe
-from workbench.run.control_file import RunState, answer, send
+from workbench.run.control_file import RunState, answer_to, send
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import KL, weight_of
 from workbench.run.rollouts import query
@@ -85,7 +85,7 @@ def test_whatever_is_asked_at_the_very_end_has_an_answer_or_is_refused(home, pol
     run = train(recipe(max_steps=3), policy=policy, task=arithmetic(8, 4), watchers=[watcher])
     watcher.thread.join()
     assert len(ids) > 1
-    assert all(answer(run, identity) for identity in ids)
+    assert all(answer_to(run, identity) for identity in ids)
     assert "does not train" in refusals[0] or "ended before it read this" in refusals[0]
 
 
@@ -133,7 +133,7 @@ def test_a_changed_weight_is_in_force_for_the_next_step_in_trl_in_the_record_and
     assert frame.groupby("step")["total"].mean().tolist() == pytest.approx(logged, abs=1e-5)
     # The record tells the two apart by their hash, too.
     assert len(set(frame["reward_hash"])) == 2
-    assert answer(run, asks.ids[0]) == event
+    assert answer_to(run, asks.ids[0]) == event
 
 
 @pytest.mark.slow
@@ -373,7 +373,7 @@ def test_a_request_that_comes_too_late_is_told_so_and_one_that_comes_early_is_ke
 
     eager = Eager({3: [("weight", {"function": CORRECT, "value": 7})]})
     run = train(recipe(max_steps=3), policy=policy, task=arithmetic(64, 8), watchers=[eager])
-    early, late = (answer(run, identity) for identity in eager.ids)
+    early, late = (answer_to(run, identity) for identity in eager.ids)
     assert (early["applied"], early["from_step"]) == (True, 1)
     assert (late["applied"], late["why"]) == (False, "the run is over")
     assert {row[weight_of(CORRECT)] for row in run.metrics()} == {2.0}

@@ -102,11 +102,11 @@ def test_what_vllm_s_correction_computes_apart_is_one_but_for_rounding():
 
 
 def test_a_record_that_lacks_a_setting_is_not_judged():
-    settings = every_field({"beta": 0.1})
-    del settings["use_bias_correction_kl"]
+    settings = every_field({})
+    del settings["max_grad_norm"]
     verdicts = diagnose([], [{"step": 1}], RunConfig.of(settings))
     found = next(each for each in verdicts if each.name == "inert_settings")
-    assert (found.state, found.evidence["missing"]) == (SKIPPED, "use_bias_correction_kl")
+    assert (found.state, found.evidence["missing"]) == (SKIPPED, "max_grad_norm")
 
 
 def test_norms_between_logged_steps_are_not_known():

@@ -10,7 +10,7 @@ import pytest
 from recording import record
 
 from workbench.replaying import replay
-from workbench.rewards.groups import batch_of, explain
+from workbench.rewards.groups import batch_of, explain_in
 from workbench.task import Task
 from workbench.views.figure import png
 from workbench.views.groups import advantage_bars, contribution_bars, group_tables
@@ -31,7 +31,7 @@ def length_reward(completions, **kwargs):
 
 
 def group():
-    return explain(batch_of(NAMES, [2.0, 1.0], SCORES, TEXTS, [True, False, False, True], 4))
+    return explain_in(batch_of(NAMES, [2.0, 1.0], SCORES, TEXTS, [True, False, False, True], 4))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_group_tables_hold_scores_contributions_and_the_verdict():
 
 
 def test_a_dead_group_has_tables_and_a_picture_too():
-    dead = explain(batch_of(NAMES, [2.0, 1.0], np.full((4, 2), math.nan), TEXTS, [False] * 4, 4))
+    dead = explain_in(batch_of(NAMES, [2.0, 1.0], np.full((4, 2), math.nan), TEXTS, [False] * 4, 4))
     assert group_tables(dead)[2].caption == "dead (not scored): nothing is learnt from this group"
     assert [row[2:] for row in group_tables(dead)[2].rows] == [[None, None, "-"]] * 2
     assert png(contribution_bars(dead)).startswith(b"\x89PNG")

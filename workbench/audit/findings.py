@@ -115,7 +115,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "unbounded": ("warning", "its score {moves} without a bound as text is added: one long completion decides its whole group",
         "cap it: max(-1.0, ...) or min(1.0, ...)"),
     "evaluates": ("warning", "{place}: runs what a model wrote as Python, with all the rights of this process",
-        "use a parser (workbench.rewards.verifiers.evaluate), or a sandbox"),
+        "use a parser (workbench.rewards.verifiers.evaluate_expression), or a sandbox"),
     "swallows": ("warning", "{place}: an exception becomes a score there, unnoticed",
         "catch only what you expect of a completion, such as ValueError from float(...)"),
 }  # fmt: skip

@@ -172,7 +172,7 @@ def _bare(text: str) -> str:
     return text.replace(",", "") if is_number(text) else text
 
 
-def as_text(answer: Any, found: list[str]) -> str:
+def answer_as_text(answer: Any, found: list[str]) -> str:
     """The answer as text, which rewards compare and Arrow takes in every row, or LeftOut; how is added to `found`."""
     if hasattr(answer, "tolist"):  # numpy's numbers and arrays
         answer = answer.tolist()
@@ -195,13 +195,13 @@ def as_text(answer: Any, found: list[str]) -> str:
                 raise LeftOut(answer_is(f"a number of more than {_LONGEST} digits"))
             text, repair = repr(exact), "number written as text"
         case list() | tuple() if len(answer) == 1 and isinstance(answer[0], (str, int, float)):
-            text, repair = as_text(answer[0], []), "taken out of a list of one"
+            text, repair = answer_as_text(answer[0], []), "taken out of a list of one"
         case list() | tuple():
             several = "a list of several" if len(answer) > 1 else "a list without a text in it"
             raise LeftOut(answer_is(several if answer else "an empty list"))
         case bytes() | bytearray():
             try:
-                text, repair = as_text(bytes(answer).decode("utf-8"), []), "bytes read as UTF-8"
+                text, repair = answer_as_text(bytes(answer).decode("utf-8"), []), "bytes read as UTF-8"
             except UnicodeDecodeError:
                 raise LeftOut(answer_is("bytes that are not UTF-8")) from None
         case Decimal() | date():  # a datetime is a date

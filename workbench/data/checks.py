@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.data import answer_column as columns
 from workbench.data import prompts, reasons
-from workbench.data.answer_column import LAST_TURN, MARK, PLACEHOLDERS, as_text, extract_answer, is_number, says
+from workbench.data.answer_column import LAST_TURN, MARK, PLACEHOLDERS, answer_as_text, extract_answer, is_number, says
 from workbench.data.prompts import comparable, last_turn
 from workbench.data.reasons import LeftOut, Reason, Report
 from workbench.data.sources import Unreadable, open_source
@@ -63,7 +63,7 @@ def check(
     if worked_example:
         options["examples"] = prompts.examples_for(system)
     options |= {"prompt_column": prompt_column, "answer_column": answer_column, "answer_after": answer_after, "other": other}
-    return Checked(source, system=prompts.system_prompt(system), progress=progress or count_line("rows"), **options).collect()
+    return Checked(source, system=prompts.prompt_for_system(system), progress=progress or count_line("rows"), **options).collect()
 
 
 @dataclass(eq=False)
@@ -182,7 +182,7 @@ class Checked:
             self._answer(raw.get(self.answer_column), row)
         for name, value in raw.items():
             if name not in (self.prompt_column, self.answer_column):
-                row[self.names.get(name, name)] = value = prompts.plain(name, value, self._found)
+                row[self.names.get(name, name)] = value = prompts.plain_words(name, value, self._found)
                 self._one_kind(name, value, self._found)
         for message in () if isinstance(row["prompt"], str) else row["prompt"]:
             for name in message.keys() - {"role", "content"}:
@@ -201,7 +201,7 @@ class Checked:
         if hasattr(value, "tolist"):  # a frame's array of messages
             value = value.tolist()
         if isinstance(value, str):
-            prompt: Any = prompts.clean(value, self._found)
+            prompt: Any = prompts.clean_text(value, self._found)
             size = len(prompt)
             if not prompt.strip():
                 raise LeftOut(reasons.EMPTY)
@@ -231,7 +231,7 @@ class Checked:
                 raise LeftOut(reasons.unmarked(self.mark) if value not in (None, "") else reasons.NO_ANSWER)
             row[self.names[""]] = prompts.whole(value, self._found)
             value = given
-        text = as_text(value, self._found)
+        text = answer_as_text(value, self._found)
         if self.numbers and not is_number(text):
             raise LeftOut(reasons.NO_NUMBER)
         if text.casefold() in PLACEHOLDERS:
@@ -240,7 +240,7 @@ class Checked:
             self._found.append(reasons.PLACEHOLDER_KEPT)
         if self.mark is None and MARK in text:
             self._found.append(reasons.MARKED)
-        row["answer"] = answer = prompts.clean(text, self._found).strip()
+        row["answer"] = answer = prompts.clean_text(text, self._found).strip()
         if not answer:
             raise LeftOut(reasons.EMPTY_ANSWER)
         question = prompts.question_text(row["prompt"])
@@ -281,7 +281,7 @@ def _numeric(answers: list[Any], mark: str | None) -> bool:
     texts = []
     for answer in answers:
         with contextlib.suppress(LeftOut):
-            texts.append(extract_answer(answer, mark) if mark else as_text(answer, []))
+            texts.append(extract_answer(answer, mark) if mark else answer_as_text(answer, []))
     texts = [text for text in texts if text and text.casefold() not in PLACEHOLDERS]
     numbers = sum(is_number(text) or columns.unit_of(text) is not None for text in texts)
     return len(texts) >= 10 and numbers >= 0.9 * len(texts)

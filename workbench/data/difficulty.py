@@ -100,7 +100,7 @@ def dead_share(right: int, of: int, size: int) -> float:
     return all_of(right + 1, wrong + 1) + all_of(wrong + 1, right + 1)
 
 
-def measure(
+def measure_difficulty(
     rows: Sequence[Row],
     attempt: Callable[[Sequence[Row]], Iterable[Solved]],
     file: str | Path,

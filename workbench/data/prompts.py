@@ -55,7 +55,7 @@ _REPAIRS = (
 )
 
 
-def system_prompt(which: str | None) -> str:
+def prompt_for_system(which: str | None) -> str:
     """The text of a named system prompt, or the text itself; None and "none": none. DataError for a word that is no name."""
     if which and which not in SYSTEM_PROMPTS and len(which.split()) < 2:
         rule = f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text"
@@ -85,7 +85,7 @@ def to_messages(
     return [{"role": role, "content": content} for role, content in (*turns, ("user", question))]
 
 
-def clean(text: str, found: list[str]) -> str:
+def clean_text(text: str, found: list[str]) -> str:
     """`text` without what no tokenizer should meet; each repair and each suspicion is added to `found`."""
     if _ODD.search(text) is None:
         return text
@@ -106,7 +106,7 @@ def whole(text: str, found: list[str], repairs: tuple = _REPAIRS[-1:]) -> str:
     return text
 
 
-def plain(column: str, value: Any, found: list[str]) -> Any:
+def plain_words(column: str, value: Any, found: list[str]) -> Any:
     """A column's value as JSON can hold it: arrays as lists, numpy's numbers as numbers, dates and the like as text."""
     kind = type(value)
     if kind is str:
@@ -114,11 +114,11 @@ def plain(column: str, value: Any, found: list[str]) -> Any:
     if value is None or kind in (int, bool, float):
         return value if value == value else None  # NaN: there is no value
     if kind in (list, tuple):
-        return [plain(column, inner, found) for inner in value]
+        return [plain_words(column, inner, found) for inner in value]
     if kind is dict:
-        return {str(key): plain(column, inner, found) for key, inner in value.items()}
+        return {str(key): plain_words(column, inner, found) for key, inner in value.items()}
     if hasattr(value, "tolist"):
-        return plain(column, value.tolist(), found)
+        return plain_words(column, value.tolist(), found)
     as_bytes = isinstance(value, (bytes, bytearray))
     found.append(f"column {column!r}: " + ("bytes left out of the row" if as_bytes else f"{kind.__name__} written as text"))
     return None if as_bytes else str(value)
@@ -176,7 +176,7 @@ def _message(raw: Any, found: list[str]) -> dict[str, str]:
         found.append("prompt: a list of text parts joined to one text")
     if not isinstance(content, str):
         raise LeftOut(reasons.NO_TEXT)
-    return {**raw, "role": known, "content": clean(content, found)}
+    return {**raw, "role": known, "content": clean_text(content, found)}
 
 
 def comparable(prompt: Any, system: bool = True) -> str:

@@ -13,7 +13,7 @@ from workbench.data.answer_column import answer_named
 from workbench.data.split import fingerprint
 from workbench.errors import RewardError, RunError
 from workbench.inspection.listing import Listing
-from workbench.rewards.groups import ExplainedGroup, explain
+from workbench.rewards.groups import ExplainedGroup, explain_in
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
@@ -107,11 +107,11 @@ def explain_group(
         if labels and len(labels) != run.num_generations:
             value, rule = f"{len(labels)} labels for {run.num_generations} completions", "each completion has its label"
             raise RewardError(value, rule=rule, remedy="give one for each, or none")
-        return dataclasses.replace(explain(run, index or 0), labels=tuple(labels))
+        return dataclasses.replace(explain_in(run, index or 0), labels=tuple(labels))
     batch, place = batch_and_place(run, step, index)
     first = place * batch.num_generations
     answers = batch.columns.get(answer_column or answer_column_of(batch.columns, manifest := run.manifest()))
-    answer, explained = answers[first] if answers else None, explain(batch, place)
+    answer, explained = answers[first] if answers else None, explain_in(batch, place)
     explained = dataclasses.replace(explained, dead=explained.dead and qualified(explained.dead, unstated_right(manifest)))
     return RecordedGroup(batch.step, question(batch.prompts[first]), answer, best_first(explained))
 

@@ -60,7 +60,7 @@ def _both(executor: RewardExecutor, name: str, call: Call, texts: Sequence[str])
     wide = {key: value * len(texts) if isinstance(value, list) else value for key, value in call.items()}
     wide |= {"completions": list(texts), "completion_ids": [list(text.encode()) for text in texts]}
     found: list[list[float | None] | str] = []
-    for own in (convert(wide, to_chat=True), convert(wide, to_chat=False)):
+    for own in (convert_call(wide, to_chat=True), convert_call(wide, to_chat=False)):
         try:
             scores = check_scores(name, executor.call(name, own, 2.0, quiet=True), own["prompts"], own["completions"]).scores
             found.append([None if score != score else score for score in scores])
@@ -69,7 +69,7 @@ def _both(executor: RewardExecutor, name: str, call: Call, texts: Sequence[str])
     return found
 
 
-def convert(call: Call, to_chat: bool) -> Call:
+def convert_call(call: Call, to_chat: bool) -> Call:
     """A call with its prompts and completions as messages, or as text."""
     if to_chat:
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in call["prompts"]]
@@ -99,7 +99,7 @@ def positional_reward(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def adapted(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> Any:
-        call = convert({"prompts": list(prompts), "completions": list(completions)}, to_chat=False)
+        call = convert_call({"prompts": list(prompts), "completions": list(completions)}, to_chat=False)
         return function(call["prompts"], call["completions"])
 
     functools.update_wrapper(adapted, function)

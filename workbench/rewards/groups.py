@@ -108,7 +108,7 @@ def _std(values: np.ndarray) -> np.ndarray:
     return np.where(count > 1, spread, np.where(count == 1, 0.0, np.nan))
 
 
-def dead_groups(batch: ScoredBatch) -> np.ndarray:
+def dead_flags(batch: ScoredBatch) -> np.ndarray:
     """Which of the P groups nothing is learnt from: [P] bool."""
     if batch.aggregation == "normalize_then_sum":  # equal totals can hide unequal advantages then
         return np.abs(batch.advantages).reshape(-1, batch.num_generations).max(axis=1) < NO_SPREAD
@@ -129,7 +129,7 @@ def dead_kinds(batch: ScoredBatch) -> list[str | None]:
 
     size, whole = batch.num_generations, np.isfinite(batch.groups.means[:: batch.num_generations])
     cancels = whole & ((_differ(batch) > NO_SPREAD).sum(axis=1) > 1)
-    return [kind(slice(n * size, (n + 1) * size)) if dead else None for n, dead in enumerate(dead_groups(batch))]
+    return [kind(slice(n * size, (n + 1) * size)) if dead else None for n, dead in enumerate(dead_flags(batch))]
 
 
 def _differ(batch: ScoredBatch) -> np.ndarray:
@@ -176,7 +176,7 @@ def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> 
     terms = np.where(np.isnan(terms), 0.0, terms)
     terms[np.isnan(sums)] = np.nan
     parts = np.nan_to_num((terms - _by_block(_mean, terms, size)) / np.reshape(spread, (-1, 1)), nan=0.0)
-    dead, by_group = dead_groups(batch), parts.reshape(-1, batch.num_generations, parts.shape[1])
+    dead, by_group = dead_flags(batch), parts.reshape(-1, batch.num_generations, parts.shape[1])
     whole = by_group.sum(axis=2)
     whole = whole - whole.mean(axis=1, keepdims=True)
     variance = np.where(dead, np.nan, (whole**2).sum(axis=1))
@@ -250,7 +250,7 @@ def batch_of(
     )
 
 
-def explain(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
+def explain_in(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
     """A group's scores, its advantages under every scaling, and the function that decided it; IndexError if there is none."""
     size, groups = batch.num_generations, batch.groups
     if not 0 <= index < batch.group_count:

@@ -20,7 +20,7 @@ import numpy as np
 
 from workbench.errors import RecipeError, RewardError, TaskError
 from workbench.rewards.answers import completion_text
-from workbench.rewards.chat_or_text import InputFormat, convert, detect_input_format, positional_reward, responses_parameter
+from workbench.rewards.chat_or_text import InputFormat, convert_call, detect_input_format, positional_reward, responses_parameter
 from workbench.rewards.execution import AWAITED, DEADLINE_S, FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, Scored, quote
 from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
@@ -163,7 +163,7 @@ class RewardSuite:
     def _converted(self, name: str, call: Call) -> Call:
         wanted = self._input_format(name, call).format
         given = "text" if isinstance(call["prompts"][0], str) else "chat"
-        return call if wanted in ("either", given) else convert(call, to_chat=wanted == "chat")
+        return call if wanted in ("either", given) else convert_call(call, to_chat=wanted == "chat")
 
     def _input_format(self, name: str, call: Call) -> InputFormat:
         count = len(call["completions"])

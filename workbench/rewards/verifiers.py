@@ -103,14 +103,14 @@ def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: s
     return named(json_reward, name, f"{maximum:g} for JSON that keeps to the schema, else 0.", maximum)
 
 
-def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
+def evaluate_expression(expression: str) -> tuple[Fraction, list[int]] | None:
     """(value, the numbers in it) of an expression of whole numbers, `+ - * /` and parentheses; None if it is none.
 
     Exact, and read as text: nothing is ever executed.
 
-    >>> evaluate("(3 + 5) / 2")
+    >>> evaluate_expression("(3 + 5) / 2")
     (Fraction(4, 1), [3, 5, 2])
-    >>> evaluate("7 / (3 - 3)"), evaluate("2 ** 9"), evaluate("__import__('os')")
+    >>> evaluate_expression("7 / (3 - 3)"), evaluate_expression("2 ** 9"), evaluate_expression("__import__('os')")
     (None, None, None)
     """
     text = " ".join(expression.translate(_SAME).split())
@@ -136,7 +136,7 @@ def solves(answer: str, numbers: Sequence[int], target: int) -> bool:
     left, equals, right = answer.partition("=")
     if equals and right.strip() != str(target):
         return False
-    found = evaluate(left)
+    found = evaluate_expression(left)
     return found is not None and found[0] == target and Counter(found[1]) == Counter(numbers)
 
 
@@ -152,5 +152,5 @@ def countdown_reward(
 @max_score(0.5)
 def numbers_used_reward(completions: Sequence[Any], numbers: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
     """0.5 if the answer block holds an expression that uses each number once, whatever it comes to; else 0.0."""
-    found = [evaluate((extract_answer(completion_text(each)) or "").partition("=")[0]) for each in completions]
+    found = [evaluate_expression((extract_answer(completion_text(each)) or "").partition("=")[0]) for each in completions]
     return [0.5 if own and Counter(own[1]) == Counter(some) else 0.0 for own, some in zip(found, numbers, strict=True)]

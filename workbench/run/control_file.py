@@ -103,7 +103,7 @@ def send(run: RunDirectory, action: str, by: str = "python", force: bool = False
     identity, over = write_request(run, action, by, checked), True
     with contextlib.suppress(WorkbenchError):
         over = run.result()["status"] != "running"
-    if over and answer(run, identity) is None:  # its result comes before its last look at the requests
+    if over and answer_to(run, identity) is None:  # its result comes before its last look at the requests
         rule, remedy = "only a run that trains can be steered", f"`workbench watch {run.name} --once` says how it ended"
         raise RequestError(f"{action}: {run.name} ended before it read this", rule=rule, remedy=remedy)
     return identity
@@ -116,7 +116,7 @@ def write_request(run: RunDirectory, action: str, by: str, details: dict[str, An
     return identity
 
 
-def answer(run: RunDirectory, identity: str) -> dict[str, Any] | None:
+def answer_to(run: RunDirectory, identity: str) -> dict[str, Any] | None:
     """The event that answers a request; None as long as there is none."""
     return next((event for event in reversed(run.events()) if event.get("id") == identity), None)
 

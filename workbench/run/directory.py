@@ -25,7 +25,7 @@ from workbench.errors import DiskError, RunError, WorkbenchError, nearest
 from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
 from workbench.run.lock import Lock, in_turn
-from workbench.run.parts import cut
+from workbench.run.parts import cut_short
 from workbench.secret import may_be_shown
 from workbench.workspace import (
     append_line,
@@ -218,7 +218,7 @@ class RunDirectory:
         later = [*self.saved(), *self.checkpoints.glob("best-*")]
         for folder in torn + [each for each in later if int(each.name.rpartition("-")[2]) > step]:
             renamed(folder, aside / "checkpoints" / folder.name)
-        cut(self.rollouts, step, aside / "rollouts")
+        cut_short(self.rollouts, step, aside / "rollouts")
         asked = self.path / "control.jsonl"
         self.requests_from = asked.stat().st_size if asked.is_file() else 0
         manifest = self.manifest()

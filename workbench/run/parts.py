@@ -74,7 +74,7 @@ def opened(part: Path) -> Generator[tuple[Any, list[tuple[str, int]]]]:
         raise RunError(value, rule=WHOLE, remedy=MOVE_IT) from None
 
 
-def tables(
+def part_tables(
     part: Path, steps: Container[int] | None = None, columns: Callable[[list[str]], list[str]] = list
 ) -> Iterator[tuple[Any, list[tuple[str, slice]]]]:
     """A part, a few thousand rows at a time: (Arrow table of the `columns`, [(name, rows) of each batch of `steps`])."""
@@ -119,7 +119,7 @@ def merge(folder: Path, until: int) -> None:
         part.unlink(missing_ok=True)
 
 
-def cut(folder: Path, step: int, aside: Path) -> None:
+def cut_short(folder: Path, step: int, aside: Path) -> None:
     """Move what was recorded after `step` to `aside`. RunError if a merged part that reaches past it is not whole."""
     for part in sorted(folder.glob("step-*.parquet")):
         if _NAME.fullmatch(part.name) and span(part)[1] > step:
@@ -138,7 +138,7 @@ def _write_merged(own: list[Path], steps: Container[int] | None = None) -> None:
     merged = own[0].with_name(f"step-{span(own[0])[0]:07d}-to-{last:07d}.parquet")
     holds, group = [], []
     with replace_file(merged) as beside, pq.ParquetWriter(beside, schema, **STORED) as writer:
-        for table, batches in itertools.chain.from_iterable(tables(part, steps) for part in own):
+        for table, batches in itertools.chain.from_iterable(part_tables(part, steps) for part in own):
             for name, rows in batches:
                 group.append(table[rows])
                 holds.append((name, len(group[-1])))

@@ -20,7 +20,7 @@ import numpy as np
 from workbench.errors import RunError
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.parts import MOVE_IT, STORED, WHOLE, parts, span, tables
+from workbench.run.parts import MOVE_IT, STORED, WHOLE, part_tables, parts, span
 from workbench.workspace import encodable, replace_file, shown, to_json
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def read_part(
         return [name for name in wanted if name in there]
 
     all_odd = 0
-    for table, batches in tables(part, steps, columns):
+    for table, batches in part_tables(part, steps, columns):
         # Converted once: of small batches, each by itself would take longer than all the rest.
         text = {column.name: pa.types.is_string(column.type) for column in table.schema}
         values = {name: table.column(name).to_pylist() if text[name] else table.column(name).to_numpy() for name in text}

@@ -406,10 +406,11 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
         {"recipe": fields, "versions": versions(), "processes": processes.count()},
     )
     for stage in stages:
-        suite, rows = stage.suite, fingerprint(stage.task.rows)
+        suite = stage.suite
         weights = dict(zip(suite.names, suite.weights, strict=True))
-        begun_with = _recorded(manifest, stage.number)
-        changed.diff({"stage": begun_with}, {"stage": {"functions": suite.hashes, "weights": weights, "rows": rows}})
+        own = {"functions": suite.hashes, "weights": weights, "rows": fingerprint(stage.task.rows)}
+        begun_with = {name: value for name, value in _recorded(manifest, stage.number).items() if name in own and value}
+        changed.diff({"stage": begun_with}, {"stage": own})
     last = max((row["step"] for row in run.metrics()), default=point.step)
     if point.step - last >= recipe.grpo.get("logging_steps", 1):  # saved during a pause, and killed before it was over
         changed.shown.append(f"metrics.jsonl ends with step {last}, the checkpoint with step {point.step}")

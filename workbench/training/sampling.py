@@ -13,7 +13,7 @@ import numpy as np
 
 from workbench.audit.prompt_format import format_advice, grader_for
 from workbench.data.answer_column import has_constant
-from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
+from workbench.data.difficulty import Profile, Solved, measure_difficulty, pick, row_key
 from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
 from workbench.errors import DataError
 from workbench.progress import count_line, progress_line
@@ -305,5 +305,5 @@ def profile_difficulty(
         "seed": seed,
         **({"chat_template_kwargs": policy.chat_template_kwargs} if policy.chat_template_kwargs else {}),
     }
-    profile = measure(chosen, attempt, file, settings, batch=batch, progress=progress_line("difficulty, prompts"))
+    profile = measure_difficulty(chosen, attempt, file, settings, batch=batch, progress=progress_line("difficulty, prompts"))
     return replace(profile, rows=rows)

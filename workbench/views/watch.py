@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from workbench.progress import clock
-from workbench.run.control_file import ACTIONS, answer, send
+from workbench.run.control_file import ACTIONS, answer_to, send
 from workbench.run.directory import RunDirectory
 from workbench.views.controls import answer_line
 from workbench.views.group_view import group_text
@@ -117,10 +117,10 @@ def control(
     wanted = (*ACTIONS.get(action, ("", ()))[1], "more")  # `send` says what is missing, unknown or too much
     identity = send(run, action, by=_BY, force=force, **dict(zip(wanted, words)))
     until = time.monotonic() + timeout_s
-    while (reply := answer(run, identity)) is None and run.live and time.monotonic() < until:
+    while (reply := answer_to(run, identity)) is None and run.live and time.monotonic() < until:
         time.sleep(0.2)
     # It may have been answered just before the run ended.
-    return reply or answer(run, identity) or {"id": identity, "action": action, "applied": None}
+    return reply or answer_to(run, identity) or {"id": identity, "action": action, "applied": None}
 
 
 def answered(reply: dict[str, Any], timeout_s: float) -> str:
