@@ -22,7 +22,7 @@ import typer.core
 
 from workbench import __version__
 from workbench.errors import RecipeError, WorkbenchError
-from workbench.printable import guard_output
+from workbench.printable import counted, guard_output
 
 # The commands as `workbench --help` lists them.
 GROUPS = {
@@ -140,7 +140,7 @@ def demo(
                 print(f"{stem}: {total} cells", file=sys.stderr, flush=True)
 
         def on_step(done: int) -> None:
-            bar.update(tasks["03_train"], numbers=f"{done} steps trained")
+            bar.update(tasks["03_train"], numbers=f"{counted(done, 'step')} trained")
 
         parameters = {"03_train": {"max_steps": steps}} if steps else None
         found = run_notebooks(name, seed=seed, parameters=parameters, on_cell=on_cell, on_step=on_step)

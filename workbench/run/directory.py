@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import DiskError, RunError, WorkbenchError, nearest
+from workbench.printable import counted
 from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
 from workbench.run.lock import Lock, in_turn
@@ -340,7 +341,7 @@ class RunDirectory:
             return f"still training, step {result['steps']}" + (f" of {total}" if total else "")
         adapter = "" if self.has_adapter else ", no adapter"
         measured = ", measured" if (self.path / "evaluation.json").is_file() else ""
-        return f"{result['status']} after {result['steps']} steps{adapter}{measured}"
+        return f"{result['status']} after {counted(result['steps'], 'step')}{adapter}{measured}"
 
     def describe(self, asked: str | Path = "latest") -> str:
         """`a (finished after 45 steps)`; asked for as "latest", also which other runs lie beside it, the newest first."""

@@ -22,6 +22,7 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RunError
 from workbench.health import Watchdog
+from workbench.printable import counted
 from workbench.recipe import RescuePart
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
@@ -273,7 +274,7 @@ class Session:
         paused_s, before = self.control.paused_s, run.manifest().get("before") or {}  # the result of the session before
         minutes = seconds / 60 + before.get("minutes", 0.0)
         held_out = self.held_out.result(60 * minutes) if self.held_out else {}
-        ended = f"{status} after {step} steps{recorder.verdict}" + (f"; {told(held_out)}" if held_out else "")
+        ended = f"{status} after {counted(step, 'step')}{recorder.verdict}" + (f"; {told(held_out)}" if held_out else "")
         if self.lost:
             ended += "; WARNING: " + ", ".join(f"{lost} ({times} times)" for lost, times in self.lost.items())
         recorder.tell("end", ended)

@@ -15,6 +15,7 @@ import numpy as np
 
 from workbench.data.template import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
+from workbench.printable import counted
 from workbench.recipe import AdaptivePart, Recipe, StagePart
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
@@ -236,7 +237,7 @@ class AdaptiveWeights:
             if weight != weights[name]:
                 said = f"pays {success:.0%} of {best:g}" if best > 0 else "paid nothing"
                 edge = f"below {part.below:.0%}" if factor > 1 else f"above {part.above:.0%}"
-                changes.append({"function": name, "value": weight, "why": f"{said} over {part.every} steps, {edge}"})
+                changes.append({"function": name, "value": weight, "why": f"{said} over {counted(part.every, 'step')}, {edge}"})
         return changes
 
     def reloaded(self, reward_funcs: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from workbench.printable import counted
 from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
@@ -219,7 +220,9 @@ class FollowedRun(RunView):
         """How the run ended, and what can be done now; None while it trains."""
         if not self.over:
             return None
-        how = "ended before its first step" if self.status == "gone" else f"{self.status} after {self.history.step} steps"
+        how = f"{self.status} after {counted(self.history.step, 'step')}"
+        if self.status == "gone":
+            how = "ended before its first step"
         after = _AFTER.get(self.status, "").format(name=self.name)
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # nothing of it may have been kept
             if self.run.manifest().get("attached"):
@@ -241,7 +244,7 @@ class RunCurves:
         self.view.figure.total = self.view.history.step
 
     def __repr__(self) -> str:
-        return f"{self.view.name}: {len(self.view.history)} steps"
+        return f"{self.view.name}: {counted(len(self.view.history), 'step')}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return image_bundle(*self.view.picture(repr(self)))
