@@ -24,12 +24,6 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def counted(number: float, noun: str) -> str:
-    """A number with its noun: `1 step`, `2 steps`, `0.25 epochs`."""
-    text = str(number) if isinstance(number, int) else f"{number:.3g}"
-    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
-
-
 class Guarded:
     """A stream that passes on printable text only, without colours. A progress bar of tqdm's may move the cursor."""
 

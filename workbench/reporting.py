@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.about import clean
+from workbench.exporting.card import fenced
 from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation, gain_in_words
 from workbench.inspection.listing import Listing
-from workbench.inspection.reading import RecordedGroup, answer_of, by_step, explain_group
+from workbench.inspection.reading import RecordedGroup, answer_column_of, by_step, explain_group
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
@@ -54,8 +54,8 @@ def write_report(
     if (evaluation := next((view for _, view in sections if isinstance(view, Evaluation)), None)) is not None:
         title += f": {gain_in_words(evaluation.found)}"
     if markdown:
-        # A fence longer than any in the text: what a model wrote stays inside it. The run's curves are a picture alone.
-        page = "".join(f"## {name}\n\n{_fenced(_text(view))}\n\n" for name, view in sections if view is not run)
+        # The run's curves are a picture alone.
+        page = "".join(f"## {name}\n\n{fenced(_text(view), 'text')}\n\n" for name, view in sections if view is not run)
         page = f"# {printable(title)}\n\n{page}"
     else:
         title, parts = html.escape(printable(title)), []
@@ -77,7 +77,7 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     verdicts, steps, manifest = examine_run(run, last=200), by_step(run), run.manifest()
     in_training = [told(found)] if (found := run.result().get("held_out")) else []
     there = evaluation.rows[0] if evaluation is not None and evaluation.rows else batch_and_place(run)[0].columns
-    column = answer_column or answer_of(there, manifest)
+    column = answer_column or answer_column_of(there, manifest)
     hacks = inspection.hacking(run, evaluation)
     if evaluation is None:
         remedy = f"`workbench eval {run.name}` measures what it gained"
@@ -136,8 +136,3 @@ def _html(result: Any) -> str:
 def _text(result: Any) -> str:
     # Completions are in a group's view, not in its text; pictures and long tables are in words.
     return printable(str(view_of(result) if isinstance(result, RecordedGroup) else result))
-
-
-def _fenced(text: str) -> str:
-    ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{ticks}text\n{text}\n{ticks}"

@@ -179,7 +179,7 @@ def test_without_a_stated_maximum_success_is_of_the_most_that_was_seen(suite):
     adaptive.note(Scored([4.0, 0.0, 0.0, 0.0], [0, 0, 0, 0]))
     [change] = adaptive.due({"half_reward": 1.0, "double_reward": 0.5})
     assert change["value"] == pytest.approx(1.2)
-    assert change["why"] == "pays 25% of 4 over 1 step, below 30%"
+    assert change["why"] == "pays 25% of 4 over 1 steps, below 30%"
 
 
 def test_a_muted_function_is_left_alone_and_one_without_weight_is_refused(suite):
@@ -225,7 +225,7 @@ def test_adaptive_weights_end_better_keep_the_format_and_are_recorded(home):
     assert [row[weight_of(CORRECT)] for row in run.metrics()] == weights[f"weight.{CORRECT}"].tolist()
     # It adapts again in the same way, without being told.
     again = train(recipe.model_copy(update={"run_name": "again", "grpo": {**recipe.grpo, "max_steps": 9}}),
-                  task=two_functions(), changes_of=run)  # fmt: skip
+                  task=two_functions())  # fmt: skip
     assert query(again.rollouts)["total"].tolist() == frame[frame["step"] <= 9]["total"].tolist()
 
 

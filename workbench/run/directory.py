@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import DiskError, RunError, WorkbenchError, nearest
-from workbench.printable import counted
 from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
 from workbench.run.lock import Lock, in_turn
@@ -309,7 +308,7 @@ class RunDirectory:
             self.path.rmdir()
 
     def recipe(self) -> Recipe:
-        return Recipe.load(self.path / "recipe.yaml")
+        return Recipe.load(self.path / "recipe.yaml", recorded=True)
 
     def manifest(self) -> dict[str, Any]:
         manifest = self.read_json("manifest.json")
@@ -341,7 +340,7 @@ class RunDirectory:
             return f"still training, step {result['steps']}" + (f" of {total}" if total else "")
         adapter = "" if self.has_adapter else ", no adapter"
         measured = ", measured" if (self.path / "evaluation.json").is_file() else ""
-        return f"{result['status']} after {counted(result['steps'], 'step')}{adapter}{measured}"
+        return f"{result['status']} after {result['steps']} step{'s' * (result['steps'] != 1)}{adapter}{measured}"
 
     def describe(self, asked: str | Path = "latest") -> str:
         """`a (finished after 45 steps)`; asked for as "latest", also which other runs lie beside it, the newest first."""

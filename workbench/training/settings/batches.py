@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from workbench import processes
 from workbench.errors import RecipeError
-from workbench.printable import counted
 
 _SUMMED = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
 MOST_COMPLETIONS = 2**20
@@ -134,22 +133,26 @@ def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> s
     found = arithmetic(planned, settings, prompts or planned.prompts)
     per_forward, per_step, uses, serves, per_epoch, left_over, steps = found
     by_epochs, group = (settings.get("max_steps") or -1) < 0, planned.num_generations
-    length = said = counted(steps, "step")
+    length = said = _count(steps, "step")
     if by_epochs:
-        length = counted(settings.get("num_train_epochs") or 1, "epoch") + f" = {said}" * (prompts is not None)
-    groups = f"{counted(per_step // group, 'prompt')} x {group}"
+        length = _count(settings.get("num_train_epochs") or 1, "epoch") + f" = {said}" * (prompts is not None)
+    groups = f"{_count(per_step // group, 'prompt')} x {group}"
     if per_step % group:
         groups = f"{per_step / group:.2g} of a group of {group}"
     every = "" if serves == 1 else f", every {serves:g} steps" if serves > 1 else f", {1 / serves:g} times per step"
     again = f" and learnt from {uses} times" * (uses > 1)
     sentences = [
-        f"{length}; each learns from {counted(per_step, 'completion')} ({groups})",
-        f"{planned.completions} completions ({counted(planned.prompts, 'prompt')} x {group}) are generated at once"
-        f"{every}{again}; "
+        f"{length}; each learns from {_count(per_step, 'completion')} ({groups})",
+        f"{planned.completions} completions ({_count(planned.prompts, 'prompt')} x {group}) are generated at once{every}{again}; "
         f"a forward pass takes {per_forward}{_processes(' in each of')}",
     ]
     if prompts is not None:
         left = f" ({left_over} fill no batch)" * bool(left_over)
-        share = "" if by_epochs else f": {length} {'is' if steps == 1 else 'are'} {counted(steps / per_epoch, 'epoch')}"
-        sentences.append(f"{counted(prompts, 'prompt')} give {counted(per_epoch, 'step')} per epoch{left}{share}")
+        share = "" if by_epochs else f": {length} {'is' if steps == 1 else 'are'} {_count(steps / per_epoch, 'epoch')}"
+        sentences.append(f"{_count(prompts, 'prompt')} give {_count(per_epoch, 'step')} per epoch{left}{share}")
     return ". ".join(sentences)
+
+
+def _count(number: float, word: str) -> str:
+    text = str(number) if isinstance(number, int) else f"{number:.3g}"
+    return f"{text} {word}" if text == "1" else f"{text} {word}s"
