@@ -111,7 +111,7 @@ def test_a_run_whose_groups_are_dead_is_open_and_what_nobody_measured_too(small,
 @pytest.mark.parametrize(
     ("ended", "state", "why"),
     [
-        ({"status": "finished", "steps": 1, "minutes": 0}, "ticked", "finished after 1 steps"),
+        ({"status": "finished", "steps": 1, "minutes": 0}, "ticked", "finished after 1 step"),
         ({"status": "failed", "steps": 1, "minutes": 0, "error": "OutOfMemoryError: 2 GB"}, "open", "OutOfMemoryError: 2 GB"),
         (None, "cannot be told", "killed after 0 steps"),  # perhaps by the system, for lack of memory
     ],

@@ -376,7 +376,7 @@ def test_a_reward_that_fails_later_keeps_the_record_and_the_weights_of_the_steps
     assert "tiring_reward" in run.events()[-1]["error"]
     assert len(run.metrics()) == 1
     assert (run.result()["status"], run.result()["steps"]) == ("failed", 1)
-    assert watcher.message == "failed after 1 steps"
+    assert watcher.message == "failed after 1 step"
     saved = run.checkpoints / "checkpoint-1"
     assert (saved / "adapter_model.safetensors").is_file()
     assert (saved / "trainer_state.json").is_file()

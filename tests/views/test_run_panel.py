@@ -183,7 +183,7 @@ def test_a_panel_that_is_opened_after_the_end_has_nothing_to_click(running, show
     running.finish()
     places = shown(RunPanel("r"))
     assert "controls" not in places
-    assert "finished after 1 steps" in places["status"].html
+    assert "finished after 1 step;" in places["status"].html
     assert "image/png" in places["picture"].shown[-1]
 
 

@@ -340,7 +340,7 @@ class RunDirectory:
             return f"still training, step {result['steps']}" + (f" of {total}" if total else "")
         adapter = "" if self.has_adapter else ", no adapter"
         measured = ", measured" if (self.path / "evaluation.json").is_file() else ""
-        return f"{result['status']} after {result['steps']} steps{adapter}{measured}"
+        return f"{result['status']} after {result['steps']} step{'s' * (result['steps'] != 1)}{adapter}{measured}"
 
     def describe(self, asked: str | Path = "latest") -> str:
         """`a (finished after 45 steps)`; asked for as "latest", also which other runs lie beside it, the newest first."""

@@ -211,7 +211,8 @@ class Session:
         self.around.each("closing", step)
         paused_s, before = self.control.paused_s, run.manifest().get("before") or {}  # the result of the session before
         minutes = seconds / 60 + before.get("minutes", 0.0)
-        ended = f"{status} after {step} steps{''.join(self.around.each('words'))}"
+        steps = "1 step" if step == 1 else f"{step} steps"
+        ended = f"{status} after {steps}{''.join(self.around.each('words'))}"
         if self.lost:
             ended += "; WARNING: " + ", ".join(f"{lost} ({times} times)" for lost, times in self.lost.items())
         recorder.tell("end", ended)

@@ -12,7 +12,7 @@ import numpy as np
 from workbench.audit.completions import CompletionBuilder, builders, probes
 from workbench.audit.examination import audit_rewards
 from workbench.errors import TaskError, WorkbenchError
-from workbench.rewards.groups import ExplainedGroup, batch_of, explain
+from workbench.rewards.groups import ExplainedGroup, batch_of, explain_in
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.views.audit import audit_view
@@ -68,7 +68,7 @@ class Bench:
         problems = [(index, f"{name} {what}") for name, each in scored.items() for index, what in each.errors.items()]
         names, weights = self.suite.names, self.suite.weights
         batch = batch_of(names, weights, scores, texts, right, len(texts), self.scale_rewards)
-        return explain(batch), sorted(problems, key=lambda problem: problem[0])
+        return explain_in(batch), sorted(problems, key=lambda problem: problem[0])
 
     def matched(self, row: Row, text: str, function: str) -> set[tuple[int, int]]:
         """(start, end) of what a function took out of a completion."""

@@ -236,7 +236,9 @@ class FollowedRun(RunView):
         """How the run ended, and what can be done now; None while it trains."""
         if not self.over:
             return None
-        how = "ended before its first step" if self.status == "gone" else f"{self.status} after {self.history.step} steps"
+        how = f"{self.status} after {self.history.step} step{'s' * (self.history.step != 1)}"
+        if self.status == "gone":
+            how = "ended before its first step"
         after = _AFTER.get(self.status, "").format(name=self.name)
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # nothing of it may have been kept
             if self.run.manifest().get("attached"):
