@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +263,7 @@ def result_table(result: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _following(metrics: Path, on_step: Callable[[int], None]) -> Iterator[None]:
+def _following(metrics: Path, on_step: Callable[[int], None]) -> Generator[None]:
     # The cell that trains is one long cell; its progress is in the run's own file.
     ended = threading.Event()
 

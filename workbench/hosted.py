@@ -128,7 +128,7 @@ def _on_colab(runs_in: str) -> tuple[str, str]:
         return runs_in or here, "lost with this runtime"
     try:
         if not Path(in_drive[1], "MyDrive").is_dir():
-            from google.colab import drive
+            from google.colab import drive  # ty: ignore[import-not-found]
 
             drive.mount(in_drive[1])
         Path(runs_in).mkdir(parents=True, exist_ok=True)
@@ -209,10 +209,11 @@ def _uv() -> list[str]:
 def _run(command: list[str], rule: str) -> None:
     # Colab has had UV_BUILD_CONSTRAINT name a file that was not there (colabtools#5237); the command has the other constraints.
     environment = {name: value for name, value in os.environ.items() if name != "UV_BUILD_CONSTRAINT"}
-    printed = []
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "encoding": "utf-8"}
-    with subprocess.Popen(command, env=environment, **pipe) as process:
-        for line in process.stdout:
+    printed: list[str] = []
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+    ) as process:
+        for line in process.stdout or ():
             printed.append(line.rstrip())
             # Not the packages one by one: they are compared when it is done.
             if not line.startswith((" - ", " + ", " ~ ")):

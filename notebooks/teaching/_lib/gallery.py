@@ -87,9 +87,16 @@ class Case:
     """A broken run. `was` and `reached`: its measure when it was made, and after the last repair; `least`: the threshold."""
 
     def __init__(self, name: str, backend: str = "unsloth", seed: int = 0) -> None:
-        self.name, self.backend, self.was, self.reached = name, backend, 0.0, 0.0  # of no run yet
-        self.illness, self._measure, self.least, self._look = _KNOWN["cases"][name].values()
-        recipe, source = Recipe.load(_FOLDER / name / "recipe.yaml"), _FOLDER / name / "task.py"
+        self.name = name
+        self.backend = backend
+        self.was = self.reached = 0.0  # of no run yet
+        known = _KNOWN["cases"][name]
+        self.illness: str = known["illness"]
+        self.least: float = known["least"]
+        self._measure: str = known["measure"]
+        self._look: str = known["look"]
+        source = _FOLDER / name / "task.py"
+        recipe = Recipe.load(_FOLDER / name / "recipe.yaml")
         policy = recipe.policy.model_copy(update={"backend": backend})
         self.recipe = recipe.model_copy(update={"task": str(source), "policy": policy, "seed": seed})
         self.task = load_task(source)
@@ -123,13 +130,17 @@ class Case:
         if self._measure == "proof":
             self.export = Path(changes)
         else:
-            of_task = {field.name for field in dataclasses.fields(Task)} - {*Recipe.model_fields}
-            asked, own = self.recipe.model_dump(), of_task & changes.keys()
-            for name in changes.keys() - own:
-                asked[name] = {**asked.get(name, {}), **changes[name]} if isinstance(changes[name], dict) else changes[name]
-            asked |= {"run_name": f"{self.name}-repaired", "grpo": {**asked["grpo"], "max_steps": STEPS}}
-            renamed = {"right_by": None, "format_by": None, "reward_weights": None} if "reward_funcs" in own else {}
-            task = dataclasses.replace(task, **renamed, **{name: changes[name] for name in own})
+            fields = {field.name for field in dataclasses.fields(Task)} - {*Recipe.model_fields}
+            of_task = {name: changes[name] for name in changes if name in fields}
+            asked = self.recipe.model_dump()
+            for name in changes.keys() - of_task.keys():
+                merged = isinstance(changes[name], dict)
+                asked[name] = {**asked.get(name, {}), **changes[name]} if merged else changes[name]
+            asked["run_name"] = f"{self.name}-repaired"
+            asked["grpo"] = {**asked["grpo"], "max_steps": STEPS}
+            if "reward_funcs" in of_task:
+                of_task = {"right_by": None, "format_by": None, "reward_weights": None, **of_task}
+            task = dataclasses.replace(task, **of_task)
             run = train(Recipe.of(asked), policy=Fresh(self.backend)(), task=task, watchers=[])
         self.reached = self._measured(run, task)
         says = f"{_KNOWN['measures'][self._measure]}: {self.was:.0%} before, {self.reached:.0%} now, {self.least:.0%} asked for"

@@ -38,13 +38,21 @@ def passed(lesson: str) -> dict[str, str]:
 
 def lessons() -> list[dict[str, Any]]:
     """Of each: `lesson`, `title`, `minutes` to run, how many `exercises`, those `passed`, and when the `last` was."""
-    found = []
+    rows = []
     for name, file in shipped().items():
-        notebook, times = _read(file), passed(name)
-        title = notebook["cells"][0]["source"].lstrip().partition("\n")[0].lstrip("# ")
-        found.append({"lesson": name, "title": title, "minutes": MINUTES[name], "exercises": len(blanks(notebook))})
-        found[-1] |= {"passed": list(times), "last": max(times.values(), default=None)}
-    return found
+        notebook = _read(file)
+        times = passed(name)
+        rows.append(
+            {
+                "lesson": name,
+                "title": notebook["cells"][0]["source"].lstrip().partition("\n")[0].lstrip("# "),
+                "minutes": MINUTES[name],
+                "exercises": len(blanks(notebook)),
+                "passed": list(times),
+                "last": max(times.values(), default=None),
+            }
+        )
+    return rows
 
 
 def copy_of(name: str, again: bool = False, solved: bool = False) -> Path:
@@ -53,12 +61,14 @@ def copy_of(name: str, again: bool = False, solved: bool = False) -> Path:
     `name`: as `workbench lesson` lists it, or the number or word of one of the five (`3`, `train`). `solved`: a copy with every
     blank filled in, for a teacher. No copy is written over. RunError: there is no such lesson.
     """
-    known, folder = shipped(), resolve(FOLDER)
+    known = shipped()
+    folder = resolve(FOLDER)
     short = {word: stem for stem in NOTEBOOKS for word in (stem[:2], stem[1:2], stem[3:])}
     if (lesson := short.get(name, name)) not in known:
         remedy = nearest(name, known, "`workbench lesson` lists them")
         raise RunError(f"lesson {name!r}: there is none", rule=f"a lesson is one of {', '.join(known)}", remedy=remedy)
-    stem, source = lesson + "-solved" * solved, known[lesson]
+    stem = f"{lesson}-solved" if solved else lesson
+    source = known[lesson]
     there = [*folder.glob(f"{stem}.ipynb"), *folder.glob(f"{stem}-[0-9]*.ipynb")]
     if there and not again:
         return max(there, key=lambda file: file.stat().st_mtime)
