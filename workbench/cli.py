@@ -617,7 +617,7 @@ def verify(
 
     Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit`.
     """
-    from workbench.exporting.verifying import verify as compared
+    from workbench.exporting.passport import verify as compared
 
     artefacts = compared(path)
     passed = all(each.passed for each in artefacts)

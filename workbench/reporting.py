@@ -11,7 +11,6 @@ from typing import Any
 from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import RunError, WorkbenchError
-from workbench.exporting.about import clean
 from workbench.exporting.card import fenced
 from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation, gain_in_words
@@ -21,6 +20,7 @@ from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
 from workbench.run.rollouts import batch_and_place
+from workbench.secret import clean
 from workbench.views.figure import image_tag
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import encodable, replace_file

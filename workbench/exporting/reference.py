@@ -14,14 +14,13 @@ from workbench.data.split import fingerprint
 from workbench.data.template import prompt_text
 from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
-from workbench.exporting.about import adapter_of
 from workbench.exporting.apart import Progress
 from workbench.exporting.merging import base_now
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, versions
 from workbench.task import Row, Task
-from workbench.training.loading import load_tokenizer
+from workbench.training.loading import adapter_sum, load_tokenizer
 from workbench.training.resuming import begun_task
 
 FILE = "export/reference.json"
@@ -100,7 +99,7 @@ def measured_reference(run: RunDirectory, suite: RewardSuite, request: Request, 
     recipe, rows = run.recipe(), suite.task.held_out[: (count := len(request.prompts))]
     key = {
         "run": run.identity,
-        "adapter": adapter_of(run)["sha256"],
+        "adapter": adapter_sum(run.adapter),
         "base": base_now(run),
         "held_out": fingerprint(suite.task.held_out),
         "rendered": _rendered(recipe, suite.task.held_out),
